@@ -1,0 +1,24 @@
+"""What is on disk, and what survives a crash?
+
+Saves and resumes any torch module with any optimizers, without the trainer. Nothing here unpickles:
+tensors are safetensors files, the rest is JSON. Importing this room does not import torch.
+"""
+
+from archwright.checkpoint.disk import DamagedError, atomic_write
+from archwright.checkpoint.steps import complete, latest, load, remove_after, remove_stale, save
+from archwright.checkpoint.weights import read_metadata, read_model, take_weights, write_model
+
+__all__ = [
+    "DamagedError",
+    "atomic_write",
+    "complete",
+    "latest",
+    "load",
+    "read_metadata",
+    "read_model",
+    "remove_after",
+    "remove_stale",
+    "save",
+    "take_weights",
+    "write_model",
+]

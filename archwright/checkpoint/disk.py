@@ -1,0 +1,104 @@
+"""All or nothing: writing files and folders so that no reader ever meets half of one."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from archwright.spec.errors import UserError
+
+
+class DamagedError(UserError):
+    """A file that is cut short, changed or missing: an older copy may still be good."""
+
+
+def atomic_write(path: str | Path, content: bytes | str) -> None:
+    """Put `content` at `path`: at any instant a reader sees the old file or the new one, whole.
+
+    Raises UserError, with the old file untouched, when the disk is full or the folder read-only.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path to write to; it takes the place of `path` when the block is done."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with clear_errors(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def clear_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusal to write `path` into one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {_reason(error, path)}") from error
+
+
+def sync(path: Path) -> None:
+    """Return when the file or folder at `path` would survive a power cut."""
+    if path.is_dir():
+        _sync_folder(path)
+        return
+    # Windows refuses to flush a descriptor that may not write.
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove `folder`, hidden first, so that dying half-way leaves nothing that looks whole."""
+    hidden = folder.with_name(f".tmp-removed-{folder.name.lstrip('.')}")
+    with contextlib.suppress(OSError):
+        shutil.rmtree(hidden, ignore_errors=True)
+        folder.replace(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # Windows cannot open a folder; its renames are journalled
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and user-space file systems do not know the call.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError, path: Path) -> str:
+    """Say what went wrong and what to do, ending in a full stop."""
+    what = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{what}{_free(path)}. Free some space, or choose another folder."
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"{what}. Choose a folder that you may write to."
+    return f"{what}."
+
+
+def _free(path: Path) -> str:
+    for folder in path.absolute().parents:
+        if folder.exists():
+            return f" ({shutil.disk_usage(folder).free / 1e6:.1f} MB free)"
+    return ""

@@ -1,0 +1,283 @@
+"""Checkpoints of a training: a folder with one folder for each saved step.
+
+    step-100/model.safetensors        the module, tied tensors once
+    step-100/optimizers.safetensors   the tensors of the optimizers
+    step-100/state.safetensors        the tensors of the generators and of the caller's state
+    step-100/state.json               all that is not a tensor
+    step-100/COMPLETE.json            sizes and hashes of the files; written last
+
+A checkpoint is written under a hidden name, flushed, and renamed: whatever instant the process dies
+at, every folder with a COMPLETE.json is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from archwright.checkpoint import optimizers as _optimizers
+from archwright.checkpoint import rng, weights
+from archwright.checkpoint.disk import DamagedError, clear_errors, remove_folder, sync
+from archwright.checkpoint.tree import join, split
+from archwright.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+FORMAT = 1
+
+
+def save(
+    folder: str | Path,
+    step: int,
+    *,
+    model: nn.Module,
+    optimizers: Mapping[str, Optimizer],
+    state: Mapping[str, Any],
+    keep: int,
+) -> Path:
+    """Save a checkpoint of `step`, drop all but the newest `keep`, and return its path.
+
+    The states of the global random number generators are saved too. `state` is anything made of
+    numbers, text, lists, tuples, mappings, tensors and arrays. Raises UserError, with the earlier
+    checkpoints untouched, when the disk refuses, or when the folder has a later complete step.
+    """
+    folder = Path(folder)
+    _check_request(folder, step, keep)
+    new, target = folder / f".tmp-{step}", folder / f"step-{step}"
+    with clear_errors(target):
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir(parents=True)
+            _write(new, model, optimizers, state)
+            _seal(new, step)
+            _publish(new, target)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+    _drop_old(folder, step, keep)
+    return target
+
+
+def load(
+    path: str | Path, *, model: nn.Module, optimizers: Mapping[str, Optimizer]
+) -> dict[str, Any]:
+    """Set `model`, `optimizers` and the random number generators as they were saved at `path`.
+
+    Returns the state that was given to `save`. Raises, before anything is changed, DamagedError
+    when a file's size or hash is wrong, and UserError with a line for every name, shape, dtype,
+    tie or optimizer that does not fit.
+    """
+    path = Path(path)
+    verify(path, hashes=True)
+    saved = weights.of_file(path / _MODEL)
+    content = _read(path)
+    problems = [
+        *weights.misfits(saved, model),
+        *_optimizers.optimizer_misfits(content["optimizers"], optimizers, model),
+    ]
+    if problems:
+        raise UserError(*(f"{path}: {problem}" for problem in problems))
+    weights.put(saved, model)
+    for name, optimizer in optimizers.items():
+        _optimizers.put_optimizer(content["optimizers"][name], optimizer)
+    rng.set_generators(content["generators"])
+    state: dict[str, Any] = content["state"]
+    return state
+
+
+def latest(folder: str | Path, *, hashes: bool = False) -> Path | None:
+    """Return the newest complete checkpoint in `folder`, or None.
+
+    Files are checked by their sizes, with `hashes` by their content too (a second for each GB).
+    A damaged checkpoint is passed over with a warning.
+    """
+    for path in reversed(_found(Path(folder)).values()):
+        try:
+            verify(path, hashes=hashes)
+        except DamagedError as damage:
+            warnings.warn(f"{damage} {path.name} is passed over.", stacklevel=2)
+        else:
+            return path
+    return None
+
+
+def complete(folder: str | Path) -> dict[int, Path]:
+    """Return the checkpoints in `folder` whose files are all there, by step, oldest first."""
+    return {step: path for step, path in _found(Path(folder)).items() if _is_complete(path)}
+
+
+def verify(path: Path, *, hashes: bool) -> None:
+    """Raise DamagedError, naming the file, unless the checkpoint at `path` is as it was written."""
+    for name, expected in _read_seal(path)["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise DamagedError(f"{file} is missing.")
+        if (size := file.stat().st_size) != expected["bytes"]:
+            raise DamagedError(f"{file} is damaged: {size} bytes instead of {expected['bytes']}.")
+        if hashes and _hash(file) != expected["sha256"]:
+            raise DamagedError(f"{file} is damaged: its content is not what was written.")
+
+
+def remove_stale(folder: str | Path) -> None:
+    """Clear away what a killed process left half done; call it before the first `save`."""
+    for path in Path(folder).glob(".tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for step, path in _set_aside(Path(folder)).items():
+        target = path.with_name(f"step-{step}")
+        with clear_errors(target):
+            remove_folder(path) if target.exists() else path.rename(target)
+
+
+def remove_after(folder: str | Path, step: int) -> None:
+    """Remove the checkpoints of later steps than `step`, which a resumed run makes anew."""
+    for later, path in _found(Path(folder)).items():
+        if later > step:
+            with clear_errors(path):
+                remove_folder(path)
+
+
+_MODEL = "model.safetensors"
+_OPTIMIZERS = "optimizers.safetensors"
+_STATE = "state.safetensors"
+_JSON = "state.json"
+_SEAL = "COMPLETE.json"
+
+
+def _check_request(folder: Path, step: int, keep: int) -> None:
+    if keep < 1:
+        raise UserError(f"keep = {keep}: at least one checkpoint must be kept.")
+    later = max(complete(folder), default=step)
+    if later > step:
+        raise UserError(
+            f"{folder} has a checkpoint of step {later}, later than step {step} which is to be "
+            f"saved. Resume from it, save to another folder, or remove it."
+        )
+
+
+def _write(
+    folder: Path,
+    model: nn.Module,
+    optimizers: Mapping[str, Optimizer],
+    state: Mapping[str, Any],
+) -> None:
+    weights.write_model(folder / _MODEL, model, {})
+    moments = {name: _optimizers.read_optimizer(o, model) for name, o in optimizers.items()}
+    content: dict[str, Any] = {}
+    of_optimizers: dict[str, Tensor] = {}
+    content["optimizers"] = split(moments, "optimizers", of_optimizers)
+    others: dict[str, Tensor] = {}
+    content["generators"] = split(rng.read_generators(), "generators", others)
+    content["state"] = split(state, "state", others)
+    weights.write_tensors(folder / _OPTIMIZERS, of_optimizers, {})
+    weights.write_tensors(folder / _STATE, others, {})
+    (folder / _JSON).write_text(json.dumps(content, indent=1))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = json.loads((path / _JSON).read_text())
+    of_optimizers, _ = weights.read_tensors(path / _OPTIMIZERS)
+    others, _ = weights.read_tensors(path / _STATE)
+    # The generators and the caller get tensors of their own, not views of the file.
+    others = {name: tensor.clone() for name, tensor in others.items()}
+    return {
+        "optimizers": join(content["optimizers"], of_optimizers),
+        "generators": join(content["generators"], others),
+        "state": join(content["state"], others),
+    }
+
+
+def _seal(folder: Path, step: int) -> None:
+    """Flush all files of `folder`, then say in COMPLETE.json what they are, and flush that."""
+    files = {}
+    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+        sync(file)
+        name = file.relative_to(folder).as_posix()
+        files[name] = {"bytes": file.stat().st_size, "sha256": _hash(file)}
+    seal = {"format": FORMAT, "step": step, "files": files}
+    (folder / _SEAL).write_text(json.dumps(seal, indent=1))
+    sync(folder / _SEAL)
+    sync(folder)
+
+
+def _publish(new: Path, target: Path) -> None:
+    """Rename `new` to `target`; a checkpoint that was there is set aside until that is done."""
+    aside = target.with_name(f".old-{target.name.removeprefix('step-')}")
+    replaces = target.exists()
+    if replaces:
+        remove_folder(aside)
+        target.rename(aside)
+    try:
+        new.rename(target)
+    except OSError:
+        if replaces:
+            aside.rename(target)
+        raise
+    sync(target.parent)
+    if replaces:
+        remove_folder(aside)
+
+
+def _drop_old(folder: Path, step: int, keep: int) -> None:
+    """Keep the newest `keep` complete checkpoints up to `step`; those of later steps stay."""
+    kept = [found for found in complete(folder) if found <= step][-keep:]
+    for found, path in _found(folder).items():
+        if found <= step and found not in kept:
+            remove_folder(path)
+
+
+def _found(folder: Path) -> dict[int, Path]:
+    """Return all checkpoints by step, oldest first, whole or not.
+
+    One that was set aside counts where a killed process put no other in its place.
+    """
+    steps = {
+        int(match[1]): path
+        for path in folder.glob("step-*")
+        if (match := re.fullmatch(r"step-(\d+)", path.name))
+    }
+    return dict(sorted((_set_aside(folder) | steps).items()))
+
+
+def _set_aside(folder: Path) -> dict[int, Path]:
+    return {
+        int(match[1]): path
+        for path in folder.glob(".old-*")
+        if (match := re.fullmatch(r"\.old-(\d+)", path.name))
+    }
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        verify(path, hashes=False)
+    except UserError:
+        return False
+    return True
+
+
+def _read_seal(path: Path) -> dict[str, Any]:
+    try:
+        seal: dict[str, Any] = json.loads((path / _SEAL).read_text())
+        assert {"format", "step", "files"} <= seal.keys()
+    except FileNotFoundError as error:
+        raise DamagedError(f"{path / _SEAL} is missing: no complete checkpoint.") from error
+    except (ValueError, AttributeError, AssertionError) as error:
+        raise DamagedError(f"{path / _SEAL} is damaged.") from error
+    if seal["format"] > FORMAT:
+        raise UserError(
+            f"{path} is of checkpoint format {seal['format']}; this version of archwright reads "
+            f"formats up to {FORMAT}. Install the version that wrote it."
+        )
+    return seal
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

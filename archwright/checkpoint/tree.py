@@ -1,0 +1,78 @@
+"""Nested Python data, with tensors anywhere in it, as JSON beside named tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from archwright.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Return `value` as JSON, its tensors and arrays put into `tensors` under their paths.
+
+    Kept exactly: None, bool, int, float (also nan and inf), str, list, tuple, mappings with any
+    scalar keys, torch tensors and numpy arrays. Raises UserError for anything else.
+    """
+    import numpy as np
+    import torch
+
+    def inner(item: Any, name: object) -> Any:
+        return split(item, f"{path}/{name}", tensors)
+
+    if isinstance(value, torch.Tensor):
+        return {"$tensor": _add(tensors, path, value)}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return {"$array": _add(tensors, path, torch.from_numpy(value.copy()))}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(float(value))}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [inner(item, i) for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"$tuple": [inner(item, i) for i, item in enumerate(value)]}
+    if isinstance(value, Mapping):
+        return _split_mapping(value, path, tensors)
+    raise UserError(f"{path}: a {type(value).__name__} cannot be saved; turn it into plain data.")
+
+
+def join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return what `split` was given."""
+    if isinstance(value, list):
+        return [join(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"$tensor": name}:
+            return tensors[name]
+        case {"$array": name}:
+            return tensors[name].numpy()
+        case {"$float": text}:
+            return float(text)
+        case {"$tuple": items}:
+            return tuple(join(item, tensors) for item in items)
+        case {"$dict": items}:
+            return {join(key, tensors): join(item, tensors) for key, item in items}
+        case _:
+            return {key: join(item, tensors) for key, item in value.items()}
+
+
+def _add(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:
+    """Put `tensor` under `path`, or a longer name where {"a": {"b": x}, "a/b": y} took that."""
+    while path in tensors:
+        path += "'"
+    tensors[path] = tensor
+    return path
+
+
+def _split_mapping(value: Mapping[Any, Any], path: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON has only string keys: any others, and names that we use ourselves, become pairs."""
+    items = {key: split(item, f"{path}/{key}", tensors) for key, item in value.items()}
+    if all(type(key) is str and not key.startswith("$") for key in items):
+        return items
+    return {"$dict": [[split(key, f"{path}/key", {}), item] for key, item in items.items()]}

@@ -1,0 +1,210 @@
+"""The tensors of a module as a safetensors file, and back."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from archwright.checkpoint.disk import DamagedError, replacing
+from archwright.checkpoint.tree import join, split
+from archwright.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def write_model(path: str | Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
+    """Write the state of `model` and `metadata` to one safetensors file, atomically.
+
+    Tied tensors are written once. Raises UserError when the file cannot be written; an old file
+    at `path` is then untouched.
+    """
+    weights = of_model(model)
+    tensors = {name: t for name, t in weights.tensors.items() if name not in weights.ties}
+    own = {"format": "pt"}  # other readers of safetensors ask for it
+    if weights.ties:
+        own["tied"] = json.dumps(weights.ties)
+    if weights.extra:
+        own["extra_state"] = json.dumps(split(weights.extra, _EXTRA, tensors))
+    with replacing(path) as temporary:
+        write_tensors(temporary, tensors, {**metadata, **own})
+
+
+def read_model(path: str | Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by name, each tied one under all its names.
+
+    Raises UserError when there is no such file, DamagedError when it is no whole safetensors file.
+    """
+    return of_file(Path(path)).tensors
+
+
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """Return the text that `write_model` was given beside the model."""
+    _, metadata = read_tensors(Path(path))
+    return {k: v for k, v in metadata.items() if k not in ("format", "tied", "extra_state")}
+
+
+def take_weights(
+    model: nn.Module, tensors: Mapping[str, Tensor]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Copy `tensors` into `model` by name; return the names taken, and those left new.
+
+    A warning names tensors that the model has no place for. Raises UserError, with the model
+    untouched, for every tensor of another shape, and when no name fits at all.
+    """
+    own = of_model(model)
+    taken = tuple(name for name in own.tensors if name in tensors)
+    if not taken:
+        raise UserError(
+            f"None of the {len(tensors)} given tensors is in the model: "
+            f"they are named like {_few(tensors)}; the model's like {_few(own.tensors)}."
+        )
+    if problems := [*_other_shapes(own.tensors, tensors), *_untied(own, tensors)]:
+        raise UserError(*problems)
+    if unused := [name for name in tensors if name not in own.tensors]:
+        warnings.warn(f"Not used, as the model has no such tensor: {_few(unused)}.", stacklevel=2)
+    for name in taken:
+        own.tensors[name].copy_(tensors[name])
+    return taken, tuple(name for name in own.tensors if name not in tensors)
+
+
+class Weights(NamedTuple):
+    """What a module's `state_dict` holds, under the names that it has without `torch.compile`."""
+
+    tensors: dict[str, Tensor]
+    ties: dict[str, str]  # from each name whose tensor an earlier name has too to that name
+    extra: dict[str, Any]  # what `get_extra_state` gave
+
+
+def of_model(model: nn.Module) -> Weights:
+    """Return the weights of `model`; the tensors are its own, without gradients."""
+    import torch
+
+    state = {plain_name(name): value for name, value in model.state_dict().items()}
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    extra = {name: value for name, value in state.items() if name not in tensors}
+    return Weights(tensors, _ties(tensors), extra)
+
+
+def of_file(path: Path) -> Weights:
+    """Return the weights in the file at `path`; raises as `read_model` does."""
+    tensors, metadata = read_tensors(path)
+    extra = join(json.loads(metadata.get("extra_state", "{}")), tensors)
+    own = {name: t for name, t in tensors.items() if not name.startswith(f"{_EXTRA}/")}
+    ties = json.loads(metadata.get("tied", "{}"))
+    return Weights(own | {alias: own[name] for alias, name in ties.items()}, ties, extra)
+
+
+def misfits(saved: Weights, model: nn.Module) -> Iterator[str]:
+    """Yield a line for each difference between `saved` and `model` beside the values."""
+    own = of_model(model)
+    if any(tensor.is_meta for tensor in own.tensors.values()):
+        yield "the model is on the meta device; give it memory first (model.to_empty)."
+    here, there = {**own.tensors, **own.extra}, {**saved.tensors, **saved.extra}
+    yield from (f"{name}: missing from the checkpoint." for name in here if name not in there)
+    yield from (f"{name}: not in the model." for name in there if name not in here)
+    yield from _other_shapes(own.tensors, saved.tensors)
+    for name in own.tensors.keys() & saved.tensors.keys():
+        found, wanted = saved.tensors[name].dtype, own.tensors[name].dtype
+        if found != wanted:
+            yield f"{name}: {found} in the checkpoint, {wanted} in the model."
+    for name in here.keys() & there.keys() & (own.ties.keys() | saved.ties.keys()):
+        if own.ties.get(name) != saved.ties.get(name):
+            yield f"{name}: {_tie(saved, name)} in the checkpoint, {_tie(own, name)} in the model."
+
+
+def put(saved: Weights, model: nn.Module) -> None:
+    """Copy `saved`, which has no `misfits`, into `model`."""
+    values = {**saved.tensors, **saved.extra}
+    model.load_state_dict({name: values[plain_name(name)] for name in model.state_dict()})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file; raises OSError, as any writing does."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.touch()
+    mode = path.stat().st_mode  # the library makes files that only their owner may read
+    try:
+        save_file(_apart(tensors), path, metadata)
+    except SafetensorError as error:
+        found = re.search(r"([^:]*) \(os error (\d+)\)", str(error))
+        cause = (int(found[2]), found[1].strip()) if found else (str(error),)
+        raise OSError(*cause) from error
+    except KeyError as error:
+        raise UserError(f"{path}: safetensors has no tensors of {error}.") from error
+    path.chmod(mode)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors, mapped from the file, and the metadata of a safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: there is no such file.") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except SafetensorError as error:
+        raise DamagedError(f"{path} is not a whole safetensors file ({error}).") from error
+
+
+_EXTRA = "extra_state"
+
+
+def plain_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")
+
+
+def _ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    first: dict[Any, str] = {}
+    ties = {}
+    for name, tensor in tensors.items():
+        if tensor.numel() and not tensor.is_meta:
+            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            if (earlier := first.setdefault(place, name)) != name:
+                ties[name] = earlier
+    return ties
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on the CPU, contiguous, no two sharing memory: the format asks for it."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        if plain.untyped_storage().data_ptr() in seen:
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        result[name] = plain
+    return result
+
+
+def _other_shapes(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Iterator[str]:
+    for name in own:
+        if name in given and given[name].shape != own[name].shape:
+            found, wanted = list(given[name].shape), list(own[name].shape)
+            yield f"{name}: shape {found} in the checkpoint, {wanted} in the model."
+
+
+def _untied(own: Weights, given: Mapping[str, Tensor]) -> Iterator[str]:
+    for alias, name in own.ties.items():
+        if alias in given and name in given and not given[alias].equal(given[name]):
+            yield f"{alias}: tied to {name} in the model, but other values in the checkpoint."
+
+
+def _tie(weights: Weights, name: str) -> str:
+    return f"tied to {weights.ties[name]}" if name in weights.ties else "not tied"
+
+
+def _few(names: Collection[str], most: int = 3) -> str:
+    shown = ", ".join(list(names)[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,132 @@
+"""From a spec to a model: the one place where parts meet."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from archwright.model.block import Layer
+from archwright.model.decoder import Decoder
+from archwright.parts.attention import ATTENTIONS
+from archwright.parts.feedforward import FEEDFORWARDS
+from archwright.parts.init import INITS, initialise
+from archwright.parts.linear import Embedding
+from archwright.parts.masks import MASKS, Pattern
+from archwright.parts.norms import NORMS
+from archwright.parts.output import Head
+from archwright.parts.positions import ABSOLUTE_POSITIONS, ROTARY_POSITIONS
+from archwright.parts.residuals import RESIDUALS
+from archwright.spec.attention import NoAttention
+from archwright.spec.feedforward import NoFeedForward
+from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.norms import Norm
+
+
+def build(
+    spec: ModelSpec,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    vocab_size: int | None = None,
+) -> Decoder:
+    """Return the model of a spec, with float32 weights drawn from (seed, parameter name).
+
+    Args:
+        device: where the weights live; "meta" gives shapes without memory or values.
+        vocab_size: the tokenizer's, for a spec whose vocab_size is "auto".
+
+    Raises:
+        UserError: rules between axes that the spec breaks, one line each.
+    """
+    spec = spec.resolved(vocab_size)
+    with torch.device("meta"):
+        model = _assemble(spec)
+    if torch.device(device).type != "meta":
+        model.to_empty(device=device)
+        if spec.head.tied:  # to_empty gives each module a table of its own
+            model.head.weight = model.embedding.weight
+        initialise(model, INITS[type(spec.init)](spec.init, spec.num_layers), seed)
+    return model.use_kernel("blockwise" if torch.device(device).type == "cpu" else "sdpa")
+
+
+@dataclass
+class _Shared:
+    """What layers share: masks and rotary encodings, one for each distinct choice."""
+
+    masks: dict[str, Pattern] = field(default_factory=dict)
+    rotaries: dict[str, nn.Module] = field(default_factory=dict)
+
+
+def _assemble(spec: ModelSpec) -> Decoder:
+    shared = _Shared()
+    assert spec.vocab_size != "auto"
+    layers = [_layer(spec.layer(i), spec, shared) for i in range(spec.num_layers)]
+    absolute = ABSOLUTE_POSITIONS.get(type(spec.position))
+    embedding = Embedding(spec.vocab_size, spec.dim)
+    ends_normed = not spec.layer(spec.num_layers - 1).residual.final_norm
+    return Decoder(
+        spec,
+        embedding=embedding,
+        position=absolute(spec.position, spec.dim, spec.context_length) if absolute else None,
+        layers=layers,
+        norm=nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
+        head=Head(
+            spec.head, spec.dim, spec.vocab_size, embedding.weight if spec.head.tied else None
+        ),
+        masks=shared.masks,
+        rotaries=shared.rotaries,
+    )
+
+
+def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
+    attention = feedforward = None
+    mask = rotary = ""
+    if not isinstance(layer.attention, NoAttention):
+        mask = _mask(layer, shared)
+        rotary = _rotary(layer, shared)
+        attention = ATTENTIONS[type(layer.attention)](
+            layer.attention,
+            spec.dim,
+            query_norm=_norm(layer.attention.qk_norm, layer.attention.head_dim),
+            key_norm=_norm(layer.attention.qk_norm, layer.attention.head_dim),
+            rotary=shared.rotaries.get(rotary),
+        )
+    if not isinstance(layer.feedforward, NoFeedForward):
+        feedforward = FEEDFORWARDS[type(layer.feedforward)](layer.feedforward, spec.dim)
+    branches = {"attention": attention, "feedforward": feedforward}
+    residual = RESIDUALS[type(layer.residual)](
+        layer.residual,
+        [name for name, branch in branches.items() if branch is not None],
+        lambda: _norm(layer.norm, spec.dim),
+    )
+    return Layer(residual, attention, feedforward, mask=mask, rotary=rotary)
+
+
+def _norm(norm: Norm, dim: int) -> nn.Module:
+    module: nn.Module = NORMS[type(norm)](norm, dim)
+    return module
+
+
+def _mask(layer: LayerSpec, shared: _Shared) -> str:
+    """Return the name of the layer's mask, which it shares with all layers that have the same one."""
+    choice = layer.attention.mask
+    for name, mask in shared.masks.items():
+        if mask.spec == choice:
+            return name
+    name = f"mask_{len(shared.masks)}"
+    shared.masks[name] = MASKS[type(choice)](choice)
+    return name
+
+
+def _rotary(layer: LayerSpec, shared: _Shared) -> str:
+    """Return the name of the layer's rotary encoding, or nothing where it has none."""
+    make = ROTARY_POSITIONS.get(type(layer.position))
+    if make is None:
+        return ""
+    head_dim = layer.attention.head_dim
+    for name, rotary in shared.rotaries.items():
+        if (rotary.spec, rotary.head_dim) == (layer.position, head_dim):
+            return name
+    name = f"rotary_{len(shared.rotaries)}"
+    shared.rotaries[name] = make(layer.position, head_dim)
+    return name

@@ -1,0 +1,118 @@
+"""The decoder: tokens in, logits out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from archwright.model.block import Layer
+from archwright.parts.kernels import KERNELS
+from archwright.parts.linear import Embedding
+from archwright.parts.masks import Pattern, View
+from archwright.parts.output import Head
+from archwright.parts.places import places
+from archwright.spec.model_spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a model says of a batch."""
+
+    logits: Float[Tensor, "batch length vocab"]
+    """Unnormalised log-probabilities of the next token."""
+
+
+class Decoder(nn.Module):
+    """A stack of layers between an embedding and a head; `archwright.build` makes one from a spec."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        embedding: Embedding,
+        position: nn.Module | None,
+        layers: list[Layer],
+        norm: nn.Module,
+        head: Head,
+        masks: Mapping[str, Pattern],
+        rotaries: Mapping[str, nn.Module],
+    ) -> None:
+        super().__init__()
+        self.spec, self.masks = spec, dict(masks)
+        self.embedding, self.position = embedding, position
+        self.rotaries = nn.ModuleDict(rotaries)
+        self.layers = nn.ModuleList(layers)
+        self.norm, self.head = norm, head
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch length"],
+        *,
+        positions: Int[Tensor, "..."] | None = None,
+        document_ids: Int[Tensor, "batch length"] | None = None,
+        padding_mask: Bool[Tensor, "batch length"] | None = None,
+    ) -> Output:
+        """Return logits for the token after each token.
+
+        Args:
+            positions: where the tokens stand, [batch, length] or [length]; by default 0, 1, 2, ... among the
+                real tokens of each document.
+            document_ids: tokens with different ids do not see each other.
+            padding_mask: True where a token is real; padding is seen by no token, on whichever side it stands.
+
+        Raises:
+            ValueError: shapes that do not fit, or a text longer than learned positions.
+        """
+        where = places(tokens, positions, document_ids, padding_mask)
+        views = {name: View(mask, where) for name, mask in self.masks.items()}
+        rotations = {
+            name: rotary(where.positions_or_range()) for name, rotary in self.rotaries.items()
+        }
+        x = self.embedding(tokens)
+        if self.position is not None:
+            x = x + self.position(where).to(x.dtype)
+        x = F.dropout(x, self.spec.embedding.dropout, self.training)
+        for layer in self.layers:
+            x = layer(x, views.get(layer.mask), rotations.get(layer.rotary))
+        return Output(logits=self.head(self.norm(x)))
+
+    def use_kernel(self, name: str) -> "Decoder":
+        """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise."""
+        for layer in self.layers:
+            if hasattr(layer.attention, "kernel"):
+                layer.attention.kernel = KERNELS[name]
+        return self
+
+    def num_parameters(self) -> int:
+        """Return the number of parameters; a tied table counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def __repr__(self) -> str:
+        return describe(self.spec, self.num_parameters())
+
+
+def describe(spec: ModelSpec, num_parameters: int) -> str:
+    """Say in one line what a model chose."""
+    kinds = {spec.layers.names(spec.num_layers)[i]: None for i in range(spec.num_layers)}
+    layers = "; ".join(_describe_layer(spec, kind) for kind in kinds)
+    head = "tied" if spec.head.tied else "untied"
+    name = f"{spec.name}: " if spec.name else ""
+    return (
+        f"Decoder({name}{num_parameters / 1e6:.3g}M parameters, dim {spec.dim}, "
+        f"{spec.num_layers} layers of {layers}, {head} head of {spec.vocab_size})"
+    )
+
+
+def _describe_layer(spec: ModelSpec, kind: str) -> str:
+    layer = spec.kinds[kind]
+    parts = [f"{layer.residual.kind}-norm {layer.norm.kind}", f"{layer.position.kind} positions"]
+    attention = layer.attention.model_dump()
+    if "num_heads" in attention:
+        heads = "{num_heads}/{num_kv_heads} heads of {head_dim}".format(**attention)
+        parts.append(f"{attention['mask']['kind']} attention in {heads}")
+    feedforward = layer.feedforward.model_dump()
+    if "hidden_dim" in feedforward:
+        parts.append(f"{feedforward['kind']} {feedforward['hidden_dim']}")
+    return ("" if kind == "default" else f"{kind}: ") + ", ".join(parts)

@@ -1,0 +1,42 @@
+"""The two weights everything is made of: a linear map and a table of embeddings."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class Linear(nn.Module):
+    """y = x W^T + b, with W of shape [d_out, d_in] and an optional bias b of shape [d_out].
+
+    Args:
+        ends_branch: the map writes into the residual stream; some initialisations scale such maps down.
+    """
+
+    def __init__(
+        self, d_in: int, d_out: int, *, bias: bool = False, ends_branch: bool = False
+    ) -> None:
+        super().__init__()
+        self.d_in, self.d_out, self.ends_branch = d_in, d_out, ends_branch
+        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        return F.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.d_in} -> {self.d_out}" + (", bias" if self.bias is not None else "")
+
+
+class Embedding(nn.Module):
+    """x = W[token], with a table W of shape [num_rows, dim]."""
+
+    def __init__(self, num_rows: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, dim))
+
+    def forward(self, index: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch dim"]:
+        return F.embedding(index, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]} x {self.weight.shape[1]}"

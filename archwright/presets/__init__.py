@@ -1,0 +1,1 @@
+"""Data only: published architectures, recipes for runs."""

@@ -1,0 +1,1 @@
+"""What happened? Reports read run folders through `archwright.runs` only."""

@@ -1,0 +1,130 @@
+"""The choices of a spec as rows of a table, with what differs from the defaults marked."""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from archwright.reporting.document import Row
+from archwright.spec.choice import Spec
+from archwright.spec.model_spec import ModelSpec
+
+HEAD = ("Part", "Choice", "Options", "Meaning")
+
+UNLISTED = ("name", "source", "sources", "layer_kinds", "layers")
+"""Fields of a model that say where it comes from, and those that get rows of another form."""
+
+
+def model_rows(spec: ModelSpec) -> list[Row]:
+    """Return the choices of a resolved architecture; numbers that "auto" would choose are not marked."""
+    rows = list(_rows(spec, ModelSpec(), unmarked=automatic_paths(spec), leave_out=UNLISTED))
+    if not spec.layer_kinds:
+        return rows
+    order = " ".join(spec.layers.names(spec.num_layers))
+    rows.append(Row(("layers", order, "", "The kind of every layer, first to last.")))
+    default = spec.kinds["default"]
+    for name in spec.layer_kinds:
+        below = _rows(spec.kinds[name], default, f"{name}.", versus="other layers")
+        rows += [row for row in below if row.mark]
+    return rows
+
+
+def spec_rows(spec: Spec, leave_out: Collection[str] = ()) -> list[Row]:
+    """Return the values of a spec beside its defaults, without the fields in `leave_out`."""
+    return list(_rows(spec, type(spec)(), leave_out=leave_out))
+
+
+def automatic_paths(spec: ModelSpec) -> set[str]:
+    """Return the paths whose recorded number is the one that "auto" leads to, given all the others."""
+    resolved = spec.resolved(_vocab_size(spec))
+    kept, found = spec, set()
+    for path in _paths_with_auto(spec):
+        freed = kept.override(f"{path}=auto")
+        if freed.resolved(_vocab_size(spec)) == resolved:
+            kept = freed
+            found.add(path)
+    return found
+
+
+def _rows(
+    spec: Spec,
+    default: object,
+    at: str = "",
+    *,
+    unmarked: Collection[str] = (),
+    leave_out: Collection[str] = (),
+    versus: str = "default",
+) -> Iterator[Row]:
+    """Yield a row for each value of a table of axes, and for each choice with its options."""
+    for name, field in type(spec).model_fields.items():
+        path, value = at + (field.alias or name), getattr(spec, name)
+        base = getattr(default, name, PydanticUndefined)
+        if name in leave_out:
+            continue
+        if isinstance(value, Spec):
+            yield from _choice(path, value, base, unmarked, versus)
+        else:
+            differs = value != base and path not in unmarked
+            mark = f"{versus}: {_shown(base)}" if differs else ""
+            yield Row((path, _shown(value), "", _sentence(field.description)), mark)
+
+
+def _choice(
+    path: str, spec: Spec, default: object, unmarked: Collection[str], versus: str
+) -> Iterator[Row]:
+    """Yield one row for a choice with its options, then rows for the choices inside it."""
+    kind = getattr(spec, "kind", None)
+    same = isinstance(default, type(spec))
+    marks = [] if same or kind is None else [f"{versus}: {getattr(default, 'kind', 'not given')}"]
+    options, inner = [], []
+    for name, field in type(spec).model_fields.items():
+        key, value = field.alias or name, getattr(spec, name)
+        base = getattr(default, name) if same else field.get_default(call_default_factory=True)
+        if isinstance(value, Spec):
+            inner.append((f"{path}.{key}", value, base))
+        elif name != "kind":
+            options.append((key, value))
+            if value != base and base is not PydanticUndefined and f"{path}.{key}" not in unmarked:
+                marks.append(f"{versus} {key}: {_shown(base)}")
+    yield Row((path, *_choice_cells(kind, options), _sentence(type(spec).__doc__)), "; ".join(marks))
+    for below in inner:
+        yield from _choice(*below, unmarked, versus)
+
+
+def _choice_cells(kind: str | None, options: list[tuple[str, Any]]) -> tuple[str, str]:
+    """Return what was chosen and its options; switches are listed by the names of those that are on."""
+    if kind is None and all(isinstance(value, bool) for _, value in options):
+        on = [key for key, value in options if value]
+        return ("all" if len(on) == len(options) > 1 else ", ".join(on) or "none"), ""
+    listed = ", ".join(f"{key} {_shown(value)}" for key, value in options)
+    return (listed, "") if kind is None else (kind, listed)
+
+
+def _paths_with_auto(spec: Spec, at: str = "") -> Iterator[str]:
+    """Yield the paths where a number stands that could have been "auto"."""
+    for name, field in type(spec).model_fields.items():
+        value = getattr(spec, name)
+        if isinstance(value, Spec):
+            yield from _paths_with_auto(value, f"{at}{name}.")
+        elif field.default == "auto" and value != "auto":
+            yield at + name
+
+
+def _vocab_size(spec: ModelSpec) -> int | None:
+    return None if spec.vocab_size == "auto" else spec.vocab_size
+
+
+def _shown(value: Any) -> str:
+    if value is PydanticUndefined:
+        return "not given"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (tuple, list)):
+        return ", ".join(_shown(item) for item in value) or "none"
+    return str(value) if value != "" else "none"
+
+
+def _sentence(text: str | None) -> str:
+    return " ".join((text or "").split())

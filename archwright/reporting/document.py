@@ -1,0 +1,234 @@
+"""A page of sections: plain data in, one self-contained HTML file out.
+
+A section is a title and blocks, and a block holds plain text and numbers only. The template in `look/`
+is the one place where HTML is written, and it escapes everything. A report of one run and a comparison
+of many are both a `Page`; to add a section is to build one more `Section`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+Json = Any  # what json.dumps takes, and numpy arrays
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A quantity that curves can be drawn against, and its button on the switch."""
+
+    column: str
+    """The column of a trace's `along` that holds it."""
+    label: str
+    title: str
+    divide: float = 1.0
+    """The recorded unit over the unit shown, such as 60 for seconds shown as minutes."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One figure, drawn by plotly.
+
+    A trace is a plotly trace. Where it has `along` (a table of columns) in place of `x`, it follows the
+    page's switch. Text of the form `$name` is the colour `--name` of `look/page.css`, in light and dark;
+    `"$shades"` is the colour scale for heat maps.
+    """
+
+    kind: ClassVar[str] = "chart"
+    name: str
+    """The stem of the files it is saved as; unique in the page."""
+    title: str
+    summary: str
+    """What it shows, in a sentence, for who cannot see it."""
+    traces: Sequence[Mapping[str, Json]]
+    layout: Mapping[str, Json] = field(default_factory=dict)
+    marks: Sequence[Mapping[str, Json]] = ()
+    """Vertical lines that follow the switch: `{"along": {column: value}, "text": ...}`."""
+    note: str = ""
+    wide: bool = False
+
+    @property
+    def follows(self) -> bool:
+        """Tell whether the chart can be drawn against each of the page's axes."""
+        return any("along" in trace for trace in self.traces)
+
+    def data(self) -> dict[str, Json]:
+        """Return what the page's script needs, ready for JSON."""
+        return _plain(
+            {
+                "name": self.name,
+                "title": self.title,
+                "follows": self.follows,
+                "traces": self.traces,
+                "layout": self.layout,
+                "marks": self.marks,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A labelled value."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Groups of labelled values, side by side where there is room."""
+
+    kind: ClassVar[str] = "facts"
+    groups: Mapping[str, Sequence[Fact]]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: a label, its length, and the value in words."""
+
+    label: str
+    value: float
+    text: str
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A few values as bars from zero."""
+
+    kind: ClassVar[str] = "bars"
+    caption: str
+    bars: Sequence[Bar]
+
+    def share(self, bar: Bar) -> float:
+        """Return a bar's length in per cent of the longest."""
+        longest = max(b.value for b in self.bars)
+        return 100 * bar.value / longest if longest > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table; a marked row stands out, and says why to who cannot see it."""
+
+    cells: Sequence[str]
+    mark: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a head; the first cell of a row names it."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Text shown as it is: a sample, a command, a file. It can be copied, and saved where it has a file name."""
+
+    kind: ClassVar[str] = "verbatim"
+    title: str
+    text: str
+    file: str = ""
+    folded: bool = False
+    prose: bool = False
+
+
+Block = Chart | Facts | Bars | Table | Text | Verbatim
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of a page."""
+
+    title: str
+    blocks: Sequence[Block]
+
+    @property
+    def anchor(self) -> str:
+        """The name that a link to the section ends in."""
+        return "".join(c if c.isalnum() else "-" for c in self.title.lower())
+
+    @property
+    def follows(self) -> bool:
+        """Tell whether the section holds charts that follow the switch, and so shows it."""
+        return any(isinstance(block, Chart) and block.follows for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page: the verdict first, then what it stands on."""
+
+    title: str
+    kicker: str
+    verdict: str
+    """The head of the verdict's sentence, set large."""
+    verdict_rest: str
+    sections: Sequence[Section]
+    axes: Sequence[Axis] = ()
+    notice: str = ""
+    """What a reader must know before trusting the verdict, such as that the run was stopped."""
+    opening: Sequence[Block] = ()
+    footer: str = ""
+
+    @cached_property
+    def charts(self) -> list[Chart]:
+        """All charts of the page, in order."""
+        blocks = [*self.opening, *(block for section in self.sections for block in section.blocks)]
+        return [block for block in blocks if isinstance(block, Chart)]
+
+    def html(self) -> str:
+        """Return the page as one self-contained HTML document that requests nothing."""
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from jinja2.utils import htmlsafe_json_dumps
+        from markupsafe import Markup
+        from plotly.offline import get_plotlyjs
+
+        look = Path(__file__).parent / "look"
+        environment = Environment(
+            loader=FileSystemLoader(look),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        data = {"axes": [vars(axis) for axis in self.axes], "charts": [c.data() for c in self.charts]}
+        return environment.get_template("page.html").render(
+            page=self,
+            data=htmlsafe_json_dumps(data, allow_nan=False, separators=(",", ":")),
+            style=Markup((look / "page.css").read_text(encoding="utf-8")),
+            script=Markup((look / "page.js").read_text(encoding="utf-8")),
+            plotly=Markup(get_plotlyjs()) if self.charts else "",
+        )
+
+
+def _plain(value: Json) -> Json:
+    """Return JSON values: arrays as lists in six significant digits, gaps for what is not finite."""
+    if isinstance(value, np.ndarray):
+        return [_plain(item) for item in value.tolist()]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        if not math.isfinite(value):
+            return None
+        rounded = float(f"{value:.6g}")
+        return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded
+    return int(value) if isinstance(value, np.integer) else value

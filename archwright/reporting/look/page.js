@@ -1,0 +1,199 @@
+"use strict";
+(() => {
+  const page = JSON.parse(document.getElementById("page-data").textContent);
+  const charts = page.charts.map(chart => ({
+    ...chart,
+    figure: document.getElementById("chart-" + chart.name),
+    plot: document.querySelector("#chart-" + CSS.escape(chart.name) + " .plot"),
+  }));
+  const config = {displayModeBar: false, responsive: false, showTips: false, doubleClick: "reset"};
+  const finger = matchMedia("(pointer: coarse)").matches;
+  let axis = page.axes[0];
+
+  // Colours: "$name" in a figure is the style sheet's --name, read at the moment of drawing.
+
+  function color(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  }
+
+  function paint(value) {
+    if (typeof value === "string") {
+      if (value === "$shades") return [0, 1, 2, 3].map(i => [i / 3, color("shade-" + i)]);
+      return value.startsWith("$") ? color(value.slice(1)) : value;
+    }
+    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(paint);
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, paint(inner)]));
+  }
+
+  // Drawing
+
+  function traces(chart) {
+    return chart.traces.map(({along, ...trace}) => {
+      const drawn = {hoverinfo: "x+y", ...paint(trace)};
+      if (along) drawn.x = along[axis.column].map(value => value / axis.divide);
+      return drawn;
+    });
+  }
+
+  function layout(chart) {
+    const given = paint(chart.layout);
+    const line = {gridcolor: color("line"), zeroline: false, automargin: true, ticks: "", title: {}};
+    const lines = chart.marks.map(mark => ({
+      type: "line", yref: "paper", y0: 0, y1: 1,
+      x0: mark.along[axis.column] / axis.divide, x1: mark.along[axis.column] / axis.divide,
+      line: {width: 1, color: color("muted")},
+      label: {text: mark.text, textangle: 0, textposition: "end", xanchor: "left",
+              font: {size: 11, color: color("muted")}},
+    }));
+    const along = chart.follows
+      ? {title: {text: axis.title}, tickformat: "~s", uirevision: axis.column, hoverformat: ".4~s",
+         unifiedhovertitle: {text: "%{x} " + axis.title}}
+      : {};
+    return {
+      margin: {l: 8, r: 12, t: 8, b: 8},
+      font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: color("muted")},
+      paper_bgcolor: color("page"),
+      plot_bgcolor: color("page"),
+      hovermode: chart.follows ? "x unified" : "closest",
+      hoverlabel: {bgcolor: color("raised"), bordercolor: color("line"),
+                   font: {color: color("ink"), size: 12}},
+      legend: {orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom",
+               font: {color: color("ink")}},
+      dragmode: finger ? false : "zoom",
+      uirevision: "kept",
+      ...given,
+      xaxis: {...line, showgrid: false, ...along, ...given.xaxis},
+      yaxis: {...line, ...given.yaxis},
+      shapes: [...(given.shapes || []), ...lines],
+    };
+  }
+
+  function draw(chart) {
+    return Plotly.react(chart.plot, traces(chart), layout(chart), config);
+  }
+
+  function drawAll() {
+    return Promise.all(charts.map(draw));
+  }
+
+  // Zoom: charts that share an axis move together.
+
+  function follow(chart, change) {
+    const zoomed = "xaxis.range[0]" in change;
+    if (!zoomed && !change["xaxis.autorange"]) {
+      if ("yaxis.range[0]" in change) reset(chart).hidden = false;
+      return;
+    }
+    const moved = zoomed
+      ? {"xaxis.range": [change["xaxis.range[0]"], change["xaxis.range[1]"]]}
+      : {"xaxis.autorange": true, "yaxis.autorange": true};
+    for (const other of charts.filter(c => c === chart || (c.follows && chart.follows))) {
+      reset(other).hidden = !zoomed;
+      if (other !== chart) Plotly.relayout(other.plot, moved);
+    }
+  }
+
+  function reset(chart) {
+    return chart.figure.querySelector("[data-action=reset]");
+  }
+
+  // Taking away
+
+  function csv(chart) {
+    const rows = [];
+    for (const trace of chart.traces) {
+      const along = trace.along || {x: trace.x || []};
+      const names = Object.keys(along);
+      if (trace.z) {
+        if (!rows.length) rows.push(["series", "y", ...names, "value"]);
+        trace.z.forEach((line, i) => line.forEach((value, j) =>
+          rows.push([trace.name || "", trace.y ? trace.y[i] : i, ...names.map(n => along[n][j]), value])));
+      } else {
+        if (!rows.length) rows.push(["series", ...names, "value"]);
+        trace.y.forEach((value, i) =>
+          rows.push([trace.name || "", ...names.map(n => along[n][i]), value]));
+      }
+    }
+    const cell = value => /[",\n]/.test(value ?? "") ? `"${value.replaceAll('"', '""')}"` : value ?? "";
+    return rows.map(row => row.map(cell).join(",")).join("\n") + "\n";
+  }
+
+  function save(text, name, type) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], {type}));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  }
+
+  function picture(chart, format) {
+    const box = chart.plot.getBoundingClientRect();
+    const scale = format === "png" ? 2 : 1;
+    return Plotly.downloadImage(chart.plot,
+      {format, scale, width: box.width, height: box.height, filename: chart.name});
+  }
+
+  async function copy(text, button) {
+    await navigator.clipboard.writeText(text);
+    const label = button.textContent;
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = label; }, 1500);
+  }
+
+  const onChart = {
+    csv: chart => save(csv(chart), chart.name + ".csv", "text/csv"),
+    svg: chart => picture(chart, "svg"),
+    png: chart => picture(chart, "png"),
+    reset: chart => Plotly.relayout(chart.plot, {"xaxis.autorange": true, "yaxis.autorange": true}),
+  };
+
+  const onText = {
+    copy: (block, button) => copy(block.querySelector("pre").textContent, button),
+    save: block => save(block.querySelector("pre").textContent, block.dataset.file, "text/plain"),
+  };
+
+  document.addEventListener("click", event => {
+    const button = event.target.closest("button[data-action]");
+    if (!button) return;
+    const {action} = button.dataset;
+    const chart = charts.find(c => c.figure.contains(button));
+    if (chart) onChart[action](chart);
+    else onText[action](button.closest(".verbatim"), button);
+  });
+
+  document.addEventListener("change", event => {
+    if (!event.target.closest(".switch")) return;
+    axis = page.axes.find(a => a.column === event.target.value);
+    for (const input of document.querySelectorAll(".switch input")) {
+      input.checked = input.value === axis.column;
+    }
+    for (const chart of charts) reset(chart).hidden = true;
+    charts.filter(c => c.follows).forEach(draw);
+  });
+
+  // Colour scheme, size and paper
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+
+  const resized = new ResizeObserver(entries => {
+    for (const {target} of entries) if (target.offsetWidth) Plotly.Plots.resize(target);
+  });
+
+  addEventListener("beforeprint", () => {
+    document.documentElement.dataset.theme = "light";
+    drawAll();
+  });
+  addEventListener("afterprint", () => {
+    delete document.documentElement.dataset.theme;
+    drawAll();
+  });
+
+  drawAll().then(() => {
+    for (const chart of charts) {
+      chart.plot.on("plotly_relayout", change => follow(chart, change));
+      resized.observe(chart.plot);
+    }
+    document.documentElement.dataset.ready = "";
+  });
+})();

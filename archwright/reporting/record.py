@@ -1,0 +1,101 @@
+"""What a run folder recorded, read once and laid out in columns."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archwright.runs import RunFolder
+from archwright.spec.run_spec import RunSpec
+
+Columns = dict[str, NDArray[Any]]
+Line = Mapping[str, Any]
+State = Literal["finished", "stopped", "unfinished"]
+
+MEASURED = (
+    "loss",
+    "z_loss",
+    "grad_norm",
+    "lr",
+    "tokens_per_second",
+    "utilisation",
+    "memory_bytes",
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as its folder tells it. Losses are in nats per token, times in seconds of training."""
+
+    name: str
+    folder: str
+    spec: RunSpec
+    train: Columns
+    """One array per column, each of shape [steps]; NaN where a value was not recorded."""
+    evals: Sequence[Line]
+    compressors: Sequence[Line]
+    """The `baseline` lines: what general compressors reach on the same held-out bytes."""
+    events: Sequence[Line]
+    environment: Mapping[str, Any]
+    sample: str
+
+    @property
+    def num_steps(self) -> int:
+        """Steps trained so far."""
+        return int(self.train["step"].max(initial=0))
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Steps the whole run has, where that is known."""
+        planned = self.spec.machine.num_steps
+        return planned if isinstance(planned, int) else None
+
+    @property
+    def flops_per_token(self) -> float | None:
+        """FLOPs of training on one token."""
+        value = self.environment.get("flops_per_token")
+        return float(value) if value else None
+
+    @property
+    def state(self) -> State:
+        """How the run ended, or that it has not."""
+        last = next((e["name"] for e in reversed(self.events) if e["name"] in _STATES), "")
+        return _STATES.get(last, "unfinished")
+
+
+_STATES: dict[str, State] = {
+    "started": "unfinished",
+    "resumed": "unfinished",
+    "stopped": "stopped",
+    "finished": "finished",
+}
+
+
+def read_record(run_folder: RunFolder) -> Record:
+    """Read everything a report needs from a run folder."""
+    kinds: dict[str, list[Line]] = {}
+    for line in run_folder.metrics():
+        kinds.setdefault(line["kind"], []).append(line)
+    return Record(
+        name=run_folder.spec.name or run_folder.path.name,
+        folder=str(run_folder.path),
+        spec=run_folder.spec,
+        train=_columns(kinds.get("train", [])),
+        evals=kinds.get("eval", []),
+        compressors=kinds.get("baseline", []),
+        events=kinds.get("event", []),
+        environment=run_folder.environment(),
+        sample=run_folder.samples(),
+    )
+
+
+def _columns(lines: Iterable[Line]) -> Columns:
+    lines = list(lines)
+    columns: Columns = {
+        name: np.array([line[name] for line in lines], dtype=np.int64) for name in ("step", "tokens")
+    }
+    for name in ("seconds", *MEASURED):
+        columns[name] = np.array([line.get(name) for line in lines], dtype=np.float64)
+    return columns

@@ -1,0 +1,100 @@
+"""The ground all specs stand on: frozen, strict data, and axes whose choices are named by `kind`."""
+
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from archwright.spec.errors import nearest
+
+AutoInt = Annotated[int, Field(ge=1)] | Literal["auto"]
+AutoFloat = Annotated[float, Field(gt=0)] | Literal["auto"]
+OptionalFloat = Annotated[float, Field(gt=0)] | Literal["none"]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Spec(BaseModel):
+    """Frozen data that rejects unknown keys and silent conversions (`"4"` is not 4)."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Choice(Spec):
+    """One named choice on an axis. The axis is the subclass that sets `axis`; below it stand its choices.
+
+    A field of the axis' type takes any of its choices, picked by `kind`, also those that joined from
+    outside the package: to subclass an axis with a `kind` of one's own is to join it.
+    """
+
+    axis: ClassVar[str]
+    kinds: ClassVar[dict[str, type["Choice"]]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if "axis" in cls.__dict__:
+            cls.kinds = {}
+        elif "kind" in cls.model_fields:
+            _join(cls, cls.model_fields["kind"].default)
+
+    @classmethod
+    def is_axis(cls) -> bool:
+        """Tell whether this class is the axis itself, not one of its choices."""
+        return "axis" in cls.__dict__
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        if cls.is_axis():
+            return core_schema.no_info_plain_validator_function(cls._pick)
+        return handler(source)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        if cls.is_axis():
+            return {"oneOf": [handler(c.__pydantic_core_schema__) for c in cls.kinds.values()]}
+        return handler(schema)
+
+    @classmethod
+    def _pick(cls, value: Any) -> "Choice":
+        if isinstance(value, cls):
+            return value
+        expected = "one of " + ", ".join(f'"{kind}"' for kind in sorted(cls.kinds))
+        if not isinstance(value, dict):
+            hint = f' Write {cls.axis}.kind = "{value}".' if value in cls.kinds else ""
+            raise PydanticCustomError(
+                "no_table",
+                "expected a table with kind = {expected}.{hint}",
+                {"expected": expected, "hint": hint},
+            )
+        kind = value.get("kind")
+        if not isinstance(kind, str) or kind not in cls.kinds:
+            hint = nearest(str(kind), cls.kinds)
+            raise PydanticCustomError(
+                "kind",
+                "expected {expected}.{hint}",
+                {"expected": expected, "hint": hint, "found": kind},
+            )
+        return cls.kinds[kind].model_validate(value)
+
+
+def _join(cls: type[Choice], kind: str) -> None:
+    """Put a choice into its axis' table; a kind that is taken is refused."""
+    taken = cls.kinds.get(kind)
+    if taken is not None and taken.__qualname__ != cls.__qualname__:
+        raise ValueError(
+            f'{cls.axis}.kind = "{kind}" is taken by {taken.__module__}.{taken.__name__}; '
+            f"give {cls.__module__}.{cls.__name__} another kind"
+        )
+    cls.kinds[kind] = cls
+
+
+def literal_values(annotation: Any) -> tuple[str, ...]:
+    """Return the values of a `Literal[...]` annotation."""
+    return tuple(str(value) for value in get_args(annotation))

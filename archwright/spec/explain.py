@@ -1,0 +1,138 @@
+"""Turning validation errors into lines a user can act on: path, found, expected, nearest name."""
+
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from archwright.spec.choice import Choice, Spec
+from archwright.spec.errors import UserError, nearest
+
+Path = tuple[str, ...]
+
+EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "string_too_short": "some text",
+    "literal_error": "{expected}",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "tuple_type": "a list",
+    "too_short": "at least {min_length} of them",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "missing": "a value",
+}
+
+
+def explain(
+    error: ValidationError, cls: type[Spec], values: dict[str, Any], at: Path = ()
+) -> list[str]:
+    """Return one line for each mistake in `values`, which were to become a `cls`."""
+    lines: list[str] = []
+    expected: dict[Path, list[str]] = {}
+    found: dict[Path, Any] = {}
+    for problem in error.errors():
+        path, owner = locate(cls, tuple(problem["loc"]), values)
+        inner = problem.get("ctx", {}).get("error")
+        if isinstance(inner, UserError):
+            lines += inner.lines
+        elif problem["type"] == "extra_forbidden":
+            lines.append(unknown(dotted(at + path), path[-1], owner))
+        elif problem["type"] == "kind":
+            expected[(*path, "kind")] = [_expectation(problem)]
+            found[(*path, "kind")] = problem["ctx"]["found"]
+        else:
+            expected.setdefault(path, []).append(_expectation(problem))
+            found[path] = None if problem["type"] == "missing" else problem["input"]
+    for path, parts in expected.items():
+        said = " or ".join(dict.fromkeys(parts))
+        lines.append(f"{dotted(at + path)}: found {show(found[path])}; expected {said}")
+    return lines
+
+
+def locate(cls: type[Spec], loc: tuple[Any, ...], values: Any) -> tuple[Path, type[Spec]]:
+    """Follow an error's location through the specs; drop the names of union members on the way.
+
+    Returns the path the user wrote and the class that owns its last key.
+    """
+    path: Path = ()
+    owner = cls
+    for depth, key in enumerate(loc):
+        field = owner.model_fields.get(str(key)) or _by_alias(owner, str(key))
+        path += (str(key),)
+        if field is None:
+            break
+        values = values.get(key) if isinstance(values, dict) else None
+        inner = _spec_class(field.annotation, values)
+        if inner is None:
+            return path + _keys_below(values, loc[depth + 1 :]), owner
+        if depth < len(loc) - 1:
+            owner = inner
+    return path, owner
+
+
+def unknown(path: str, key: str, owner: type[Spec]) -> str:
+    """Say that `key` is no option of `owner`, with what is and the nearest name."""
+    names = [field.alias or name for name, field in owner.model_fields.items()]
+    return f"{path}: unknown option; accepted: {', '.join(names)}.{nearest(key, names)}"
+
+
+def dotted(path: Path) -> str:
+    """Join a path with dots; an empty path is the file itself."""
+    return ".".join(path) or "(top level)"
+
+
+def show(value: Any) -> str:
+    """Show a value as it stands in a file."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"'
+    if value is None:
+        return "nothing"
+    return "a table" if isinstance(value, dict) else str(value)
+
+
+def _expectation(problem: Any) -> str:
+    template = EXPECTED.get(problem["type"])
+    context = {k: str(v).replace("'", '"') for k, v in problem.get("ctx", {}).items()}
+    if template:
+        return template.format(**context)
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return message.removeprefix("expected ").rstrip()
+
+
+def _spec_class(annotation: Any, values: Any) -> type[Spec] | None:
+    """Return the spec class that `values` would become under `annotation`, or None for plain values."""
+    if not (isinstance(annotation, type) and issubclass(annotation, Spec)):
+        return None
+    if issubclass(annotation, Choice) and annotation.is_axis():
+        kind = values.get("kind") if isinstance(values, dict) else None
+        return annotation.kinds.get(str(kind), annotation)
+    return annotation
+
+
+def _keys_below(values: Any, loc: tuple[Any, ...]) -> Path:
+    """Keep the part of a location that indexes real values, not union members."""
+    path: Path = ()
+    for key in loc:
+        if isinstance(values, dict) and key in values:
+            values = values[key]
+        elif isinstance(values, (list, tuple)) and isinstance(key, int) and key < len(values):
+            values = values[key]
+        else:
+            break
+        path += (str(key),)
+    return path
+
+
+def _by_alias(owner: type[Spec], key: str) -> FieldInfo | None:
+    return next((f for f in owner.model_fields.values() if f.alias == key), None)

@@ -1,0 +1,196 @@
+"""A model's architecture as data: the default layer's axes, what some layers do differently, and what
+stands around the layers."""
+
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from archwright.spec.attention import Attention, SoftmaxAttention
+from archwright.spec.choice import AutoInt, Choice, Spec
+from archwright.spec.embeddings import Embedding, Head
+from archwright.spec.feedforward import FeedForward, Hidden, SwiGLU
+from archwright.spec.fingerprint import fingerprint
+from archwright.spec.init import Glorot, Init
+from archwright.spec.merge import merge, validated
+from archwright.spec.norms import Norm, RMSNorm
+from archwright.spec.positions import Position, RoPE
+from archwright.spec.residuals import PreNorm, Residual
+
+DEFAULT_VOCAB_SIZE = 4096
+"""Stands in for vocab_size = "auto" where no tokenizer is at hand."""
+
+AUTO_HEAD_DIM = 64
+"""Width of a head where neither num_heads nor head_dim is given."""
+
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class LayerSpec(Spec):
+    """The axes of one layer."""
+
+    norm: Norm = RMSNorm()
+    residual: Residual = PreNorm()
+    position: Position = RoPE()
+    attention: Attention = SoftmaxAttention()
+    feedforward: FeedForward = SwiGLU()
+
+
+class Arrangement(Spec):
+    """Which kind of layer stands where: `prefix` first, `suffix` last, `cycle` repeated between."""
+
+    prefix: Names = ()
+    cycle: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = ("default",)
+    suffix: Names = ()
+
+    def names(self, num_layers: int) -> tuple[str, ...]:
+        """Return the kind of every layer, first to last."""
+        middle = max(0, num_layers - len(self.prefix) - len(self.suffix))
+        cycle = tuple(self.cycle[i % len(self.cycle)] for i in range(middle))
+        return self.prefix + cycle + self.suffix
+
+
+class StackSpec(LayerSpec):
+    """A stack of layers: the default layer's axes are its own fields, other kinds are partial tables."""
+
+    num_layers: int = Field(8, ge=1)
+    """Number of layers."""
+    layer_kinds: dict[str, dict[str, Any]] = {}
+    """Layers that differ from the default: name -> the values that differ."""
+    layers: Arrangement = Arrangement()
+    """Where each kind of layer stands."""
+
+    @model_validator(mode="after")
+    def _layer_kinds_are_layers(self) -> Self:
+        for name in self.layer_kinds:
+            self._layer_kind(name)
+        return self
+
+    def layer(self, index: int) -> LayerSpec:
+        """Return the full spec of layer `index`."""
+        return self.kinds[self.layers.names(self.num_layers)[index]]
+
+    @cached_property
+    def kinds(self) -> dict[str, LayerSpec]:
+        """Every kind of layer by name, the default one included."""
+        return {name: self._layer_kind(name) for name in ("default", *self.layer_kinds)}
+
+    def _layer_kind(self, name: str) -> LayerSpec:
+        default = {axis: getattr(self, axis).model_dump() for axis in LayerSpec.model_fields}
+        partial = self.layer_kinds.get(name, {})
+        return validated(LayerSpec, merge(default, partial), ("layer_kinds", name))
+
+
+class Encoder(Choice):
+    """The axis of encoders."""
+
+    axis: ClassVar[str] = "encoder"
+
+
+class NoEncoder(Encoder):
+    """No encoder: a decoder alone."""
+
+    kind: Literal["none"] = "none"
+
+
+class EncoderStack(Encoder, StackSpec):
+    """A stack of layers that reads another text, which the decoder attends to."""
+
+    kind: Literal["stack"] = "stack"
+
+
+class ModelSpec(StackSpec):
+    """A transformer language model.
+
+    Every choice stands on its axis; `"auto"` lets the model decide and `kind = "none"` leaves a part out.
+    `resolved()` has only numbers.
+    """
+
+    name: str = ""
+    """What the model is called; no part of its identity."""
+    source: str = ""
+    """Where the values come from: paper, section, file."""
+    sources: dict[str, str] = {}
+    """Source of single values, by dotted path."""
+    dim: int = Field(512, ge=1)
+    """Width of the residual stream."""
+    vocab_size: AutoInt = "auto"
+    """Number of rows of the embedding; auto: the tokenizer's size rounded up to 64."""
+    context_length: int = Field(256, ge=1)
+    """Longest sequence trained on, in tokens."""
+    embedding: Embedding = Embedding()
+    head: Head = Head()
+    init: Init = Glorot()
+    encoder: Encoder = NoEncoder()
+    """A stack that reads another text; "none" for decoders."""
+
+    def override(self, *assignments: str) -> "ModelSpec":
+        """Return this spec with dotted values replaced: `spec.override("dim=256", "norm.kind=layer")`.
+
+        Raises:
+            UserError: an unknown path or a value out of its limits, one line each.
+        """
+        from archwright.spec.read import override
+
+        return override(self, assignments)
+
+    def resolved(self, vocab_size: int | None = None) -> "ModelSpec":
+        """Return this spec with every "auto" replaced by its number.
+
+        `vocab_size` is the tokenizer's; without one, auto means 4096.
+
+        Raises:
+            UserError: what rules between axes forbid, one line each.
+        """
+        from archwright.spec.rules import enforce
+
+        enforce(self)
+        values = self.model_dump()
+        values.update(_resolved_layer(values, self.dim))
+        values["layer_kinds"] = {
+            name: _resolved_layer(self.kinds[name].model_dump(), self.dim)
+            for name in self.layer_kinds
+        }
+        if self.vocab_size == "auto":
+            values["vocab_size"] = round_up(vocab_size or DEFAULT_VOCAB_SIZE, 64)
+        if values["init"].get("embedding_std") == "auto":
+            values["init"]["embedding_std"] = self.dim**-0.5 if self.head.tied else 1.0
+        return validated(ModelSpec, values)
+
+    def hash(self) -> str:
+        """Return a stable hash of what the model is: values that differ from the defaults, without names."""
+        return fingerprint(self, leave_out=("name", "source", "sources"))
+
+
+def _resolved_layer(values: dict[str, Any], dim: int) -> dict[str, Any]:
+    """Replace "auto" in one layer's values."""
+    layer = LayerSpec.model_validate({axis: values[axis] for axis in LayerSpec.model_fields})
+    resolved = layer.model_dump()
+    if isinstance(layer.attention, SoftmaxAttention):
+        resolved["attention"].update(heads(layer.attention, dim))
+    if isinstance(layer.feedforward, Hidden):
+        resolved["feedforward"]["hidden_dim"] = hidden_dim(layer.feedforward, dim)
+    return resolved
+
+
+def heads(attention: SoftmaxAttention, dim: int) -> dict[str, int]:
+    """Return num_heads, num_kv_heads and head_dim as numbers."""
+    num_heads, head_dim = attention.num_heads, attention.head_dim
+    if num_heads == "auto":
+        num_heads = max(1, dim // (AUTO_HEAD_DIM if head_dim == "auto" else head_dim))
+    if head_dim == "auto":
+        head_dim = max(1, dim // num_heads)
+    kv_heads = num_heads if attention.num_kv_heads == "auto" else attention.num_kv_heads
+    return {"num_heads": num_heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
+
+
+def hidden_dim(feedforward: Hidden, dim: int) -> int:
+    """Return the hidden width as a number."""
+    if feedforward.hidden_dim == "auto":
+        return round_up(round(feedforward.ratio * dim), 64)
+    return feedforward.hidden_dim
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple

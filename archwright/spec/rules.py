@@ -1,0 +1,203 @@
+"""What must hold between axes, and what is legal but suspicious. Each rule has a name and a sentence."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from archwright.spec.attention import NoAttention, SoftmaxAttention
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.feedforward import Hidden, NoFeedForward
+from archwright.spec.init import Glorot
+from archwright.spec.masks import Window
+from archwright.spec.model_spec import LayerSpec, ModelSpec, NoEncoder, heads, hidden_dim
+from archwright.spec.positions import RoPE
+
+Check = Callable[[ModelSpec], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A law between axes: `check` yields one line for each way a spec breaks it."""
+
+    name: str
+    sentence: str
+    check: Check
+
+
+RULES: list[Rule] = []
+"""What no model may break."""
+SUSPICIONS: list[Rule] = []
+"""What a model may do, though it seldom pays."""
+
+
+def enforce(spec: ModelSpec) -> None:
+    """Raise a UserError with one line for each broken rule."""
+    lines = [line for rule in RULES for line in rule.check(spec)]
+    if lines:
+        raise UserError(*dict.fromkeys(lines))
+
+
+def suspicions(spec: ModelSpec) -> list[str]:
+    """Return one line, with its reason, for each legal but suspicious value."""
+    return list(dict.fromkeys(line for rule in SUSPICIONS for line in rule.check(spec)))
+
+
+def _rule(sentence: str, table: list[Rule] = RULES) -> Callable[[Check], Check]:
+    def add(check: Check) -> Check:
+        table.append(Rule(check.__name__, sentence, check))
+        return check
+
+    return add
+
+
+def _suspicion(sentence: str) -> Callable[[Check], Check]:
+    return _rule(sentence, SUSPICIONS)
+
+
+def _layers(spec: ModelSpec) -> Iterator[tuple[str, LayerSpec]]:
+    """Yield every kind of layer with the prefix of its paths."""
+    for name, layer in spec.kinds.items():
+        yield ("" if name == "default" else f"layer_kinds.{name}."), layer
+
+
+def _attentions(spec: ModelSpec) -> Iterator[tuple[str, LayerSpec, SoftmaxAttention]]:
+    for at, layer in _layers(spec):
+        if isinstance(layer.attention, SoftmaxAttention):
+            yield at, layer, layer.attention
+
+
+@_rule("Query heads are shared out evenly over key-value heads.")
+def kv_heads_divide_heads(spec: ModelSpec) -> Iterator[str]:
+    for at, _, attention in _attentions(spec):
+        sizes = heads(attention, spec.dim)
+        if sizes["num_heads"] % sizes["num_kv_heads"]:
+            yield (
+                f"{at}attention.num_kv_heads: found {sizes['num_kv_heads']}; expected a divisor of "
+                f"num_heads = {sizes['num_heads']}"
+            )
+
+
+@_rule("Without a head_dim of its own, the heads share out dim evenly.")
+def heads_divide_dim(spec: ModelSpec) -> Iterator[str]:
+    for at, _, attention in _attentions(spec):
+        num_heads = heads(attention, spec.dim)["num_heads"]
+        if attention.head_dim == "auto" and spec.dim % num_heads:
+            yield (
+                f"{at}attention.num_heads: found {num_heads}; expected a divisor of dim = {spec.dim}, "
+                "or a given attention.head_dim"
+            )
+
+
+@_rule("RoPE rotates pairs of coordinates.")
+def rope_needs_pairs(spec: ModelSpec) -> Iterator[str]:
+    for at, layer, attention in _attentions(spec):
+        if isinstance(layer.position, RoPE):
+            head_dim = heads(attention, spec.dim)["head_dim"]
+            rotary = int(head_dim * layer.position.fraction)
+            if rotary % 2 or rotary == 0:
+                yield (
+                    f"{at}position.kind: found \"rope\" over {rotary} coordinates of heads of {head_dim}; "
+                    "expected an even number above 0: change attention.head_dim or position.fraction"
+                )
+
+
+@_rule("Positions that are added to the embedding belong to the whole model.")
+def absolute_positions_are_global(spec: ModelSpec) -> Iterator[str]:
+    for name, layer in spec.kinds.items():
+        if layer.position.absolute and layer.position != spec.position:
+            yield (
+                f'layer_kinds.{name}.position.kind: found "{layer.position.kind}", which is added to the '
+                'embedding once; expected it as position.kind of the model, or "rope" or "none" here'
+            )
+
+
+@_rule("Layers are arranged from kinds that exist.")
+def layer_names_exist(spec: ModelSpec) -> Iterator[str]:
+    for part in ("prefix", "cycle", "suffix"):
+        for name in getattr(spec.layers, part):
+            if name not in spec.kinds:
+                yield (
+                    f'layers.{part}: found "{name}"; expected one of '
+                    f"{', '.join(spec.kinds)}.{nearest(name, spec.kinds)}"
+                )
+
+
+@_rule("Prefix and suffix leave room for no fewer layers than there are.")
+def arrangement_fits(spec: ModelSpec) -> Iterator[str]:
+    fixed = len(spec.layers.prefix) + len(spec.layers.suffix)
+    if fixed > spec.num_layers:
+        yield (
+            f"num_layers: found {spec.num_layers}; expected at least {fixed}, "
+            "the layers of layers.prefix and layers.suffix"
+        )
+
+
+@_rule("A layer has at least one branch.")
+def layer_has_a_branch(spec: ModelSpec) -> Iterator[str]:
+    for at, layer in _layers(spec):
+        if isinstance(layer.attention, NoAttention) and isinstance(
+            layer.feedforward, NoFeedForward
+        ):
+            yield f'{at}attention.kind: found "none" beside feedforward.kind "none"; expected a branch'
+
+
+@_rule("Only decoders can be built so far.")
+def no_encoder_yet(spec: ModelSpec) -> Iterator[str]:
+    if not isinstance(spec.encoder, NoEncoder):
+        yield 'encoder.kind: found "stack"; expected "none": only decoders can be built so far'
+
+
+@_suspicion("Matrix kernels want head_dim to be a multiple of 8.")
+def odd_head_dim(spec: ModelSpec) -> Iterator[str]:
+    for at, _, attention in _attentions(spec):
+        head_dim = heads(attention, spec.dim)["head_dim"]
+        if head_dim % 8:
+            yield f"{at}attention.head_dim is {head_dim}: not a multiple of 8, which slows the kernels down"
+
+
+@_suspicion("Published models have dim / num_layers near 128.")
+def odd_shape(spec: ModelSpec) -> Iterator[str]:
+    ratio = spec.dim / spec.num_layers
+    if not 24 <= ratio <= 320:
+        yield (
+            f"dim / num_layers is {ratio:.3g}: published models lie near 128 (about 30 to 250), "
+            "as deeper or wider ones learn less from the same compute"
+        )
+
+
+@_suspicion("Hidden width is near 4 dim, or 8/3 dim where gated.")
+def odd_hidden_dim(spec: ModelSpec) -> Iterator[str]:
+    for at, layer in _layers(spec):
+        if isinstance(layer.feedforward, Hidden):
+            ratio = hidden_dim(layer.feedforward, spec.dim) / spec.dim
+            usual = layer.feedforward.ratio
+            if not usual / 2 <= ratio <= usual * 2:
+                yield (
+                    f"{at}feedforward.hidden_dim is {ratio:.3g} dim: models lie near {usual:.3g} "
+                    f'with "{layer.feedforward.kind}"'
+                )
+
+
+@_suspicion("The vocabulary is a multiple of 64.")
+def odd_vocabulary(spec: ModelSpec) -> Iterator[str]:
+    if spec.vocab_size != "auto" and spec.vocab_size % 64:
+        yield f"vocab_size is {spec.vocab_size}: not a multiple of 64, which slows the output head down"
+
+
+@_suspicion("A tied head wants small embeddings.")
+def large_tied_embedding(spec: ModelSpec) -> Iterator[str]:
+    if spec.head.tied and isinstance(spec.init, Glorot) and spec.init.embedding_std != "auto":
+        if spec.init.embedding_std > 3 * spec.dim**-0.5:
+            yield (
+                f"init.embedding_std is {spec.init.embedding_std:g} with a tied head: first logits will be "
+                f"about {spec.init.embedding_std * spec.dim**0.5:.3g} in size; auto takes dim^-0.5"
+            )
+
+
+@_suspicion("A window narrows something.")
+def idle_window(spec: ModelSpec) -> Iterator[str]:
+    for at, _, attention in _attentions(spec):
+        if isinstance(attention.mask, Window) and attention.mask.size >= spec.context_length:
+            yield (
+                f"{at}attention.mask.size is {attention.mask.size}: no shorter than context_length = "
+                f"{spec.context_length}, so the window hides nothing"
+            )

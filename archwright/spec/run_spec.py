@@ -1,0 +1,265 @@
+"""A training run as data: a model, a text, and how one is trained on the other."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from archwright.spec.choice import AutoFloat, AutoInt, Choice, OptionalFloat, Spec
+from archwright.spec.fingerprint import fingerprint
+from archwright.spec.model_spec import ModelSpec
+
+
+def _as_list(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(strict=False)]
+
+
+class TokenizerSpec(Spec):
+    """How text becomes tokens."""
+
+    kind: Literal["bpe", "bytes", "file"] = "bpe"
+    """Byte-level BPE trained on the text, raw bytes, or a tokenizer.json."""
+    vocab_size: int = Field(4096, ge=257)
+    """Number of tokens of a trained BPE, special tokens included."""
+    path: str = ""
+    """The tokenizer.json of kind "file"."""
+    end_of_text: str = Field("<|endoftext|>", min_length=1)
+    """The token every document starts from."""
+    special_tokens: Texts = ()
+    """Further tokens that no text produces."""
+
+
+class DataSpec(Spec):
+    """Which text, how it is split, and how its tokens fill batches."""
+
+    text: Annotated[Texts, Field(min_length=1)] = ("stdlib",)
+    """Files, folders, globs, `-` for standard input, or `stdlib`: Python's own source."""
+    held_out: Texts = ()
+    """Texts to evaluate on; empty: one document in ten of `text`, by hash."""
+    field: str = "text"
+    """The field of a JSONL record that holds its text."""
+    separator: str = ""
+    """What separates documents inside a plain text file; empty: a file is a document."""
+    errors: Literal["strict", "replace"] = "strict"
+    """What to do with bytes that are not UTF-8."""
+    tokenizer: TokenizerSpec = TokenizerSpec()
+    documents: Literal["concatenate", "mask"] = "concatenate"
+    """Pack documents end to end, or also hide them from one another with positions of their own."""
+
+
+class Optimizer(Choice):
+    """The axis of optimizers."""
+
+    axis: ClassVar[str] = "optimizer"
+
+
+Betas = Annotated[
+    tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
+    Field(strict=False),
+]
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay on matrices (Loshchilov and Hutter, 2017)."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: float = Field(3e-3, gt=0)
+    """Peak learning rate."""
+    betas: Betas = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+
+
+class Muon(Optimizer):
+    """Momentum made orthogonal, for hidden matrices (Jordan et al., 2024); AdamW for the rest."""
+
+    kind: Literal["muon"] = "muon"
+    lr: float = Field(1e-2, gt=0)
+    """Peak learning rate of matrices, in AdamW's units: updates have a root mean square of 0.2."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    nesterov: bool = True
+    steps: int = Field(5, ge=1, le=20)
+    """Newton-Schulz iterations."""
+    weight_decay: float = Field(0.1, ge=0)
+    adamw_lr: AutoFloat = "auto"
+    """Peak learning rate of embedding, head and vectors; auto: `lr`."""
+    betas: Betas = (0.9, 0.95)
+    """Of AdamW."""
+    eps: float = Field(1e-8, gt=0)
+    """Of AdamW."""
+
+
+class Schedule(Choice):
+    """The axis of learning-rate schedules: factors of the peak as pure functions of the step."""
+
+    axis: ClassVar[str] = "schedule"
+    warmup: AutoInt | Literal[0] = "auto"
+    """Steps of linear warm-up; auto: a twentieth of the run, at most 200."""
+
+
+class Cosine(Schedule):
+    """Half a cosine from the peak to `final` (Loshchilov and Hutter, 2016)."""
+
+    kind: Literal["cosine"] = "cosine"
+    final: float = Field(0.1, ge=0, le=1)
+    """Share of the peak that is left at the end."""
+
+
+class WSD(Schedule):
+    """Warm up, stay, decay linearly (Hu et al., 2024)."""
+
+    kind: Literal["wsd"] = "wsd"
+    decay: float = Field(0.2, gt=0, le=1)
+    """Share of the run that decays."""
+    final: float = Field(0.0, ge=0, le=1)
+    """Share of the peak that is left at the end."""
+
+
+class Linear(Schedule):
+    """A straight line from the peak to `final`."""
+
+    kind: Literal["linear"] = "linear"
+    final: float = Field(0.0, ge=0, le=1)
+    """Share of the peak that is left at the end."""
+
+
+class Constant(Schedule):
+    """The peak, after warm-up."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class InverseSqrt(Schedule):
+    """sqrt(warmup / step) after warm-up (Vaswani et al., 2017, section 5.3)."""
+
+    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
+
+
+class EvaluateSpec(Spec):
+    """Evaluation on the held-out text."""
+
+    every: int = Field(0, ge=0)
+    """Steps between evaluations; 0: ten times in a run and at its end."""
+    max_tokens: int = Field(100_000, ge=1)
+    """Tokens of an evaluation during training; the last one reads all."""
+    stride: AutoInt = "auto"
+    """Tokens between the starts of overlapping windows; auto: half the context."""
+
+
+class CheckpointSpec(Spec):
+    """What is kept to resume from."""
+
+    every: int = Field(0, ge=0)
+    """Steps between checkpoints; 0: about every minute."""
+    keep: int = Field(2, ge=1)
+    """How many of the newest stay."""
+
+
+class InitFrom(Spec):
+    """Existing weights to start from."""
+
+    from_: str = Field("", alias="from")
+    """A run folder or a folder with model.safetensors; empty: fresh weights."""
+
+
+class MachineSpec(Spec):
+    """What the machine decides once, by measurement; given values are kept."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """fp32, or autocast to bf16 or fp16; auto: the faster one of fp32 and bf16."""
+    kernel: Literal["auto", "eager", "sdpa", "blockwise"] = "auto"
+    """Attention kernel; auto: the fastest for the mask and device."""
+    compile: Literal["none", "block"] = "none"
+    """torch.compile for each layer; pays on a GPU, or in runs of over some minutes."""
+    threads: AutoInt = "auto"
+    num_steps: AutoInt = "auto"
+    """Steps of the run; auto: what fits the budget."""
+
+
+class PartsFile(Spec):
+    """A file of choices from outside the package that this run was made with."""
+
+    name: str
+    sha256: str
+
+
+BUDGET = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-zA-Z]+)\s*$")
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
+def parse_budget(text: str) -> tuple[float, str]:
+    """Split `"3m"`, `"400steps"`, `"10Mtokens"` or `"1e15flops"` into an amount and its unit:
+    seconds, steps, tokens or flops.
+
+    Raises:
+        ValueError: not of that form, or not above zero.
+    """
+    match = BUDGET.match(text)
+    if match:
+        amount, unit = float(match[1].replace("_", "")), match[2]
+        if unit in SECONDS and amount > 0:
+            return amount * SECONDS[unit], "seconds"
+        for name in ("steps", "tokens", "flops"):
+            scale = unit.removesuffix(name)
+            if unit.endswith(name) and scale in SCALES and amount * SCALES[scale] >= 1:
+                return amount * SCALES[scale], name
+    raise ValueError('expected an amount with a unit, such as "3m", "400steps", "10Mtokens", "1e15flops"')
+
+
+def _checked_budget(text: str) -> str:
+    parse_budget(text)
+    return text
+
+
+class RunSpec(Spec):
+    """A training run. Dotted keys reach every value: `model.dim`, `optimizer.lr`, `data.text`."""
+
+    name: str = ""
+    """What the run is called; its folder is runs/<name>."""
+    model: ModelSpec = ModelSpec()
+    data: DataSpec = DataSpec()
+    batch_size: int = Field(16, ge=1)
+    """Sequences per step, each of model.context_length tokens."""
+    accumulate: int = Field(1, ge=1)
+    """Parts a batch is cut into to save memory; gradients are summed over them."""
+    budget: Annotated[str, AfterValidator(_checked_budget)] = "3m"
+    """How long to train: wall time, steps, tokens or FLOPs."""
+    optimizer: Optimizer = AdamW()
+    schedule: Schedule = Cosine()
+    clip: OptionalFloat = 1.0
+    """Largest norm of the gradient; larger ones are scaled down to it."""
+    z_loss: float = Field(0.0, ge=0)
+    """Weight of the mean square of log Z, which keeps logits from drifting (PaLM, section 5)."""
+    evaluate: EvaluateSpec = EvaluateSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    init: InitFrom = InitFrom()
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Of initial values, order of the data and dropout."""
+    tensorboard: bool = False
+    """Write the metrics for TensorBoard, too."""
+    machine: MachineSpec = MachineSpec()
+    parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one step trains on."""
+        return self.batch_size * self.model.context_length
+
+    def override(self, *assignments: str) -> "RunSpec":
+        """Return this spec with dotted values replaced: `run.override("model.dim=256", "seed=1")`.
+
+        Raises:
+            UserError: an unknown path or a value out of its limits, one line each.
+        """
+        from archwright.spec.read import override
+
+        return override(self, assignments)
+
+    def hash(self) -> str:
+        """Return a stable hash of what is trained on what and how; the machine's decisions are no part."""
+        return fingerprint(self, leave_out=("name", "machine", "tensorboard"))

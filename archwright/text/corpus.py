@@ -1,0 +1,132 @@
+"""Text as a stream of documents, in two parts: one to train on and one that is held out."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from archwright.spec.errors import UserError
+from archwright.spec.run_spec import DataSpec
+from archwright.text.reading import Span, Surveyed, read, spans, survey
+from archwright.text.sources import find_files
+
+FORMAT = 1
+"""Of fingerprints: raised when the same files would give other documents."""
+
+Choose = Callable[[Surveyed, Span], Span | None]
+"""The part of a document that belongs to this side of a split, or None."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text with borders: its name, and its text in pieces (a stream: iterate once)."""
+
+    name: str
+    pieces: Iterator[str]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A stream of documents that can be read again and again.
+
+    The fingerprint is a hash of their content, names and split; `num_bytes` counts them in UTF-8.
+    """
+
+    files: tuple[Surveyed, ...]
+    data: DataSpec
+    choose: Choose
+    num_bytes: int
+    fingerprint: str
+
+    def __iter__(self) -> Iterator[Document]:
+        for file in self.files:
+            for span in spans(file, self.data):
+                chosen = self.choose(file, span)
+                if chosen is not None:
+                    yield Document(chosen.name, read(file, chosen, self.data))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The documents to train on, those held out, and the files that were skipped as no text."""
+
+    train: Documents
+    held_out: Documents
+    skipped: tuple[str, ...] = field(default=())
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all content."""
+        return _hash(self.train.fingerprint, self.held_out.fingerprint)
+
+
+def open_corpus(data: DataSpec) -> Corpus:
+    """Return the text that `data` names, split into a training and a held-out part.
+
+    Held out is what `data.held_out` names, or else the documents whose name hashes to 0 modulo 10,
+    or else (when that leaves a side empty) the last tenth of the text.
+
+    Raises:
+        UserError: missing, binary, empty or undecodable files, one line each.
+    """
+    if data.held_out:
+        return _given_split(data)
+    files, skipped = survey(find_files(data.text), data, "data.text")
+    train, held_out = sum(f.kept_bytes for f in files), sum(f.held_out_bytes for f in files)
+    if train and held_out:
+        return Corpus(
+            _documents(files, data, _kept, train, "hash/train"),
+            _documents(files, data, _by_hash, held_out, "hash/held_out"),
+            skipped,
+        )
+    return _split_at_tail(files, skipped, data)
+
+
+def open_texts(texts: tuple[str, ...], data: DataSpec, key: str = "text") -> Documents:
+    """Return all documents of `texts`, read as `data` says, without a split.
+
+    Raises:
+        UserError: missing, binary, empty or undecodable files, one line each.
+    """
+    files, _ = survey(find_files(texts, key), data, key)
+    return _documents(files, data, _all, sum(f.num_bytes for f in files), "all")
+
+
+def _given_split(data: DataSpec) -> Corpus:
+    """Hold out the files that the user names, and never train on one of them."""
+    held_out = find_files(data.held_out, "data.held_out")
+    paths = {file.path.resolve() for file in held_out}
+    train = tuple(f for f in find_files(data.text) if f.path.resolve() not in paths)
+    if not train:
+        raise UserError("data.text: every file is also in data.held_out; nothing is left to train on.")
+    files, skipped = survey(train, data, "data.text")
+    others, skipped_too = survey(held_out, data, "data.held_out")
+    return Corpus(
+        _documents(files, data, _all, sum(f.num_bytes for f in files), "all"),
+        _documents(others, data, _all, sum(f.num_bytes for f in others), "all"),
+        skipped + skipped_too,
+    )
+
+
+def _documents(
+    files: tuple[Surveyed, ...], data: DataSpec, choose: Choose, num_bytes: int, side: str
+) -> Documents:
+    content = [part for f in files for part in (f.file.name, f.digest)]
+    fingerprint = _hash(str(FORMAT), data.field, data.separator, data.errors, side, *content)
+    return Documents(files, data, choose, num_bytes, fingerprint)
+
+
+def _hash(*parts: str) -> str:
+    joined = b"".join(len(p.encode()).to_bytes(8, "little") + p.encode() for p in parts)
+    return hashlib.blake2b(joined, digest_size=16).hexdigest()
+
+
+def _all(file: Surveyed, span: Span) -> Span | None:
+    return span
+
+
+def _by_hash(file: Surveyed, span: Span) -> Span | None:
+    return span if span.held_out else None
+
+
+def _kept(file: Surveyed, span: Span) -> Span | None:
+    return None if span.held_out else span

@@ -1,0 +1,49 @@
+"""Cutting long text where every pre-tokenizer must cut anyway, so that pieces encode as the whole."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+TARGET = 1 << 18
+"""Characters of a piece, about."""
+LIMIT = 1 << 20
+"""Characters after which text is cut at any place: a run without one blank, line or comma."""
+
+BORDER = (
+    r"(?:(?<=\n)(?=[!-~\w])"  # a line that starts with something visible
+    r"|(?<=[!-~\w])(?= [!-~\w])"  # one blank between visible characters
+    r"|(?<=[^\W\d_])(?=[!\"#$%&()*+,/:;<=>?@\[\\\]^`{|}~，。、；：？！「」（）]))"  # a sign after a letter
+)
+FIRST = re.compile(BORDER)
+LAST = re.compile(r".*" + BORDER, re.DOTALL)
+
+
+def pieces(blocks: Iterable[str], target: int = TARGET, limit: int = LIMIT) -> Iterator[str]:
+    """Yield the text of `blocks` in pieces that depend on the text alone, not on its blocks.
+
+    Pre-tokenizers of the GPT-2 family (also GPT-4's, Llama 3's, Qwen's and our own) never join what
+    stands on both sides of such a border and look at most one character ahead, so the tokens of the
+    pieces, joined, are those of the whole. Runs of more than `limit` characters without any border
+    are cut there.
+    """
+    buffer = ""
+    for block in blocks:
+        buffer += block
+        while len(buffer) >= limit:
+            end = _border(buffer, target, limit)
+            yield buffer[:end]
+            buffer = buffer[end:]
+    while len(buffer) > target:
+        end = _border(buffer, target, limit)
+        yield buffer[:end]
+        buffer = buffer[end:]
+    if buffer:
+        yield buffer
+
+
+def _border(text: str, target: int, limit: int) -> int:
+    """Return the last border up to `target`, or else the first one before `limit`, or else `limit`."""
+    last = LAST.match(text, 0, target)
+    if last:
+        return last.end()
+    first = FIRST.search(text, max(target - 2, 0), limit)
+    return first.start() if first and first.start() > 0 else min(limit, len(text))

@@ -1,0 +1,148 @@
+"""Which files a user means by a path, a folder, a glob, `-` or `stdlib`."""
+
+import atexit
+import glob
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from archwright.spec.errors import UserError, nearest
+from archwright.text.cache import writing
+
+STDIN = "-"
+STDLIB = "stdlib"
+NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+"""Folders inside the standard library's that are no part of `stdlib`."""
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file to read. Its name is relative to what the user wrote and decides the split.
+
+    A file that was found rather than named is skipped and counted when it is binary; one of the
+    standard library also when it is not UTF-8.
+    """
+
+    path: Path
+    name: str
+    found: bool = False
+    library: bool = False
+
+    @property
+    def jsonl(self) -> bool:
+        """Tell whether each line is a record of its own."""
+        return self.path.suffix.lower() in {".jsonl", ".ndjson"}
+
+
+def find_files(sources: Iterable[str], key: str = "data.text") -> tuple[TextFile, ...]:
+    """Return the files that `sources` name, in order, each once.
+
+    Raises:
+        UserError: a source that is missing or holds no file, one line each.
+    """
+    files: dict[Path, TextFile] = {}
+    mistakes = []
+    for source in sources:
+        try:
+            for file in _files_of(source):
+                files.setdefault(file.path.resolve(), file)
+        except UserError as error:
+            mistakes += [f"{key}: {line}" for line in error.lines]
+    if mistakes:
+        raise UserError(*mistakes)
+    return tuple(files.values())
+
+
+def _files_of(source: str) -> list[TextFile]:
+    if source == STDIN:
+        return [TextFile(_spooled(), STDIN)]
+    if source == STDLIB:
+        return _library()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _some([TextFile(p, _relative(p, path), found=True) for p in _walk(path)], source)
+    if path.exists():
+        return [TextFile(path, path.name)]
+    if glob.has_magic(source):
+        return _some(_matches(str(path)), source)
+    raise UserError(_missing(source, path))
+
+
+def _some(files: list[TextFile], source: str) -> list[TextFile]:
+    if not files:
+        raise UserError(f'no file found in "{source}". Name a file, a folder or a glob with text.')
+    return files
+
+
+def _missing(source: str, path: Path) -> str:
+    """Say that a path is missing, with the nearest name that exists beside it."""
+    if not source.strip():
+        return 'expected a file, folder, glob, "-" or "stdlib", found an empty name.'
+    parent = path.parent
+    if not parent.is_dir():
+        return f'no file or folder "{source}": there is no folder "{parent}".'
+    try:
+        names = {entry.name.lower(): entry.name for entry in parent.iterdir()}
+    except OSError:
+        names = {}
+    if parent == Path() and path.name == source:
+        names.setdefault(STDLIB, STDLIB)
+    hint = nearest(path.name, names)
+    for lower, name in names.items():
+        hint = hint.replace(f'"{lower}"', f'"{name}"')
+    return f'no file or folder "{source}".{hint}'
+
+
+def _walk(folder: Path, without: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Yield the files below a folder, sorted by relative path; hidden ones are left out."""
+    found = []
+    for parent, folders, files in os.walk(folder, onerror=_refuse):
+        folders[:] = [f for f in folders if not f.startswith(".") and f not in without]
+        found += [Path(parent, f) for f in files if not f.startswith(".")]
+    yield from sorted((p for p in found if p.is_file()), key=lambda p: _relative(p, folder))
+
+
+def _refuse(error: OSError) -> None:
+    raise UserError(f'cannot read "{error.filename}": {error.strerror}.')
+
+
+def _matches(pattern: str) -> list[TextFile]:
+    """Return the files of a glob, named relative to its part before the first wildcard."""
+    parts = Path(pattern).parts
+    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    root = Path(*parts[:fixed])
+    paths = (Path(p) for p in sorted(glob.glob(pattern, recursive=True)))
+    return [TextFile(p, _relative(p, root), found=True) for p in paths if p.is_file()]
+
+
+def _library() -> list[TextFile]:
+    """Return the source files of the running interpreter's standard library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = (p for p in _walk(root, frozenset(NOT_LIBRARY)) if p.suffix == ".py")
+    files = [TextFile(p, _relative(p, root), found=True, library=True) for p in paths]
+    if not files:
+        raise UserError(
+            f'"{STDLIB}": this Python has no source files in {root}. Name a text of your own.'
+        )
+    return files
+
+
+def _relative(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def _spooled() -> Path:
+    """Copy standard input to a temporary file, which is removed when this process ends."""
+    with (
+        writing(Path(tempfile.gettempdir())),
+        tempfile.NamedTemporaryFile(prefix="archwright-", delete=False) as file,
+    ):
+        path = Path(file.name)
+        atexit.register(path.unlink, missing_ok=True)
+        shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
+    return path
