@@ -1,11 +1,12 @@
-"""What is minimised: cross-entropy with z-loss, summed over valid tokens, divided by their number."""
+"""What is minimised: cross-entropy with z-loss, summed over valid tokens, then divided."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 IGNORE = -100
 
@@ -45,7 +46,7 @@ def cross_entropy(
     num_targets = (flat != ignore_index).sum()
     divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=rows.device)
     wants_gradient = rows.requires_grad and torch.is_grad_enabled()
-    total, nll_sum, z_term = _CrossEntropy.apply(
+    total, nll_sum, z_term = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, flat, float(z_loss), ignore_index, divisor.clamp(min=1), wants_gradient
     )
     return Loss(total, nll_sum, z_term, num_targets)
@@ -57,7 +58,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         logits: Tensor,
         targets: Tensor,
         z_loss: float,
@@ -93,18 +94,26 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: FunctionCtx, total: Tensor, *_: Tensor
+        ctx: Any, total: Tensor, *_: Tensor
     ) -> tuple[Tensor, None, None, None, None, None]:
         gradient, rest = ctx.saved_tensors
-        factor = total * rest
+        factor = (total * rest).reshape(1, 1)
         # On a CPU looking at a number costs nothing, and in plain training it is 1.
         if factor.device.type != "cpu" or factor.item() != 1:
-            gradient = gradient * factor
+            gradient = _scaled(gradient, factor)
         return gradient, None, None, None, None, None
+
+
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Multiply in the dtype of the factor: in float16 a loss scale overflows."""
+    scaled = torch.empty_like(gradient)
+    for rows in _chunks(gradient):
+        scaled[rows] = gradient[rows] * factor
+    return scaled
 
 
 def _chunks(logits: Tensor) -> list[slice]:
     """Cut the rows so that a chunk in float32 stays near the cores, or is worth a kernel launch."""
-    num_elements = 2**20 if logits.device.type == "cpu" else 2**27
+    num_elements = 2**20 if logits.device.type == "cpu" else 2**25
     size = max(1, num_elements // logits.shape[-1])
     return [slice(start, start + size) for start in range(0, len(logits), size)]

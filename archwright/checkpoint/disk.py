@@ -17,7 +17,8 @@ class DamagedError(UserError):
 def atomic_write(path: str | Path, content: bytes | str) -> None:
     """Put `content` at `path`: at any instant a reader sees the old file or the new one, whole.
 
-    Raises UserError, with the old file untouched, when the disk is full or the folder read-only.
+    Raises:
+        UserError: the disk is full or the folder read-only; the old file is then untouched.
     """
     data = content.encode() if isinstance(content, str) else content
     with replacing(path) as temporary, temporary.open("wb") as file:

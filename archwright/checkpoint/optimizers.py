@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from archwright.checkpoint.weights import plain_name
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
 
@@ -50,9 +50,8 @@ def put_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
     indices = [i for group in saved["state_dict"]["param_groups"] for i in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
         if index in saved["state_dict"]["state"]:
-            optimizer.state[parameter] = _exact(
-                optimizer.state[parameter], saved["state_dict"]["state"][index]
-            )
+            loaded, exact = optimizer.state[parameter], saved["state_dict"]["state"][index]
+            optimizer.state[parameter] = _exact(loaded, exact, parameter)
 
 
 def _names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
@@ -77,14 +76,19 @@ def _other_groups(found: list[list[str]], wanted: list[list[str]]) -> Iterator[s
             yield f"group {number} has its parameters in another order than the checkpoint."
 
 
-def _exact(loaded: Any, saved: Any) -> Any:
-    """Return `saved`, its tensors on the devices to which torch brought them in `loaded`."""
+def _exact(loaded: Any, saved: Any, parameter: Tensor) -> Any:
+    """Return `saved`, its tensors on the devices to which torch brought them in `loaded`.
+
+    What has the parameter's shape gets its order in memory too: fused kernels walk through both
+    side by side.
+    """
     import torch
 
     if isinstance(saved, torch.Tensor):
-        return saved.to(loaded.device, copy=True)
+        like = parameter if saved.shape == parameter.shape else saved
+        return torch.empty_like(like, dtype=saved.dtype, device=loaded.device).copy_(saved)
     if isinstance(saved, dict):
-        return {key: _exact(loaded[key], value) for key, value in saved.items()}
+        return {key: _exact(loaded[key], value, parameter) for key, value in saved.items()}
     if isinstance(saved, list | tuple):
-        return type(saved)(_exact(a, b) for a, b in zip(loaded, saved, strict=True))
+        return type(saved)(_exact(a, b, parameter) for a, b in zip(loaded, saved, strict=True))
     return saved

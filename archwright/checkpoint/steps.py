@@ -46,8 +46,11 @@ def save(
     """Save a checkpoint of `step`, drop all but the newest `keep`, and return its path.
 
     The states of the global random number generators are saved too. `state` is anything made of
-    numbers, text, lists, tuples, mappings, tensors and arrays. Raises UserError, with the earlier
-    checkpoints untouched, when the disk refuses, or when the folder has a later complete step.
+    numbers, text, lists, tuples, mappings, tensors and arrays.
+
+    Raises:
+        UserError: the disk refuses, the folder has a complete checkpoint of a later step, or
+            `state` holds something else; the earlier checkpoints are then untouched.
     """
     folder = Path(folder)
     _check_request(folder, step, keep)
@@ -71,9 +74,11 @@ def load(
 ) -> dict[str, Any]:
     """Set `model`, `optimizers` and the random number generators as they were saved at `path`.
 
-    Returns the state that was given to `save`. Raises, before anything is changed, DamagedError
-    when a file's size or hash is wrong, and UserError with a line for every name, shape, dtype,
-    tie or optimizer that does not fit.
+    Returns the state that was given to `save`. When it raises, nothing was changed.
+
+    Raises:
+        DamagedError: a file's size or hash is wrong.
+        UserError: names, shapes, dtypes, ties or optimizers that do not fit, one line each.
     """
     path = Path(path)
     verify(path, hashes=True)
@@ -94,28 +99,46 @@ def load(
 
 
 def latest(folder: str | Path, *, hashes: bool = False) -> Path | None:
-    """Return the newest complete checkpoint in `folder`, or None.
+    """Return the newest complete checkpoint in `folder`, None where there is no checkpoint.
 
     Files are checked by their sizes, with `hashes` by their content too (a second for each GB).
     A damaged checkpoint is passed over with a warning.
+
+    Raises:
+        DamagedError: there are checkpoints, but none of them is whole.
     """
+    damages = []
     for path in reversed(_found(Path(folder)).values()):
         try:
             verify(path, hashes=hashes)
         except DamagedError as damage:
-            warnings.warn(f"{damage} {path.name} is passed over.", stacklevel=2)
+            damages.append(str(damage))
         else:
+            for line in damages:
+                warnings.warn(f"{line} {path.name} is used instead.", stacklevel=2)
             return path
+    if damages:
+        last = f"No checkpoint in {folder} is whole. To start anew, remove that folder."
+        raise DamagedError(*damages, last)
     return None
 
 
 def complete(folder: str | Path) -> dict[int, Path]:
-    """Return the checkpoints in `folder` whose files are all there, by step, oldest first."""
+    """Return the checkpoints in `folder` whose files are all there, by step, oldest first.
+
+    Raises:
+        UserError: one of them is of a later format.
+    """
     return {step: path for step, path in _found(Path(folder)).items() if _is_complete(path)}
 
 
 def verify(path: Path, *, hashes: bool) -> None:
-    """Raise DamagedError, naming the file, unless the checkpoint at `path` is as it was written."""
+    """Check that the files of the checkpoint at `path` are as they were written.
+
+    Raises:
+        DamagedError: one is not; the message names it.
+        UserError: the checkpoint is of a later format.
+    """
     for name, expected in _read_seal(path)["files"].items():
         file = path / name
         if not file.is_file():
@@ -168,7 +191,7 @@ def _write(
     optimizers: Mapping[str, Optimizer],
     state: Mapping[str, Any],
 ) -> None:
-    weights.write_model(folder / _MODEL, model, {})
+    weights.write_weights(folder / _MODEL, model, {})
     moments = {name: _optimizers.read_optimizer(o, model) for name, o in optimizers.items()}
     content: dict[str, Any] = {}
     of_optimizers: dict[str, Tensor] = {}
@@ -257,7 +280,7 @@ def _set_aside(folder: Path) -> dict[int, Path]:
 def _is_complete(path: Path) -> bool:
     try:
         verify(path, hashes=False)
-    except UserError:
+    except DamagedError:
         return False
     return True
 

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return `value` as JSON, its tensors and arrays put into `tensors` under their paths.
 
-    Kept exactly: None, bool, int, float (also nan and inf), str, list, tuple, mappings with any
-    scalar keys, torch tensors and numpy arrays. Raises UserError for anything else.
+    Kept exactly: None, bool, int, float (also nan and inf), str, list, tuple, dict with any such
+    keys, tensors, arrays of numbers, and torch's dtypes.
+
+    Raises:
+        UserError: anything else, with its path.
     """
     import numpy as np
     import torch
@@ -28,6 +31,8 @@ def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"$tensor": _add(tensors, path, value)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return {"$array": _add(tensors, path, torch.from_numpy(value.copy()))}
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": repr(float(value))}
     if value is None or isinstance(value, bool | int | float | str):
@@ -43,6 +48,8 @@ def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 def join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Return what `split` was given."""
+    import torch
+
     if isinstance(value, list):
         return [join(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -52,6 +59,8 @@ def join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tensors[name]
         case {"$array": name}:
             return tensors[name].numpy()
+        case {"$dtype": name}:
+            return getattr(torch, name)
         case {"$float": text}:
             return float(text)
         case {"$tuple": items}:

@@ -20,24 +20,33 @@ if TYPE_CHECKING:
 def write_model(path: str | Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
     """Write the state of `model` and `metadata` to one safetensors file, atomically.
 
-    Tied tensors are written once. Raises UserError when the file cannot be written; an old file
-    at `path` is then untouched.
+    Tied tensors are written once.
+
+    Raises:
+        UserError: the file cannot be written; an old file at `path` is then untouched.
     """
+    with replacing(path) as temporary:
+        write_weights(temporary, model, metadata)
+
+
+def write_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
+    """Write what `write_model` writes straight to `path`; raises OSError, as any writing does."""
     weights = of_model(model)
     tensors = {name: t for name, t in weights.tensors.items() if name not in weights.ties}
-    own = {"format": "pt"}  # other readers of safetensors ask for it
+    own = {}
     if weights.ties:
-        own["tied"] = json.dumps(weights.ties)
+        own[_TIED] = json.dumps(weights.ties)
     if weights.extra:
-        own["extra_state"] = json.dumps(split(weights.extra, _EXTRA, tensors))
-    with replacing(path) as temporary:
-        write_tensors(temporary, tensors, {**metadata, **own})
+        own[_EXTRA] = json.dumps(split(weights.extra, _EXTRA, tensors))
+    write_tensors(path, tensors, {**metadata, **own})
 
 
 def read_model(path: str | Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file by name, each tied one under all its names.
 
-    Raises UserError when there is no such file, DamagedError when it is no whole safetensors file.
+    Raises:
+        UserError: there is no such file.
+        DamagedError: it is not a whole safetensors file.
     """
     return of_file(Path(path)).tensors
 
@@ -45,7 +54,7 @@ def read_model(path: str | Path) -> dict[str, Tensor]:
 def read_metadata(path: str | Path) -> dict[str, str]:
     """Return the text that `write_model` was given beside the model."""
     _, metadata = read_tensors(Path(path))
-    return {k: v for k, v in metadata.items() if k not in ("format", "tied", "extra_state")}
+    return {k: v for k, v in metadata.items() if k not in ("format", _TIED, _EXTRA)}
 
 
 def take_weights(
@@ -53,8 +62,11 @@ def take_weights(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Copy `tensors` into `model` by name; return the names taken, and those left new.
 
-    A warning names tensors that the model has no place for. Raises UserError, with the model
-    untouched, for every tensor of another shape, and when no name fits at all.
+    A warning names tensors that the model has no place for.
+
+    Raises:
+        UserError: tensors of another shape, one line each, or no name that fits; the model is
+            then untouched.
     """
     own = of_model(model)
     taken = tuple(name for name in own.tensors if name in tensors)
@@ -93,9 +105,9 @@ def of_model(model: nn.Module) -> Weights:
 def of_file(path: Path) -> Weights:
     """Return the weights in the file at `path`; raises as `read_model` does."""
     tensors, metadata = read_tensors(path)
-    extra = join(json.loads(metadata.get("extra_state", "{}")), tensors)
+    extra = join(json.loads(metadata.get(_EXTRA, "{}")), tensors)
     own = {name: t for name, t in tensors.items() if not name.startswith(f"{_EXTRA}/")}
-    ties = json.loads(metadata.get("tied", "{}"))
+    ties = json.loads(metadata.get(_TIED, "{}"))
     return Weights(own | {alias: own[name] for alias, name in ties.items()}, ties, extra)
 
 
@@ -131,7 +143,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     path.touch()
     mode = path.stat().st_mode  # the library makes files that only their owner may read
     try:
-        save_file(_apart(tensors), path, metadata)
+        # With some metadata always: of no tensors and an empty table, safetensors 0.8 makes a file
+        # that it cannot read.
+        save_file(_apart(tensors), path, {"format": "pt", **metadata})
     except SafetensorError as error:
         found = re.search(r"([^:]*) \(os error (\d+)\)", str(error))
         cause = (int(found[2]), found[1].strip()) if found else (str(error),)
@@ -157,7 +171,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise DamagedError(f"{path} is not a whole safetensors file ({error}).") from error
 
 
-_EXTRA = "extra_state"
+_TIED = "archwright.tied"  # keys of the file's metadata, and the latter a prefix of names
+_EXTRA = "archwright.extra_state"
 
 
 def plain_name(name: str) -> str:

@@ -106,7 +106,7 @@ def describe(spec: ModelSpec, num_parameters: int) -> str:
 
 
 def _describe_layer(spec: ModelSpec, kind: str) -> str:
-    layer = spec.kinds[kind]
+    layer = spec.layers_by_kind[kind]
     parts = [f"{layer.residual.kind}-norm {layer.norm.kind}", f"{layer.position.kind} positions"]
     attention = layer.attention.model_dump()
     if "num_heads" in attention:

@@ -22,7 +22,7 @@ def clip_gradients(
         return torch.zeros(())
     dtype = torch.promote_types(gradients[0].dtype, torch.float32)
     norms = torch._foreach_norm(gradients, 2, dtype=dtype)
-    norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     # On a CPU looking costs nothing, and mostly saves a pass over the gradients.
     if max_norm is not None and not (norm.device.type == "cpu" and norm.item() <= max_norm):
         torch._foreach_mul_(gradients, (max_norm / norm).clamp(max=1.0))

@@ -10,8 +10,8 @@ def learning_rate(schedule: Schedule, step: int, num_steps: int) -> float:
     """Return the share of the peak learning rate, in [0, 1], that a step takes.
 
     `step` counts the steps done before: a run takes 0 to num_steps - 1. With w = warm-up, all
-    schedules rise as (step + 1) / (w + 1), so that no step is wasted at zero, reach 1 at step w, and
-    then fall in their own way. Falling ends at num_steps, and later steps stay there.
+    schedules rise as (step + 1) / (w + 1), so that no step is wasted at zero, and are 1 at step w.
+    From there each goes its own way; what ends, ends at num_steps and then stays.
     """
     warmup = warmup_steps(schedule, num_steps)
     if step < warmup:

@@ -16,15 +16,15 @@ UNLISTED = ("name", "source", "sources", "layer_kinds", "layers")
 
 
 def model_rows(spec: ModelSpec) -> list[Row]:
-    """Return the choices of a resolved architecture; numbers that "auto" would choose are not marked."""
+    """Return the choices of a resolved architecture; what "auto" would choose is not marked."""
     rows = list(_rows(spec, ModelSpec(), unmarked=automatic_paths(spec), leave_out=UNLISTED))
     if not spec.layer_kinds:
         return rows
     order = " ".join(spec.layers.names(spec.num_layers))
     rows.append(Row(("layers", order, "", "The kind of every layer, first to last.")))
-    default = spec.kinds["default"]
+    default = spec.layers_by_kind["default"]
     for name in spec.layer_kinds:
-        below = _rows(spec.kinds[name], default, f"{name}.", versus="other layers")
+        below = _rows(spec.layers_by_kind[name], default, f"{name}.", versus="other layers")
         rows += [row for row in below if row.mark]
     return rows
 
@@ -35,7 +35,7 @@ def spec_rows(spec: Spec, leave_out: Collection[str] = ()) -> list[Row]:
 
 
 def automatic_paths(spec: ModelSpec) -> set[str]:
-    """Return the paths whose recorded number is the one that "auto" leads to, given all the others."""
+    """Return the paths whose number is the one that "auto" leads to, given all the others."""
     resolved = spec.resolved(_vocab_size(spec))
     kept, found = spec, set()
     for path in _paths_with_auto(spec):
@@ -48,25 +48,24 @@ def automatic_paths(spec: ModelSpec) -> set[str]:
 
 def _rows(
     spec: Spec,
-    default: object,
+    default: Spec,
     at: str = "",
     *,
     unmarked: Collection[str] = (),
     leave_out: Collection[str] = (),
     versus: str = "default",
 ) -> Iterator[Row]:
-    """Yield a row for each value of a table of axes, and for each choice with its options."""
-    for name, field in type(spec).model_fields.items():
-        path, value = at + (field.alias or name), getattr(spec, name)
-        base = getattr(default, name, PydanticUndefined)
-        if name in leave_out:
-            continue
-        if isinstance(value, Spec):
-            yield from _choice(path, value, base, unmarked, versus)
-        else:
-            differs = value != base and path not in unmarked
-            mark = f"{versus}: {_shown(base)}" if differs else ""
-            yield Row((path, _shown(value), "", _sentence(field.description)), mark)
+    """Yield a row for each value, then for each choice with its options."""
+    fields = {name: f for name, f in type(spec).model_fields.items() if name not in leave_out}
+    inner = [name for name in fields if isinstance(getattr(spec, name), Spec)]
+    for name in (name for name in fields if name not in inner):
+        path, value, base = at + name, getattr(spec, name), getattr(default, name)
+        differs = value != base and path not in unmarked
+        mark = f"{versus}: {_shown(base)}" if differs else ""
+        if differs or not _empty(value):
+            yield Row((path, _shown(value), "", _sentence(fields[name].description)), mark)
+    for name in inner:
+        yield from _choice(at + name, getattr(spec, name), getattr(default, name), unmarked, versus)
 
 
 def _choice(
@@ -83,21 +82,22 @@ def _choice(
         if isinstance(value, Spec):
             inner.append((f"{path}.{key}", value, base))
         elif name != "kind":
-            options.append((key, value))
+            options += [] if _empty(value) else [(key, value)]
             if value != base and base is not PydanticUndefined and f"{path}.{key}" not in unmarked:
                 marks.append(f"{versus} {key}: {_shown(base)}")
-    yield Row((path, *_choice_cells(kind, options), _sentence(type(spec).__doc__)), "; ".join(marks))
+    if kind or options:
+        cells = (path, *_choice_cells(kind, options), _sentence(type(spec).__doc__))
+        yield Row(cells, "; ".join(marks))
     for below in inner:
         yield from _choice(*below, unmarked, versus)
 
 
 def _choice_cells(kind: str | None, options: list[tuple[str, Any]]) -> tuple[str, str]:
-    """Return what was chosen and its options; switches are listed by the names of those that are on."""
-    if kind is None and all(isinstance(value, bool) for _, value in options):
+    """Return what was chosen and its options; of mere switches, the names of those that are on."""
+    if kind is None and options and all(isinstance(value, bool) for _, value in options):
         on = [key for key, value in options if value]
         return ("all" if len(on) == len(options) > 1 else ", ".join(on) or "none"), ""
-    listed = ", ".join(f"{key} {_shown(value)}" for key, value in options)
-    return (listed, "") if kind is None else (kind, listed)
+    return kind or "", ", ".join(f"{key} {_shown(value)}" for key, value in options)
 
 
 def _paths_with_auto(spec: Spec, at: str = "") -> Iterator[str]:
@@ -126,5 +126,10 @@ def _shown(value: Any) -> str:
     return str(value) if value != "" else "none"
 
 
+def _empty(value: Any) -> bool:
+    return value in ("", (), [], {})
+
+
 def _sentence(text: str | None) -> str:
-    return " ".join((text or "").split())
+    """Return a docstring as running text."""
+    return " ".join((text or "").replace("`", "").split())

@@ -1,8 +1,8 @@
 """A page of sections: plain data in, one self-contained HTML file out.
 
-A section is a title and blocks, and a block holds plain text and numbers only. The template in `look/`
-is the one place where HTML is written, and it escapes everything. A report of one run and a comparison
-of many are both a `Page`; to add a section is to build one more `Section`.
+A section is a title and blocks, and a block holds plain text and numbers only. The template in
+`look/` is the one place where HTML is written, and it escapes everything. The report of a run and
+the comparison of many are both a `Page`; to add a section is to build one more `Section`.
 """
 
 import math
@@ -25,6 +25,8 @@ class Axis:
     """The column of a trace's `along` that holds it."""
     label: str
     title: str
+    hover: str
+    """What stands above a hover label, with the place as plotly writes it: `%{x:.4s} tokens`."""
     divide: float = 1.0
     """The recorded unit over the unit shown, such as 60 for seconds shown as minutes."""
 
@@ -33,9 +35,9 @@ class Axis:
 class Chart:
     """One figure, drawn by plotly.
 
-    A trace is a plotly trace. Where it has `along` (a table of columns) in place of `x`, it follows the
-    page's switch. Text of the form `$name` is the colour `--name` of `look/page.css`, in light and dark;
-    `"$shades"` is the colour scale for heat maps.
+    A trace is a plotly trace. With `along` (a table of columns) in place of `x`, it follows the
+    page's switch. Text of the form `$name` is the colour `--name` of `look/page.css`, in light and
+    in dark; `"$shades"` is the colour scale of heat maps.
     """
 
     kind: ClassVar[str] = "chart"
@@ -48,6 +50,8 @@ class Chart:
     layout: Mapping[str, Json] = field(default_factory=dict)
     marks: Sequence[Mapping[str, Json]] = ()
     """Vertical lines that follow the switch: `{"along": {column: value}, "text": ...}`."""
+    unit: str = ""
+    """What the vertical axis counts."""
     note: str = ""
     wide: bool = False
 
@@ -58,16 +62,8 @@ class Chart:
 
     def data(self) -> dict[str, Json]:
         """Return what the page's script needs, ready for JSON."""
-        return _plain(
-            {
-                "name": self.name,
-                "title": self.title,
-                "follows": self.follows,
-                "traces": self.traces,
-                "layout": self.layout,
-                "marks": self.marks,
-            }
-        )
+        names = ("name", "title", "unit", "follows", "traces", "layout", "marks")
+        return {name: _plain(getattr(self, name)) for name in names}
 
 
 @dataclass(frozen=True)
@@ -113,11 +109,10 @@ class Bars:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table; a marked row stands out, and says why to who cannot see it."""
+    """One row of a table. A row with a mark stands out, and the mark says why."""
 
     cells: Sequence[str]
     mark: str = ""
-    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,14 +135,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Text shown as it is: a sample, a command, a file. It can be copied, and saved where it has a file name."""
+    """Text shown as it is, to be copied; where it has a file name, it can be saved, too."""
 
     kind: ClassVar[str] = "verbatim"
     title: str
     text: str
     file: str = ""
     folded: bool = False
-    prose: bool = False
 
 
 Block = Chart | Facts | Bars | Table | Text | Verbatim
@@ -208,7 +202,10 @@ class Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        data = {"axes": [vars(axis) for axis in self.axes], "charts": [c.data() for c in self.charts]}
+        data = {
+            "axes": [vars(axis) for axis in self.axes],
+            "charts": [c.data() for c in self.charts],
+        }
         return environment.get_template("page.html").render(
             page=self,
             data=htmlsafe_json_dumps(data, allow_nan=False, separators=(",", ":")),
@@ -219,7 +216,7 @@ class Page:
 
 
 def _plain(value: Json) -> Json:
-    """Return JSON values: arrays as lists in six significant digits, gaps for what is not finite."""
+    """Return JSON values: lists for arrays, six significant digits, null for what is not finite."""
     if isinstance(value, np.ndarray):
         return [_plain(item) for item in value.tolist()]
     if isinstance(value, Mapping):

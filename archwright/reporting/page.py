@@ -1,10 +1,12 @@
 """The report of a run: one page that says what was reached, how, by what, and how to repeat it."""
 
+import re
 from pathlib import Path
 
+from archwright.checkpoint import atomic_write
 from archwright.reporting import curves, words
 from archwright.reporting.document import Bar, Bars, Block, Page
-from archwright.reporting.record import Record, read_record
+from archwright.reporting.history import History, read_history
 from archwright.reporting.result import Result, notice, result_of, verdict
 from archwright.reporting.sections import SECTIONS
 from archwright.runs import RunFolder
@@ -16,34 +18,33 @@ def write_report(run_folder: RunFolder) -> Path:
     The page is one file that requests nothing. A run without an evaluation, of one step, or stopped
     early has a page too, which says so.
     """
-    path = run_folder.path / "report.html"
-    path.write_text(run_page(read_record(run_folder)).html(), encoding="utf-8")
-    return path
+    atomic_write(run_folder.report_file, run_page(read_history(run_folder)).html())
+    return run_folder.report_file
 
 
-def run_page(record: Record) -> Page:
+def run_page(history: History) -> Page:
     """Lay a run out as a page."""
-    result = result_of(record)
-    head, rest = verdict(record, result)
+    result = result_of(history)
+    head, rest = verdict(history, result)
     return Page(
-        title=f"{record.name}: {head}",
-        kicker=f"archwright run {record.name}",
+        title=f"{history.name}: {head}",
+        kicker=f"archwright run {history.name}",
         verdict=head,
-        verdict_rest=rest,
-        notice=notice(record, result),
-        opening=_bars(record, result),
-        axes=curves.axes(record),
-        sections=[section for make in SECTIONS if (section := make(record, result))],
-        footer=f"Made by archwright from {record.folder}. This page is one file and requests nothing.",
+        verdict_rest=re.sub(r"(\d) (?=(s|min|h|d)\b)", "\\1\N{NO-BREAK SPACE}", rest),
+        notice=notice(history, result),
+        opening=_bars(history, result),
+        axes=curves.axes(history),
+        sections=[section for make in SECTIONS if (section := make(history, result))],
+        footer=f"Made by archwright from {history.folder}. One file, which requests nothing.",
     )
 
 
-def _bars(record: Record, result: Result) -> list[Block]:
+def _bars(history: History, result: Result) -> list[Block]:
     """Draw the model's bits per byte beside those of the compressors."""
-    if result.bits_per_byte is None or not record.compressors:
+    if result.bits_per_byte is None or not history.compressors:
         return []
     reached = {"this model": result.bits_per_byte}
-    reached |= {line["name"]: line["bits_per_byte"] for line in record.compressors}
+    reached |= {line["name"]: line["bits_per_byte"] for line in history.compressors}
     bars = [
         Bar(name, value, words.decimal(value), strong=name == "this model")
         for name, value in sorted(reached.items(), key=lambda item: item[1])

@@ -6,31 +6,31 @@ from typing import Any
 
 from archwright.reporting import choices, curves, words
 from archwright.reporting.document import Fact, Facts, Row, Section, Table, Text, Verbatim
-from archwright.reporting.record import Record
+from archwright.reporting.history import History
 from archwright.reporting.result import Result
 from archwright.spec.read import to_toml
 
 
-def numbers(record: Record, result: Result) -> Section:
+def numbers(history: History, result: Result) -> Section:
     """State every number of the verdict and what it was measured on."""
     groups = {
-        "Held-out text": _held_out_facts(record, result),
-        "Training": _training_facts(record, result),
-        "Model": _model_facts(record, result),
+        "Held-out text": _held_out_facts(history, result),
+        "Training": _training_facts(history, result),
+        "Model": _model_facts(history, result),
     }
     return Section("Numbers", [Facts({name: facts for name, facts in groups.items() if facts})])
 
 
-def training_curves(record: Record, result: Result) -> Section | None:
+def training_curves(history: History, result: Result) -> Section | None:
     """Draw what was measured at every step, and list what happened on the way."""
     if result.steps == 0:
         return None
-    return Section("Curves", [curves.loss_chart(record), *curves.step_charts(record)])
+    return Section("Curves", [curves.loss_chart(history), *curves.step_charts(history)])
 
 
-def events(record: Record, result: Result) -> Section | None:
+def events(history: History, result: Result) -> Section | None:
     """List what happened to the run."""
-    if not record.events:
+    if not history.events:
         return None
     rows = [
         Row(
@@ -39,50 +39,48 @@ def events(record: Record, result: Result) -> Section | None:
                 words.duration(event["seconds"]),
                 event["name"].replace("_", " "),
                 event.get("text", ""),
-            ),
-            mark="" if event["name"] not in ("loss_spike", "stopped") else "worth a look",
+            )
         )
-        for event in record.events
+        for event in history.events
     ]
     return Section("Events", [Table("", ("Step", "Time", "Event", "What happened"), rows)])
 
 
-def architecture(record: Record, result: Result) -> Section:
+def architecture(history: History, result: Result) -> Section:
     """State the model's choices, and which of them are not the defaults."""
     said = "The choices of the model. Marked: what differs from archwright's defaults."
     return Section(
-        "Architecture", [Table(said, choices.HEAD, choices.model_rows(record.spec.model))]
+        "Architecture", [Table(said, choices.HEAD, choices.model_rows(history.spec.model))]
     )
 
 
-def training_recipe(record: Record, result: Result) -> Section:
+def training_recipe(history: History, result: Result) -> Section:
     """State how the model was trained, on what."""
     said = "Text, optimizer and schedule. Marked: what differs from archwright's defaults."
-    rows = choices.spec_rows(record.spec, leave_out=("model", "name", "machine", "tensorboard"))
-    return Section("Training", [Table(said, choices.HEAD, rows)])
+    rows = choices.spec_rows(history.spec, leave_out=("model", "name", "machine", "tensorboard"))
+    return Section("Training", [*_texts(history, result), Table(said, choices.HEAD, rows)])
 
 
-def sample(record: Record, result: Result) -> Section | None:
+def sample(history: History, result: Result) -> Section | None:
     """Show what the model writes."""
-    if not record.sample.strip():
+    if not history.sample.strip():
         return None
-    text = words.printable(record.sample)
-    return Section("Sample", [Verbatim("Written by the model", text, prose=True)])
+    text = words.printable(history.sample)
+    return Section("Sample", [Verbatim("Written by the model", text)])
 
 
-def machine(record: Record, result: Result) -> Section | None:
+def machine(history: History, result: Result) -> Section | None:
     """Say on what the run was computed, and what the machine decided with which reason."""
-    left_out = (*_MODEL_FACTS, "decisions")
-    known = {key: value for key, value in record.environment.items() if key not in left_out}
+    known = {k: v for k, v in history.environment.items() if k not in _SAID_ELSEWHERE and v}
     if not known:
         return None
-    return Section("Machine", [Facts({"": _environment_facts(known)}), *_decisions(record)])
+    return Section("Machine", [Facts({"": _environment_facts(known)}), *_decisions(history)])
 
 
-def reproduce(record: Record, result: Result) -> Section:
+def reproduce(history: History, result: Result) -> Section:
     """Give the command and the file that repeat the run."""
-    spec = f"{record.folder}/spec.toml"
-    again = f"archwright train {shlex.quote(spec)} --out {shlex.quote(record.folder + '-again')}"
+    spec = f"{history.folder}/spec.toml"
+    again = f"archwright train {shlex.quote(spec)} --out {shlex.quote(history.folder + '-again')}"
     return Section(
         "Reproduce",
         [
@@ -91,12 +89,12 @@ def reproduce(record: Record, result: Result) -> Section:
                 "so a repetition decides nothing again."
             ),
             Verbatim("Command", again),
-            Verbatim("spec.toml", to_toml(record.spec), file="spec.toml", folded=True),
+            Verbatim("spec.toml", to_toml(history.spec), file="spec.toml", folded=True),
         ],
     )
 
 
-SECTIONS: tuple[Callable[[Record, Result], Section | None], ...] = (
+SECTIONS: tuple[Callable[[History, Result], Section | None], ...] = (
     numbers,
     training_curves,
     sample,
@@ -109,88 +107,117 @@ SECTIONS: tuple[Callable[[Record, Result], Section | None], ...] = (
 """Every section, first to last; one that has nothing to say returns None."""
 
 
-def _held_out_facts(record: Record, result: Result) -> list[Fact]:
+def _held_out_facts(history: History, result: Result) -> list[Fact]:
     last = result.held_out
     if not last:
         return [Fact("Evaluation", "none yet")]
     return [
-        Fact("Loss", words.decimal(last["nats_per_token"], 4), "nats per token"),
-        Fact("Perplexity", words.significant(last["perplexity"], 4), "per token, base e"),
         Fact("Bits per byte", words.decimal(last["bits_per_byte"])),
-        *(Fact(f"  {c['name']}", words.decimal(c["bits_per_byte"])) for c in record.compressors),
-        Fact("Read", words.size(last["num_bytes"]), f"{words.exact(last['num_tokens'])} tokens"),
+        *(
+            Fact(line["name"], words.decimal(line["bits_per_byte"]), "bits per byte")
+            for line in history.compressors
+        ),
+        Fact("Loss", words.loss(last["nats_per_token"]), "nats per token"),
+        Fact("Perplexity", words.significant(last["perplexity"], 4), "per token, base e"),
+        Fact("Tokens", words.exact(last["num_tokens"])),
+        Fact("Size", words.size(last["num_bytes"])),
     ]
 
 
-def _training_facts(record: Record, result: Result) -> list[Fact]:
-    planned = f"of {words.exact(record.planned_steps)}" if record.planned_steps else ""
-    facts = [
+def _training_facts(history: History, result: Result) -> list[Fact]:
+    planned = f"of {words.exact(history.planned_steps)}" if history.planned_steps else ""
+    return [
         Fact("Steps", words.exact(result.steps), planned),
         Fact("Tokens", words.exact(result.tokens)),
         Fact("Time", words.duration(result.seconds)),
+        *_fact("FLOPs", result.flops, words.flops),
+        *_fact("Loss at the end", result.train_loss, words.loss, "nats per token"),
+        *_fact("Speed", result.tokens_per_second, words.count, "tokens/s, median"),
+        *_fact("Utilisation", result.utilisation, words.percent, "of measured peak"),
+        *_fact("Memory", result.memory_bytes, words.size, "highest"),
+        Fact("Loss spikes", str(result.spikes)),
     ]
-    if result.flops:
-        facts.append(Fact("FLOPs", words.flops(result.flops)))
-    if result.train_loss is not None:
-        facts.append(Fact("Last training loss", words.decimal(result.train_loss, 4), "nats per token"))
-    if result.tokens_per_second:
-        facts.append(Fact("Speed", words.count(result.tokens_per_second), "tokens/s, median"))
-    if result.utilisation:
-        facts.append(Fact("Utilisation", words.percent(result.utilisation), "of measured peak"))
-    if result.memory_bytes:
-        facts.append(Fact("Memory", words.size(result.memory_bytes), "highest"))
-    return [*facts, Fact("Loss spikes", str(result.spikes))]
 
 
-_MODEL_FACTS = ("num_parameters", "flops_per_token")
-
-
-def _model_facts(record: Record, result: Result) -> list[Fact]:
-    model = record.spec.model
-    facts = [
+def _model_facts(history: History, result: Result) -> list[Fact]:
+    model = history.spec.model
+    return [
+        *_fact("Parameters", result.num_parameters, words.exact),
+        *_fact("FLOPs per token", history.flops_per_token, words.flops, "in training"),
         Fact("Layers", str(model.num_layers)),
         Fact("Width", str(model.dim)),
         Fact("Context", words.exact(model.context_length), "tokens"),
         Fact("Vocabulary", _shown(model.vocab_size), "tokens"),
     ]
-    if record.flops_per_token:
-        facts.insert(0, Fact("FLOPs per token", words.flops(record.flops_per_token), "in training"))
-    if result.num_parameters:
-        facts.insert(0, Fact("Parameters", words.exact(result.num_parameters)))
-    return facts
 
 
-def _decisions(record: Record) -> list[Table]:
-    made = record.environment.get("decisions", [])
-    rows = [Row((d["name"], _shown(d["choice"]), d.get("reason", ""))) for d in made]
-    said = "What the machine decided once, by measurement. It is kept when the run is resumed."
+def _fact(
+    label: str, value: float | None, said: Callable[[float], str], note: str = ""
+) -> list[Fact]:
+    """Return a fact, or none where there is no value."""
+    return [] if value is None else [Fact(label, said(value), note)]
+
+
+def _texts(history: History, result: Result) -> list[Facts]:
+    """State how much text there was, and how often the model read it."""
+    data = history.environment.get("data")
+    if not data:
+        return []
+    passes = Fact("Passes over it", words.significant(result.tokens / data["train"]["num_tokens"]))
+    return [
+        Facts(
+            {
+                "Text to train on": [*_text_facts(data["train"]), passes],
+                "Text held out": _text_facts(data["held_out"]),
+            }
+        )
+    ]
+
+
+def _text_facts(text: Mapping[str, Any]) -> list[Fact]:
+    return [
+        Fact("Size", words.size(text["num_bytes"])),
+        Fact("Tokens", words.exact(text["num_tokens"])),
+        Fact("Documents", words.exact(text["num_documents"])),
+    ]
+
+
+def _decisions(history: History) -> list[Table]:
+    made = history.environment.get("decisions", {})
+    rows = [Row((key, _shown(d["value"]), d["reason"])) for key, d in made.items()]
+    said = "Decided once for this run, and kept when it is resumed or repeated."
     return [Table(said, ("Decision", "Choice", "Reason"), rows)] if rows else []
 
 
+_SAID_ELSEWHERE = ("num_parameters", "flops_per_token", "decisions", "data")
+
+_LABELS = {
+    "archwright": "archwright",
+    "torch": "torch",
+    "machine": "System",
+    "cpu": "CPU",
+    "gpu": "GPU",
+    "memory_bytes": "Memory",
+}
+
+
 def _environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
-    facts = []
-    for key, value in environment.items():
-        label = key.replace("_", " ").capitalize()
-        if isinstance(value, Mapping):
-            facts += [Fact(f"{label}, {name}", _measure(key, v)) for name, v in value.items()]
-        else:
-            facts.append(Fact(label, _measure(key, value)))
-    return facts
-
-
-def _measure(key: str, value: Any) -> str:
-    """Show a value of the environment in the unit that its key names."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if "flop" in key:
-            return f"{words.count(value)}FLOP/s"
-        if key.endswith("bytes"):
-            return words.size(value)
-    return _shown(value)
+    peaks = environment.get("peak_flops", {})
+    return [
+        *(
+            Fact(
+                _LABELS.get(key, key.replace("_", " ").capitalize()),
+                words.size(value) if key.endswith("bytes") else _shown(value),
+            )
+            for key, value in environment.items()
+            if key != "peak_flops"
+        ),
+        *(
+            Fact(f"Matrix products in {precision}", words.rate(peak), "measured")
+            for precision, peak in peaks.items()
+        ),
+    ]
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_shown, value))
     return words.exact(value) if isinstance(value, int) else str(value)

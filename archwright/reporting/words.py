@@ -5,13 +5,8 @@ import math
 
 def count(value: float) -> str:
     """Return a number of things in three digits: 3_412_992 is `3.41M`."""
-    if abs(value) < 1000:
-        return f"{value:.0f}"
-    for power, letter in enumerate("kMBT", start=1):
-        scaled = float(f"{value / 1000**power:.3g}")
-        if abs(scaled) < 1000 or letter == "T":
-            break
-    return f"{scaled:.3g}{letter}" if abs(scaled) < 1000 else f"{value:.2e}"
+    number, prefix = _scaled(value, ("", "k", "M", "B", "T"))
+    return f"{number}{prefix}"
 
 
 def exact(value: float) -> str:
@@ -21,7 +16,7 @@ def exact(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time in its two largest units: `2 min 50 s`."""
-    if seconds < 9.95:
+    if 0 < seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
@@ -37,12 +32,14 @@ def duration(seconds: float) -> str:
 
 def size(num_bytes: float) -> str:
     """Return a number of bytes in decimal units: `1.04 MB`."""
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        scaled = num_bytes if unit == "bytes" else float(f"{num_bytes:.3g}")
-        if scaled < 1000 or unit == "TB":
-            break
-        num_bytes /= 1000
-    return f"{scaled:.3g} {unit}"
+    number, unit = _scaled(num_bytes, ("bytes", "kB", "MB", "GB", "TB"))
+    return f"{number} {unit}"
+
+
+def rate(flops_per_second: float) -> str:
+    """Return a speed of computation: `435 GFLOP/s`."""
+    number, prefix = _scaled(flops_per_second, ("", "k", "M", "G", "T", "P"))
+    return f"{number} {prefix}FLOP/s"
 
 
 def flops(value: float) -> str:
@@ -62,6 +59,11 @@ def decimal(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
 
 
+def loss(nats_per_token: float) -> str:
+    """Return a loss in the digits that two runs may differ in: `1.9894`."""
+    return decimal(nats_per_token, 4)
+
+
 def significant(value: float, digits: int = 3) -> str:
     """Return a number in significant digits: `11.3`, `1,234`."""
     if not math.isfinite(value):
@@ -78,4 +80,16 @@ def listed(words: list[str]) -> str:
 
 def printable(text: str) -> str:
     """Return text without control characters, which could steer a terminal or break a page."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
+def _scaled(value: float, prefixes: tuple[str, ...]) -> tuple[str, str]:
+    """Return three digits of a value and the prefix of the thousands they count."""
+    for prefix in prefixes:
+        short = f"{value:.0f}" if prefix == prefixes[0] else f"{float(f'{value:.3g}'):g}"
+        if abs(float(short)) < 1000 or prefix == prefixes[-1]:
+            break
+        value /= 1000
+    return short, prefix

@@ -1,26 +1,21 @@
 """Attention: how tokens speak to each other."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from archwright.spec.choice import AutoInt, Choice, Probability, Spec
+from archwright.spec.choice import AutoInt, Choice, Probability, Switches
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.norms import NoNorm, Norm
 
 
-class AttentionBias(Spec):
+class AttentionBias(Switches):
     """Which projections carry a bias; `bias = true` or `false` sets all four."""
 
     query: bool = False
     key: bool = False
     value: bool = False
     out: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _all_alike(cls, value: Any) -> Any:
-        return dict.fromkeys(cls.model_fields, value) if isinstance(value, bool) else value
 
 
 class Attention(Choice):
@@ -41,7 +36,7 @@ class SoftmaxAttention(Attention):
 
     kind: Literal["softmax"] = "softmax"
     num_heads: AutoInt = "auto"
-    """Query heads; auto: dim / head_dim, with heads of 64 where head_dim is auto too."""
+    """Query heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
     num_kv_heads: AutoInt = "auto"
     """Key and value heads; auto: as many as query heads (MHA); 1 is MQA; between them GQA."""
     head_dim: AutoInt = "auto"

@@ -1,8 +1,15 @@
 """The ground all specs stand on: frozen, strict data, and axes whose choices are named by `kind`."""
 
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -21,9 +28,36 @@ class Spec(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    not_identity: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are no part of the hash: what something is called, or what a machine decides."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that the hash is made of."""
+        names = (name for name in type(self).model_fields if name not in self.not_identity)
+        return {name: getattr(self, name) for name in names}
+
+
+class Switches(Spec):
+    """Options that are on or off; a plain `true` or `false` stands for all of them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_alike(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            return dict.fromkeys(cls.model_fields, value)
+        if not isinstance(value, (dict, cls)):
+            raise PydanticCustomError("switches", "expected true, false or a table")
+        return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "boolean"}, handler(schema)]}
+
 
 class Choice(Spec):
-    """One named choice on an axis. The axis is the subclass that sets `axis`; below it stand its choices.
+    """One named choice on an axis. The axis is the subclass that sets `axis`; its choices are below.
 
     A field of the axis' type takes any of its choices, picked by `kind`, also those that joined from
     outside the package: to subclass an axis with a `kind` of one's own is to join it.
@@ -31,6 +65,12 @@ class Choice(Spec):
 
     axis: ClassVar[str]
     kinds: ClassVar[dict[str, type["Choice"]]]
+
+    if TYPE_CHECKING:
+
+        @property
+        def kind(self) -> str:
+            """The name of the choice; each choice declares it as a field."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -46,9 +86,7 @@ class Choice(Spec):
         return "axis" in cls.__dict__
 
     @classmethod
-    def __get_pydantic_core_schema__(
-        cls, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         if cls.is_axis():
             return core_schema.no_info_plain_validator_function(cls._pick)
         return handler(source)
@@ -57,20 +95,21 @@ class Choice(Spec):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
+        # Any, not one: a file may leave `kind` to its base, and then several choices fit.
         if cls.is_axis():
-            return {"oneOf": [handler(c.__pydantic_core_schema__) for c in cls.kinds.values()]}
+            return {"anyOf": [handler(c.__pydantic_core_schema__) for c in cls.kinds.values()]}
         return handler(schema)
 
     @classmethod
-    def _pick(cls, value: Any) -> "Choice":
+    def _pick(cls, value: Any) -> Self:
         if isinstance(value, cls):
             return value
         expected = "one of " + ", ".join(f'"{kind}"' for kind in sorted(cls.kinds))
         if not isinstance(value, dict):
-            hint = f' Write {cls.axis}.kind = "{value}".' if value in cls.kinds else ""
+            hint = f'. Write {cls.axis}.kind = "{value}".' if str(value) in cls.kinds else ""
             raise PydanticCustomError(
                 "no_table",
-                "expected a table with kind = {expected}.{hint}",
+                "expected a table with kind = {expected}{hint}",
                 {"expected": expected, "hint": hint},
             )
         kind = value.get("kind")
@@ -78,16 +117,18 @@ class Choice(Spec):
             hint = nearest(str(kind), cls.kinds)
             raise PydanticCustomError(
                 "kind",
-                "expected {expected}.{hint}",
-                {"expected": expected, "hint": hint, "found": kind},
+                "expected {expected}{hint}",
+                {"expected": expected, "hint": hint and f".{hint}", "found": kind},
             )
-        return cls.kinds[kind].model_validate(value)
+        picked = cls.kinds[kind].model_validate(value)
+        assert isinstance(picked, cls)
+        return picked
 
 
 def _join(cls: type[Choice], kind: str) -> None:
     """Put a choice into its axis' table; a kind that is taken is refused."""
     taken = cls.kinds.get(kind)
-    if taken is not None and taken.__qualname__ != cls.__qualname__:
+    if taken is not None and _place(taken) != _place(cls):  # a module may be loaded again
         raise ValueError(
             f'{cls.axis}.kind = "{kind}" is taken by {taken.__module__}.{taken.__name__}; '
             f"give {cls.__module__}.{cls.__name__} another kind"
@@ -95,6 +136,5 @@ def _join(cls: type[Choice], kind: str) -> None:
     cls.kinds[kind] = cls
 
 
-def literal_values(annotation: Any) -> tuple[str, ...]:
-    """Return the values of a `Literal[...]` annotation."""
-    return tuple(str(value) for value in get_args(annotation))
+def _place(cls: type[Choice]) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__

@@ -1,7 +1,7 @@
 """Turning validation errors into lines a user can act on: path, found, expected, nearest name."""
 
+import json
 from typing import Any
-
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
@@ -25,6 +25,7 @@ EXPECTED = {
     "less_than_equal": "at most {le}",
     "tuple_type": "a list",
     "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
     "dict_type": "a table",
     "model_type": "a table",
     "model_attributes_type": "a table",
@@ -43,12 +44,15 @@ def explain(
         path, owner = locate(cls, tuple(problem["loc"]), values)
         inner = problem.get("ctx", {}).get("error")
         if isinstance(inner, UserError):
-            lines += inner.lines
+            lines += [f"{dotted(at + path)}.{line}" for line in inner.lines]
         elif problem["type"] == "extra_forbidden":
             lines.append(unknown(dotted(at + path), path[-1], owner))
         elif problem["type"] == "kind":
             expected[(*path, "kind")] = [_expectation(problem)]
             found[(*path, "kind")] = problem["ctx"]["found"]
+        elif problem["type"] == "missing" and isinstance(problem["loc"][-1], int):
+            expected[path] = [f"at least {problem['loc'][-1] + 1} of them"]
+            found[path] = problem["input"]
         else:
             expected.setdefault(path, []).append(_expectation(problem))
             found[path] = None if problem["type"] == "missing" else problem["input"]
@@ -87,27 +91,33 @@ def unknown(path: str, key: str, owner: type[Spec]) -> str:
 
 def dotted(path: Path) -> str:
     """Join a path with dots; an empty path is the file itself."""
-    return ".".join(path) or "(top level)"
+    return ".".join(path).replace("\n", "\\n") or "(top level)"
 
 
 def show(value: Any) -> str:
-    """Show a value as it stands in a file."""
+    """Show a value as it stands in a file, on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'"{value}"'
+        return json.dumps(value, ensure_ascii=False)
     if value is None:
         return "nothing"
-    return "a table" if isinstance(value, dict) else str(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(show(inner) for inner in value)}]"
+    return "a table" if isinstance(value, (dict, Spec)) else str(value)
 
 
 def _expectation(problem: Any) -> str:
     template = EXPECTED.get(problem["type"])
-    context = {k: str(v).replace("'", '"') for k, v in problem.get("ctx", {}).items()}
+    context = {key: _number_or_text(value) for key, value in problem.get("ctx", {}).items()}
     if template:
         return template.format(**context)
     message = str(problem["msg"]).removeprefix("Value error, ")
     return message.removeprefix("expected ").rstrip()
+
+
+def _number_or_text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).replace("'", '"')
 
 
 def _spec_class(annotation: Any, values: Any) -> type[Spec] | None:

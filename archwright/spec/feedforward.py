@@ -1,22 +1,17 @@
 """Feed-forward: how a token thinks by itself."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from archwright.spec.choice import AutoInt, Choice, Probability, Spec
+from archwright.spec.choice import AutoInt, Choice, Probability, Switches
 
 
-class FeedForwardBias(Spec):
+class FeedForwardBias(Switches):
     """Which projections carry a bias; `bias = true` or `false` sets all."""
 
     up: bool = False
     down: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _all_alike(cls, value: Any) -> Any:
-        return dict.fromkeys(cls.model_fields, value) if isinstance(value, bool) else value
 
 
 class FeedForward(Choice):

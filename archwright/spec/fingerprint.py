@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from archwright.spec.choice import Choice, Spec
@@ -11,10 +10,9 @@ FORMAT = 1
 """Number of the hash's rule. It rises when a default changes its meaning."""
 
 
-def fingerprint(spec: Spec, leave_out: Iterable[str] = ()) -> str:
+def fingerprint(spec: Spec) -> str:
     """Return 16 hex digits over the values that differ from the defaults."""
-    values = {k: v for k, v in differing(spec).items() if k not in set(leave_out)}
-    text = json.dumps({"format": FORMAT, "values": values}, sort_keys=True)
+    text = json.dumps({"format": FORMAT, "values": differing(spec)}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -22,8 +20,16 @@ def differing(spec: Spec) -> dict[str, Any]:
     """Return the fields that differ from their defaults, nested; a choice always says its kind."""
     fields = type(spec).model_fields
     found: dict[str, Any] = {"kind": spec.kind} if isinstance(spec, Choice) else {}
-    for name, field in fields.items():
-        value = getattr(spec, name)
-        if value != field.get_default(call_default_factory=True):
-            found[name] = differing(value) if isinstance(value, Spec) else value
+    for name, value in spec.identity().items():
+        if value != fields[name].get_default(call_default_factory=True):
+            found[name] = _plain(value)
     return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if isinstance(value, Spec):
+        return differing(value)
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value

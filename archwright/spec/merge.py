@@ -1,5 +1,7 @@
 """Laying one table over another, and turning tables into specs with errors a user can act on."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -9,14 +11,24 @@ from archwright.spec.errors import UserError
 
 T = TypeVar("T", bound=Spec)
 
+Table = Mapping[str, Any]
+NOTHING: Table = MappingProxyType({})
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Lay `over` upon `base`: tables merge, another `kind` drops the old kind's options, lists are replaced."""
+
+def merge(base: Table, over: Table, under: Table = NOTHING) -> dict[str, Any]:
+    """Lay `over` upon `base`.
+
+    Tables merge, another `kind` drops the old kind's options, lists are replaced. `under` is what `base`
+    itself lies upon, and gives the kind of tables that state none.
+    """
     merged = dict(base)
     for key, value in over.items():
-        old = base.get(key)
-        if isinstance(value, dict) and isinstance(old, dict) and not _changes_kind(old, value):
-            merged[key] = merge(old, value)
+        old, below = base.get(key), under.get(key)
+        if key == "layer_kinds" and isinstance(value, dict):
+            below = dict.fromkeys(value, base)  # each lies upon the default layer
+        below = below if isinstance(below, Mapping) else NOTHING
+        if isinstance(value, dict) and isinstance(old, dict) and not _drops(old, value, below):
+            merged[key] = merge(old, value, below)
         else:
             merged[key] = value
     return merged
@@ -32,5 +44,7 @@ def validated(cls: type[T], values: dict[str, Any], at: tuple[str, ...] = ()) ->
         raise UserError(*explain(error, cls, values, at)) from None
 
 
-def _changes_kind(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    return "kind" in new and "kind" in old and new["kind"] != old["kind"]
+def _drops(old: Table, new: Table, below: Table) -> bool:
+    """Whether `new` sets another kind than `old` has."""
+    kind = old.get("kind", below.get("kind"))
+    return kind is not None and "kind" in new and new["kind"] != kind

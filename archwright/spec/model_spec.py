@@ -1,14 +1,14 @@
-"""A model's architecture as data: the default layer's axes, what some layers do differently, and what
-stands around the layers."""
+"""A model's architecture as data: the default layer's axes, what some layers do differently, and
+what stands around the layers."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
-
+from pydantic import Field, ValidationInfo, field_validator
 from archwright.spec.attention import Attention, SoftmaxAttention
 from archwright.spec.choice import AutoInt, Choice, Spec
 from archwright.spec.embeddings import Embedding, Head
+from archwright.spec.errors import UserError
 from archwright.spec.feedforward import FeedForward, Hidden, SwiGLU
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.init import Glorot, Init
@@ -21,7 +21,7 @@ DEFAULT_VOCAB_SIZE = 4096
 """Stands in for vocab_size = "auto" where no tokenizer is at hand."""
 
 AUTO_HEAD_DIM = 64
-"""Width of a head where neither num_heads nor head_dim is given."""
+"""Least width of a head where neither num_heads nor head_dim is given."""
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -51,7 +51,7 @@ class Arrangement(Spec):
 
 
 class StackSpec(LayerSpec):
-    """A stack of layers: the default layer's axes are its own fields, other kinds are partial tables."""
+    """A stack of layers: the default layer's axes are its own fields, other kinds partial tables."""
 
     num_layers: int = Field(8, ge=1)
     """Number of layers."""
@@ -60,25 +60,42 @@ class StackSpec(LayerSpec):
     layers: Arrangement = Arrangement()
     """Where each kind of layer stands."""
 
-    @model_validator(mode="after")
-    def _layer_kinds_are_layers(self) -> Self:
-        for name in self.layer_kinds:
-            self._layer_kind(name)
-        return self
-
     def layer(self, index: int) -> LayerSpec:
         """Return the full spec of layer `index`."""
-        return self.kinds[self.layers.names(self.num_layers)[index]]
+        return self.layers_by_kind[self.layers.names(self.num_layers)[index]]
 
     @cached_property
-    def kinds(self) -> dict[str, LayerSpec]:
+    def layers_by_kind(self) -> dict[str, LayerSpec]:
         """Every kind of layer by name, the default one included."""
-        return {name: self._layer_kind(name) for name in ("default", *self.layer_kinds)}
+        axes = {axis: getattr(self, axis) for axis in LayerSpec.model_fields}
+        kinds = {"default": {}} | self.layer_kinds
+        return {name: _layer(axes, partial, name) for name, partial in kinds.items()}
 
-    def _layer_kind(self, name: str) -> LayerSpec:
-        default = {axis: getattr(self, axis).model_dump() for axis in LayerSpec.model_fields}
-        partial = self.layer_kinds.get(name, {})
-        return validated(LayerSpec, merge(default, partial), ("layer_kinds", name))
+    def identity(self) -> dict[str, Any]:
+        """Return the fields the hash is made of: layers as what they are, however they are written."""
+        kinds = {name: self.layers_by_kind[name] for name in self.layer_kinds}
+        return super().identity() | {"layer_kinds": kinds}
+
+    @field_validator("layer_kinds")
+    @classmethod
+    def _are_layers(
+        cls, kinds: dict[str, dict[str, Any]], info: ValidationInfo
+    ) -> dict[str, dict[str, Any]]:
+        """Refuse what is no layer; axes of the default layer that are wrong themselves are left out."""
+        lines = [
+            "default: found the name of the layer that stands outside; expected another"
+        ] * ("default" in kinds)
+        wrong = {axis for axis in LayerSpec.model_fields if axis not in info.data}
+        axes = {axis: info.data[axis] for axis in LayerSpec.model_fields if axis not in wrong}
+        kinds = {name: _as_tables(partial) for name, partial in kinds.items()}
+        for name, partial in kinds.items():
+            try:
+                _layer(axes, {k: v for k, v in partial.items() if k not in wrong}, name)
+            except UserError as error:
+                lines += error.lines
+        if lines:
+            raise UserError(*lines)
+        return kinds
 
 
 class Encoder(Choice):
@@ -102,10 +119,11 @@ class EncoderStack(Encoder, StackSpec):
 class ModelSpec(StackSpec):
     """A transformer language model.
 
-    Every choice stands on its axis; `"auto"` lets the model decide and `kind = "none"` leaves a part out.
-    `resolved()` has only numbers.
+    Every choice stands on its axis; `"auto"` lets the model decide and `kind = "none"` leaves a part
+    out. `resolved()` has only numbers.
     """
 
+    not_identity: ClassVar[frozenset[str]] = frozenset({"name", "source", "sources"})
     name: str = ""
     """What the model is called; no part of its identity."""
     source: str = ""
@@ -148,7 +166,7 @@ class ModelSpec(StackSpec):
         values = self.model_dump()
         values.update(_resolved_layer(values, self.dim))
         values["layer_kinds"] = {
-            name: _resolved_layer(self.kinds[name].model_dump(), self.dim)
+            name: _resolved_layer(self.layers_by_kind[name].model_dump(), self.dim)
             for name in self.layer_kinds
         }
         if self.vocab_size == "auto":
@@ -158,8 +176,23 @@ class ModelSpec(StackSpec):
         return validated(ModelSpec, values)
 
     def hash(self) -> str:
-        """Return a stable hash of what the model is: values that differ from the defaults, without names."""
-        return fingerprint(self, leave_out=("name", "source", "sources"))
+        """Return a stable hash of what the model is: values that differ from the defaults, no names."""
+        return fingerprint(self)
+
+
+def _layer(axes: dict[str, Any], partial: dict[str, Any], name: str) -> LayerSpec:
+    """Lay a partial table over the default layer's axes."""
+    default = {axis: choice.model_dump() for axis, choice in axes.items()}
+    return validated(LayerSpec, merge(default, partial), (name,))
+
+
+def _as_tables(value: Any) -> Any:
+    """Return a value as a file has it: specs given in Python become tables."""
+    if isinstance(value, Spec):
+        return value.model_dump()
+    if isinstance(value, dict):
+        return {key: _as_tables(inner) for key, inner in value.items()}
+    return [_as_tables(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _resolved_layer(values: dict[str, Any], dim: int) -> dict[str, Any]:
@@ -175,13 +208,19 @@ def _resolved_layer(values: dict[str, Any], dim: int) -> dict[str, Any]:
 
 def heads(attention: SoftmaxAttention, dim: int) -> dict[str, int]:
     """Return num_heads, num_kv_heads and head_dim as numbers."""
-    num_heads, head_dim = attention.num_heads, attention.head_dim
-    if num_heads == "auto":
-        num_heads = max(1, dim // (AUTO_HEAD_DIM if head_dim == "auto" else head_dim))
-    if head_dim == "auto":
-        head_dim = max(1, dim // num_heads)
+    num_heads = _num_heads(attention, dim)
+    head_dim = max(1, dim // num_heads) if attention.head_dim == "auto" else attention.head_dim
     kv_heads = num_heads if attention.num_kv_heads == "auto" else attention.num_kv_heads
     return {"num_heads": num_heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
+
+
+def _num_heads(attention: SoftmaxAttention, dim: int) -> int:
+    if attention.num_heads != "auto":
+        return attention.num_heads
+    if attention.head_dim != "auto":
+        return max(1, dim // attention.head_dim)
+    most = max(1, dim // AUTO_HEAD_DIM)
+    return next(n for n in range(most, 0, -1) if dim % n == 0)
 
 
 def hidden_dim(feedforward: Hidden, dim: int) -> int:

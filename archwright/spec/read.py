@@ -1,5 +1,6 @@
 """Reading and writing specs: TOML files, base chains, dotted overrides, and what differs between two."""
 
+import json
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import tomli_w
 
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.explain import show
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
@@ -20,8 +22,10 @@ Values = dict[str, Any]
 
 NAMING = {"name", "source", "sources"}
 """Keys that say what a spec is called and where it comes from, not what it is."""
+ONLY_RUNS = {*RunSpec.model_fields} - {*ModelSpec.model_fields}
+"""Keys that make a file a recipe of a run."""
 MAX_CHAIN = 3
-"""Longest chain of bases."""
+"""Most files in a chain of bases."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +68,17 @@ def load_run(name: str | Path) -> RunSpec:
         return RunSpec(name=str(name), model=load(name))
     path = _find(name, "runs")
     values = _parse(path)
-    if "model" not in values:
-        model = load(path)
-        return RunSpec(name=model.name, model=model)
-    return _run_from(values, path)
+    if ONLY_RUNS & set(values):
+        return _run_from(values, path)
+    model = load(path)
+    return RunSpec(name=model.name, model=model)
 
 
 def read_run(path: Path) -> RunSpec:
     """Return the run that a run folder's spec.toml describes."""
     values = _parse(path)
     values.pop("format", None)
-    return validated(RunSpec, values)
+    return _located(path, RunSpec, values)
 
 
 def to_toml(spec: Spec) -> str:
@@ -86,17 +90,19 @@ def override(spec: S, assignments: Iterable[str]) -> S:
     """Return `spec` with dotted values replaced, all at once, whatever their order.
 
     Raises:
-        UserError: what is no assignment, no path or no legal value, one line each.
+        UserError: what is no assignment, no path, no legal value, or said twice, one line each.
     """
+    given, lines = _assigned(spec, assignments)
     over: Values = {}
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        keys = path.strip().split(".")
-        if not equals or not all(keys):
-            raise UserError(f'"{assignment}": expected key=value, such as {_example(spec)}')
-        _check_path(type(spec), keys)
-        over = merge(over, _nest(keys, _value(text.strip())))
-    return validated(type(spec), merge(_dump(spec), over))
+    for path, value in given.items():
+        over = merge(over, _nest(path.split("."), value))
+    try:
+        changed = validated(type(spec), merge(_dump(spec), over))
+    except UserError as error:
+        lines += error.lines
+    if lines:
+        raise UserError(*lines)
+    return changed
 
 
 def diff(old: Spec, new: Spec) -> list[str]:
@@ -114,6 +120,13 @@ def preset_names(room: str) -> list[str]:
     """Return the names of the presets in a room: models or runs."""
     folder = resources.files("archwright.presets") / room
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+def parameter_counts() -> dict[str, int]:
+    """Return the number of parameters of each preset, counted when the package was made."""
+    file = resources.files("archwright.presets") / "parameters.json"
+    counts: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
+    return counts
 
 
 def flatten(values: Values, prefix: str = "") -> Values:
@@ -148,71 +161,131 @@ def _members(cls: type[Spec]) -> list[type[Spec]]:
     return [cls]
 
 
-def _check_path(cls: type[Spec], keys: list[str]) -> None:
+def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[Values, list[str]]:
+    """Return dotted paths with their values, and a line for each assignment that is wrong in itself."""
+    known = list(dict.fromkeys(paths(type(spec))))
+    given: Values = {}
+    lines: list[str] = []
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        name = name.strip()
+        if not equals or not all(name.split(".")):
+            lines.append(f"{show(assignment)}: expected key=value, such as {_example(spec)}")
+        elif unknown := _unknown_path(name, known):
+            lines.append(unknown)
+        else:
+            for path, value in _leaves(name, _value(text.strip())):
+                lines += _said_twice(path, value, given)
+                given[path] = value
+    return given, lines
+
+
+def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
+    flat = flatten({path: value}) if isinstance(value, dict) else {}
+    return list(flat.items()) or [(path, value)]
+
+
+def _said_twice(path: str, value: Any, given: Values) -> list[str]:
+    """Say where a value contradicts one that is given already, as neither may depend on the order."""
+    if path in given and given[path] != value:
+        return [f"{path}: given twice, as {show(given[path])} and as {show(value)}"]
+    return [
+        f"{min(path, other, key=len)}: given whole and, by {max(path, other, key=len)}, in part"
+        for other in given
+        if other.startswith(f"{path}.") or path.startswith(f"{other}.")
+    ]
+
+
+def _unknown_path(path: str, known: list[str]) -> str:
     """Refuse a path that no choice could have, naming the nearest one in the whole spec."""
-    path = ".".join(keys)
-    if "layer_kinds" in keys or "sources" in keys:
-        return
-    known = list(dict.fromkeys(paths(cls)))
-    if path in known:
-        return
+    keys = path.split(".")
+    if path in known or "layer_kinds" in keys or "sources" in keys:
+        return ""
     same_leaf = [k for k in known if k.endswith(f".{path}")]
     hint = f' Did you mean "{same_leaf[0]}"?' if same_leaf else nearest(path, known)
     if not hint:
         hint = nearest(keys[-1], [k.split(".")[-1] for k in known])
-    raise UserError(f"{path}: unknown key.{hint}")
+    return f"{path}: unknown key.{hint}"
 
 
-def _chain(name: str | Path, room: str) -> list[tuple[Path, Values]]:
+def _chain(
+    name: str | Path, room: str, beside: Path | None = None
+) -> list[tuple[Path, Values]]:
     """Return a preset's files from its most distant base to itself."""
     files: list[tuple[Path, Values]] = []
     current: str | Path | None = name
     while current is not None:
-        path = _find(current, room, beside=files[0][0] if files else None)
+        path = _base(current, room, beside) if beside else _find(current, room)
         values = _parse(path)
-        base = values.pop("base", None)
-        if path in [p for p, _ in files]:
+        if path.resolve() in [p.resolve() for p, _ in files]:
             raise UserError(f"{path}: base leads back to itself")
         files.insert(0, (path, values))
         if len(files) > MAX_CHAIN:
             raise UserError(f"{files[-1][0]}: more than {MAX_CHAIN} files in a chain of bases")
-        current = base
+        current, beside = values.pop("base", None), path
     return files
+
+
+def _base(name: Any, room: str, path: Path) -> Path:
+    """Find the base that the file at `path` names."""
+    if not isinstance(name, (str, Path)):
+        raise UserError(f"{path.name}: base: found {show(name)}; expected the name of a model")
+    try:
+        return _find(name, room, beside=path)
+    except UserError as error:
+        raise UserError(*(f"{path.name}: base: {line}" for line in error.lines)) from None
 
 
 def _from_chain(files: list[tuple[Path, Values]]) -> Loaded:
     spec = ModelSpec()
-    blame: dict[str, Origin] = {}
+    blame = dict.fromkeys(flatten(_dump(spec)), Origin("default"))
     for path, values in files:
         values.setdefault("name", path.stem)
         before, identity = _dump(spec), {"sources": {}, "source": ""}
         spec = _located(path, ModelSpec, merge(before | identity, values))
-        stated = flatten(values)
-        blame = {
-            key: _origin(path, key, values) if key in stated or key not in before_keys else old
-            for before_keys in [flatten(before)]
-            for key in flatten(_dump(spec))
-            for old in [blame.get(key, Origin("default"))]
-        }
+        blame = _blamed(blame, flatten(before), flatten(_dump(spec)), path, values)
     return Loaded(spec, blame)
+
+
+def _blamed(
+    blame: dict[str, Origin], before: Values, after: Values, path: Path, values: Values
+) -> dict[str, Origin]:
+    """Return where each value comes from after a file: from it, from another kind's defaults, or as before."""
+    stated = set(flatten(values))
+    turned = {k for k in before if k.endswith(".kind") and before[k] != after.get(k)}
+    found = {}
+    for key in after:
+        above = _prefixes(key)
+        if stated.intersection(above):
+            found[key] = _origin(path, key, values)
+        elif turned.intersection(f"{table}.kind" for table in above):
+            found[key] = Origin("default")
+        else:
+            found[key] = blame.get(key, Origin("default"))
+    return found
 
 
 def _origin(path: Path, key: str, values: Values) -> Origin:
     """Name the file, and the closest source it states: for the value, its table, or the whole."""
     sources = values.get("sources", {})
-    parts = key.split(".")
-    prefixes = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-    source = next((sources[p] for p in prefixes if p in sources), values.get("source", ""))
+    source = next((sources[p] for p in _prefixes(key) if p in sources), values.get("source", ""))
     return Origin(path.name, source)
 
 
+def _prefixes(path: str) -> list[str]:
+    """Return a dotted path and those of its tables, the longest first."""
+    parts = path.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
 def _run_from(values: Values, path: Path) -> RunSpec:
-    model = values.pop("model")
+    model = values.pop("model", {})
     if isinstance(model, str):
         model = {"base": model}
-    base = load(model.pop("base")) if "base" in model else ModelSpec()
+    base = model.pop("base", None) if isinstance(model, dict) else None
+    spec = ModelSpec() if base is None else _from_chain(_chain(base, "models", path)).spec
     values.setdefault("name", path.stem)
-    run = RunSpec(model=base)
+    run = RunSpec(model=spec)
     return _located(path, RunSpec, merge(_dump(run), values | {"model": model}))
 
 
@@ -246,7 +319,7 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
 
 def _parse(path: Path) -> Values:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

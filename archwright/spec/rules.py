@@ -55,7 +55,7 @@ def _suspicion(sentence: str) -> Callable[[Check], Check]:
 
 def _layers(spec: ModelSpec) -> Iterator[tuple[str, LayerSpec]]:
     """Yield every kind of layer with the prefix of its paths."""
-    for name, layer in spec.kinds.items():
+    for name, layer in spec.layers_by_kind.items():
         yield ("" if name == "default" else f"layer_kinds.{name}."), layer
 
 
@@ -102,7 +102,7 @@ def rope_needs_pairs(spec: ModelSpec) -> Iterator[str]:
 
 @_rule("Positions that are added to the embedding belong to the whole model.")
 def absolute_positions_are_global(spec: ModelSpec) -> Iterator[str]:
-    for name, layer in spec.kinds.items():
+    for name, layer in spec.layers_by_kind.items():
         if layer.position.absolute and layer.position != spec.position:
             yield (
                 f'layer_kinds.{name}.position.kind: found "{layer.position.kind}", which is added to the '
@@ -114,10 +114,10 @@ def absolute_positions_are_global(spec: ModelSpec) -> Iterator[str]:
 def layer_names_exist(spec: ModelSpec) -> Iterator[str]:
     for part in ("prefix", "cycle", "suffix"):
         for name in getattr(spec.layers, part):
-            if name not in spec.kinds:
+            if name not in spec.layers_by_kind:
                 yield (
                     f'layers.{part}: found "{name}"; expected one of '
-                    f"{', '.join(spec.kinds)}.{nearest(name, spec.kinds)}"
+                    f"{', '.join(spec.layers_by_kind)}.{nearest(name, spec.layers_by_kind)}"
                 )
 
 

@@ -143,8 +143,10 @@ class EvaluateSpec(Spec):
 
     every: int = Field(0, ge=0)
     """Steps between evaluations; 0: ten times in a run and at its end."""
-    max_tokens: int = Field(100_000, ge=1)
-    """Tokens of an evaluation during training; the last one reads all."""
+    max_tokens: int = Field(20_000, ge=1)
+    """Tokens of an evaluation during training."""
+    final_max_tokens: int = Field(2_000_000, ge=1)
+    """Tokens of the evaluation at the end, which reads all there are up to this many."""
     stride: AutoInt = "auto"
     """Tokens between the starts of overlapping windows; auto: half the context."""
 

@@ -12,9 +12,10 @@ from filelock import FileLock
 from archwright.spec.errors import UserError
 
 HELP = "Set ARCHWRIGHT_CACHE to a folder that can be written."
+SPACE = "Free some space, or set ARCHWRIGHT_CACHE to a folder on another disk."
 REASONS = {
-    errno.ENOSPC: "the disk is full. Free some space, or set ARCHWRIGHT_CACHE to a folder elsewhere.",
-    errno.EDQUOT: "the disk quota is used up. Free some space, or set ARCHWRIGHT_CACHE elsewhere.",
+    errno.ENOSPC: f"the disk is full. {SPACE}",
+    errno.EDQUOT: f"the disk quota is used up. {SPACE}",
     errno.EROFS: f"it is on a read-only file system. {HELP}",
     errno.EACCES: f"it may not be written. {HELP}",
     errno.EPERM: f"it may not be written. {HELP}",

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
-from archwright.text.reading import Span, Surveyed, read, spans, survey
+from archwright.text.reading import Span, Surveyed, line_border, read, spans, survey
 from archwright.text.sources import find_files
 
 FORMAT = 1
@@ -28,13 +29,13 @@ class Document:
 class Documents:
     """A stream of documents that can be read again and again.
 
-    The fingerprint is a hash of their content, names and split; `num_bytes` counts them in UTF-8.
+    The fingerprint is a hash of their content, names and split; `size` is their bytes on disk.
     """
 
     files: tuple[Surveyed, ...]
     data: DataSpec
     choose: Choose
-    num_bytes: int
+    size: int
     fingerprint: str
 
     def __iter__(self) -> Iterator[Document]:
@@ -74,8 +75,8 @@ def open_corpus(data: DataSpec) -> Corpus:
     train, held_out = sum(f.kept_bytes for f in files), sum(f.held_out_bytes for f in files)
     if train and held_out:
         return Corpus(
-            _documents(files, data, _kept, train, "hash/train"),
-            _documents(files, data, _by_hash, held_out, "hash/held_out"),
+            _documents(files, data, _kept, train, "sha256/train"),
+            _documents(files, data, _by_hash, held_out, "sha256/held_out"),
             skipped,
         )
     return _split_at_tail(files, skipped, data)
@@ -88,7 +89,7 @@ def open_texts(texts: tuple[str, ...], data: DataSpec, key: str = "text") -> Doc
         UserError: missing, binary, empty or undecodable files, one line each.
     """
     files, _ = survey(find_files(texts, key), data, key)
-    return _documents(files, data, _all, sum(f.num_bytes for f in files), "all")
+    return _documents(files, data, _all, sum(f.size for f in files), "all")
 
 
 def _given_split(data: DataSpec) -> Corpus:
@@ -97,27 +98,72 @@ def _given_split(data: DataSpec) -> Corpus:
     paths = {file.path.resolve() for file in held_out}
     train = tuple(f for f in find_files(data.text) if f.path.resolve() not in paths)
     if not train:
-        raise UserError("data.text: every file is also in data.held_out; nothing is left to train on.")
+        raise UserError(
+            "data.text: every file is also in data.held_out; nothing is left to train on."
+        )
     files, skipped = survey(train, data, "data.text")
     others, skipped_too = survey(held_out, data, "data.held_out")
     return Corpus(
-        _documents(files, data, _all, sum(f.num_bytes for f in files), "all"),
-        _documents(others, data, _all, sum(f.num_bytes for f in others), "all"),
+        _documents(files, data, _all, sum(f.size for f in files), "all"),
+        _documents(others, data, _all, sum(f.size for f in others), "all"),
         skipped + skipped_too,
     )
 
 
+def _split_at_tail(files: tuple[Surveyed, ...], skipped: tuple[str, ...], data: DataSpec) -> Corpus:
+    """Hold out the last tenth of the text, from the start of a line or document on."""
+    total = sum(f.size for f in files)
+    border = _tail(files, data, total * 9 // 10)
+    return Corpus(
+        _documents(files, data, partial(_before, border), border, f"tail/{border}/train"),
+        _documents(files, data, partial(_after, border), total - border, f"tail/{border}/held_out"),
+        skipped,
+    )
+
+
+def _tail(files: tuple[Surveyed, ...], data: DataSpec, near: int) -> int:
+    """Return where the held-out tail begins, counted in bytes over all files."""
+    starts: list[int] = []
+    for file in files:
+        for span in spans(file, data):
+            if file.base + span.start >= near and starts:
+                return file.base + span.start
+            starts.append(file.base + span.start)
+            if file.base + span.stop > near and span.text is None:
+                border = line_border(file, span, max(near - file.base, span.start + 1))
+                if border is not None:
+                    return file.base + border
+    if len(starts) < 2:
+        raise UserError(
+            "data.text: the text is too short to hold out a part of it. "
+            "Give more documents, or name a text in data.held_out."
+        )
+    return starts[-1]
+
+
 def _documents(
-    files: tuple[Surveyed, ...], data: DataSpec, choose: Choose, num_bytes: int, side: str
+    files: tuple[Surveyed, ...], data: DataSpec, choose: Choose, size: int, side: str
 ) -> Documents:
     content = [part for f in files for part in (f.file.name, f.digest)]
     fingerprint = _hash(str(FORMAT), data.field, data.separator, data.errors, side, *content)
-    return Documents(files, data, choose, num_bytes, fingerprint)
+    return Documents(files, data, choose, size, fingerprint)
 
 
 def _hash(*parts: str) -> str:
     joined = b"".join(len(p.encode()).to_bytes(8, "little") + p.encode() for p in parts)
     return hashlib.blake2b(joined, digest_size=16).hexdigest()
+
+
+def _before(border: int, file: Surveyed, span: Span) -> Span | None:
+    """Return the part of a document that stands before the tail."""
+    stop = min(span.stop, border - file.base)
+    return replace(span, stop=stop) if stop > span.start else None
+
+
+def _after(border: int, file: Surveyed, span: Span) -> Span | None:
+    """Return the part of a document that stands in the tail."""
+    start = max(span.start, border - file.base)
+    return replace(span, start=start) if start < span.stop else None
 
 
 def _all(file: Surveyed, span: Span) -> Span | None:

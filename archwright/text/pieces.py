@@ -1,4 +1,4 @@
-"""Cutting long text where every pre-tokenizer must cut anyway, so that pieces encode as the whole."""
+"""Cutting long text where pre-tokenizers cut anyway, so that its pieces encode as the whole."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -9,9 +9,9 @@ LIMIT = 1 << 20
 """Characters after which text is cut at any place: a run without one blank, line or comma."""
 
 BORDER = (
-    r"(?:(?<=\n)(?=[!-~\w])"  # a line that starts with something visible
+    r"(?:(?<=[!-~\w]\n)(?=[!-~\w])"  # one line end between visible characters
     r"|(?<=[!-~\w])(?= [!-~\w])"  # one blank between visible characters
-    r"|(?<=[^\W\d_])(?=[!\"#$%&()*+,/:;<=>?@\[\\\]^`{|}~，。、；：？！「」（）]))"  # a sign after a letter
+    r"|(?<=[^\W\d_])(?=[!\"#$%&()*+,/:;<=>?@\[\\\]^`{|}~，。、；：？！]))"  # a sign after a letter
 )
 FIRST = re.compile(BORDER)
 LAST = re.compile(r".*" + BORDER, re.DOTALL)
@@ -41,7 +41,7 @@ def pieces(blocks: Iterable[str], target: int = TARGET, limit: int = LIMIT) -> I
 
 
 def _border(text: str, target: int, limit: int) -> int:
-    """Return the last border up to `target`, or else the first one before `limit`, or else `limit`."""
+    """Return the last border up to `target`, else the first before `limit`, else `limit`."""
     last = LAST.match(text, 0, target)
     if last:
         return last.end()

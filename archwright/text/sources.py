@@ -116,7 +116,7 @@ def _matches(pattern: str) -> list[TextFile]:
     parts = Path(pattern).parts
     fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     root = Path(*parts[:fixed])
-    paths = (Path(p) for p in sorted(glob.glob(pattern, recursive=True)))
+    paths = sorted(root.glob("/".join(parts[fixed:])))
     return [TextFile(p, _relative(p, root), found=True) for p in paths if p.is_file()]
 
 

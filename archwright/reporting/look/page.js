@@ -30,7 +30,7 @@
 
   function traces(chart) {
     return chart.traces.map(({along, ...trace}) => {
-      const drawn = {hoverinfo: "x+y", ...paint(trace)};
+      const drawn = {cliponaxis: false, ...paint(trace)};
       if (along) drawn.x = along[axis.column].map(value => value / axis.divide);
       return drawn;
     });
@@ -38,17 +38,19 @@
 
   function layout(chart) {
     const given = paint(chart.layout);
-    const line = {gridcolor: color("line"), zeroline: false, automargin: true, ticks: "", title: {}};
+    const line = {gridcolor: color("line"), zeroline: false, automargin: true, ticks: "",
+                  ticklabelstandoff: 4, title: {}};
+    const end = furthest();
+    const place = mark => mark.along[axis.column] / axis.divide;
     const lines = chart.marks.map(mark => ({
-      type: "line", yref: "paper", y0: 0, y1: 1,
-      x0: mark.along[axis.column] / axis.divide, x1: mark.along[axis.column] / axis.divide,
-      line: {width: 1, color: color("muted")},
-      label: {text: mark.text, textangle: 0, textposition: "end", xanchor: "left",
+      type: "line", yref: "paper", y0: 0, y1: 1, x0: place(mark), x1: place(mark),
+      line: {width: 1, color: color("muted"), dash: "dash"}, opacity: 0.6,
+      label: {text: mark.text, textangle: 0, textposition: "end",
+              xanchor: place(mark) > 0.9 * end ? "right" : "left",
               font: {size: 11, color: color("muted")}},
     }));
     const along = chart.follows
-      ? {title: {text: axis.title}, tickformat: "~s", uirevision: axis.column, hoverformat: ".4~s",
-         unifiedhovertitle: {text: "%{x} " + axis.title}}
+      ? {rangemode: "tozero", autorangeoptions: {clipmin: 0, clipmax: end}, title: {text: axis.title}, tickformat: "~s", uirevision: axis.column, unifiedhovertitle: {text: axis.hover}}
       : {};
     return {
       margin: {l: 8, r: 12, t: 8, b: 8},
@@ -69,6 +71,11 @@
     };
   }
 
+  function furthest() {
+    const values = charts.flatMap(c => c.traces).flatMap(t => t.along ? t.along[axis.column] : []);
+    return values.reduce((a, b) => Math.max(a, b), 0) / axis.divide;
+  }
+
   function draw(chart) {
     return Plotly.react(chart.plot, traces(chart), layout(chart), config);
   }
@@ -77,10 +84,13 @@
     return Promise.all(charts.map(draw));
   }
 
-  // Zoom: charts that share an axis move together.
+  // Zoom: charts that share an axis move together. A move of ours is not followed again.
 
-  function follow(chart, change) {
+  let moving = false;
+
+  async function follow(chart, change) {
     const zoomed = "xaxis.range[0]" in change;
+    if (moving) return;
     if (!zoomed && !change["xaxis.autorange"]) {
       if ("yaxis.range[0]" in change) reset(chart).hidden = false;
       return;
@@ -88,10 +98,12 @@
     const moved = zoomed
       ? {"xaxis.range": [change["xaxis.range[0]"], change["xaxis.range[1]"]]}
       : {"xaxis.autorange": true, "yaxis.autorange": true};
+    moving = true;
     for (const other of charts.filter(c => c === chart || (c.follows && chart.follows))) {
       reset(other).hidden = !zoomed;
-      if (other !== chart) Plotly.relayout(other.plot, moved);
+      if (other !== chart) await Plotly.relayout(other.plot, moved);
     }
+    moving = false;
   }
 
   function reset(chart) {
@@ -130,8 +142,13 @@
   function picture(chart, format) {
     const box = chart.plot.getBoundingClientRect();
     const scale = format === "png" ? 2 : 1;
-    return Plotly.downloadImage(chart.plot,
-      {format, scale, width: box.width, height: box.height, filename: chart.name});
+    const drawn = layout(chart);
+    drawn.title = {text: chart.title, subtitle: {text: chart.unit}, automargin: true,
+                   x: 0, xref: "container", y: 1, yref: "container", yanchor: "top",
+                   pad: {l: 16, t: 16, b: 12}, font: {size: 15, color: color("ink")}};
+    drawn.margin = {l: 16, r: 24, t: 64, b: 16};
+    return Plotly.downloadImage({data: traces(chart), layout: drawn},
+      {format, scale, width: box.width, height: box.height + 64, filename: chart.name});
   }
 
   async function copy(text, button) {
@@ -180,12 +197,26 @@
     for (const {target} of entries) if (target.offsetWidth) Plotly.Plots.resize(target);
   });
 
+  // A chart cannot be drawn anew while a printer waits, so on paper it is scaled as a picture.
+
+  function scale(chart, paper) {
+    const [width, height] = [chart.plot.clientWidth, chart.plot.clientHeight];
+    chart.plot.style.setProperty("--shape", `${width} / ${height}`);
+    for (const svg of chart.plot.querySelectorAll(".main-svg")) {
+      if (paper) svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+      else svg.removeAttribute("viewBox");
+    }
+  }
+
   addEventListener("beforeprint", () => {
     document.documentElement.dataset.theme = "light";
     drawAll();
+    charts.forEach(chart => scale(chart, true));
   });
+
   addEventListener("afterprint", () => {
     delete document.documentElement.dataset.theme;
+    charts.forEach(chart => scale(chart, false));
     drawAll();
   });
 

@@ -1,5 +1,6 @@
-"""What a run folder recorded, read once and laid out in columns."""
+"""What a run folder tells, read once and laid out in columns."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,7 +27,7 @@ MEASURED = (
 
 
 @dataclass(frozen=True)
-class Record:
+class History:
     """A run as its folder tells it. Losses are in nats per token, times in seconds of training."""
 
     name: str
@@ -73,17 +74,17 @@ _STATES: dict[str, State] = {
 }
 
 
-def read_record(run_folder: RunFolder) -> Record:
+def read_history(run_folder: RunFolder) -> History:
     """Read everything a report needs from a run folder."""
     kinds: dict[str, list[Line]] = {}
     for line in run_folder.metrics():
         kinds.setdefault(line["kind"], []).append(line)
-    return Record(
+    return History(
         name=run_folder.spec.name or run_folder.path.name,
         folder=str(run_folder.path),
         spec=run_folder.spec,
         train=_columns(kinds.get("train", [])),
-        evals=kinds.get("eval", []),
+        evals=[_numbers(line) for line in kinds.get("eval", [])],
         compressors=kinds.get("baseline", []),
         events=kinds.get("event", []),
         environment=run_folder.environment(),
@@ -94,8 +95,14 @@ def read_record(run_folder: RunFolder) -> Record:
 def _columns(lines: Iterable[Line]) -> Columns:
     lines = list(lines)
     columns: Columns = {
-        name: np.array([line[name] for line in lines], dtype=np.int64) for name in ("step", "tokens")
+        name: np.array([line[name] for line in lines], dtype=np.int64)
+        for name in ("step", "tokens")
     }
     for name in ("seconds", *MEASURED):
         columns[name] = np.array([line.get(name) for line in lines], dtype=np.float64)
     return columns
+
+
+def _numbers(line: Line) -> Line:
+    """Return a line with NaN where it holds null, which stands for what was not finite."""
+    return {key: math.nan if value is None else value for key, value in line.items()}

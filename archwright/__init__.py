@@ -1,0 +1,67 @@
+"""archwright: the workbench for transformer language-model architectures.
+
+    import archwright as aw
+
+    spec = aw.load("modern")                        # an architecture is data
+    model = aw.build(spec.override("dim=256"))      # a model is composed from it
+    run = aw.train("modern", "budget=60s")          # a run trains one on text
+    print(aw.generate(run, "def "))
+
+Names are imported on first use, so that `import archwright` costs nothing and reading specs needs no torch.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+try:
+    __version__ = version("archwright")
+except PackageNotFoundError:  # run from a checkout that is not installed
+    __version__ = "0"
+
+if TYPE_CHECKING:
+    from archwright.generation.writing import generate as generate
+    from archwright.model.build import build as build
+    from archwright.model.decoder import Decoder as Decoder
+    from archwright.parts import register as register
+    from archwright.reporting.page import write_report as write_report
+    from archwright.runs.opened import OpenRun as OpenRun
+    from archwright.runs.opened import open_run as open_run
+    from archwright.spec.errors import UserError as UserError
+    from archwright.spec.model_spec import ModelSpec as ModelSpec
+    from archwright.spec.read import load as load
+    from archwright.spec.read import load_run as load_run
+    from archwright.spec.run_spec import RunSpec as RunSpec
+    from archwright.training.evaluation import evaluate_text as evaluate_text
+    from archwright.training.train import resume as resume
+    from archwright.training.train import train as train
+
+_HOMES = {
+    "Decoder": "archwright.model.decoder",
+    "ModelSpec": "archwright.spec.model_spec",
+    "OpenRun": "archwright.runs.opened",
+    "RunSpec": "archwright.spec.run_spec",
+    "UserError": "archwright.spec.errors",
+    "build": "archwright.model.build",
+    "evaluate_text": "archwright.training.evaluation",
+    "generate": "archwright.generation.writing",
+    "load": "archwright.spec.read",
+    "load_run": "archwright.spec.read",
+    "open_run": "archwright.runs.opened",
+    "register": "archwright.parts",
+    "resume": "archwright.training.train",
+    "train": "archwright.training.train",
+    "write_report": "archwright.reporting.page",
+}
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'archwright' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,40 @@
+"""archwright eval"""
+
+import json
+from collections.abc import Sequence
+
+from archwright.cli.words import Parser, add_parts_option, load_parts
+
+ABOUT = """\
+Measure a trained model on text. Every document starts from the end-of-text token; each token of the text is
+predicted once; bits per byte are its nats over its UTF-8 bytes and ln 2."""
+
+EXAMPLES = """\
+  archwright eval runs/demo --text mine.txt
+  archwright eval runs/demo --text notes/ 'more/*.jsonl' --json"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Print the evaluation of a run on texts."""
+    parser = Parser("eval", ABOUT, EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "--text", nargs="+", required=True, metavar="TEXT", help="files, folders, globs, -, stdlib"
+    )
+    parser.add_argument("--stride", type=int, metavar="N", help="(default: half the context)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_parts_option(parser)
+    options = parser.parse(words)
+    load_parts(options.parts)
+    from archwright.runs.opened import open_run
+    from archwright.training.evaluation import evaluate_text
+
+    result = evaluate_text(open_run(options.run), *options.text, stride=options.stride)
+    if options.json:
+        print(json.dumps(result.record()))
+        return 0
+    print(f"nats per token   {result.nats_per_token:.4f}")
+    print(f"perplexity       {result.perplexity:.2f}   (e^nats per token)")
+    print(f"bits per byte    {result.bits_per_byte:.4f}")
+    print(f"text             {result.num_bytes:,} bytes, {result.num_tokens:,} tokens")
+    return 0

@@ -1,0 +1,106 @@
+"""archwright list"""
+
+from collections.abc import Sequence
+
+from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.spec.choice import Choice
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.read import load, load_run, parameter_counts, preset_names
+
+ABOUT = "List published models, recipes, your runs, or all choices of every axis."
+
+EXAMPLES = """\
+  archwright list                the models and recipes
+  archwright list choices        every axis and what it can be set to
+  archwright list runs           the runs in runs/"""
+
+WHAT = ("models", "recipes", "choices", "runs")
+
+
+def run(words: Sequence[str]) -> int:
+    """Print a table."""
+    parser = Parser("list", ABOUT, EXAMPLES)
+    parser.add_argument("what", nargs="?", metavar="WHAT", help=", ".join(WHAT))
+    add_parts_option(parser)
+    options = parser.parse(words)
+    load_parts(options.parts)
+    tables = {"models": _models, "recipes": _recipes, "choices": _choices, "runs": _runs}
+    if options.what and options.what not in tables:
+        hint = nearest(options.what, tables)
+        raise UserError(f'list "{options.what}": expected one of {", ".join(tables)}.{hint}')
+    for what in [options.what] if options.what else ["models", "recipes"]:
+        tables[what]()
+    if not options.what:
+        print("archwright show NAME says more; archwright list choices lists what can be changed.")
+    return 0
+
+
+def _models() -> None:
+    counts = parameter_counts()
+    rows = [["model", "parameters", "norm", "wiring", "position", "attention", "feedforward"]]
+    for name in preset_names("models"):
+        spec = load(name).resolved()
+        rows.append(
+            [
+                name,
+                f"{counts[name] / 1e6:,.1f}M",
+                spec.norm.kind,
+                spec.residual.kind,
+                spec.position.kind,
+                _heads(spec.attention),
+                spec.feedforward.kind,
+            ]
+        )
+    print_table(rows)
+
+
+def _recipes() -> None:
+    rows = [["recipe", "model", "text", "budget", "optimizer"]]
+    for name in preset_names("runs"):
+        spec = load_run(name)
+        text = ", ".join(spec.data.text)
+        rows.append([name, spec.model.name, text, spec.budget, spec.optimizer.kind])
+    print_table(rows)
+
+
+def _choices() -> None:
+    import archwright.spec.run_spec  # noqa: F401  (its axes join the list)
+
+    rows = [["axis", "kind", "what it is"]]
+    for axis in Choice.__subclasses__():
+        for kind, choice in sorted(axis.kinds.items()):
+            rows.append([axis.axis, kind, " ".join((choice.__doc__ or "").split())])
+    print_table(rows)
+
+
+def _runs() -> None:
+    from archwright.runs import find
+
+    rows = [["run", "state", "bits per byte"]]
+    for folder in find():
+        evals = [r for r in folder.metrics() if r["kind"] == "eval"]
+        reached = f"{evals[-1]['bits_per_byte']:.3f}" if evals else "-"
+        rows.append([str(folder.path), "finished" if folder.finished else "open", reached])
+    print_table(rows)
+
+
+def _heads(attention: Choice) -> str:
+    values = attention.model_dump()
+    return "{num_heads}/{num_kv_heads} heads".format(**values) if "num_heads" in values else "none"
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Print rows in columns; the last column takes what is left of the line."""
+    import shutil
+    import textwrap
+
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    room = max(24, shutil.get_terminal_size((100, 24)).columns - indent)
+    for row in rows:
+        start = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        lines = textwrap.wrap(row[-1], room) or [""]
+        print((start[:indent] + lines[0]).rstrip())
+        for line in lines[1:]:
+            print(" " * indent + line)
+    print()

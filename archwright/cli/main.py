@@ -1,0 +1,78 @@
+"""The command `archwright`: finds the verb, runs it, and shows a user's mistakes as lines, not tracebacks."""
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+
+from archwright.spec.errors import UserError, nearest
+
+VERBS = {
+    "train": "train a model or a recipe on text, or go on with a run",
+    "generate": "let a trained model write",
+    "eval": "measure a trained model on text: nats per token, perplexity, bits per byte",
+    "report": "write a run's page of curves and numbers",
+    "list": "list published models, recipes, runs, or all choices of every axis",
+    "show": "show what a model chose, and where each value comes from",
+    "diff": "show what differs between two models",
+    "schema": "print the JSON schema of model or run files",
+    "check": "check a TOML file of a model or a run",
+}
+
+HELP = f"""\
+usage: archwright VERB ...
+
+The workbench for transformer language-model architectures.
+
+{{verbs}}
+
+start here:
+  archwright train demo                      three minutes on your CPU, with a page of results
+  archwright train modern data.text=FILE model.dim=256 budget=60s
+  archwright list                            what there is to choose from
+
+`archwright VERB --help` says more. Values are set as dotted keys: model.dim=256 optimizer.lr=0.01
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; return its exit code: 0, 2 for a user's mistake, 1 for a failed run,
+    128 + n for signal n."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP.format(verbs=_verb_lines()), end="")
+        return 0
+    if words[0] in ("-V", "--version"):
+        from archwright import __version__
+
+        print(f"archwright {__version__}")
+        return 0
+    verb, *rest = words
+    if verb not in VERBS:
+        return _mistake(f'"{verb}": no such verb; there are {", ".join(VERBS)}.{nearest(verb, VERBS)}')
+    warnings.showwarning = _show_warning
+    try:
+        module = importlib.import_module(f"archwright.cli.{verb}_verb")
+        code: int = module.run(rest)
+        return code
+    except UserError as error:
+        return _mistake(*error.lines)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+
+
+def _verb_lines() -> str:
+    return "\n".join(f"  {verb:<10} {text}" for verb, text in VERBS.items())
+
+
+def _mistake(*lines: str) -> int:
+    for line in lines:
+        print(f"archwright: {line}", file=sys.stderr)
+    return 2
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"archwright: warning: {message}", file=sys.stderr)

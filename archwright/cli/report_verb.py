@@ -1,0 +1,20 @@
+"""archwright report"""
+
+from collections.abc import Sequence
+
+from archwright.cli.words import Parser
+
+ABOUT = """\
+Write a run's page: its result, curves, choices, sample and environment, in one file that needs no network."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Write report.html and print its path."""
+    parser = Parser("report", ABOUT, "  archwright report runs/demo")
+    parser.add_argument("run", metavar="RUN", help="a run folder")
+    options = parser.parse(words)
+    from archwright.reporting.page import write_report
+    from archwright.runs import RunFolder
+
+    print(write_report(RunFolder.open(options.run)))
+    return 0

@@ -1,0 +1,52 @@
+"""What general compressors reach on a text: the mark for a language model to beat."""
+
+import lzma
+import zlib
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from archwright.text.corpus import Document
+
+
+class Baseline(NamedTuple):
+    """A compressor's size for a text, in bits per byte of it."""
+
+    name: str
+    bits_per_byte: float
+    num_bytes: int
+
+
+class Compressor(Protocol):
+    """A compressor that takes its input bit by bit."""
+
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+def baselines(documents: Iterable[Document]) -> tuple[Baseline, ...]:
+    """Return what gzip -9 and xz -9e reach on the concatenation of documents, read as a stream.
+
+    Raises:
+        ValueError: there is no text.
+    """
+    # 16 + 15 bits: the largest window, with gzip's header and checksum.
+    compressors: dict[str, Compressor] = {
+        "gzip -9": zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS, 9),
+        "xz -9e": lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME),
+    }
+    sizes = dict.fromkeys(compressors, 0)
+    num_bytes = 0
+    for content in _contents(documents):
+        num_bytes += len(content)
+        for name, compressor in compressors.items():
+            sizes[name] += len(compressor.compress(content))
+    if not num_bytes:
+        raise ValueError("there is no text to compress")
+    for name, compressor in compressors.items():
+        sizes[name] += len(compressor.flush())
+    return tuple(Baseline(name, 8 * size / num_bytes, num_bytes) for name, size in sizes.items())
+
+
+def _contents(documents: Iterable[Document]) -> Iterable[bytes]:
+    return (piece.encode() for document in documents for piece in document.pieces)

@@ -1,0 +1,1 @@
+"""How does it write? Sampling from a model."""

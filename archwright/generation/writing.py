@@ -1,0 +1,78 @@
+"""From a prompt to text."""
+
+from collections.abc import Iterator
+
+import torch
+
+from archwright.generation.sampling import sample
+from archwright.model.decoder import Decoder
+from archwright.runs.opened import OpenRun
+from archwright.text.tokenizer import Tokenizer
+
+
+def generate(
+    run: OpenRun,
+    prompt: str = "",
+    *,
+    max_tokens: int = 256,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> str:
+    """Return a text that begins with `prompt` and goes on as the run's model would; see `sample`.
+
+    Raises:
+        ValueError: a setting out of its limits.
+    """
+    return prompt + "".join(
+        stream(
+            run.model,
+            run.tokenizer,
+            prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+        )
+    )
+
+
+def stream(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompt: str = "",
+    *,
+    max_tokens: int = 256,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Yield what follows `prompt`, as soon as its characters are whole.
+
+    The model reads the end-of-text token first, as in training, and stops before the next one.
+    """
+    device = next(model.parameters()).device
+    start = [tokenizer.end_of_text, *tokenizer.encode(prompt).tolist()]
+    tokens = sample(
+        model,
+        torch.tensor(start, device=device),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop=tokenizer.end_of_text,
+        num_tokens=tokenizer.vocab_size,
+        seed=seed,
+    )
+    written = start[1:]
+    shown = len(tokenizer.decode(written))
+    for token in tokens:
+        written.append(token)
+        text = tokenizer.decode(written)
+        if not text.endswith("�"):  # a character may be spread over tokens
+            yield text[shown:]
+            shown = len(text)
+    yield tokenizer.decode(written)[shown:]

@@ -1,0 +1,140 @@
+"""Which optimizer moves which parameter, and which parameters decay."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from archwright.optim.muon import Muon
+from archwright.parts.linear import Embedding
+from archwright.spec.run_spec import AdamW as AdamWSpec
+from archwright.spec.run_spec import Muon as MuonSpec
+from archwright.spec.run_spec import Optimizer as OptimizerSpec
+
+Role = Literal["matrix", "embedding", "head", "kernel", "vector"]
+Parameters = list[tuple[str, nn.Parameter]]
+Optimizers = dict[str, torch.optim.Optimizer]
+
+FUSED = {"cpu", "cuda"}
+"""Devices with a fused AdamW in every torch that this package runs on."""
+
+
+def build_optimizers(
+    model: nn.Module, spec: OptimizerSpec, *, precision: torch.dtype = torch.float32
+) -> Optimizers:
+    """Return the optimizers of all trainable parameters by name: "adamw", and "muon" where chosen.
+
+    `precision` is that of the run's matrix products; Muon computes its own in it. Every parameter
+    group keeps its peak rate as "initial_lr", from which `set_learning_rates` works.
+
+    Raises:
+        ValueError: a model without trainable parameters.
+    """
+    by_role: dict[Role, Parameters] = defaultdict(list)
+    role_of = roles(model)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            by_role[role_of[name]].append((name, parameter))
+    if not by_role:
+        raise ValueError("the model has no trainable parameters: unfreeze some before training")
+    optimizers = OPTIMIZERS[type(spec)](by_role, spec, precision)
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+    return optimizers
+
+
+def set_learning_rates(optimizers: Mapping[str, torch.optim.Optimizer], share: float) -> None:
+    """Give every parameter group this share of its peak learning rate."""
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * share
+
+
+def roles(model: nn.Module) -> dict[str, Role]:
+    """Return the role of each parameter by its name, as in `model.named_parameters()`.
+
+    embedding: the table of an embedding module, also where a head shares it.
+    head: the map to the vocabulary: a module named `head`; without one, the last matrix with the
+        shape of the largest embedding.
+    kernel: the weight of a convolution. vector: what has one dimension or none.
+    matrix: all else; more than two dimensions are stacks of matrices, as in experts.
+    """
+    modules = dict(model.named_modules())
+    found: dict[str, Role] = {}
+    for name, parameter in model.named_parameters():
+        owner = modules[name.rpartition(".")[0]]
+        if isinstance(owner, nn.Embedding | nn.EmbeddingBag | Embedding):
+            found[name] = "embedding"
+        elif parameter.ndim < 2:
+            found[name] = "vector"
+        elif isinstance(owner, _ConvNd):
+            found[name] = "kernel"
+        else:
+            found[name] = "head" if "head" in name.split(".")[-2:-1] else "matrix"
+    if "head" not in found.values():
+        found.update(_head_by_shape(model, found))
+    return found
+
+
+def _head_by_shape(model: nn.Module, found: Mapping[str, Role]) -> dict[str, Role]:
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    tables = [shapes[name] for name, role in found.items() if role == "embedding"]
+    matrices = [name for name, role in found.items() if role == "matrix"]
+    if tables and matrices:
+        vocabulary = max(tables, key=lambda shape: shape.numel())
+        heads = [name for name in matrices if shapes[name] == vocabulary]
+        # A head stands at the end; a matrix of that shape elsewhere only looks like one.
+        if heads and heads[-1] == matrices[-1]:
+            return {heads[-1]: "head"}
+    return {}
+
+
+def _adamw(
+    by_role: Mapping[Role, Parameters], spec: AdamWSpec, precision: torch.dtype
+) -> Optimizers:
+    return {"adamw": _fused_adamw(by_role, spec.lr, spec)}
+
+
+def _muon(by_role: Mapping[Role, Parameters], spec: MuonSpec, precision: torch.dtype) -> Optimizers:
+    """Muon for the matrices inside; AdamW for what is looked up, read out or no matrix."""
+    rest: dict[Role, Parameters] = {r: named for r, named in by_role.items() if r != "matrix"}
+    optimizers: Optimizers = {}
+    if rest:
+        lr = spec.lr if spec.adamw_lr == "auto" else spec.adamw_lr
+        optimizers["adamw"] = _fused_adamw(rest, lr, spec)
+    if by_role.get("matrix"):
+        optimizers["muon"] = Muon(
+            by_role["matrix"],
+            lr=spec.lr,
+            momentum=spec.momentum,
+            nesterov=spec.nesterov,
+            steps=spec.steps,
+            weight_decay=spec.weight_decay,
+            dtype=torch.bfloat16 if precision == torch.bfloat16 else torch.float32,
+        )
+    return optimizers
+
+
+def _fused_adamw(
+    by_role: Mapping[Role, Parameters], lr: float, spec: AdamWSpec | MuonSpec
+) -> torch.optim.AdamW:
+    """AdamW that decays whatever multiplies: matrices, head and embedding, as GPT-3 and LLaMA are
+    usually reproduced. Biases and gains have a natural size that decay would pull them from."""
+    named = [pair for role, pairs in by_role.items() if role != "vector" for pair in pairs]
+    groups: list[dict[str, Any]] = [
+        {"params": named, "weight_decay": spec.weight_decay},
+        {"params": list(by_role.get("vector", [])), "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    fused = all(p.device.type in FUSED for group in groups for _, p in group["params"])
+    return torch.optim.AdamW(groups, lr=lr, betas=spec.betas, eps=spec.eps, fused=fused or None)
+
+
+OPTIMIZERS: dict[type[OptimizerSpec], Callable[..., Optimizers]] = {
+    AdamWSpec: _adamw,
+    MuonSpec: _muon,
+}

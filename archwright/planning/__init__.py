@@ -1,0 +1,1 @@
+"""What will it cost? Counted from the model built without memory, and from this machine's measured peak."""

@@ -1,0 +1,43 @@
+"""Parameters and FLOPs, counted from the built model."""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from archwright.model.decoder import Decoder
+from archwright.parts.linear import Linear
+
+BACKWARD = 2
+"""Cost of a backward pass in forward passes: one product for the input's gradient, one for the weight's."""
+
+
+def parameters_by_part(model: nn.Module) -> dict[str, int]:
+    """Return the number of parameters of each part, layers added up; a tied table counts once, as embedding.
+
+    Keys are dotted names without layer indices: `embedding`, `layers.attention.query`, `head`.
+    """
+    counts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        words = [word for word in name.split(".")[:-1] if not word.isdigit()]
+        part = ".".join(words) or name
+        counts[part] = counts.get(part, 0) + parameter.numel()
+    return counts
+
+
+def flops_per_token(model: Decoder, length: int) -> float:
+    """Return the FLOPs of training on one token in a text of `length` tokens: forward and backward.
+
+    3 * (2 * weights of all matrix products + 4 * num_heads * head_dim * visible keys per query),
+    a multiplication and an addition counting as two. Norms, activations and the softmax are left out.
+    """
+    products = sum(m.weight.numel() for m in model.modules() if isinstance(m, Linear))
+    attention = sum(_attention_flops(model, length))
+    return (1 + BACKWARD) * (2.0 * products + attention)
+
+
+def _attention_flops(model: Decoder, length: int) -> Iterator[float]:
+    """Yield each layer's FLOPs per token for scores and their use, forward."""
+    for layer in model.layers:
+        if layer.attention is not None:
+            pairs = model.masks[layer.mask].pairs(length)
+            yield 4.0 * layer.attention.query.d_out * pairs / length

@@ -1,0 +1,77 @@
+"""The metrics of a run for TensorBoard, where the extra is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+PREFIXES = {"train": "train", "eval": "held_out", "baseline": "baseline"}
+"""The group in TensorBoard that each kind of metrics line goes to; events become text."""
+
+COORDINATES = ("kind", "step", "tokens", "seconds", "name", "text")
+
+
+class TensorBoardLog:
+    """Writes metrics lines to TensorBoard event files in a folder, step by step.
+
+    Raises:
+        UserError: the extra is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard.writer import SummaryWriter
+        except ImportError as error:
+            message = "tensorboard: not installed; run: pip install 'archwright[tensorboard]'"
+            raise UserError(message) from error
+        self._writer: SummaryWriter = SummaryWriter(str(folder))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Write one metrics line: each of its numbers under its name, an event as text."""
+        step = line["step"]
+        if line["kind"] == "event":
+            text = f"{line['name']}: {line.get('text', '')}"
+            self._writer.add_text("events", text, step)
+            return
+        group = PREFIXES.get(line["kind"], line["kind"])
+        name = f"/{line['name']}" if "name" in line else ""
+        for key, value in line.items():
+            if key not in COORDINATES and isinstance(value, (int, float)):
+                tag = f"{group}{name}/{key}"
+                self._writer.add_scalar(tag, value, step)
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        self._writer.close()
+
+
+def write_tensorboard(run_folder: RunFolder) -> Path:
+    """Write all metrics of a run to TensorBoard event files in its folder `tensorboard/`.
+
+    Raises:
+        UserError: the extra is not installed.
+    """
+    folder = run_folder.path / "tensorboard"
+    with TensorBoardLog(folder) as log:
+        for line in run_folder.metrics():
+            log.write(line)
+    return folder

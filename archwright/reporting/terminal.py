@@ -1,0 +1,119 @@
+"""What the terminal says of a run: its result at the end, or what it was resolved to."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from archwright.reporting import words
+from archwright.reporting.history import History, read_history
+from archwright.reporting.result import Result, device, notice, result_of
+from archwright.runs import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Line = tuple[str, str, str]
+"""A label, a value, and what is to be said of it."""
+
+SAMPLE_LINES = 12
+"""Lines of the sample that are shown; its file has all."""
+
+WIDEST_SAMPLE = 100
+
+
+def print_result(run_folder: RunFolder, console: Console | None = None) -> None:
+    """Print what a run reached, a sample, and the paths of the run folder and its report.
+
+    Without colours where the output is no terminal; paths are never broken.
+    """
+    console = console or _console()
+    history = read_history(run_folder)
+    result = result_of(history)
+    console.print()
+    _print_lines(console, [_quality(history, result), _effort(history, result)])
+    if said := notice(history, result):
+        console.print(textwrap.fill(said, console.width - 2) + "\n", markup=False)
+    if history.sample.strip():
+        console.print("sample", style="dim")
+        console.print(_excerpt(history.sample, console.width) + "\n", markup=False)
+    report = run_folder.report_file
+    paths = [("run", str(run_folder.path), "")]
+    _print_lines(console, [paths + ([("report", str(report), "")] if report.exists() else [])])
+
+
+def print_resolved(pairs: Iterable[tuple[str, object]], console: Console | None = None) -> None:
+    """Print dotted keys and their values, as `--dry-run` does, in groups by first part."""
+    groups: dict[str, list[Line]] = {}
+    for key, value in pairs:
+        group = key.split(".")[0] if "." in key else ""
+        groups.setdefault(group, []).append((key, str(value), ""))
+    _print_lines(console or _console(), list(groups.values()))
+
+
+def _quality(history: History, result: Result) -> list[Line]:
+    last = result.held_out
+    if not last:
+        loss = result.train_loss
+        trained = [] if loss is None else [("training loss", words.loss(loss), "nats per token")]
+        return [*trained, ("held-out loss", "none", "not evaluated yet")]
+    beside = sorted(history.compressors, key=lambda line: float(line["bits_per_byte"]))
+    return [
+        ("held-out loss", words.loss(last["nats_per_token"]), "nats per token"),
+        ("perplexity", words.significant(last["perplexity"], 4), "per token, base e"),
+        ("bits per byte", words.decimal(last["bits_per_byte"]), "this model" if beside else ""),
+        *(("", words.decimal(line["bits_per_byte"]), line["name"]) for line in beside),
+    ]
+
+
+def _effort(history: History, result: Result) -> list[Line]:
+    steps = f"{words.exact(result.steps)} step{'s' if result.steps != 1 else ''}"
+    share = result.utilisation
+    peak = f"tokens/s, {words.percent(share)} of the measured peak" if share else "tokens/s"
+    model, speed = result.num_parameters, result.tokens_per_second
+    where = device(history)
+    return [
+        *([("model", words.count(model), "parameters")] if model else []),
+        (
+            "training",
+            words.count(result.tokens),
+            f"tokens in {steps}, {words.duration(result.seconds)}",
+        ),
+        *([("speed", words.count(speed), peak)] if speed else []),
+        *([("device", "", where)] if where else []),
+    ]
+
+
+def _print_lines(console: Console, groups: Sequence[Sequence[Line]]) -> None:
+    """Print groups of lines in common columns, each group followed by an empty line."""
+    from rich.text import Text
+
+    lines = [line for group in groups for line in group]
+    label_width = max((len(label) for label, _, _ in lines), default=0)
+    value_width = max((len(value) for _, value, said in lines if said), default=0)
+    for group in groups:
+        for label, value, said in group:
+            text = Text(f"{label:{label_width}}  ", style="dim")
+            text.append(f"{value:>{value_width}}" if said else value, style="not dim bold")
+            text.append(f"  {said}" if said else "", style="not dim")
+            text.rstrip()
+            console.print(text, soft_wrap=True)
+        console.print()
+
+
+def _excerpt(sample: str, width: int) -> str:
+    """Return the sample's first lines, indented, without what could steer a terminal."""
+    wrapped: list[str] = []
+    for line in words.printable(sample).expandtabs(4).strip("\n").split("\n"):
+        wrapped += textwrap.wrap(
+            line, min(width, WIDEST_SAMPLE) - 4, drop_whitespace=False, replace_whitespace=False
+        ) or [""]
+    shown = wrapped[:SAMPLE_LINES] + (["..."] if len(wrapped) > SAMPLE_LINES else [])
+    return textwrap.indent("\n".join(line.rstrip() for line in shown), "  ")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)

@@ -1,0 +1,278 @@
+"""Reading text files: what is in them, where their documents begin, and their text as a stream."""
+
+import codecs
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.run_spec import DataSpec
+from archwright.text.pieces import pieces
+from archwright.text.sources import TextFile
+
+BLOCK = 1 << 18
+HEAD = 8192
+TEXT_CONTROLS = frozenset(b"\t\n\r\f\b\x1b")
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """A file that was read once: its size and hash, and the bytes on either side of the hash split.
+
+    `base` is where it begins if all files stand one after the other.
+    """
+
+    file: TextFile
+    size: int
+    digest: str
+    kept_bytes: int = 0
+    held_out_bytes: int = 0
+    base: int = 0
+
+
+@dataclass(frozen=True)
+class Span:
+    """A document as a range of bytes of its file; the text of a JSONL record comes with it."""
+
+    name: str
+    start: int
+    stop: int
+    text: str | None = None
+
+    @property
+    def held_out(self) -> bool:
+        """Tell whether the hash of the name sends it to the held-out side: one in ten."""
+        digest = hashlib.sha256(self.name.encode("utf-8", "surrogateescape")).digest()
+        return digest[0] % 10 == 0
+
+
+def survey(
+    files: Iterable[TextFile], data: DataSpec, key: str
+) -> tuple[tuple[Surveyed, ...], tuple[str, ...]]:
+    """Read all files once; return those that hold text, and the names of those skipped as no text.
+
+    Raises:
+        UserError: binary, undecodable or unreadable files, or no text at all, one line each.
+    """
+    surveyed, skipped, mistakes, base = [], [], [], 0
+    for file in files:
+        try:
+            found = _survey_one(file, data)
+        except UserError as error:
+            mistakes += [f"{key}: {line}" for line in error.lines]
+            continue
+        if found is None:
+            skipped.append(file.name)
+        elif found.kept_bytes + found.held_out_bytes:
+            surveyed.append(replace(found, base=base))
+            base += found.size
+    if mistakes:
+        raise UserError(*mistakes)
+    if not surveyed:
+        binary = f" {len(skipped)} files are not text." if skipped else ""
+        raise UserError(f"{key}: there is no text; every file is empty.{binary}")
+    return tuple(surveyed), tuple(skipped)
+
+
+def spans(file: Surveyed, data: DataSpec) -> Iterator[Span]:
+    """Yield the documents of a file that are not empty, in order."""
+    name, path = file.file.name, file.file.path
+    with _opened(path) as handle:
+        if file.file.jsonl:
+            yield from _records(handle, name, path, data)
+        elif data.separator:
+            yield from _separated(handle, name, file.size, data.separator.encode())
+        elif file.size:
+            yield Span(name, 0, file.size)
+
+
+def read(file: Surveyed, span: Span, data: DataSpec) -> Iterator[str]:
+    """Yield a document's text in pieces that encode as the whole does.
+
+    Raises:
+        UserError: the file is not what it was when it was surveyed.
+    """
+    blocks = (span.text,) if span.text is not None else _decoded(file.file.path, span, data.errors)
+    return pieces(blocks)
+
+
+def line_border(file: Surveyed, span: Span, near: int) -> int | None:
+    """Return the start of a line in the middle of a plain-text span, at byte `near` or close by.
+
+    Falls back to the start of any character; None if the span is too short to be cut.
+    """
+    with _opened(file.file.path) as handle:
+        first = max(span.start, near - BLOCK)
+        handle.seek(first)
+        window = handle.read(min(span.stop, near + BLOCK) - first)
+    last = len(window) - 1 if first + len(window) == span.stop else len(window)
+    border = window.find(b"\n", max(near - first - 1, 0), last) + 1
+    border = border or window.rfind(b"\n", 0, max(near - first, 0)) + 1
+    if not border:
+        border = max(near - first, 1)
+        while border > 0 and window[border] & 0xC0 == 0x80:
+            border -= 1
+    return first + border if span.start < first + border < span.stop else None
+
+
+def _survey_one(file: TextFile, data: DataSpec) -> Surveyed | None:
+    """Read one file; None if it was found, not named, and is no text."""
+    with _opened(file.path) as handle:
+        kind = _binary(handle.read(HEAD))
+        if kind and file.found:
+            return None
+        if kind:
+            raise UserError(f'"{file.path}" is {kind}. Give a text file in UTF-8.')
+        handle.seek(0)
+        try:
+            size, digest = _checked(handle, file, data.errors)
+        except UserError:
+            if file.library:
+                return None
+            raise
+    surveyed = Surveyed(file, size, digest)
+    kept = held_out = 0
+    for span in spans(surveyed, data):
+        if span.held_out:
+            held_out += span.stop - span.start
+        else:
+            kept += span.stop - span.start
+    return replace(surveyed, kept_bytes=kept, held_out_bytes=held_out)
+
+
+def _binary(head: bytes) -> str:
+    """Return what kind of binary data a file begins with, or an empty string for text."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16, not UTF-8"
+    if b"\0" in head:
+        return f"a binary file (a zero at byte {head.index(0)})"
+    controls = sum(byte < 32 and byte not in TEXT_CONTROLS for byte in head)
+    return "a binary file (mostly control bytes)" if controls * 20 > len(head) else ""
+
+
+def _checked(handle: BinaryIO, file: TextFile, errors: str) -> tuple[int, str]:
+    """Return size and hash of a file; make sure that it is UTF-8 if that is asked for."""
+    hasher, size = hashlib.blake2b(digest_size=16), 0
+    decoder = codecs.getincrementaldecoder("utf-8")("strict")
+    while True:
+        block = handle.read(BLOCK)
+        if errors == "strict":
+            pending = len(decoder.getstate()[0])
+            try:
+                decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                where = size - pending + error.start
+                raise UserError(_not_utf8(file.path, where, error.object[error.start])) from None
+        if not block:
+            return size, hasher.hexdigest()
+        hasher.update(block)
+        size += len(block)
+
+
+def _not_utf8(path: Path, where: int, byte: int) -> str:
+    return (
+        f'"{path}" is not UTF-8 at byte {where} (0x{byte:02x}). '
+        "Convert it, or set data.errors=replace to read such bytes as \ufffd."
+    )
+
+
+def _separated(handle: BinaryIO, name: str, size: int, separator: bytes) -> Iterator[Span]:
+    """Yield the spans between separators. UTF-8 synchronises itself, so bytes can be searched."""
+    start = index = position = 0
+    carry = b""
+    while block := handle.read(BLOCK):
+        window, offset = carry + block, position - len(carry)
+        searched = max(start - offset, 0)
+        while (found := window.find(separator, searched)) >= 0:
+            if offset + found > start:
+                yield Span(f"{name}:{index}", start, offset + found)
+            index += 1
+            searched = found + len(separator)
+            start = offset + searched
+        position += len(block)
+        carry = window[len(window) - len(separator) + 1 :] if len(separator) > 1 else b""
+    if size > start:
+        yield Span(f"{name}:{index}", start, size)
+
+
+def _records(handle: BinaryIO, name: str, path: Path, data: DataSpec) -> Iterator[Span]:
+    """Yield the records of a JSONL file with their text."""
+    start = 0
+    for index, line in enumerate(handle):
+        stop = start + len(line)
+        text = _text_of(line, f'"{path}" line {index + 1}', start, path, data)
+        if text:
+            yield Span(f"{name}:{index}", start, stop, text)
+        start = stop
+
+
+def _text_of(line: bytes, place: str, start: int, path: Path, data: DataSpec) -> str:
+    """Return the text of a JSONL line; a blank line has none."""
+    try:
+        decoded = line.decode("utf-8-sig" if start == 0 else "utf-8", data.errors)
+    except UnicodeDecodeError as error:
+        raise UserError(_not_utf8(path, start + error.start, error.object[error.start])) from None
+    if not decoded.strip():
+        return ""
+    try:
+        record = json.loads(decoded)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{place} is not JSON: {error.msg} at column {error.colno}.") from None
+    except RecursionError:
+        raise UserError(f"{place} is not usable JSON: it is nested too deeply.") from None
+    return _without_surrogates(_field(record, place, data.field), place, data.errors)
+
+
+def _field(record: Any, place: str, field: str) -> str:
+    if not isinstance(record, dict):
+        raise UserError(f"{place}: expected an object, found {type(record).__name__}.")
+    if field not in record:
+        names = ", ".join(f'"{name}"' for name in list(record)[:8]) or "none"
+        hint = nearest(field, record)
+        raise UserError(f'{place}: no field "{field}" (found {names}). Set data.field.{hint}')
+    text = record[field]
+    if not isinstance(text, str):
+        raise UserError(f'{place}: field "{field}" is {type(text).__name__}, not a string.')
+    return text
+
+
+def _without_surrogates(text: str, place: str, errors: str) -> str:
+    """Refuse or replace half characters, which JSON can write but UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        if errors == "strict":
+            raise UserError(
+                f"{place}: half a character (a lone surrogate) at position {error.start} of the "
+                "text. Mend it, or set data.errors=replace."
+            ) from None
+        return "".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)
+    return text
+
+
+def _decoded(path: Path, span: Span, errors: str) -> Iterator[str]:
+    """Yield the text of a range of bytes, block by block, no character cut."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    left = span.stop - span.start
+    with _opened(path) as handle:
+        handle.seek(span.start)
+        while left:
+            block = handle.read(min(BLOCK, left))
+            left -= len(block)
+            try:
+                text = decoder.decode(block, final=not left)
+            except UnicodeDecodeError:
+                block = b""
+            if not block:
+                raise UserError(f'"{path}" changed while it was read. Start again.')
+            yield text
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UserError(f'cannot read "{path}": {error.strerror or error}.') from error

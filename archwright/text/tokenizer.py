@@ -1,0 +1,205 @@
+"""Text to tokens and back: one class for trained, raw-byte and foreign tokenizers."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from numpy.typing import ArrayLike, NDArray
+
+from archwright.spec.errors import UserError
+from archwright.text.bpe import byte_names, fast_encoding
+from archwright.text.pieces import pieces
+from archwright.text.probe import PROBE
+
+Ids = NDArray[np.int64]
+
+JOINED = 1 << 24
+"""Characters a document may have before it is cut for a tokenizer that joins across any border."""
+
+
+class Tokenizer:
+    """A vocabulary with one end-of-text token; text that spells a special token stays text.
+
+    `vocab_size` is one more than the largest id, `end_of_text` the id every document starts from,
+    `fingerprint` a hash of all that decides the ids.
+
+    Raises:
+        UserError: the vocabulary has no such end-of-text token.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, end_of_text: str) -> None:
+        inner.encode_special_tokens = True
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner = inner
+        self._vocabulary: dict[str, int] = inner.get_vocab(with_added_tokens=True)
+        if end_of_text not in self._vocabulary:
+            raise UserError(_no_end(end_of_text, inner))
+        self.end_of_text = self._vocabulary[end_of_text]
+        self.end_of_text_name = end_of_text
+        self.vocab_size = max(self._vocabulary.values()) + 1
+        content = inner.to_str() + "\n" + end_of_text
+        self.fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+        self._refuse_spelled_specials()
+        self._fast = fast_encoding(inner)
+        self._cuts = True
+        self.check(PROBE + "".join(f"a{name} b" for name in self._plain_added))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Return the tokenizer that `save` wrote into a folder.
+
+        Raises:
+            UserError: there is none.
+        """
+        try:
+            config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+            return cls(read_json(folder / "tokenizer.json"), str(config["eos_token"]))
+        except (OSError, ValueError, KeyError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f'"{folder}" holds no tokenizer that can be read: {error}.') from error
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json, and the config that other libraries need to open the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_of_text_name}
+        (folder / "tokenizer.json").write_text(self._inner.to_str(pretty=True), "utf-8")
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+    def encode(self, text: str) -> Ids:
+        """Return the ids of a text, without end-of-text."""
+        parts = self.encode_many(list(self.whole(pieces([text]))))
+        return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+
+    def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """Return the ids of each text, the fastest way; other threads run meanwhile."""
+        try:
+            if self._fast is not None:
+                return [self._fast(text) for text in texts]
+            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the text has half a character (a lone surrogate) at position {error.start}: "
+                "it was not UTF-8 where it came from."
+            ) from error
+        return [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
+
+    def decode(self, ids: ArrayLike, *, keep_special: bool = False) -> str:
+        """Return the text of ids; bytes that are no UTF-8 become U+FFFD, special tokens vanish."""
+        wanted = [int(i) for i in np.asarray(ids).reshape(-1) if 0 <= i < self.vocab_size]
+        names = self._special_names if keep_special else {}
+        if self.token_bytes is None:
+            return str(self._inner.decode(wanted, skip_special_tokens=not keep_special))
+        content = self.token_bytes
+        return b"".join(names.get(i, content[i]) for i in wanted).decode("utf-8", "replace")
+
+    @cached_property
+    def token_bytes(self) -> tuple[bytes, ...] | None:
+        """The bytes each id stands for (none for special tokens), or None if they do not add up.
+
+        They do not when a tokenizer normalises its text: then only whole documents can be counted.
+        """
+        values = {name: byte for byte, name in byte_names().items()}
+        content = [b""] * self.vocab_size
+        plain = self._plain_added
+        byte_level = '"ByteLevel"' in self._inner.to_str().split('"vocab"')[0]
+        for token, i in self._vocabulary.items():
+            if i in self._special_names:
+                continue
+            if byte_level and token not in plain:
+                content[i] = bytes(values.get(char, 0) for char in token)
+            elif len(token) == 6 and token.startswith("<0x"):
+                content[i] = bytes([int(token[3:5], 16)])
+            else:
+                content[i] = token.replace("▁", " ").encode()
+        spelled = b"".join(content[i] for i in self.encode(PROBE))
+        return tuple(content) if spelled == PROBE.encode() else None
+
+    @cached_property
+    def token_lengths(self) -> NDArray[np.int64] | None:
+        """The number of bytes of each id, or None as for `token_bytes`."""
+        return None if self.token_bytes is None else np.array([len(b) for b in self.token_bytes])
+
+    def whole(self, parts: Iterable[str]) -> Iterator[str]:
+        """Yield a document's pieces as this tokenizer needs them: as they are, if cutting is safe,
+        or joined again, if its tokens may span the borders between them.
+        """
+        if self._cuts:
+            yield from parts
+            return
+        held: list[str] = []
+        for part in parts:
+            held.append(part)
+            if sum(map(len, held)) >= JOINED:
+                yield "".join(held)
+                held = []
+        if held:
+            yield "".join(held)
+
+    def check(self, text: str) -> None:
+        """Keep the fast path, and cutting, only if both give the ids of the whole `text`."""
+        expected = self._inner.encode(text, add_special_tokens=False).ids
+        if self._fast is not None and self._fast(text).tolist() != expected:
+            self._fast = None
+        if self._cuts:
+            cut = self.encode_many(list(pieces([text], target=8, limit=max(len(text), 9))))
+            self._cuts = np.concatenate(cut).tolist() == expected
+
+    @property
+    def is_fast(self) -> bool:
+        """Tell whether ids are computed the faster way, with tiktoken."""
+        return self._fast is not None
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(vocab_size={self.vocab_size}, end_of_text={self.end_of_text_name!r})"
+
+    @cached_property
+    def _special_names(self) -> dict[int, bytes]:
+        added = self._inner.get_added_tokens_decoder()
+        special = {i: token.content.encode() for i, token in added.items() if token.special}
+        return special | {self.end_of_text: self.end_of_text_name.encode()}
+
+    @cached_property
+    def _plain_added(self) -> frozenset[str]:
+        """Added tokens that text does produce, such as runs of blanks or markup."""
+        added = self._inner.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if not token.special)
+
+    def _refuse_spelled_specials(self) -> None:
+        """A special token is a border only if no text can produce it."""
+        for i, name in self._special_names.items():
+            if i in self._inner.encode(name.decode(), add_special_tokens=False).ids:
+                raise UserError(
+                    f'data.tokenizer: the special token "{name.decode()}" is also an ordinary '
+                    f'word. Choose one that no text has, such as "<|{name.decode()}|>".'
+                )
+
+
+def read_json(path: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a tokenizer.json.
+
+    Raises:
+        UserError: the file is missing or something else.
+    """
+    try:
+        return tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f'cannot read "{path}": {error.strerror or error}.') from error
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f'"{path}" is not a tokenizer.json: {error}.') from error
+
+
+def _no_end(name: str, inner: tokenizers.Tokenizer) -> str:
+    """Say that a vocabulary lacks its end-of-text token, and which tokens may be meant."""
+    added = [t.content for t in inner.get_added_tokens_decoder().values() if t.special]
+    ends = [t for t in added if "end" in t.lower() or t.lower() in {"</s>", "<eos>", "[sep]"}]
+    others = ", ".join(f'"{t}"' for t in (ends or added)[:6]) or "none"
+    return (
+        f'data.tokenizer.end_of_text: the vocabulary has no token "{name}". '
+        f"Name the one that ends a text (special tokens there: {others})."
+    )

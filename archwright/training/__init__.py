@@ -1,0 +1,1 @@
+"""How is it trained? The one room that meets all the others."""

@@ -1,0 +1,132 @@
+"""The loop: train, measure, evaluate, save, until the run is done or someone asks to stop."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from archwright.runs import RunFolder
+from archwright.training.evaluation import Evaluation
+from archwright.training.interrupt import Interrupt
+from archwright.training.machine import peak_memory
+from archwright.training.progress import Progress
+from archwright.training.session import Session, is_spike
+from archwright.training.step import StepResult
+
+CHECKPOINT_SECONDS = 60.0
+"""Time between checkpoints where no number of steps is given."""
+
+
+class DivergedError(RuntimeError):
+    """The loss is no number any more; the last good checkpoint is kept."""
+
+
+class Loop:
+    """Trains a session to its end and keeps the record in a run folder."""
+
+    def __init__(
+        self,
+        session: Session,
+        folder: RunFolder,
+        *,
+        evaluate: Callable[[], Evaluation],
+        flops_per_token: float,
+        peak: float,
+        progress: Progress,
+        log: Callable[[dict[str, Any]], None] = lambda record: None,
+    ) -> None:
+        self.session, self.folder = session, folder
+        self.evaluate, self.progress, self.log = evaluate, progress, log
+        self.flops_per_token, self.peak = flops_per_token, peak
+        self._saved_at = time.monotonic()
+
+    def run(self, interrupt: Interrupt) -> bool:
+        """Train until the last step; return False where an interrupt came first.
+
+        Raises:
+            DivergedError: the loss is not finite.
+        """
+        session = self.session
+        while session.standing.step < session.num_steps and not interrupt:
+            self._step()
+            done = session.standing.step == session.num_steps
+            if not done and session.standing.step % self._evaluate_every == 0:
+                self._evaluate()
+            if done or interrupt or self._wants_checkpoint():
+                self.save()
+        return session.standing.step >= session.num_steps
+
+    def record(self, kind: str, **values: Any) -> None:
+        """Write a record at the present step."""
+        standing = self.session.standing
+        record = {
+            "kind": kind,
+            "step": standing.step,
+            "tokens": self.session.tokens,
+            "seconds": round(standing.seconds, 4),
+            **values,
+        }
+        self.folder.append(record)
+        self.log(record)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self.session.save(self.folder.checkpoints_folder)
+        self._saved_at = time.monotonic()
+
+    def _step(self) -> None:
+        start, rate = time.perf_counter(), self.session.rate
+        result = self.session.step()
+        seconds = time.perf_counter() - start
+        if not result.finite:
+            self._diverged(result)
+        standing = self.session.standing
+        standing.seconds += seconds
+        speed = self.session.run.tokens_per_step / seconds
+        self.record(
+            "train",
+            loss=result.loss,
+            z_loss=result.z_loss,
+            grad_norm=result.grad_norm,
+            lr=rate * self.session.run.optimizer.lr,
+            tokens_per_second=round(speed, 1),
+            utilisation=round(speed * self.flops_per_token / self.peak, 4),
+            memory_bytes=peak_memory(self.session.device),
+        )
+        self._watch(result.loss)
+        self.progress.update(standing.step, result.loss, speed)
+
+    def _watch(self, loss: float) -> None:
+        """Count spikes, against losses that were none."""
+        standing = self.session.standing
+        if is_spike(loss, standing.recent):
+            standing.spikes += 1
+            self.record("event", name="loss_spike", text=f"loss {loss:.3f} stands out")
+        else:
+            standing.recent = [*standing.recent, loss][-100:]
+
+    def _evaluate(self) -> None:
+        start = time.perf_counter()
+        evaluation = self.evaluate()
+        self.session.standing.seconds += time.perf_counter() - start
+        self.record("eval", **evaluation.record())
+
+    def _diverged(self, result: StepResult) -> None:
+        kept = self.folder.checkpoints()
+        where = f"the checkpoint of step {max(kept)} is kept" if kept else "no checkpoint was made yet"
+        text = (
+            f"the loss became {result.loss} at step {self.session.standing.step + 1}; {where}. "
+            "Lower optimizer.lr, lengthen schedule.warmup, or lower clip"
+        )
+        self.record("event", name="stopped", text=text)
+        raise DivergedError(text)
+
+    @property
+    def _evaluate_every(self) -> int:
+        return self.session.run.evaluate.every
+
+    def _wants_checkpoint(self) -> bool:
+        every = self.session.run.checkpoint.every
+        if every:
+            return self.session.standing.step % every == 0
+        return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+

@@ -1,0 +1,182 @@
+"""What the machine decides, once, by measurement; it is printed, recorded, and never decided again."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from archwright.model.decoder import Decoder
+from archwright.parts.kernels import KERNELS
+from archwright.parts.masks import Causal, View
+from archwright.parts.places import Places
+from archwright.planning.machine import measure_peak
+from archwright.spec.masks import Causal as CausalSpec
+from archwright.spec.run_spec import MachineSpec
+from archwright.training.precision import DTYPES
+
+WORTHWHILE = 1.1
+"""How much faster bf16 products must be than fp32 ones to be chosen."""
+
+
+@dataclass
+class Decisions:
+    """The machine's part of a run, with the reason of each decision and the peaks it was measured at."""
+
+    machine: MachineSpec
+    peaks: dict[str, float] = field(default_factory=dict)
+    """FLOP/s of matrix products by precision."""
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> float:
+        """FLOP/s of matrix products in the run's precision."""
+        return self.peaks[self.machine.precision]
+
+    def decide(self, key: str, value: Any, reason: str) -> None:
+        """Set a value and say why."""
+        self.machine = self.machine.model_copy(update={key: value})
+        self.reasons[key] = reason
+
+
+def decide(machine: MachineSpec) -> Decisions:
+    """Return device, threads and precision for this machine; given values are kept.
+
+    Raises:
+        ValueError: a device that is not here.
+    """
+    found = Decisions(machine)
+    _decide_device(found)
+    _decide_threads(found)
+    _decide_precision(found)
+    return found
+
+
+def decide_kernel(decisions: Decisions, model: Decoder, batch_size: int) -> None:
+    """Choose the fastest attention kernel for one layer of this model at its own size."""
+    given = decisions.machine.kernel
+    sizes = [layer.attention for layer in model.layers if hasattr(layer.attention, "kernel")]
+    if given != "auto" or not sizes:
+        decisions.decide("kernel", "sdpa" if given == "auto" else given, "given")
+    else:
+        device = torch.device(decisions.machine.device)
+        dtype = DTYPES[decisions.machine.precision]
+        shape = (batch_size, model.spec.context_length)
+        times = {
+            name: _kernel_time(name, sizes[0], shape, device, dtype)
+            for name in ("sdpa", "blockwise")
+        }
+        best = min(times, key=lambda name: times[name])
+        said = ", ".join(f"{name} {1e3 * t:.1f} ms" for name, t in times.items())
+        decisions.decide("kernel", best, f"one layer forward and backward: {said}")
+    model.use_kernel(decisions.machine.kernel)
+
+
+def environment(decisions: Decisions) -> dict[str, Any]:
+    """Return what a run records of the machine and the software."""
+    from archwright import __version__
+
+    cuda = decisions.machine.device == "cuda"
+    return {
+        "archwright": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(logical=False),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpu": torch.cuda.get_device_name() if cuda else "",
+        "threads": decisions.machine.threads,
+        "peak_flops": decisions.peaks,
+        "decisions": {
+            key: {"value": getattr(decisions.machine, key), "reason": reason}
+            for key, reason in decisions.reasons.items()
+        },
+    }
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most memory this process has held, in bytes: of the GPU, or resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return int(psutil.Process().memory_info().rss)
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _decide_device(found: Decisions) -> None:
+    given = found.machine.device
+    if given == "cuda" and not torch.cuda.is_available():
+        raise ValueError('machine.device: found "cuda"; expected "cpu", as no CUDA device is usable here')
+    if given == "auto":
+        here = torch.cuda.is_available()
+        found.decide("device", "cuda" if here else "cpu", "a GPU is here" if here else "no GPU is here")
+
+
+def _decide_threads(found: Decisions) -> None:
+    if found.machine.threads == "auto":
+        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        cores = min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1)
+        found.decide("threads", cores, "one for each core")
+    assert found.machine.threads != "auto"
+    torch.set_num_threads(found.machine.threads)
+
+
+def _decide_precision(found: Decisions) -> None:
+    device = torch.device(found.machine.device)
+    names = ("fp32", "bf16") if found.machine.precision == "auto" else (found.machine.precision,)
+    found.peaks = {name: measure_peak(device, DTYPES[name]) for name in names}
+    if found.machine.precision == "auto":
+        ratio = found.peaks["bf16"] / found.peaks["fp32"]
+        best = "bf16" if ratio >= WORTHWHILE else "fp32"
+        found.decide("precision", best, f"bf16 matrix products run at {ratio:.2f} times the rate of fp32")
+
+
+def _kernel_time(
+    name: str, attention: Any, shape: tuple[int, int], device: torch.device, dtype: torch.dtype
+) -> float:
+    """Return the seconds of one layer's attention, forward and backward."""
+    heads, kv = attention.spec.num_heads, attention.spec.num_kv_heads
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v = (
+        torch.randn(*shape, h, attention.head_dim, generator=generator, device=device)
+        .to(dtype)
+        .requires_grad_()
+        for h in (heads, kv, kv)
+    )
+    view = View(Causal(CausalSpec()), Places(shape[1], device))
+
+    def once() -> None:
+        KERNELS[name](q, k, v, view, attention.scale, 0.0).sum().backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return median_time(once, at_most=0.15)
+
+
+def median_time(call: Callable[[], None], at_most: float) -> float:
+    """Return the median seconds of a call, after one to warm up, over about `at_most` seconds."""
+    call()
+    times: list[float] = []
+    while sum(times) < at_most or len(times) < 3:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
+            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+        return names[0]
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()

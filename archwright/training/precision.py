@@ -1,0 +1,55 @@
+"""In which precision a step computes: weights stay float32, autocast narrows the products."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """fp32, or autocast to bf16 or fp16; fp16 scales the loss, as its small gradients would vanish.
+
+    Micikevicius et al., 2017, Mixed Precision Training, section 3.2.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name, self.device, self.dtype = name, device, DTYPES[name]
+        self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
+        if self.name == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss to call backward on."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Bring the gradients back to their own scale, before clipping."""
+        if self.scaler is not None:
+            for optimizer in optimizers:
+                self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update, unless scaled gradients overflowed."""
+        optimizer.step() if self.scaler is None else self.scaler.step(optimizer)
+
+    def update(self) -> None:
+        """Adapt the loss scale to what the gradients did."""
+        if self.scaler is not None:
+            self.scaler.update()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {} if self.scaler is None else dict(self.scaler.state_dict())
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state)

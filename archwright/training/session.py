@@ -1,0 +1,155 @@
+"""What a training holds in its hands: model, optimizers, batches, and where it stands."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from archwright import checkpoint
+from archwright.data.batches import Batches
+from archwright.model.decoder import Decoder
+from archwright.optim import Optimizers, build_optimizers, learning_rate
+from archwright.spec.run_spec import RunSpec
+from archwright.training.precision import Precision
+from archwright.training.step import StepResult, TensorBatch, train_step
+
+
+@dataclass
+class Standing:
+    """Where a training stands; with the weights and the optimizers' state, all that a resume needs."""
+
+    step: int = 0
+    seconds: float = 0.0
+    spikes: int = 0
+    recent: list[float] = field(default_factory=list)
+    """The last losses, by which a spike is known."""
+
+
+class Session:
+    """A model in training. `step()` trains on the next batch."""
+
+    def __init__(self, run: RunSpec, model: Decoder, batches: Batches) -> None:
+        self.run, self.model, self.batches = run, model, batches
+        self.device = torch.device(run.machine.device)
+        self.precision = Precision(run.machine.precision, self.device)
+        self.standing = Standing()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the optimizers and the random numbers of dropout anew."""
+        self.optimizers: Optimizers = build_optimizers(
+            self.model, self.run.optimizer, precision=self.precision.dtype
+        )
+        torch.manual_seed(self.run.seed)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        assert self.run.machine.num_steps != "auto"
+        return self.run.machine.num_steps
+
+    @property
+    def tokens(self) -> int:
+        """Tokens trained on so far."""
+        return self.standing.step * self.run.tokens_per_step
+
+    @property
+    def rate(self) -> float:
+        """The coming step's share of the peak learning rate."""
+        return learning_rate(self.run.schedule, self.standing.step, self.num_steps)
+
+    def step(self) -> StepResult:
+        """Train on the batch of this step."""
+        result = self._train(self.standing.step, self.rate)
+        if result.finite:
+            self.standing.step += 1
+        return result
+
+    def time_step(self, seconds: float) -> float:
+        """Return the median seconds of a step, and leave everything as it was before.
+
+        Takes about `seconds`, and at least five steps, of which the first two do not count.
+        """
+        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        times: list[float] = []
+        while len(times) < 5 or sum(times) < seconds:
+            start = time.perf_counter()
+            self._train(len(times), 1e-3)
+            times.append(time.perf_counter() - start)
+        self.model.load_state_dict(weights)
+        self.begin()
+        return statistics.median(times[2:])
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of this step."""
+        standing = dict(vars(self.standing)) | {"precision": self.precision.state()}
+        checkpoint.save(
+            folder,
+            self.standing.step,
+            model=self.model,
+            optimizers=self.optimizers,
+            state=standing,
+            keep=self.run.checkpoint.keep,
+        )
+
+    def restore(self, path: Path) -> None:
+        """Go back to a checkpoint."""
+        state: dict[str, Any] = checkpoint.load(
+            path, model=self.model, optimizers=self.optimizers
+        )
+        self.precision.restore(state.pop("precision"))
+        self.standing = Standing(**state)
+
+    def _train(self, step: int, rate: float) -> StepResult:
+        self.model.train()
+        clip = self.run.clip
+        return train_step(
+            self.model,
+            to_device(self.batches.at(step), self.device),
+            self.optimizers,
+            rate=rate,
+            precision=self.precision,
+            clip=None if clip == "none" else clip,
+            z_loss=self.run.z_loss,
+            accumulate=self.run.accumulate,
+        )
+
+
+def to_device(batch: Any, device: torch.device) -> TensorBatch:
+    """Return a batch of arrays as tensors on a device."""
+    arrays = (batch.tokens, batch.targets, batch.positions, batch.document_ids)
+    return TensorBatch(*(None if a is None else torch.from_numpy(a).to(device) for a in arrays))
+
+
+def is_spike(loss: float, recent: list[float]) -> bool:
+    """Tell whether a loss stands out: over five standard deviations above the mean of the last 100.
+
+    The deviation counts as at least 2 % of the mean, so that a flat curve has no spikes.
+    """
+    if len(recent) < 100:
+        return False
+    mean = statistics.fmean(recent)
+    deviation = max(statistics.pstdev(recent, mean), 0.02 * mean)
+    return loss > mean + 5 * deviation
+
+
+def steps_for_budget(
+    amount: float,
+    unit: str,
+    run: RunSpec,
+    flops_per_token: float,
+    seconds_per_step: Callable[[], float],
+) -> int:
+    """Return how many steps a budget pays for, at least one."""
+    per_step = {
+        "steps": lambda: 1.0,
+        "tokens": lambda: float(run.tokens_per_step),
+        "flops": lambda: flops_per_token * run.tokens_per_step,
+        "seconds": seconds_per_step,
+    }[unit]()
+    return max(1, math.floor(amount / per_step + 1e-9))

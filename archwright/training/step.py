@@ -1,0 +1,83 @@
+"""One step of training."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from archwright.losses import cross_entropy
+from archwright.optim import clip_gradients, set_learning_rates
+from archwright.training.precision import Precision
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """A batch on its device: tokens and the tokens that follow them, both [batch, length]."""
+
+    tokens: Tensor
+    targets: Tensor
+    positions: Tensor | None = None
+    document_ids: Tensor | None = None
+
+    def parts(self, number: int) -> list["TensorBatch"]:
+        """Cut the rows into `number` parts, as equal as can be."""
+        fields = (self.tokens, self.targets, self.positions, self.document_ids)
+        cut = [[None] * number if f is None else f.tensor_split(number) for f in fields]
+        return [TensorBatch(*part) for part in zip(*cut, strict=True)]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step saw: means in nats per token, and the gradient's norm before clipping."""
+
+    loss: float
+    z_loss: float
+    grad_norm: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether the loss is a number; if not, nothing was updated."""
+        return math.isfinite(self.loss)
+
+
+def train_step(
+    model: nn.Module,
+    batch: TensorBatch,
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    *,
+    rate: float,
+    precision: Precision,
+    clip: float | None = 1.0,
+    z_loss: float = 0.0,
+    accumulate: int = 1,
+) -> StepResult:
+    """Forward and backward over the parts of a batch, clip, update: `rate` is the share of the peak rates.
+
+    The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
+    gradients add up to the batch's. A loss that is not finite updates nothing.
+    """
+    num_valid = int((batch.targets >= 0).sum())
+    loss, z_term = 0.0, 0.0
+    for part in batch.parts(accumulate):
+        with precision.autocast():
+            logits = model(
+                part.tokens, positions=part.positions, document_ids=part.document_ids
+            ).logits
+        of_part = cross_entropy(logits, part.targets, z_loss=z_loss, num_valid=num_valid)
+        precision.scaled(of_part.total).backward()
+        loss += of_part.nll_sum.item() / num_valid
+        z_term += of_part.z_term.item()
+    grad_norm = 0.0
+    if math.isfinite(loss):
+        precision.unscale(optimizers.values())
+        grad_norm = clip_gradients(model.parameters(), clip).item()
+        set_learning_rates(optimizers, rate)
+        for optimizer in optimizers.values():
+            precision.step(optimizer)
+        precision.update()
+    for optimizer in optimizers.values():
+        optimizer.zero_grad(set_to_none=True)
+    return StepResult(loss, z_term, grad_norm)
+

@@ -1,0 +1,175 @@
+"""Training: from a spec to a finished run folder."""
+
+from pathlib import Path
+
+from archwright import checkpoint
+from archwright.planning.cost import flops_per_token
+from archwright.reporting.page import write_report
+from archwright.runs import RUNS, RunFolder
+from archwright.runs.opened import OpenRun, open_run
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load_run
+from archwright.spec.rules import enforce
+from archwright.spec.run_spec import RunSpec
+from archwright.training.evaluation import Evaluation, evaluate, held_out_windows
+from archwright.training.finish import finish
+from archwright.training.interrupt import Interrupt, interruptions
+from archwright.training.loop import Loop
+from archwright.training.machine import Decisions, environment
+from archwright.training.material import Material, gather, regain
+from archwright.training.progress import Progress, Silent, progress, speaker
+from archwright.training.session import Session
+from archwright.training.settle import is_settled, settle, unsettled
+
+
+class Stopped(Exception):  # noqa: N818
+    """A run was interrupted and saved; its folder can be taken up again."""
+
+    def __init__(self, folder: RunFolder, step: int, interrupt: Interrupt) -> None:
+        assert interrupt.signal is not None
+        self.signal = interrupt.signal
+        super().__init__(
+            f"stopped at step {step} and saved; go on with: archwright train --resume {folder.path}"
+        )
+
+
+def train(
+    run: RunSpec | ModelSpec | str,
+    *assignments: str,
+    out: str | Path | None = None,
+    quiet: bool = False,
+) -> OpenRun:
+    """Train a run (or the default run of a model, or a recipe by name) and return it finished.
+
+    A run folder that holds the same run is taken up where it stopped; a finished one is returned.
+
+        run = archwright.train("modern", "data.text=notes.txt", "budget=60s")
+
+    Args:
+        assignments: dotted overrides.
+        out: the run folder; by default runs/<name>.
+        quiet: show no progress.
+
+    Raises:
+        UserError: what is wrong with the run, its text, or its folder, one line each.
+        DivergedError: the loss is not finite any more.
+        Stopped: Ctrl-C or SIGTERM; the run is saved.
+    """
+    if isinstance(run, str):
+        run = load_run(run)
+    elif isinstance(run, ModelSpec):
+        run = RunSpec(name=run.name, model=run)
+    run = run.override(*assignments) if assignments else run
+    enforce(run.model)
+    path = Path(out) if out else RUNS / (run.name or "run")
+    return resume(RunFolder.create(path, run), quiet=quiet)
+
+
+def resume(folder: RunFolder, *, quiet: bool = False) -> OpenRun:
+    """Train what is left of the run in a folder, and return it finished.
+
+    Raises:
+        UserError: another process trains there, or its text has changed.
+        DivergedError: the loss is not finite any more.
+        Stopped: Ctrl-C or SIGTERM; the run is saved.
+    """
+    with folder.lock():
+        if not folder.finished:
+            _train(folder, quiet)
+    return open_run(folder.path)
+
+
+def _train(folder: RunFolder, quiet: bool) -> None:
+    say = speaker(quiet)
+    if is_settled(folder):
+        material = regain(folder.spec, folder)
+        session, decisions = unsettled(folder.spec, material)
+    else:
+        material = gather(folder.spec, folder)
+        session, decisions = settle(folder.spec, material, say)
+        _record(folder, session, decisions, material)
+    _announce(session, decisions, material, say)
+    started = _restore(folder, session)
+    with (
+        interruptions() as interrupt,
+        progress(session.num_steps, session.standing.step, quiet) as shown,
+    ):
+        loop = _loop(folder, session, decisions, material, shown)
+        loop.record("event", name=started, text=f"at step {session.standing.step}")
+        if not loop.run(interrupt):
+            loop.record("event", name="stopped", text=f"by {interrupt.signal}")
+            write_report(folder)
+            raise Stopped(folder, session.standing.step, interrupt)
+    say.say("evaluating on the whole held-out text")
+    finish(loop, folder, material)
+
+
+def _restore(folder: RunFolder, session: Session) -> str:
+    """Go back to the newest checkpoint, if there is one; return how the run begins."""
+    checkpoint.remove_stale(folder.checkpoints_folder)
+    newest = checkpoint.latest(folder.checkpoints_folder, hashes=True)
+    if newest is None:
+        folder.cut_back(-1)
+        return "started"
+    session.restore(newest)
+    folder.cut_back(session.standing.step)
+    return "resumed"
+
+
+def _record(
+    folder: RunFolder, session: Session, decisions: Decisions, material: Material
+) -> None:
+    """Write what was settled; the spec last, as it makes the rest binding."""
+    model = session.model
+    folder.write_environment(
+        environment(decisions)
+        | {
+            "num_parameters": model.num_parameters(),
+            "flops_per_token": flops_per_token(model, session.run.model.context_length),
+            "data": material.record(),
+        }
+    )
+    folder.write_spec(session.run)
+
+
+def _announce(
+    session: Session, decisions: Decisions, material: Material, say: Progress
+) -> None:
+    """Print what is about to be trained, and what the machine decided."""
+    say.say(repr(session.model))
+    say.say(
+        f"data: {len(material.train):,} tokens to train on, {len(material.held_out):,} held out"
+        + (f", {material.num_skipped} files skipped as no text" if material.num_skipped else "")
+    )
+    for key, reason in decisions.reasons.items():
+        say.say(f"{key} = {getattr(decisions.machine, key)}: {reason}")
+
+
+def _loop(
+    folder: RunFolder,
+    session: Session,
+    decisions: Decisions,
+    material: Material,
+    shown: Progress,
+) -> Loop:
+    run = session.run
+    windows = held_out_windows(
+        material.held_out,
+        material.tokenizer,
+        run.model.context_length,
+        stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
+        max_tokens=run.evaluate.max_tokens,
+    )
+
+    def evaluated() -> Evaluation:
+        return evaluate(session.model, windows, session.precision)
+
+    return Loop(
+        session,
+        folder,
+        evaluate=evaluated,
+        flops_per_token=flops_per_token(session.model, run.model.context_length),
+        peak=decisions.peak,
+        progress=shown,
+    )

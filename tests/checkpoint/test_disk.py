@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from archwright.checkpoint import atomic_write
+from archwright.checkpoint.disk import remove_folder
+from archwright.spec.errors import UserError
+
+
+def test_atomic_write(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "on the way" / "file"
+    atomic_write(path, "é\n")
+    assert path.read_bytes() == b"\xc3\xa9\n"
+    atomic_write(path, b"\0\r\n")
+    assert path.read_bytes() == b"\0\r\n"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "pathlib.Path.replace"])
+def test_an_interrupted_write_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "file"
+    atomic_write(path, "old")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(call, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        atomic_write(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_flushed_before_it_takes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = tmp_path / "file", []
+    monkeypatch.setattr("os.fsync", lambda _: seen.append(path.exists()))
+    atomic_write(path, "x")
+    assert seen == [False, True]  # the file, then its folder
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: (path.mkdir(), (path / "x").touch())])
+def test_a_folder_in_the_way(tmp_path: Path, make: object) -> None:
+    make(tmp_path / "file")
+    with pytest.raises(UserError, match=r"^\S*file cannot be written: Is a directory\.$"):
+        atomic_write(tmp_path / "file", "x")
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        atomic_write(tmp_path / "a" / "b", "x")
+
+
+def test_remove_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        (tmp_path / "step-1" / "deep").mkdir(parents=True)
+        remove_folder(tmp_path / "step-1")
+        assert list(tmp_path.iterdir()) == []
+    remove_folder(tmp_path / "none")

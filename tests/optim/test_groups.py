@@ -1,0 +1,158 @@
+"""Roles of parameters, and which optimizer gets them."""
+
+import pytest
+import torch
+from torch import nn
+
+from archwright.model.build import build
+from archwright.optim.groups import OPTIMIZERS, build_optimizers, roles, set_learning_rates
+from archwright.optim.muon import Muon
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import override
+from archwright.spec.run_spec import AdamW as AdamWSpec
+from archwright.spec.run_spec import Muon as MuonSpec
+from archwright.spec.run_spec import Optimizer as OptimizerSpec
+
+SMALL = ("dim=32", "num_layers=1", "vocab_size=64", "context_length=16")
+
+
+def small(*assignments: str) -> nn.Module:
+    return build(override(ModelSpec(), (*SMALL, *assignments)))
+
+
+def test_roles_of_the_decoder():
+    found = roles(small("head.tied=false", 'position={kind="learned"}'))
+    assert found["embedding.weight"] == "embedding"
+    assert found["head.weight"] == "head"
+    assert {found[name] for name in found if name.startswith("position")} == {"embedding"}
+    assert {found[name] for name in found if "norm" in name} == {"vector"}
+    matrices = {name for name, role in found.items() if role == "matrix"}
+    assert {name.split(".")[-2] for name in matrices} >= {"query", "key", "value", "out", "up"}
+
+
+def test_a_tied_head_is_the_embedding():
+    found = roles(small("head.tied=true"))
+    assert found["embedding.weight"] == "embedding"
+    assert "head" not in found.values()
+
+
+class Foreign(nn.Module):
+    """Another project's names; with a matrix of the head's shape in its middle."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(48, 8), nn.Embedding(8, 8)
+        self.conv = nn.Conv1d(8, 8, 3, groups=8, padding=1)
+        self.mlp = nn.Sequential(nn.Linear(8, 48), nn.GELU(), nn.Linear(48, 8))
+        self.experts = nn.Parameter(torch.randn(4, 8, 16))
+        self.ln = nn.LayerNorm(8)
+        self.output = nn.Linear(8, 48, bias=False)
+        if tied:
+            self.output.weight = self.wte.weight
+
+    def forward(self, x):
+        x = self.wte(x) + self.wpe(x % 8)
+        x = x + self.conv(x.mT).mT + self.mlp(x) + (x @ self.experts.sum(0)) @ self.experts[0].mT
+        return self.output(self.ln(x))
+
+
+def test_roles_of_a_foreign_module():
+    assert roles(Foreign()) == {
+        "experts": "matrix",
+        "wte.weight": "embedding",
+        "wpe.weight": "embedding",
+        "conv.weight": "kernel",
+        "conv.bias": "vector",
+        "mlp.0.weight": "matrix",
+        "mlp.0.bias": "vector",
+        "mlp.2.weight": "matrix",
+        "mlp.2.bias": "vector",
+        "ln.weight": "vector",
+        "ln.bias": "vector",
+        "output.weight": "head",
+    }
+    tied = roles(Foreign(tied=True))
+    assert tied["mlp.0.weight"] == "matrix"  # though it has the shape of the embedding
+    assert "head" not in tied.values()
+
+
+@pytest.mark.parametrize("spec", [AdamWSpec(), MuonSpec()], ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("make", [Foreign, small], ids=["foreign", "decoder"])
+def test_every_trainable_parameter_is_moved_once_and_matrices_decay(make, spec):
+    model = make()
+    next(iter(model.parameters())).requires_grad_(False)
+    optimizers = build_optimizers(model, spec)
+    groups = [group for o in optimizers.values() for group in o.param_groups]
+    moved = [id(p) for group in groups for p in group["params"]]
+    assert sorted(moved) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    for group in groups:
+        for p in group["params"]:
+            assert group["weight_decay"] == (0.1 if p.ndim >= 2 else 0.0)
+
+
+def test_muon_takes_the_matrices_inside_and_adamw_the_rest():
+    model = Foreign()
+    spec = MuonSpec(lr=0.02, adamw_lr=0.003, betas=(0.8, 0.9), momentum=0.9, steps=3)
+    optimizers = build_optimizers(model, spec)
+    assert set(optimizers) == {"adamw", "muon"}
+    (muon,) = optimizers["muon"].param_groups
+    assert set(muon["param_names"]) == {"mlp.0.weight", "mlp.2.weight", "experts"}
+    assert (muon["lr"], muon["momentum"], muon["steps"]) == (0.02, 0.9, 3)
+    assert muon["dtype"] == "float32"
+    adamw = optimizers["adamw"].param_groups
+    assert {name for group in adamw for name in group["param_names"]} >= {
+        "wte.weight",
+        "output.weight",
+        "conv.weight",
+        "ln.weight",
+    }
+    assert all((g["lr"], g["betas"]) == (0.003, (0.8, 0.9)) for g in adamw)
+    auto = build_optimizers(model, MuonSpec(lr=0.02), precision=torch.bfloat16)
+    assert auto["adamw"].param_groups[0]["lr"] == 0.02
+    assert auto["muon"].param_groups[0]["dtype"] == "bfloat16"
+
+
+def test_adamw_is_fused_and_is_adamw():
+    ours, theirs = Foreign(), Foreign()
+    theirs.load_state_dict(ours.state_dict())
+    optimizers = build_optimizers(ours, AdamWSpec(weight_decay=0.1))
+    assert optimizers["adamw"].defaults["fused"]
+    decayed = [p for p in theirs.parameters() if p.ndim >= 2]
+    rest = [p for p in theirs.parameters() if p.ndim < 2]
+    plain = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+        lr=3e-3,
+        betas=(0.9, 0.95),
+        foreach=False,
+    )
+    tokens = torch.arange(12).reshape(1, 12)
+    for _ in range(3):
+        for model, chosen in [(ours, optimizers["adamw"]), (theirs, plain)]:
+            chosen.zero_grad()
+            model(tokens).square().mean().backward()
+            chosen.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_learning_rates_are_shares_of_each_group_s_own_peak():
+    optimizers = build_optimizers(Foreign(), MuonSpec(lr=0.02, adamw_lr=0.004))
+    set_learning_rates(optimizers, 0.5)
+    set_learning_rates(optimizers, 0.25)
+    assert optimizers["muon"].param_groups[0]["lr"] == pytest.approx(0.005)
+    assert all(g["lr"] == pytest.approx(0.001) for g in optimizers["adamw"].param_groups)
+
+
+def test_a_frozen_model_is_refused():
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        build_optimizers(Foreign().requires_grad_(False), AdamWSpec())
+
+
+def test_every_optimizer_of_the_spec_is_here():
+    assert set(OPTIMIZERS) == set(OptimizerSpec.kinds.values())
+
+
+def test_a_model_of_vectors_needs_no_muon():
+    assert set(build_optimizers(nn.LayerNorm(4), MuonSpec())) == {"adamw"}
+    assert set(build_optimizers(nn.Linear(4, 4, bias=False), MuonSpec())) == {"muon"}
+    assert isinstance(build_optimizers(nn.Linear(4, 4), MuonSpec())["muon"], Muon)
