@@ -11,13 +11,9 @@ Names are imported on first use, so that `import archwright` costs nothing and r
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("archwright")
-except PackageNotFoundError:  # run from a checkout that is not installed
-    __version__ = "0"
+__version__: str
 
 if TYPE_CHECKING:
     from archwright.generation.writing import generate as generate
@@ -58,9 +54,20 @@ __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'archwright' has no attribute {name!r}")
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, seldom wanted
+
+    try:
+        return version("archwright")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0"
 
 
 def __dir__() -> list[str]:

@@ -68,10 +68,10 @@ def sync(path: Path) -> None:
 def remove_folder(folder: Path) -> None:
     """Remove `folder`, hidden first, so that dying half-way leaves nothing that looks whole."""
     hidden = folder.with_name(f".tmp-removed-{folder.name.lstrip('.')}")
-    with contextlib.suppress(OSError):
-        shutil.rmtree(hidden, ignore_errors=True)
+    shutil.rmtree(hidden, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
         folder.replace(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:

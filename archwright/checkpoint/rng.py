@@ -37,6 +37,6 @@ def _cuda_states() -> list[Any]:
     """Return a state for each device; none where CUDA was not used, as asking would start it."""
     import torch
 
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return []
     return list(torch.cuda.get_rng_state_all())

@@ -12,6 +12,7 @@ at, every folder with a COMPLETE.json is whole.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -139,13 +140,13 @@ def verify(path: Path, *, hashes: bool) -> None:
         DamagedError: one is not; the message names it.
         UserError: the checkpoint is of a later format.
     """
-    for name, expected in _read_seal(path)["files"].items():
+    for name, (expected, digest) in _read_seal(path).items():
         file = path / name
         if not file.is_file():
             raise DamagedError(f"{file} is missing.")
-        if (size := file.stat().st_size) != expected["bytes"]:
-            raise DamagedError(f"{file} is damaged: {size} bytes instead of {expected['bytes']}.")
-        if hashes and _hash(file) != expected["sha256"]:
+        if (size := file.stat().st_size) != expected:
+            raise DamagedError(f"{file} is damaged: {size} bytes instead of {expected}.")
+        if hashes and _hash(file) != digest:
             raise DamagedError(f"{file} is damaged: its content is not what was written.")
 
 
@@ -245,7 +246,8 @@ def _publish(new: Path, target: Path) -> None:
         raise
     sync(target.parent)
     if replaces:
-        remove_folder(aside)
+        with contextlib.suppress(OSError):
+            remove_folder(aside)
 
 
 def _drop_old(folder: Path, step: int, keep: int) -> None:
@@ -253,7 +255,8 @@ def _drop_old(folder: Path, step: int, keep: int) -> None:
     kept = [found for found in complete(folder) if found <= step][-keep:]
     for found, path in _found(folder).items():
         if found <= step and found not in kept:
-            remove_folder(path)
+            with contextlib.suppress(OSError):  # the new one is safe; this may wait
+                remove_folder(path)
 
 
 def _found(folder: Path) -> dict[int, Path]:
@@ -285,20 +288,24 @@ def _is_complete(path: Path) -> bool:
     return True
 
 
-def _read_seal(path: Path) -> dict[str, Any]:
+def _read_seal(path: Path) -> dict[str, tuple[int, str]]:
+    """Return the size and hash that each file of the checkpoint should have."""
     try:
-        seal: dict[str, Any] = json.loads((path / _SEAL).read_text())
-        assert {"format", "step", "files"} <= seal.keys()
+        seal = json.loads((path / _SEAL).read_text())
+        number, files = int(seal["format"]), seal["files"].items()
+        expected = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in files}
     except FileNotFoundError as error:
         raise DamagedError(f"{path / _SEAL} is missing: no complete checkpoint.") from error
-    except (ValueError, AttributeError, AssertionError) as error:
+    except OSError as error:
+        raise UserError(f"{path / _SEAL} cannot be read: {error.strerror}.") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(f"{path / _SEAL} is damaged.") from error
-    if seal["format"] > FORMAT:
+    if number > FORMAT:
         raise UserError(
-            f"{path} is of checkpoint format {seal['format']}; this version of archwright reads "
-            f"formats up to {FORMAT}. Install the version that wrote it."
+            f"{path} is of checkpoint format {number}; this version of archwright reads formats "
+            f"up to {FORMAT}. Install the version that wrote it."
         )
-    return seal
+    return expected
 
 
 def _hash(file: Path) -> str:

@@ -7,7 +7,9 @@ from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
 from archwright.spec.rules import enforce, suspicions
 
-ABOUT = "Check TOML files of models or runs: keys, types, limits, rules between axes, doubtful values."
+ABOUT = (
+    "Check TOML files of models or runs: keys, types, limits, rules between axes, doubtful values."
+)
 
 
 def run(words: Sequence[str]) -> int:

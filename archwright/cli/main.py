@@ -19,12 +19,12 @@ VERBS = {
     "check": "check a TOML file of a model or a run",
 }
 
-HELP = f"""\
+HELP = """\
 usage: archwright VERB ...
 
 The workbench for transformer language-model architectures.
 
-{{verbs}}
+{verbs}
 
 start here:
   archwright train demo                      three minutes on your CPU, with a page of results
@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     verb, *rest = words
     if verb not in VERBS:
-        return _mistake(f'"{verb}": no such verb; there are {", ".join(VERBS)}.{nearest(verb, VERBS)}')
+        return _mistake(
+            f'"{verb}": no such verb; there are {", ".join(VERBS)}.{nearest(verb, VERBS)}'
+        )
     warnings.showwarning = _show_warning
     try:
         module = importlib.import_module(f"archwright.cli.{verb}_verb")

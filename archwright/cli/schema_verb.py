@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 
 from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.spec.choice import Spec
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 
@@ -17,6 +18,6 @@ def run(words: Sequence[str]) -> int:
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
-    cls = {"model": ModelSpec, "run": RunSpec}[options.what]
-    print(json.dumps(cls.model_json_schema(), indent=2))
+    files: dict[str, type[Spec]] = {"model": ModelSpec, "run": RunSpec}
+    print(json.dumps(files[options.what].model_json_schema(), indent=2))
     return 0

@@ -45,12 +45,18 @@ def run(words: Sequence[str]) -> int:
     parts = load_parts(options.parts)
     if options.resume:
         if options.what or options.out:
-            raise UserError("--resume takes the run as it was begun: leave out other words, and --out")
+            raise UserError(
+                "--resume takes the run as it was begun: leave out other words, and --out"
+            )
         return _resume(Path(options.resume), parts, options.quiet)
     if not options.what:
-        raise UserError("train what? Name a recipe, a model or a TOML file, such as: archwright train demo")
+        raise UserError(
+            "train what? Name a recipe, a model or a TOML file, such as: archwright train demo"
+        )
     if "=" in options.what:
-        raise UserError(f'train what? "{options.what}" sets a value; name a recipe or model before it')
+        raise UserError(
+            f'train what? "{options.what}" sets a value; name a recipe or model before it'
+        )
     spec = load_run(options.what).override(*options.assignments)
     spec = spec.model_copy(update={"parts": tuple(PartsFile(**part) for part in parts)})
     enforce(spec.model)
@@ -82,7 +88,7 @@ def _resume(path: Path, parts: list[dict[str, str]], quiet: bool) -> int:
     return _run(folder, quiet)
 
 
-def _run(folder: "RunFolder", quiet: bool) -> int:  # type: ignore[name-defined]  # noqa: F821
+def _run(folder: "RunFolder", quiet: bool) -> int:  # type: ignore[name-defined]
     from archwright.reporting.terminal import print_result
     from archwright.training.allocator import tune_allocator
     from archwright.training.loop import DivergedError

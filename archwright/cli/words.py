@@ -1,8 +1,6 @@
 """How verbs read their words: options anywhere, dotted assignments between them."""
 
 import argparse
-import hashlib
-import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -43,13 +41,14 @@ def add_parts_option(parser: Parser) -> None:
 
 def load_parts(files: Sequence[str]) -> list[dict[str, str]]:
     """Run files of choices; return their names and hashes, which a run records."""
+    import hashlib
+    import runpy
+
     found = []
     for file in files:
         path = Path(file)
         if not path.is_file():
             raise UserError(f"--parts {file}: no such file")
         runpy.run_path(str(path))
-        found.append(
-            {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        )
+        found.append({"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
     return found

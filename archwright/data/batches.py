@@ -59,6 +59,7 @@ class Batches:
 
     Raises:
         UserError: the text is shorter than one window.
+        ValueError: document masks without an end-of-text id.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class Batches:
         self.end_of_text: int | None = None
         if documents == "mask":
             self.end_of_text = getattr(tokens, "end_of_text", end_of_text)
-            assert self.end_of_text is not None, "document masks need the id of end-of-text"
+            if self.end_of_text is None:
+                raise ValueError('documents = "mask" needs end_of_text, the id between documents')
         self.windows_per_epoch = max(1, (len(tokens) - context_length) // context_length)
         self._key = mix(np.array([seed], np.uint64))
-        self._num_offsets = min(
-            context_length, len(tokens) - self.windows_per_epoch * context_length
-        )
+        # All the room that is left, so that no token at the end is never seen.
+        self._num_offsets = len(tokens) - self.windows_per_epoch * context_length
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
         """Return the batch of a step, or the rows of it that belong to one of many processes."""

@@ -32,7 +32,7 @@ def baselines(documents: Iterable[Document]) -> tuple[Baseline, ...]:
     """
     # 16 + 15 bits: the largest window, with gzip's header and checksum.
     compressors: dict[str, Compressor] = {
-        "gzip -9": zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS, 9),
+        "gzip -9": zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS),
         "xz -9e": lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME),
     }
     sizes = dict.fromkeys(compressors, 0)

@@ -1,5 +1,6 @@
 """One layer: branches wired by a residual choice."""
 
+from collections.abc import Callable
 from functools import partial
 
 from jaxtyping import Float
@@ -10,7 +11,8 @@ from archwright.parts.positions import Rotation
 
 
 class Layer(nn.Module):
-    """A layer of attention, a feed-forward, or both; its residual part says how they join the stream.
+    """A layer of attention, a feed-forward, or both; its residual part says how they join the
+    stream.
 
     Args:
         mask: name of the mask the attention sees through, among those of the decoder.
@@ -36,7 +38,7 @@ class Layer(nn.Module):
         view: View | None,
         rotation: Rotation | None,
     ) -> Float[Tensor, "batch length dim"]:
-        branches = {}
+        branches: dict[str, Callable[[Tensor], Tensor]] = {}
         if self.attention is not None:
             branches["attention"] = partial(self.attention, view=view, rotation=rotation)
         if self.feedforward is not None:

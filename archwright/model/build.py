@@ -1,6 +1,7 @@
 """From a spec to a model: the one place where parts meet."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,10 +17,12 @@ from archwright.parts.norms import NORMS
 from archwright.parts.output import Head
 from archwright.parts.positions import ABSOLUTE_POSITIONS, ROTARY_POSITIONS
 from archwright.parts.residuals import RESIDUALS
-from archwright.spec.attention import NoAttention
+from archwright.spec.attention import NoAttention, SoftmaxAttention
 from archwright.spec.feedforward import NoFeedForward
+from archwright.spec.masks import Mask
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import Norm
+from archwright.spec.positions import Position
 
 
 def build(
@@ -51,10 +54,38 @@ def build(
 
 @dataclass
 class _Shared:
-    """What layers share: masks and rotary encodings, one for each distinct choice."""
+    """What layers share by name: masks and rotary encodings, one for each distinct choice."""
 
     masks: dict[str, Pattern] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)
+    """What each of them was made from."""
+
+    def mask(self, choice: Mask) -> str:
+        """Return the name of a mask, made if it is new."""
+        name = self._name("mask", choice)
+        if name not in self.masks:
+            self.masks[name] = MASKS[type(choice)](choice)
+        return name
+
+    def rotary(self, choice: Position, head_dim: int) -> str:
+        """Return the name of a rotary encoding, made if it is new; nothing for other positions."""
+        make = ROTARY_POSITIONS.get(type(choice))
+        if make is None:
+            return ""
+        name = self._name("rotary", (choice, head_dim))
+        if name not in self.rotaries:
+            self.rotaries[name] = make(choice, head_dim)
+        return name
+
+    def _name(self, axis: str, choice: Any) -> str:
+        known = [name for name in self.choices if name.startswith(axis)]
+        for name in known:
+            if self.choices[name] == choice:
+                return name
+        name = f"{axis}_{len(known)}"
+        self.choices[name] = choice
+        return name
 
 
 def _assemble(spec: ModelSpec) -> Decoder:
@@ -81,16 +112,20 @@ def _assemble(spec: ModelSpec) -> Decoder:
 def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
     attention = feedforward = None
     mask = rotary = ""
-    if not isinstance(layer.attention, NoAttention):
-        mask = _mask(layer, shared)
-        rotary = _rotary(layer, shared)
+    if isinstance(layer.attention, SoftmaxAttention):
+        head_dim = layer.attention.head_dim
+        assert head_dim != "auto"
+        mask = shared.mask(layer.attention.mask)
+        rotary = shared.rotary(layer.position, head_dim)
         attention = ATTENTIONS[type(layer.attention)](
             layer.attention,
             spec.dim,
-            query_norm=_norm(layer.attention.qk_norm, layer.attention.head_dim),
-            key_norm=_norm(layer.attention.qk_norm, layer.attention.head_dim),
+            query_norm=_norm(layer.attention.qk_norm, head_dim),
+            key_norm=_norm(layer.attention.qk_norm, head_dim),
             rotary=shared.rotaries.get(rotary),
         )
+    elif not isinstance(layer.attention, NoAttention):
+        attention = ATTENTIONS[type(layer.attention)](layer.attention, spec.dim)
     if not isinstance(layer.feedforward, NoFeedForward):
         feedforward = FEEDFORWARDS[type(layer.feedforward)](layer.feedforward, spec.dim)
     branches = {"attention": attention, "feedforward": feedforward}
@@ -105,28 +140,3 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
 def _norm(norm: Norm, dim: int) -> nn.Module:
     module: nn.Module = NORMS[type(norm)](norm, dim)
     return module
-
-
-def _mask(layer: LayerSpec, shared: _Shared) -> str:
-    """Return the name of the layer's mask, which it shares with all layers that have the same one."""
-    choice = layer.attention.mask
-    for name, mask in shared.masks.items():
-        if mask.spec == choice:
-            return name
-    name = f"mask_{len(shared.masks)}"
-    shared.masks[name] = MASKS[type(choice)](choice)
-    return name
-
-
-def _rotary(layer: LayerSpec, shared: _Shared) -> str:
-    """Return the name of the layer's rotary encoding, or nothing where it has none."""
-    make = ROTARY_POSITIONS.get(type(layer.position))
-    if make is None:
-        return ""
-    head_dim = layer.attention.head_dim
-    for name, rotary in shared.rotaries.items():
-        if (rotary.spec, rotary.head_dim) == (layer.position, head_dim):
-            return name
-    name = f"rotary_{len(shared.rotaries)}"
-    shared.rotaries[name] = make(layer.position, head_dim)
-    return name

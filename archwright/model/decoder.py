@@ -1,7 +1,8 @@
 """The decoder: tokens in, logits out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -25,7 +26,7 @@ class Output:
 
 
 class Decoder(nn.Module):
-    """A stack of layers between an embedding and a head; `archwright.build` makes one from a spec."""
+    """A stack of layers between an embedding and a head; `archwright.build` makes it from a spec."""
 
     def __init__(
         self,
@@ -57,10 +58,11 @@ class Decoder(nn.Module):
         """Return logits for the token after each token.
 
         Args:
-            positions: where the tokens stand, [batch, length] or [length]; by default 0, 1, 2, ... among the
-                real tokens of each document.
+            positions: where the tokens stand, [batch, length] or [length]; by default 0, 1, 2, ...
+                among the real tokens of each document.
             document_ids: tokens with different ids do not see each other.
-            padding_mask: True where a token is real; padding is seen by no token, on whichever side it stands.
+            padding_mask: True where a token is real; padding is seen by no token, on whichever side
+                it stands.
 
         Raises:
             ValueError: shapes that do not fit, or a text longer than learned positions.
@@ -74,7 +76,7 @@ class Decoder(nn.Module):
         if self.position is not None:
             x = x + self.position(where).to(x.dtype)
         x = F.dropout(x, self.spec.embedding.dropout, self.training)
-        for layer in self.layers:
+        for layer in cast(Iterable[Layer], self.layers):
             x = layer(x, views.get(layer.mask), rotations.get(layer.rotary))
         return Output(logits=self.head(self.norm(x)))
 

@@ -1,4 +1,4 @@
-"""How each choice is computed: one file per axis, each ending in one table from spec class to module."""
+"""How each choice is computed: one file per axis, each ending in a table from spec to module."""
 
 from typing import Any
 
@@ -33,8 +33,11 @@ def register(choice: type[Choice], part: type) -> None:
     """
     tables = TABLES.get(getattr(choice, "axis", ""))
     if tables is None or choice.is_axis():
-        raise ValueError(f"{choice.__name__}: expected a subclass of one of the axes {', '.join(TABLES)}")
-    table = tables[0] if not getattr(choice, "rotary", False) else tables[-1]
+        raise ValueError(
+            f"{choice.__name__}: expected a subclass of one of the axes {', '.join(TABLES)}"
+        )
+    absolute = getattr(choice, "absolute", True)
+    table = tables[0] if absolute else tables[-1]
     if table.get(choice, part) is not part:
         raise ValueError(f"{choice.__name__}: has its part {table[choice].__name__} already")
     table[choice] = part

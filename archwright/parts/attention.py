@@ -13,10 +13,11 @@ from archwright.spec import attention as spec
 
 
 class SoftmaxAttention(nn.Module):
-    """out(concat_h(softmax(q_h k_g^T / sqrt(head_dim)) v_g)), where head h reads key-value head g = h // (heads / kv).
+    """out(concat_h(softmax(q_h k_g^T / sqrt(head_dim)) v_g)): head h reads key-value head
+    g = h // (num_heads / num_kv_heads).
 
-    Queries and keys are normed per head if asked, then turned by the rotary part. Shapes: x and the result
-    [batch, length, dim]; q [batch, length, num_heads, head_dim]; k and v with num_kv_heads.
+    Queries and keys are normed per head if asked, then turned by the rotary part. Shapes: x and the
+    result [batch, length, dim]; q [batch, length, num_heads, head_dim]; k and v with num_kv_heads.
 
     Vaswani et al., 2017, section 3.2; Ainslie et al., 2023, GQA; Henry et al., 2020, QK-norm.
     """
@@ -31,7 +32,9 @@ class SoftmaxAttention(nn.Module):
         rotary: Rotary | None,
     ) -> None:
         super().__init__()
-        assert spec.num_heads != "auto" and spec.num_kv_heads != "auto" and spec.head_dim != "auto"
+        assert spec.num_heads != "auto"
+        assert spec.num_kv_heads != "auto"
+        assert spec.head_dim != "auto"
         self.spec, self.head_dim, self.scale = spec, spec.head_dim, spec.head_dim**-0.5
         width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.query = Linear(dim, width, bias=spec.bias.query)
@@ -40,7 +43,7 @@ class SoftmaxAttention(nn.Module):
         self.out = Linear(width, dim, bias=spec.bias.out, ends_branch=True)
         self.query_norm, self.key_norm = query_norm, key_norm
         self.kernel = KERNELS["sdpa"]
-        self._rotary = (rotary,)  # shared by layers and owned by the model, so kept from registration
+        self._rotary = (rotary,)  # owned by the model; the tuple keeps it from registration here
 
     def forward(
         self, x: Float[Tensor, "batch length dim"], view: View, rotation: Rotation | None

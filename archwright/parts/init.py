@@ -1,5 +1,5 @@
-"""Initial values. Every tensor comes from a generator keyed by (seed, parameter name), so that it does not
-depend on what else a model has, and models that differ in one choice share all other values."""
+"""Initial values. Every tensor comes from a generator keyed by (seed, parameter name), so that it
+does not depend on what else a model has, and models that differ in one choice share all others."""
 
 import hashlib
 from collections.abc import Callable
@@ -23,10 +23,8 @@ class Glorot:
         self.embedding_std = spec.embedding_std
 
     def draw(self, module: Linear | Embedding, out: Tensor, generator: torch.Generator) -> None:
-        if isinstance(module, Embedding):
-            std = self.embedding_std
-        else:
-            std = (2.0 / sum(out.shape)) ** 0.5
+        embeds = isinstance(module, Embedding)
+        std = self.embedding_std if embeds else (2.0 / sum(out.shape)) ** 0.5
         nn.init.trunc_normal_(out, 0.0, std, -3 * std, 3 * std, generator=generator)
 
 
@@ -50,23 +48,30 @@ INITS: dict[type[spec.Init], Any] = {spec.Glorot: Glorot, spec.GPT2: GPT2}
 
 @torch.no_grad()
 def initialise(model: nn.Module, init: Any, seed: int) -> None:
-    """Give every parameter its initial value: weights from `init`, the rest as `reset_parameters` says.
+    """Give every tensor its initial value: weights from `init`, others as `reset_parameters` says.
 
     Raises:
-        TypeError: a module with parameters and no `reset_parameters`.
+        TypeError: a module with parameters or buffers and no `reset_parameters`.
     """
     done: set[int] = set()
     for path, module in model.named_modules():
-        own = {f"{path}.{name}": p for name, p in module.named_parameters(recurse=False)}
         if isinstance(module, (Linear, Embedding)):
             _initialise_weights(module, path, init, seed, done)
-        elif hasattr(module, "reset_parameters"):
-            reset: Callable[[], None] = module.reset_parameters
-            reset()
-        elif own:
-            raise TypeError(
-                f"{type(module).__name__} at {path} has parameters; give it a reset_parameters() method"
-            )
+        elif any(True for _ in (*module.parameters(False), *module.buffers(False))):
+            _reset(module, path, seed)
+
+
+def _reset(module: nn.Module, path: str, seed: int) -> None:
+    """Let a module set its own tensors; what it draws is keyed by its path, too."""
+    reset: Callable[[], None] | None = getattr(module, "reset_parameters", None)
+    if reset is None:
+        raise TypeError(
+            f"{type(module).__name__} at {path} has tensors; give it a reset_parameters() method"
+        )
+    on_gpu = [p.device for p in module.parameters(recurse=False) if p.is_cuda]
+    with torch.random.fork_rng(devices=on_gpu[:1]):
+        torch.manual_seed(keyed_generator(seed, path).initial_seed())
+        reset()
 
 
 def _initialise_weights(

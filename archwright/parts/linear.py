@@ -10,7 +10,7 @@ class Linear(nn.Module):
     """y = x W^T + b, with W of shape [d_out, d_in] and an optional bias b of shape [d_out].
 
     Args:
-        ends_branch: the map writes into the residual stream; some initialisations scale such maps down.
+        ends_branch: the map writes into the residual stream; some initialisations scale it down.
     """
 
     def __init__(

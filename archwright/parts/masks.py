@@ -112,4 +112,3 @@ def _diagonal(like: Tensor, first: int, key_first: int) -> Tensor:
     rows = torch.arange(first, first + like.shape[-2], device=like.device)
     columns = torch.arange(key_first, key_first + like.shape[-1], device=like.device)
     return rows[:, None] == columns[None]
-

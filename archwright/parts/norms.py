@@ -18,7 +18,8 @@ class NoNorm(nn.Identity):
 
 
 class LayerNorm(nn.Module):
-    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis, var without Bessel's correction.
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis, var without
+    Bessel's correction.
 
     Shapes: x and y [..., dim]; weight and bias [dim]. Ba et al., 2016, Layer Normalization, eq. 4.
     """
@@ -44,7 +45,8 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last axis.
 
-    Shapes: x and y [..., dim]; weight [dim]. Zhang and Sennrich, 2019, Root Mean Square Layer Normalization, eq. 4.
+    Shapes: x and y [..., dim]; weight [dim].
+    Zhang and Sennrich, 2019, Root Mean Square Layer Normalization, eq. 4.
     """
 
     def __init__(self, spec: spec.RMSNorm, dim: int) -> None:

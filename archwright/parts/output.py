@@ -9,9 +9,10 @@ from archwright.spec.embeddings import Head as HeadSpec
 
 
 class Head(Linear):
-    """logits = x W^T, then c tanh(logits / c) if capped, with W of shape [vocab_size, dim], maybe the embedding's.
+    """logits = x W^T, then c tanh(logits / c) if capped; W may be the embedding's table.
 
-    Shapes: x [..., dim], logits [..., vocab_size]. Press and Wolf, 2016 (tying); Gemma 2, section 2 (soft-cap).
+    Shapes: x [..., dim], W [vocab_size, dim], logits [..., vocab_size].
+    Press and Wolf, 2016 (tying); Gemma 2, section 2 (soft-cap).
     """
 
     def __init__(

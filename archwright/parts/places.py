@@ -11,9 +11,9 @@ from torch import Tensor
 class Places:
     """The places of a batch's tokens.
 
-    Visibility follows `index`, the count of real tokens before a token in its row, so that it is the
-    same with padding on either side. Encodings follow `positions`, which start anew in each document
-    unless they are given. None stands for the plain case: 0, 1, 2, ... in every row.
+    Visibility follows `index`, the count of real tokens before a token in its row, so that it is
+    the same with padding on either side. Encodings follow `positions`, which start anew in each
+    document unless they are given. None stands for the plain case: 0, 1, 2, ... in every row.
     """
 
     length: int
@@ -50,16 +50,20 @@ def places(
 
     Args:
         positions: given positions, of shape [batch, length] or [length].
-        document_ids: tokens with different ids do not see each other; a document is one stretch of its row.
+        document_ids: tokens with different ids do not see each other; a document is one stretch of
+            its row.
         padding_mask: True where a token is real, False where it is padding.
 
     Raises:
         ValueError: a shape that does not fit the tokens.
     """
+    if tokens.ndim != 2:
+        raise ValueError(f"tokens: found shape {list(tokens.shape)}; expected [batch, length]")
     for name, given in [("document_ids", document_ids), ("padding_mask", padding_mask)]:
         if given is not None and given.shape != tokens.shape:
             raise ValueError(
-                f"{name}: found shape {list(given.shape)}; expected that of the tokens, {list(tokens.shape)}"
+                f"{name}: found shape {list(given.shape)}; "
+                f"expected that of the tokens, {list(tokens.shape)}"
             )
     valid = None if padding_mask is None else padding_mask.bool()
     index = None if valid is None else (valid.long().cumsum(-1) - 1).clamp(min=0)
@@ -76,7 +80,8 @@ def _rows(positions: Tensor, tokens: Tensor) -> Tensor:
     positions = positions[None] if positions.ndim == 1 else positions
     if positions.shape[-1] != tokens.shape[1] or positions.shape[0] not in (1, tokens.shape[0]):
         raise ValueError(
-            f"positions: found shape {list(positions.shape)}; expected {list(tokens.shape)} or [{tokens.shape[1]}]"
+            f"positions: found shape {list(positions.shape)}; "
+            f"expected {list(tokens.shape)} or [{tokens.shape[1]}]"
         )
     return positions
 

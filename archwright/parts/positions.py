@@ -1,5 +1,6 @@
 """Position encodings: added to the embedding (absolute) or turning queries and keys (rotary)."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,8 @@ from archwright.spec import positions as spec
 
 
 class Sinusoidal(nn.Module):
-    """P[p, 2i] = sin(p theta^(-2i/dim)), P[p, 2i+1] = cos(p theta^(-2i/dim)), added to the embedding.
+    """P[p, 2i] = sin(p theta^(-2i/dim)), P[p, 2i+1] = cos(p theta^(-2i/dim)), added to the
+    embedding.
 
     Shapes: [rows, length, dim] for positions [rows, length]. Vaswani et al., 2017, section 3.5.
     """
@@ -61,9 +63,9 @@ class Rotation(NamedTuple):
 class Rotary(nn.Module):
     """Turn each pair of coordinates by the angle position * theta^(-2i/r), i = 0 .. r/2 - 1.
 
-    (a, b) -> (a cos - b sin, a sin + b cos), over the first r = fraction * head_dim coordinates; pairs are
-    (i, i + r/2) or (2i, 2i + 1). Angles are float32. One instance serves all layers; `forward` is called once
-    a pass and its result goes to `rotate` in each of them.
+    (a, b) -> (a cos - b sin, a sin + b cos), over the first r = fraction * head_dim coordinates;
+    pairs are (i, i + r/2) or (2i, 2i + 1). Angles are float32 or wider. One instance serves all
+    layers; `forward` is called once a pass and its result goes to `rotate` in each of them.
 
     Su et al., 2021, RoFormer, section 3.4.2.
     """
@@ -85,12 +87,21 @@ class Rotary(nn.Module):
     ) -> Float[Tensor, "batch length heads head_dim"]:
         """Turn queries or keys."""
         cos, sin = rotation.cos.to(x.dtype), rotation.sin.to(x.dtype)
-        turned: Tensor = _Rotate.apply(x, cos, sin, self.num_rotary, self.spec.pairing == "half")
+        turned: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
+            x, cos, sin, self.num_rotary, self.spec.pairing == "half"
+        )
         return turned
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
             self.frequencies.copy_(self._frequencies())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        """Follow the model to its device, but never to a narrower dtype, which cannot hold angles."""
+        super()._apply(fn, recurse)
+        if self.frequencies.dtype in (torch.float16, torch.bfloat16):
+            self.frequencies = self._frequencies().to(self.frequencies.device)
+        return self
 
     def _frequencies(self) -> Tensor:
         exponents = torch.arange(0, self.num_rotary, 2, dtype=torch.float32) / self.num_rotary
@@ -120,7 +131,8 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _Rotate.apply(grads[0], cos, -sin, *ctx.layout), None, None, None, None
+        turned = _Rotate.apply(grads[0], cos, -sin, *ctx.layout)  # type: ignore[no-untyped-call]
+        return turned, None, None, None, None
 
 
 def _pairs(x: Tensor, num_rotary: int, half: bool) -> tuple[Tensor, Tensor]:

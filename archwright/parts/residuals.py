@@ -43,7 +43,7 @@ class PreNorm(nn.Module):
 
 
 class SandwichNorm(nn.Module):
-    """x = x + norm_out(f(norm_in(x))) for each branch f in turn (Ding et al., 2021, CogView, section 2.4)."""
+    """x = x + norm_out(f(norm_in(x))) for each branch f in turn (Ding et al., 2021, section 2.4)."""
 
     def __init__(self, spec: spec.SandwichNorm, branches: list[str], new_norm: NewNorm) -> None:
         super().__init__()

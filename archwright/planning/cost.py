@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
+from archwright.parts.attention import SoftmaxAttention
 from archwright.parts.linear import Linear
 
 BACKWARD = 2
@@ -38,6 +40,7 @@ def flops_per_token(model: Decoder, length: int) -> float:
 def _attention_flops(model: Decoder, length: int) -> Iterator[float]:
     """Yield each layer's FLOPs per token for scores and their use, forward."""
     for layer in model.layers:
-        if layer.attention is not None:
+        assert isinstance(layer, Layer)
+        if isinstance(layer.attention, SoftmaxAttention):
             pairs = model.masks[layer.mask].pairs(length)
             yield 4.0 * layer.attention.query.d_out * pairs / length

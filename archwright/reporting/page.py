@@ -1,5 +1,6 @@
 """The report of a run: one page that says what was reached, how, by what, and how to repeat it."""
 
+import math
 import re
 from pathlib import Path
 
@@ -41,9 +42,10 @@ def run_page(history: History) -> Page:
 
 def _bars(history: History, result: Result) -> list[Block]:
     """Draw the model's bits per byte beside those of the compressors."""
-    if result.bits_per_byte is None or not history.compressors:
+    bits = result.bits_per_byte
+    if bits is None or not math.isfinite(bits) or not history.compressors:
         return []
-    reached = {"this model": result.bits_per_byte}
+    reached = {"this model": bits}
     reached |= {line["name"]: line["bits_per_byte"] for line in history.compressors}
     bars = [
         Bar(name, value, words.decimal(value), strong=name == "this model")

@@ -62,13 +62,17 @@ def verdict(history: History, result: Result) -> tuple[str, str]:
     """Return the run's result as one sentence, cut in its head and the rest."""
     if result.steps == 0:
         return "Nothing trained yet", "in this run folder."
-    last = result.held_out
+    how, last = _how(history, result), result.held_out
+    loss = last["bits_per_byte"] if last else result.train_loss
+    if loss is None or not math.isfinite(loss):
+        what = "held-out" if last else "training"
+        return f"The {what} loss is not finite", f"for {how}."
     if not last:
-        head = f"Training loss {words.decimal(result.train_loss or math.nan)} nats per token"
-        return head, f"reached by {_how(history, result)}, not yet evaluated on held-out text."
-    head = f"{words.decimal(last['bits_per_byte'])} bits per byte on held-out text"
+        head = f"{words.decimal(loss)} nats per token in training"
+        return head, f"reached by {how}, not yet evaluated on held-out text."
+    head = f"{words.decimal(loss)} bits per byte on held-out text"
     perplexity = f"perplexity {words.significant(last['perplexity'])} per token (base e)"
-    return head, f"reached by {_how(history, result)}: {_beside(history, last)}{perplexity}."
+    return head, f"reached by {how}: {_beside(history, last)}{perplexity}."
 
 
 def notice(history: History, result: Result) -> str:
@@ -77,7 +81,8 @@ def notice(history: History, result: Result) -> str:
     planned = f" of {words.exact(history.planned_steps)}" if history.planned_steps else ""
     if history.state != "finished" and result.steps:
         where = f"at step {words.exact(result.steps)}{planned}"
-        said = next((e.get("text", "") for e in reversed(history.events)), "").rstrip(".")
+        stops = [event.get("text", "") for event in history.events if event["name"] == "stopped"]
+        said = stops[-1].rstrip(".") if stops else ""
         reason = f": {said}" if history.state == "stopped" and said else ""
         how = "was stopped" if history.state == "stopped" else "has not finished; it stands"
         lines.append(f"This run {how} {where}{reason}.")
@@ -91,7 +96,7 @@ def device(history: History) -> str:
     """Return what the run was computed on: `AMD EPYC (2 threads, bf16)`."""
     environment = history.environment
     name = environment.get("gpu") or environment.get("cpu") or environment.get("machine") or ""
-    threads = environment.get("threads")
+    threads = "" if environment.get("gpu") else environment.get("threads", "")
     parts = [f"{threads} threads" if threads else "", history.spec.machine.precision]
     said = ", ".join(part for part in parts if part and part != "auto")
     return f"{name} ({said})" if name and said else str(name)

@@ -31,8 +31,8 @@ class NoAttention(Attention):
 
 
 class SoftmaxAttention(Attention):
-    """softmax(q k^T / sqrt(head_dim)) v in heads (Vaswani et al., 2017), with key-value heads shared
-    by groups of query heads (Ainslie et al., 2023)."""
+    """softmax(q k^T / sqrt(head_dim)) v in heads (Vaswani et al., 2017), with key-value heads
+    shared by groups of query heads (Ainslie et al., 2023)."""
 
     kind: Literal["softmax"] = "softmax"
     num_heads: AutoInt = "auto"

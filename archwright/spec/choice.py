@@ -1,4 +1,4 @@
-"""The ground all specs stand on: frozen, strict data, and axes whose choices are named by `kind`."""
+"""The ground of all specs: frozen, strict data, and axes whose choices are named by `kind`."""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -25,7 +25,12 @@ class Spec(BaseModel):
     """Frozen data that rejects unknown keys and silent conversions (`"4"` is not 4)."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        defer_build=True,
     )
 
     not_identity: ClassVar[frozenset[str]] = frozenset()
@@ -57,10 +62,11 @@ class Switches(Spec):
 
 
 class Choice(Spec):
-    """One named choice on an axis. The axis is the subclass that sets `axis`; its choices are below.
+    """One named choice on an axis. The axis is the subclass that sets `axis`; below it stand its
+    choices.
 
-    A field of the axis' type takes any of its choices, picked by `kind`, also those that joined from
-    outside the package: to subclass an axis with a `kind` of one's own is to join it.
+    A field of the axis' type takes any of its choices, picked by `kind`, also those that joined
+    from outside the package: to subclass an axis with a `kind` of one's own is to join it.
     """
 
     axis: ClassVar[str]
@@ -106,11 +112,8 @@ class Choice(Spec):
             return value
         expected = "one of " + ", ".join(f'"{kind}"' for kind in sorted(cls.kinds))
         if not isinstance(value, dict):
-            hint = f'. Write {cls.axis}.kind = "{value}".' if str(value) in cls.kinds else ""
             raise PydanticCustomError(
-                "no_table",
-                "expected a table with kind = {expected}{hint}",
-                {"expected": expected, "hint": hint},
+                "no_table", "expected a table with kind = {expected}", {"expected": expected}
             )
         kind = value.get("kind")
         if not isinstance(kind, str) or kind not in cls.kinds:

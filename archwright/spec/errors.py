@@ -5,7 +5,10 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake in what the user wrote or has: the command line shows its lines and exits with 2."""
+    """A mistake in what the user wrote or has; the command line shows its lines and exits with 2.
+
+    Each line is complete in itself.
+    """
 
     def __init__(self, *lines: str) -> None:
         super().__init__("\n".join(lines))

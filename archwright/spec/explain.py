@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
@@ -44,7 +45,8 @@ def explain(
         path, owner = locate(cls, tuple(problem["loc"]), values)
         inner = problem.get("ctx", {}).get("error")
         if isinstance(inner, UserError):
-            lines += [f"{dotted(at + path)}.{line}" for line in inner.lines]
+            prefix = f"{dotted(at + path)}." if at + path else ""
+            lines += [prefix + line for line in inner.lines]
         elif problem["type"] == "extra_forbidden":
             lines.append(unknown(dotted(at + path), path[-1], owner))
         elif problem["type"] == "kind":
@@ -59,6 +61,8 @@ def explain(
     for path, parts in expected.items():
         said = " or ".join(dict.fromkeys(parts))
         lines.append(f"{dotted(at + path)}: found {show(found[path])}; expected {said}")
+        if "a table with kind" in said and f'"{found[path]}"' in said:
+            lines[-1] += f'. Write {dotted(at + path)}.kind = "{found[path]}".'
     return lines
 
 
@@ -99,7 +103,8 @@ def show(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
+        return text if len(text) <= 80 else f'{text[:76]}..."'
     if value is None:
         return "nothing"
     if isinstance(value, (list, tuple)):
@@ -121,7 +126,7 @@ def _number_or_text(value: Any) -> str:
 
 
 def _spec_class(annotation: Any, values: Any) -> type[Spec] | None:
-    """Return the spec class that `values` would become under `annotation`, or None for plain values."""
+    """Return the spec class that `values` would become, or None for plain values."""
     if not (isinstance(annotation, type) and issubclass(annotation, Spec)):
         return None
     if issubclass(annotation, Choice) and annotation.is_axis():
@@ -134,12 +139,10 @@ def _keys_below(values: Any, loc: tuple[Any, ...]) -> Path:
     """Keep the part of a location that indexes real values, not union members."""
     path: Path = ()
     for key in loc:
-        if isinstance(values, dict) and key in values:
-            values = values[key]
-        elif isinstance(values, (list, tuple)) and isinstance(key, int) and key < len(values):
-            values = values[key]
-        else:
+        indexed = isinstance(values, (list, tuple)) and isinstance(key, int) and key < len(values)
+        if not indexed and not (isinstance(values, dict) and key in values):
             break
+        values = values[key]
         path += (str(key),)
     return path
 

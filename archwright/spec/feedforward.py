@@ -61,7 +61,7 @@ class ReLU(Plain):
 
 
 class GELU(Plain):
-    """x Phi(x), with the tanh approximation of GPT-2 or the exact error function (Hendrycks and Gimpel, 2016)."""
+    """x Phi(x), exact or in the tanh approximation of GPT-2 (Hendrycks and Gimpel, 2016)."""
 
     kind: Literal["gelu"] = "gelu"
     approximate: Literal["none", "tanh"] = "none"

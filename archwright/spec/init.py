@@ -14,11 +14,11 @@ class Init(Choice):
 
 
 class Glorot(Init):
-    """Matrices: normal with variance 2 / (d_in + d_out), cut at 3 sigma (Glorot and Bengio, 2010)."""
+    """Matrices: normal, variance 2 / (d_in + d_out), cut at 3 sigma (Glorot and Bengio, 2010)."""
 
     kind: Literal["glorot"] = "glorot"
     embedding_std: AutoFloat = "auto"
-    """Standard deviation of the embedding, cut at 3 sigma; auto: 1, or dim^-0.5 with a tied head."""
+    """Standard deviation of embeddings, cut at 3 sigma; auto: 1, or dim^-0.5 with a tied head."""
 
 
 class GPT2(Init):

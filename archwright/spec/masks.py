@@ -1,4 +1,4 @@
-"""Masks: which keys a query may see. Documents and padding come with the batch and narrow any of these."""
+"""Masks: which keys a query may see. Documents and padding come with the batch and narrow them."""
 
 from typing import ClassVar, Literal
 

@@ -18,8 +18,8 @@ NOTHING: Table = MappingProxyType({})
 def merge(base: Table, over: Table, under: Table = NOTHING) -> dict[str, Any]:
     """Lay `over` upon `base`.
 
-    Tables merge, another `kind` drops the old kind's options, lists are replaced. `under` is what `base`
-    itself lies upon, and gives the kind of tables that state none.
+    Tables merge, another `kind` drops the old kind's options, lists are replaced. `under` is what
+    `base` itself lies upon, and gives the kind of tables that state none.
     """
     merged = dict(base)
     for key, value in over.items():

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
+
 from archwright.spec.attention import Attention, SoftmaxAttention
 from archwright.spec.choice import AutoInt, Choice, Spec
 from archwright.spec.embeddings import Embedding, Head
@@ -51,11 +52,12 @@ class Arrangement(Spec):
 
 
 class StackSpec(LayerSpec):
-    """A stack of layers: the default layer's axes are its own fields, other kinds partial tables."""
+    """A stack of layers: the default layer's axes are its own fields, other kinds are partial
+    tables."""
 
     num_layers: int = Field(8, ge=1)
     """Number of layers."""
-    layer_kinds: dict[str, dict[str, Any]] = {}
+    layer_kinds: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Layers that differ from the default: name -> the values that differ."""
     layers: Arrangement = Arrangement()
     """Where each kind of layer stands."""
@@ -68,11 +70,11 @@ class StackSpec(LayerSpec):
     def layers_by_kind(self) -> dict[str, LayerSpec]:
         """Every kind of layer by name, the default one included."""
         axes = {axis: getattr(self, axis) for axis in LayerSpec.model_fields}
-        kinds = {"default": {}} | self.layer_kinds
+        kinds: dict[str, dict[str, Any]] = {"default": {}, **self.layer_kinds}
         return {name: _layer(axes, partial, name) for name, partial in kinds.items()}
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields the hash is made of: layers as what they are, however they are written."""
+        """Return the fields the hash is made of: layers as they are, however they are written."""
         kinds = {name: self.layers_by_kind[name] for name in self.layer_kinds}
         return super().identity() | {"layer_kinds": kinds}
 
@@ -81,10 +83,10 @@ class StackSpec(LayerSpec):
     def _are_layers(
         cls, kinds: dict[str, dict[str, Any]], info: ValidationInfo
     ) -> dict[str, dict[str, Any]]:
-        """Refuse what is no layer; axes of the default layer that are wrong themselves are left out."""
-        lines = [
-            "default: found the name of the layer that stands outside; expected another"
-        ] * ("default" in kinds)
+        """Refuse what is no layer; where an axis of the default layer is wrong, leave it out."""
+        lines = ["default: found the name of the layer that stands outside; expected another"] * (
+            "default" in kinds
+        )
         wrong = {axis for axis in LayerSpec.model_fields if axis not in info.data}
         axes = {axis: info.data[axis] for axis in LayerSpec.model_fields if axis not in wrong}
         kinds = {name: _as_tables(partial) for name, partial in kinds.items()}
@@ -119,8 +121,8 @@ class EncoderStack(Encoder, StackSpec):
 class ModelSpec(StackSpec):
     """A transformer language model.
 
-    Every choice stands on its axis; `"auto"` lets the model decide and `kind = "none"` leaves a part
-    out. `resolved()` has only numbers.
+    Every choice stands on its axis; `"auto"` lets the model decide and `kind = "none"` leaves a
+    part out. `resolved()` has only numbers.
     """
 
     not_identity: ClassVar[frozenset[str]] = frozenset({"name", "source", "sources"})
@@ -128,7 +130,7 @@ class ModelSpec(StackSpec):
     """What the model is called; no part of its identity."""
     source: str = ""
     """Where the values come from: paper, section, file."""
-    sources: dict[str, str] = {}
+    sources: dict[str, str] = Field(default_factory=dict)
     """Source of single values, by dotted path."""
     dim: int = Field(512, ge=1)
     """Width of the residual stream."""
@@ -143,7 +145,7 @@ class ModelSpec(StackSpec):
     """A stack that reads another text; "none" for decoders."""
 
     def override(self, *assignments: str) -> "ModelSpec":
-        """Return this spec with dotted values replaced: `spec.override("dim=256", "norm.kind=layer")`.
+        """Return this spec with dotted values replaced: `spec.override("dim=256", "num_layers=4")`.
 
         Raises:
             UserError: an unknown path or a value out of its limits, one line each.
@@ -176,7 +178,7 @@ class ModelSpec(StackSpec):
         return validated(ModelSpec, values)
 
     def hash(self) -> str:
-        """Return a stable hash of what the model is: values that differ from the defaults, no names."""
+        """Return a stable hash of what the model is, over the values that are not the defaults."""
         return fingerprint(self)
 
 

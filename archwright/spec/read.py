@@ -1,4 +1,4 @@
-"""Reading and writing specs: TOML files, base chains, dotted overrides, and what differs between two."""
+"""Reading and writing specs: TOML files, chains of bases, dotted overrides, differences."""
 
 import json
 import tomllib
@@ -119,7 +119,9 @@ def diff(old: Spec, new: Spec) -> list[str]:
 def preset_names(room: str) -> list[str]:
     """Return the names of the presets in a room: models or runs."""
     folder = resources.files("archwright.presets") / room
-    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+    return sorted(
+        f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")
+    )
 
 
 def parameter_counts() -> dict[str, int]:
@@ -141,7 +143,9 @@ def flatten(values: Values, prefix: str = "") -> Values:
 
 
 def toml_value(value: Any) -> str:
-    """Show one value as TOML writes it."""
+    """Show one value as TOML writes it, in one line."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
     return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
 
 
@@ -162,7 +166,7 @@ def _members(cls: type[Spec]) -> list[type[Spec]]:
 
 
 def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[Values, list[str]]:
-    """Return dotted paths with their values, and a line for each assignment that is wrong in itself."""
+    """Return dotted paths with their values, and a line for each assignment that is wrong."""
     known = list(dict.fromkeys(paths(type(spec))))
     given: Values = {}
     lines: list[str] = []
@@ -186,7 +190,7 @@ def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _said_twice(path: str, value: Any, given: Values) -> list[str]:
-    """Say where a value contradicts one that is given already, as neither may depend on the order."""
+    """Say where a value contradicts one that is given already: the order decides nothing."""
     if path in given and given[path] != value:
         return [f"{path}: given twice, as {show(given[path])} and as {show(value)}"]
     return [
@@ -208,9 +212,7 @@ def _unknown_path(path: str, known: list[str]) -> str:
     return f"{path}: unknown key.{hint}"
 
 
-def _chain(
-    name: str | Path, room: str, beside: Path | None = None
-) -> list[tuple[Path, Values]]:
+def _chain(name: str | Path, room: str, beside: Path | None = None) -> list[tuple[Path, Values]]:
     """Return a preset's files from its most distant base to itself."""
     files: list[tuple[Path, Values]] = []
     current: str | Path | None = name
@@ -244,13 +246,14 @@ def _from_chain(files: list[tuple[Path, Values]]) -> Loaded:
         before, identity = _dump(spec), {"sources": {}, "source": ""}
         spec = _located(path, ModelSpec, merge(before | identity, values))
         blame = _blamed(blame, flatten(before), flatten(_dump(spec)), path, values)
-    return Loaded(spec, blame)
+    return Loaded(spec, {k: v for k, v in blame.items() if k.split(".")[0] not in NAMING})
 
 
 def _blamed(
     blame: dict[str, Origin], before: Values, after: Values, path: Path, values: Values
 ) -> dict[str, Origin]:
-    """Return where each value comes from after a file: from it, from another kind's defaults, or as before."""
+    """Return where values come from after a file: from it, from a new kind's defaults, or as
+    before."""
     stated = set(flatten(values))
     turned = {k for k in before if k.endswith(".kind") and before[k] != after.get(k)}
     found = {}
@@ -310,7 +313,9 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
         found = Path(str(resources.files("archwright.presets"))) / kind / f"{text}.toml"
         if found.is_file():
             return found
-    names = [*preset_names("runs"), *preset_names("models")] if room == "runs" else preset_names(room)
+    names = (
+        [*preset_names("runs"), *preset_names("models")] if room == "runs" else preset_names(room)
+    )
     raise UserError(
         f'"{text}": no such preset; there are {", ".join(names)}, or give a file ending in .toml.'
         + nearest(text, names)
@@ -341,8 +346,6 @@ def _nest(keys: list[str], value: Any) -> Values:
         value = {key: value}
     nested: Values = value
     return nested
-
-
 
 
 def _dump(spec: Spec) -> Values:

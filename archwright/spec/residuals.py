@@ -6,7 +6,7 @@ from archwright.spec.choice import Choice, Probability
 
 
 class Residual(Choice):
-    """The axis of residual wirings. Each is stated for one branch f; a layer applies it per branch."""
+    """The axis of residual wirings, each stated for one branch f; a layer applies it per branch."""
 
     axis: ClassVar[str] = "residual"
     final_norm: ClassVar[bool]

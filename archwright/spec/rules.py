@@ -1,7 +1,9 @@
-"""What must hold between axes, and what is legal but suspicious. Each rule has a name and a sentence."""
+"""What must hold between axes, and what is legal but suspicious. Each rule says its sentence."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from archwright.spec.attention import NoAttention, SoftmaxAttention
 from archwright.spec.errors import UserError, nearest
@@ -12,6 +14,7 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec, NoEncoder, heads, h
 from archwright.spec.positions import RoPE
 
 Check = Callable[[ModelSpec], Iterator[str]]
+LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,22 @@ SUSPICIONS: list[Rule] = []
 
 def enforce(spec: ModelSpec) -> None:
     """Raise a UserError with one line for each broken rule."""
-    lines = [line for rule in RULES for line in rule.check(spec)]
+    lines = _said_once(line for rule in RULES for line in rule.check(spec))
     if lines:
-        raise UserError(*dict.fromkeys(lines))
+        raise UserError(*lines)
 
 
 def suspicions(spec: ModelSpec) -> list[str]:
     """Return one line, with its reason, for each legal but suspicious value."""
-    return list(dict.fromkeys(line for rule in SUSPICIONS for line in rule.check(spec)))
+    return _said_once(line for rule in SUSPICIONS for line in rule.check(spec))
+
+
+def _said_once(lines: Iterable[str]) -> list[str]:
+    """Drop repetitions, and what layer kinds have from the default layer, which is told of."""
+    known = dict.fromkeys(lines)
+    return [
+        line for line in known if (rest := LAYER_KIND.sub("", line)) == line or rest not in known
+    ]
 
 
 def _rule(sentence: str, table: list[Rule] = RULES) -> Callable[[Check], Check]:
@@ -82,8 +93,8 @@ def heads_divide_dim(spec: ModelSpec) -> Iterator[str]:
         num_heads = heads(attention, spec.dim)["num_heads"]
         if attention.head_dim == "auto" and spec.dim % num_heads:
             yield (
-                f"{at}attention.num_heads: found {num_heads}; expected a divisor of dim = {spec.dim}, "
-                "or a given attention.head_dim"
+                f"{at}attention.num_heads: found {num_heads}; expected a divisor of "
+                f"dim = {spec.dim}, or a given attention.head_dim"
             )
 
 
@@ -95,8 +106,9 @@ def rope_needs_pairs(spec: ModelSpec) -> Iterator[str]:
             rotary = int(head_dim * layer.position.fraction)
             if rotary % 2 or rotary == 0:
                 yield (
-                    f"{at}position.kind: found \"rope\" over {rotary} coordinates of heads of {head_dim}; "
-                    "expected an even number above 0: change attention.head_dim or position.fraction"
+                    f'{at}position.kind: found "rope" over {rotary} coordinates of heads of '
+                    f"{head_dim}; expected an even number above 0: change attention.head_dim or "
+                    "position.fraction"
                 )
 
 
@@ -105,8 +117,8 @@ def absolute_positions_are_global(spec: ModelSpec) -> Iterator[str]:
     for name, layer in spec.layers_by_kind.items():
         if layer.position.absolute and layer.position != spec.position:
             yield (
-                f'layer_kinds.{name}.position.kind: found "{layer.position.kind}", which is added to the '
-                'embedding once; expected it as position.kind of the model, or "rope" or "none" here'
+                f'layer_kinds.{name}.position.kind: found "{layer.position.kind}", which is added '
+                "to the embedding once; expected it as position.kind of the model, or another here"
             )
 
 
@@ -121,7 +133,7 @@ def layer_names_exist(spec: ModelSpec) -> Iterator[str]:
                 )
 
 
-@_rule("Prefix and suffix leave room for no fewer layers than there are.")
+@_rule("There are at least as many layers as stand in prefix and suffix.")
 def arrangement_fits(spec: ModelSpec) -> Iterator[str]:
     fixed = len(spec.layers.prefix) + len(spec.layers.suffix)
     if fixed > spec.num_layers:
@@ -137,7 +149,10 @@ def layer_has_a_branch(spec: ModelSpec) -> Iterator[str]:
         if isinstance(layer.attention, NoAttention) and isinstance(
             layer.feedforward, NoFeedForward
         ):
-            yield f'{at}attention.kind: found "none" beside feedforward.kind "none"; expected a branch'
+            yield (
+                f'{at}attention.kind: found "none" beside feedforward.kind "none"; '
+                "expected one branch at least"
+            )
 
 
 @_rule("Only decoders can be built so far.")
@@ -151,7 +166,10 @@ def odd_head_dim(spec: ModelSpec) -> Iterator[str]:
     for at, _, attention in _attentions(spec):
         head_dim = heads(attention, spec.dim)["head_dim"]
         if head_dim % 8:
-            yield f"{at}attention.head_dim is {head_dim}: not a multiple of 8, which slows the kernels down"
+            yield (
+                f"{at}attention.head_dim is {head_dim}: not a multiple of 8, "
+                "which slows the kernels down"
+            )
 
 
 @_suspicion("Published models have dim / num_layers near 128.")
@@ -180,17 +198,22 @@ def odd_hidden_dim(spec: ModelSpec) -> Iterator[str]:
 @_suspicion("The vocabulary is a multiple of 64.")
 def odd_vocabulary(spec: ModelSpec) -> Iterator[str]:
     if spec.vocab_size != "auto" and spec.vocab_size % 64:
-        yield f"vocab_size is {spec.vocab_size}: not a multiple of 64, which slows the output head down"
+        yield (
+            f"vocab_size is {spec.vocab_size}: not a multiple of 64, "
+            "which slows the output head down"
+        )
 
 
 @_suspicion("A tied head wants small embeddings.")
 def large_tied_embedding(spec: ModelSpec) -> Iterator[str]:
-    if spec.head.tied and isinstance(spec.init, Glorot) and spec.init.embedding_std != "auto":
-        if spec.init.embedding_std > 3 * spec.dim**-0.5:
-            yield (
-                f"init.embedding_std is {spec.init.embedding_std:g} with a tied head: first logits will be "
-                f"about {spec.init.embedding_std * spec.dim**0.5:.3g} in size; auto takes dim^-0.5"
-            )
+    if not (spec.head.tied and isinstance(spec.init, Glorot)):
+        return
+    std = spec.init.embedding_std
+    if std != "auto" and std > 3 * spec.dim**-0.5:
+        yield (
+            f"init.embedding_std is {std:g} with a tied head: first logits will be about "
+            f"{std * spec.dim**0.5:.3g} in size; auto takes dim^-0.5"
+        )
 
 
 @_suspicion("A window narrows something.")
@@ -198,6 +221,23 @@ def idle_window(spec: ModelSpec) -> Iterator[str]:
     for at, _, attention in _attentions(spec):
         if isinstance(attention.mask, Window) and attention.mask.size >= spec.context_length:
             yield (
-                f"{at}attention.mask.size is {attention.mask.size}: no shorter than context_length = "
-                f"{spec.context_length}, so the window hides nothing"
+                f"{at}attention.mask.size is {attention.mask.size}: no shorter than "
+                f"context_length = {spec.context_length}, so the window hides nothing"
             )
+
+
+@_suspicion("A stated source is that of a value.")
+def source_of_nothing(spec: ModelSpec) -> Iterator[str]:
+    known = _tables_and_values(spec.model_dump())
+    for path in spec.sources:
+        if path not in known:
+            yield f"sources.{path} is the source of no value.{nearest(path, known)}"
+
+
+def _tables_and_values(table: dict[str, Any], at: str = "") -> list[str]:
+    found = []
+    for key, value in table.items():
+        found.append(at + key)
+        if isinstance(value, dict):
+            found += _tables_and_values(value, f"{at}{key}.")
+    return found

@@ -1,9 +1,10 @@
 """A training run as data: a model, a text, and how one is trained on the other."""
 
+import math
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from archwright.spec.choice import AutoFloat, AutoInt, Choice, OptionalFloat, Spec
 from archwright.spec.fingerprint import fingerprint
@@ -189,7 +190,7 @@ class PartsFile(Spec):
     sha256: str
 
 
-BUDGET = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-zA-Z]+)\s*$")
+BUDGET = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]+)\s*")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
@@ -201,26 +202,29 @@ def parse_budget(text: str) -> tuple[float, str]:
     Raises:
         ValueError: not of that form, or not above zero.
     """
-    match = BUDGET.match(text)
-    if match:
-        amount, unit = float(match[1].replace("_", "")), match[2]
+    match = BUDGET.fullmatch(text)
+    if match and math.isfinite(amount := float(match[1].replace("_", ""))):
+        unit = match[2]
         if unit in SECONDS and amount > 0:
             return amount * SECONDS[unit], "seconds"
         for name in ("steps", "tokens", "flops"):
             scale = unit.removesuffix(name)
             if unit.endswith(name) and scale in SCALES and amount * SCALES[scale] >= 1:
                 return amount * SCALES[scale], name
-    raise ValueError('expected an amount with a unit, such as "3m", "400steps", "10Mtokens", "1e15flops"')
+    raise ValueError(
+        'expected an amount with a unit, such as "3m", "400steps", "10Mtokens" or "1e15flops"'
+    )
 
 
-def _checked_budget(text: str) -> str:
-    parse_budget(text)
-    return text
+def _checked_budget(value: Any) -> Any:
+    parse_budget(str(value))  # of a bare number, too: the unit is what it lacks
+    return value
 
 
 class RunSpec(Spec):
     """A training run. Dotted keys reach every value: `model.dim`, `optimizer.lr`, `data.text`."""
 
+    not_identity: ClassVar[frozenset[str]] = frozenset({"name", "machine", "tensorboard"})
     name: str = ""
     """What the run is called; its folder is runs/<name>."""
     model: ModelSpec = ModelSpec()
@@ -229,7 +233,7 @@ class RunSpec(Spec):
     """Sequences per step, each of model.context_length tokens."""
     accumulate: int = Field(1, ge=1)
     """Parts a batch is cut into to save memory; gradients are summed over them."""
-    budget: Annotated[str, AfterValidator(_checked_budget)] = "3m"
+    budget: Annotated[str, BeforeValidator(_checked_budget)] = "3m"
     """How long to train: wall time, steps, tokens or FLOPs."""
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Cosine()
@@ -263,5 +267,5 @@ class RunSpec(Spec):
         return override(self, assignments)
 
     def hash(self) -> str:
-        """Return a stable hash of what is trained on what and how; the machine's decisions are no part."""
-        return fingerprint(self, leave_out=("name", "machine", "tensorboard"))
+        """Return a stable hash of what is trained on what, and how, but not on which machine."""
+        return fingerprint(self)

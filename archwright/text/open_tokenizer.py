@@ -35,6 +35,7 @@ def open_tokenizer(spec: TokenizerSpec, documents: Documents) -> Tokenizer:
         inner = raw_bytes(special)
     else:
         inner = read_json(_file(spec.path))
+        inner.add_special_tokens(list(spec.special_tokens))
     tokenizer = Tokenizer(inner, spec.end_of_text)
     for text in islice(sample(documents, SAMPLE), 1):
         tokenizer.check(text)

@@ -63,6 +63,8 @@ def _files_of(source: str) -> list[TextFile]:
         return [TextFile(_spooled(), STDIN)]
     if source == STDLIB:
         return _library()
+    if not source.strip():
+        raise UserError('expected a file, folder, glob, "-" or "stdlib", found an empty name.')
     path = Path(source).expanduser()
     if path.is_dir():
         return _some([TextFile(p, _relative(p, path), found=True) for p in _walk(path)], source)
@@ -81,8 +83,6 @@ def _some(files: list[TextFile], source: str) -> list[TextFile]:
 
 def _missing(source: str, path: Path) -> str:
     """Say that a path is missing, with the nearest name that exists beside it."""
-    if not source.strip():
-        return 'expected a file, folder, glob, "-" or "stdlib", found an empty name.'
     parent = path.parent
     if not parent.is_dir():
         return f'no file or folder "{source}": there is no folder "{parent}".'

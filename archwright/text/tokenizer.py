@@ -147,7 +147,9 @@ class Tokenizer:
         if self._fast is not None and self._fast(text).tolist() != expected:
             self._fast = None
         if self._cuts:
-            cut = self.encode_many(list(pieces([text], target=8, limit=max(len(text), 9))))
+            # Short texts are cut at every border, long ones at about every tenth word.
+            target = 1 if len(text) < 10_000 else 64
+            cut = self.encode_many(list(pieces([text], target, limit=len(text) + 1)))
             self._cuts = np.concatenate(cut).tolist() == expected
 
     @property

@@ -59,7 +59,9 @@ def evaluate(model: Decoder, windows: HeldOut, precision: Precision) -> Evaluati
     model.eval()
     nats = 0.0
     for batch in windows:
-        tokens, targets = (torch.from_numpy(x).to(precision.device) for x in (batch.tokens, batch.targets))
+        tokens, targets = (
+            torch.from_numpy(x).to(precision.device) for x in (batch.tokens, batch.targets)
+        )
         padding = None
         if int(batch.lengths.min()) < tokens.shape[1]:
             padding = torch.from_numpy(batch.padding_mask).to(precision.device)

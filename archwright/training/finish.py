@@ -32,4 +32,3 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     checkpoint.write_model(folder.model_file, session.model, metadata)
     loop.record("event", name="finished", text=f"{session.num_steps} steps")
     write_report(folder)
-

@@ -87,7 +87,7 @@ class Loop:
             loss=result.loss,
             z_loss=result.z_loss,
             grad_norm=result.grad_norm,
-            lr=rate * self.session.run.optimizer.lr,
+            lr=self.session.learning_rate(rate),
             tokens_per_second=round(speed, 1),
             utilisation=round(speed * self.flops_per_token / self.peak, 4),
             memory_bytes=peak_memory(self.session.device),
@@ -112,7 +112,9 @@ class Loop:
 
     def _diverged(self, result: StepResult) -> None:
         kept = self.folder.checkpoints()
-        where = f"the checkpoint of step {max(kept)} is kept" if kept else "no checkpoint was made yet"
+        where = (
+            f"the checkpoint of step {max(kept)} is kept" if kept else "no checkpoint was made yet"
+        )
         text = (
             f"the loss became {result.loss} at step {self.session.standing.step + 1}; {where}. "
             "Lower optimizer.lr, lengthen schedule.warmup, or lower clip"
@@ -129,4 +131,3 @@ class Loop:
         if every:
             return self.session.standing.step % every == 0
         return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
-

@@ -115,10 +115,14 @@ def peak_memory(device: torch.device) -> int:
 def _decide_device(found: Decisions) -> None:
     given = found.machine.device
     if given == "cuda" and not torch.cuda.is_available():
-        raise ValueError('machine.device: found "cuda"; expected "cpu", as no CUDA device is usable here')
+        raise ValueError(
+            'machine.device: found "cuda"; expected "cpu", as no CUDA device is usable here'
+        )
     if given == "auto":
         here = torch.cuda.is_available()
-        found.decide("device", "cuda" if here else "cpu", "a GPU is here" if here else "no GPU is here")
+        found.decide(
+            "device", "cuda" if here else "cpu", "a GPU is here" if here else "no GPU is here"
+        )
 
 
 def _decide_threads(found: Decisions) -> None:
@@ -137,7 +141,9 @@ def _decide_precision(found: Decisions) -> None:
     if found.machine.precision == "auto":
         ratio = found.peaks["bf16"] / found.peaks["fp32"]
         best = "bf16" if ratio >= WORTHWHILE else "fp32"
-        found.decide("precision", best, f"bf16 matrix products run at {ratio:.2f} times the rate of fp32")
+        found.decide(
+            "precision", best, f"bf16 matrix products run at {ratio:.2f} times the rate of fp32"
+        )
 
 
 def _kernel_time(
@@ -176,7 +182,9 @@ def median_time(call: Callable[[], None], at_most: float) -> float:
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+            names = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
         return names[0]
     except (OSError, IndexError):
         return platform.processor() or platform.machine()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from archwright.data.prepare import prepare
+from archwright.data.prepare import Prepared, prepare
 from archwright.data.store import TokenStore
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
@@ -56,17 +56,16 @@ def regain(run: RunSpec, folder: RunFolder) -> Material:
     recorded = folder.environment()["data"]
     tokenizer = Tokenizer.load(folder.tokenizer_folder)
     try:
-        stores = [TokenStore(Path(recorded[side]["store"])) for side in ("train", "held_out")]
+        stores = Prepared(*(TokenStore(Path(recorded[side]["store"])) for side in Prepared._fields))
     except UserError:
-        made = prepare(open_corpus(run.data), tokenizer)
-        stores = [made.train, made.held_out]
-    for side, store in zip(("train", "held_out"), stores, strict=True):
+        stores = prepare(open_corpus(run.data), tokenizer)
+    for side, store in stores._asdict().items():
         if store.index.text != recorded[side]["text"]:
             raise UserError(
                 f"{folder.path}: the text has changed since this run began; "
                 "bring the old text back, or train anew with another --out"
             )
-    return Material(tokenizer, *stores, num_skipped=recorded["files_skipped"])
+    return Material(tokenizer, stores.train, stores.held_out, recorded["files_skipped"])
 
 
 def _inherited(run: RunSpec) -> Tokenizer | None:

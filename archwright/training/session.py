@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from archwright import checkpoint
-from archwright.data.batches import Batches
+from archwright.data.batches import Batch, Batches
 from archwright.model.decoder import Decoder
 from archwright.optim import Optimizers, build_optimizers, learning_rate
 from archwright.spec.run_spec import RunSpec
@@ -63,6 +63,11 @@ class Session:
         """The coming step's share of the peak learning rate."""
         return learning_rate(self.run.schedule, self.standing.step, self.num_steps)
 
+    def learning_rate(self, share: float) -> float:
+        """Return the largest learning rate among the optimizers' groups at a share of the peaks."""
+        groups = [g for optimizer in self.optimizers.values() for g in optimizer.param_groups]
+        return share * max(float(group["initial_lr"]) for group in groups)
+
     def step(self) -> StepResult:
         """Train on the batch of this step."""
         result = self._train(self.standing.step, self.rate)
@@ -99,9 +104,7 @@ class Session:
 
     def restore(self, path: Path) -> None:
         """Go back to a checkpoint."""
-        state: dict[str, Any] = checkpoint.load(
-            path, model=self.model, optimizers=self.optimizers
-        )
+        state: dict[str, Any] = checkpoint.load(path, model=self.model, optimizers=self.optimizers)
         self.precision.restore(state.pop("precision"))
         self.standing = Standing(**state)
 
@@ -120,10 +123,18 @@ class Session:
         )
 
 
-def to_device(batch: Any, device: torch.device) -> TensorBatch:
+def to_device(batch: Batch, device: torch.device) -> TensorBatch:
     """Return a batch of arrays as tensors on a device."""
-    arrays = (batch.tokens, batch.targets, batch.positions, batch.document_ids)
-    return TensorBatch(*(None if a is None else torch.from_numpy(a).to(device) for a in arrays))
+
+    def tensor(array: Any) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    optional = (batch.positions, batch.document_ids)
+    return TensorBatch(
+        tensor(batch.tokens),
+        tensor(batch.targets),
+        *(None if a is None else tensor(a) for a in optional),
+    )
 
 
 def is_spike(loss: float, recent: list[float]) -> bool:

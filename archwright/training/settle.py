@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from archwright import checkpoint
 from archwright.data.batches import Batches
 from archwright.model.build import build
@@ -119,7 +117,9 @@ def _num_steps(session: Session) -> tuple[int, str]:
 def _take_weights(model: Decoder, source: Path, progress: Progress) -> None:
     """Start from existing weights, and name what is taken and what is new."""
     if not source.is_dir():
-        raise UserError(f"init.from: {source} is no folder; expected a run folder or one with model.safetensors")
+        raise UserError(
+            f"init.from: {source} is no folder; expected a run folder or one with model.safetensors"
+        )
     file = source / "model.safetensors"
     if not file.is_file():
         saved = checkpoint.latest(source / "checkpoints")
@@ -132,5 +132,3 @@ def _take_weights(model: Decoder, source: Path, progress: Progress) -> None:
         progress.say(f"  taken  {name}")
     for name in new:
         progress.say(f"  new    {name}")
-
-

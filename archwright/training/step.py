@@ -80,4 +80,3 @@ def train_step(
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
     return StepResult(loss, z_term, grad_norm)
-

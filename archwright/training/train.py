@@ -7,7 +7,6 @@ from archwright.planning.cost import flops_per_token
 from archwright.reporting.page import write_report
 from archwright.runs import RUNS, RunFolder
 from archwright.runs.opened import OpenRun, open_run
-from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
 from archwright.spec.rules import enforce
@@ -18,7 +17,7 @@ from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import Loop
 from archwright.training.machine import Decisions, environment
 from archwright.training.material import Material, gather, regain
-from archwright.training.progress import Progress, Silent, progress, speaker
+from archwright.training.progress import Progress, progress, speaker
 from archwright.training.session import Session
 from archwright.training.settle import is_settled, settle, unsettled
 
@@ -74,8 +73,8 @@ def resume(folder: RunFolder, *, quiet: bool = False) -> OpenRun:
         DivergedError: the loss is not finite any more.
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
-    with folder.lock():
-        if not folder.finished:
+    if not folder.finished:
+        with folder.lock():
             _train(folder, quiet)
     return open_run(folder.path)
 
@@ -117,9 +116,7 @@ def _restore(folder: RunFolder, session: Session) -> str:
     return "resumed"
 
 
-def _record(
-    folder: RunFolder, session: Session, decisions: Decisions, material: Material
-) -> None:
+def _record(folder: RunFolder, session: Session, decisions: Decisions, material: Material) -> None:
     """Write what was settled; the spec last, as it makes the rest binding."""
     model = session.model
     folder.write_environment(
@@ -133,9 +130,7 @@ def _record(
     folder.write_spec(session.run)
 
 
-def _announce(
-    session: Session, decisions: Decisions, material: Material, say: Progress
-) -> None:
+def _announce(session: Session, decisions: Decisions, material: Material, say: Progress) -> None:
     """Print what is about to be trained, and what the machine decided."""
     say.say(repr(session.model))
     say.say(

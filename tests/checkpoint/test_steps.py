@@ -363,9 +363,20 @@ def test_a_checkpoint_of_a_later_format_is_neither_passed_over_nor_removed(tmp_p
     assert seal.exists()
 
 
+@pytest.mark.parametrize(
+    "seal",
+    ["", "null", "[]", '{"format": 1}', '{"format": 1, "files": {"a": 1}}', '{"format": {}}', "\0"],
+)
+def test_a_damaged_seal(tmp_path: Path, seal: str) -> None:
+    path = save(tmp_path, 1, make())
+    (save(tmp_path, 2, make()) / "COMPLETE.json").write_text(seal)
+    with pytest.warns(UserWarning, match=r"COMPLETE\.json is damaged"):
+        assert checkpoint.latest(tmp_path) == path
+
+
 def test_all_damaged_is_not_the_same_as_none(tmp_path: Path) -> None:
-    for step in (1, 2):
-        (save(tmp_path, step, make()) / "state.json").unlink()
+    for path in [save(tmp_path, step, make()) for step in (1, 2)]:
+        (path / "state.json").unlink()
     with pytest.raises(DamagedError) as caught:
         checkpoint.latest(tmp_path)
     assert [line.partition(str(tmp_path))[2] for line in caught.value.lines] == [

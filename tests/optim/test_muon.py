@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from archwright.optim import muon
-from archwright.optim.muon import JORDAN, POLAR, Muon, newton_schulz, orthogonal
+from archwright.optim.muon import JORDAN, POLAR, Muon, orthogonal
 
 SHAPES = [(24, 24), (16, 40), (40, 16), (24, 24), (16, 40), (8, 24)]
 
@@ -17,12 +17,14 @@ def matrices(seed: int = 0) -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
 
 
-def train(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], steps: int = 4) -> None:
-    for step in range(steps):
+def train(optimizers, parameters: list[nn.Parameter], steps: int = 4, start: int = 0) -> None:
+    """Step along gradients that depend on nothing but the step."""
+    for step in range(start, steps):
         generator = torch.Generator().manual_seed(100 + step)
         for p in parameters:
             p.grad = torch.randn(p.shape, generator=generator) * 1e-3
-        optimizer.step()
+        for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+            optimizer.step()
 
 
 def spectrum(low: float, m: int = 32, n: int = 80) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,32 +92,83 @@ def test_coefficients_are_the_best_on_what_is_left():
         swings = error[error.abs() > largest - 2e-3].sign()
         assert (swings.diff() != 0).sum() == 3
         low, high = 1 - largest, 1 + largest
-    assert largest == pytest.approx(0.036, abs=5e-4)
+    assert largest == pytest.approx(0.037, abs=5e-4)
     a, b, c = JORDAN
     assert a + b + c == pytest.approx(0.701, abs=1e-3)
 
 
-@pytest.mark.parametrize("method", ["polar", "jordan"])
-def test_update_has_the_root_mean_square_of_adamw(method):
+@pytest.mark.parametrize(("method", "tolerance"), [("polar", 0.02), ("jordan", 0.2)])
+def test_update_has_the_root_mean_square_of_adamw(method, tolerance):
     (p,) = [nn.Parameter(torch.zeros(64, 256))]
     optimizer = Muon([p], lr=1.0, weight_decay=0.0, method=method)
     p.grad = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
     optimizer.step()
-    assert p.square().mean().sqrt().item() == pytest.approx(0.2, rel=0.15)
+    assert p.square().mean().sqrt().item() == pytest.approx(0.2, rel=tolerance)
 
 
 @pytest.mark.parametrize("method", ["polar", "jordan"])
-def test_batched_is_one_by_one(method, monkeypatch):
+def test_batches_change_nothing(method, monkeypatch):
     together, alone, chunked = matrices(), matrices(), matrices()
-    kwargs = {"method": method, "dtype": torch.float32}
-    train(Muon(together, **kwargs), together)
-    for p in alone:
-        optimizer = Muon([p], **kwargs)
-        p_alone = [p]
-        generators = alone.index  # noqa: F841
-        train_one(optimizer, p_alone, alone)
+    options = {"method": method, "dtype": torch.float32}
+    train(Muon(together, **options), together)
+    train([Muon([p], **options) for p in alone], alone)
     monkeypatch.setattr(muon, "BATCH", 700)
-    train(Muon(chunked, **kwargs), chunked)
+    train(Muon(chunked, **options), chunked)
     for a, b, c in zip(together, alone, chunked, strict=True):
         torch.testing.assert_close(a, b)
         torch.testing.assert_close(a, c)
+
+
+def test_a_stack_counts_as_separate_matrices():
+    stack = [nn.Parameter(torch.randn(3, 8, 24, generator=torch.Generator().manual_seed(0)))]
+    apart = [nn.Parameter(matrix.detach().clone()) for matrix in stack[0]]
+    optimizers = [Muon(p, dtype=torch.float32) for p in (stack, apart)]
+    for p in stack:
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
+    for p, gradient in zip(apart, stack[0].grad, strict=True):
+        p.grad = gradient.clone()
+    for optimizer in optimizers:
+        optimizer.step()
+    torch.testing.assert_close(stack[0], torch.stack(apart))
+
+
+def test_a_state_taken_over_goes_on_bit_for_bit():
+    undisturbed, stopped = matrices(), matrices()
+    train(Muon(undisturbed), undisturbed, 6)
+    first = Muon(stopped)
+    train(first, stopped, 3)
+    state = copy.deepcopy(first.state_dict())
+    second = Muon(stopped, lr=123.0)
+    second.load_state_dict(state)
+    train(second, stopped, 6, start=3)
+    assert all(torch.equal(a, b) for a, b in zip(undisturbed, stopped, strict=True))
+
+
+def test_without_gradients_nothing_moves():
+    parameters = matrices()
+    optimizer = Muon(parameters)
+    optimizer.step()
+    assert not optimizer.state
+    parameters[0].grad = torch.zeros_like(parameters[0])
+    optimizer.step()
+    decayed = matrices()[0] * (1 - 1e-2 * 0.1)
+    torch.testing.assert_close(parameters[0], decayed)
+    assert all(torch.equal(a, b) for a, b in zip(parameters[1:], matrices()[1:], strict=True))
+
+
+def test_a_vector_is_refused():
+    with pytest.raises(ValueError, match=r"found a parameter of shape \[5\]"):
+        Muon([nn.Parameter(torch.zeros(5))])
+
+
+def test_the_closure_is_evaluated_with_gradients():
+    (p,) = parameters = [nn.Parameter(torch.ones(4, 4))]
+    optimizer = Muon(parameters)
+
+    def closure() -> float:
+        loss = p.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 16
+    assert p.square().sum().item() < 16

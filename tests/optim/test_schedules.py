@@ -1,5 +1,6 @@
 """Schedules against closed formulas, their ends, and continuity."""
 
+import itertools
 import math
 
 import pytest
@@ -74,7 +75,7 @@ def test_inverse_sqrt_is_the_published_one(warmup):
 @pytest.mark.parametrize("schedule", ALL, ids=repr)
 def test_no_step_jumps(schedule):
     shares = [learning_rate(schedule, step, 1000) for step in range(1001)]
-    jumps = [abs(a - b) for a, b in zip(shares, shares[1:], strict=False)]
+    jumps = [abs(a - b) for a, b in itertools.pairwise(shares)]
     assert max(jumps) <= 1 / 11 + 1e-12  # the warm-up is the steepest part
     assert max(jumps[10:]) < 0.05
 

@@ -15,12 +15,27 @@ from archwright.text.probe import PROBE
 NASTY = st.lists(
     st.one_of(
         st.sampled_from(
-            ["\r\n", "\n", "\r", "\n\n", " ", "  ", "    ", "\t", "\u00a0", "\u3000", "\x1c", "\x85"]
+            [
+                "\r\n",
+                "\n",
+                "\r",
+                "\n\n",
+                " ",
+                "  ",
+                "    ",
+                "\t",
+                "\u00a0",
+                "\u3000",
+                "\x1c",
+                "\x85",
+            ]
         ),
         st.sampled_from(["'s", "'ll", "I'm", "can't", "'", '"', "''", "don't'"]),
         st.sampled_from(["1", "12345678", "3.14", "½", "²", "٣", "Ⅷ"]),
         st.sampled_from(["the", "self", "Ünï", "中文", "привет", "cafe\u0301", "नमस्ते", "\u0301"]),
-        st.sampled_from(["_", "__x__", "(", "):", "=", "//", "->", "，", "。", "…", "😀", "\u200d"]),
+        st.sampled_from(
+            ["_", "__x__", "(", "):", "=", "//", "->", "，", "。", "…", "😀", "\u200d"]
+        ),
         st.sampled_from(["<|endoftext|>", "<|", "</s>"]),
         st.text(max_size=3),
     ),

@@ -91,8 +91,8 @@ def test_all_missing_sources_are_told_at_once_one_line_each(tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     lines = message(tmp_path / "no", tmp_path / "ok.txt", tmp_path / "empty", "nowhere/*.txt", "")
     assert [line[:33] for line in lines.splitlines()] == [
-        "data.text: no file or folder \"" + str(tmp_path)[:3],
-        "data.text: no file found in \"" + str(tmp_path)[:4],
+        'data.text: no file or folder "' + str(tmp_path)[:3],
+        'data.text: no file found in "' + str(tmp_path)[:4],
         'data.text: no file found in "nowh',
         "data.text: expected a file, folde",
     ]

@@ -49,15 +49,21 @@
               xanchor: place(mark) > 0.9 * end ? "right" : "left",
               font: {size: 11, color: color("muted")}},
     }));
-    const along = chart.follows
-      ? {rangemode: "tozero", autorangeoptions: {clipmin: 0, clipmax: end}, title: {text: axis.title}, tickformat: "~s", uirevision: axis.column, unifiedhovertitle: {text: axis.hover}}
-      : {};
+    const along = {
+      title: {text: axis?.title},
+      tickformat: "~s",
+      uirevision: axis?.column,
+      unifiedhovertitle: {text: axis?.hover},
+    };
+    // Curves start at zero and share their end; the cells of a heat map reach beyond their centres.
+    const cells = chart.traces.some(trace => trace.type === "heatmap");
+    const span = {rangemode: "tozero", autorangeoptions: {clipmin: 0, clipmax: end}};
     return {
       margin: {l: 8, r: 12, t: 8, b: 8},
       font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: color("muted")},
       paper_bgcolor: color("page"),
       plot_bgcolor: color("page"),
-      hovermode: chart.follows ? "x unified" : "closest",
+      hovermode: chart.follows && !cells ? "x unified" : "closest",
       hoverlabel: {bgcolor: color("raised"), bordercolor: color("line"),
                    font: {color: color("ink"), size: 12}},
       legend: {orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom",
@@ -65,13 +71,20 @@
       dragmode: finger ? false : "zoom",
       uirevision: "kept",
       ...given,
-      xaxis: {...line, showgrid: false, ...along, ...given.xaxis},
+      xaxis: {
+        ...line,
+        showgrid: false,
+        ...(chart.follows ? along : {}),
+        ...(chart.follows && !cells ? span : {}),
+        ...given.xaxis,
+      },
       yaxis: {...line, ...given.yaxis},
       shapes: [...(given.shapes || []), ...lines],
     };
   }
 
   function furthest() {
+    if (!axis) return 0;
     const values = charts.flatMap(c => c.traces).flatMap(t => t.along ? t.along[axis.column] : []);
     return values.reduce((a, b) => Math.max(a, b), 0) / axis.divide;
   }

@@ -1,0 +1,50 @@
+# Every verb sets itself up: Python 3.11 or newer, make and pip are all it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test check bench bench-full docs clean
+
+help:  ## list the verbs
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
+
+demo: $(VENV)/.installed  ## train a language model on this CPU in three minutes
+	$(BIN)/archwright train demo
+
+test: $(VENV)/.installed-dev check  ## run all checks and tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-bench  ## time training beside transformers (15 minutes)
+	$(BIN)/python bench/train_speed.py
+
+docs: $(VENV)/.installed-dev  ## make the generated data again
+	$(BIN)/python -m archwright.planning.counts
+
+clean:  ## remove what make has made
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "archwright needs Python 3.11 or newer; say which: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: with its version settled, nothing else may ask for another build of it.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) torch
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	$(INSTALL) -e '.[bench]'
+	@touch $@

@@ -1,0 +1,237 @@
+"""The layout of a run folder, and how one is made, opened, read and written."""
+
+import contextlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archwright import checkpoint
+from archwright.checkpoint import atomic_write
+from archwright.checkpoint.disk import clear_errors
+from archwright.runs.lock import Holder, locked
+from archwright.runs.metrics import Record, append_record, cut_records, plain, read_records
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.read import diff, read_run, to_toml
+from archwright.spec.run_spec import RunSpec
+
+FORMAT = 1
+"""Number of the layout; a folder of a higher one is for a later archwright."""
+RUNS = Path("runs")
+"""Where runs are kept when the user names no folder."""
+
+
+class RunFolder:
+    """One run on disk, made with `create` or `open`.
+
+    spec.toml           the run, everything decided          metrics.jsonl     one line per record
+    asked.toml          the run as it was asked for          samples.txt       what the model writes
+    checkpoints/        to resume from                       environment.json  where it ran
+    model.safetensors   the final weights                    report.html       its curves
+    tokenizer/          what makes its tokens                lock, lock.json   who is training it
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.spec_file = self.path / "spec.toml"
+        self.asked_file = self.path / "asked.toml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoints_folder = self.path / "checkpoints"
+        self.model_file = self.path / "model.safetensors"
+        self.tokenizer_folder = self.path / "tokenizer"
+        self.samples_file = self.path / "samples.txt"
+        self.environment_file = self.path / "environment.json"
+        self.report_file = self.path / "report.html"
+        self.lock_file = self.path / "lock"
+        self.holder_file = self.path / "lock.json"
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @classmethod
+    def create(cls, path: str | Path, spec: RunSpec) -> "RunFolder":
+        """Begin a run of `spec` at `path`, or return the run of an equal spec that is there.
+
+        Raises:
+            UserError: the folder holds a run of another spec (the differences are named) or
+                anything else, or may not be written to; it is then left as it was.
+        """
+        run = cls(path)
+        if not run.exists:
+            run._begin(spec)
+        run._check_format()
+        run._check_asked(spec)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """Return the run at `path`.
+
+        Raises:
+            UserError: there is none, or one that only a later version can read.
+        """
+        run = cls(path)
+        if not run.exists:
+            near = nearest(run.path.name, [other.path.name for other in find(run.path.parent)])
+            raise UserError(f"{run.path} is not a run folder: it has no spec.toml.{near}")
+        run._check_format()
+        return run
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a run at this path."""
+        return self.spec_file.is_file()
+
+    @property
+    def spec(self) -> RunSpec:
+        """The run, with what the machine decided once `write_spec` was told of it."""
+        return _read_spec(self.spec_file)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end, and was not taken up again."""
+        names = [record.get("name") for record in self.metrics() if record["kind"] == "event"]
+        states = [name for name in names if name in ("started", "resumed", "stopped", "finished")]
+        return states[-1:] == ["finished"]
+
+    def metrics(self) -> list[Record]:
+        """Return the records of the run so far, oldest first; damaged lines are left out."""
+        return read_records(self.metrics_file)
+
+    def environment(self) -> Record:
+        """Return what is known of the machine and the software; empty before that is written."""
+        try:
+            found: Record = json.loads(_read_text(self.environment_file) or "{}")
+        except ValueError as error:
+            raise UserError(f"{self.environment_file} is not JSON: {error}.") from error
+        return found
+
+    def samples(self) -> str:
+        """Return what the model wrote; empty before it did."""
+        return _read_text(self.samples_file)
+
+    def checkpoints(self) -> dict[int, Path]:
+        """Return the complete checkpoints by step, oldest first."""
+        return checkpoint.complete(self.checkpoints_folder)
+
+    def lock(self) -> contextlib.AbstractContextManager[Holder | None]:
+        """Keep other processes off the run while the block lasts.
+
+        Yields the former holder where that died without letting go, otherwise None.
+
+        Raises:
+            UserError: another process trains here; the message says which, and since when.
+        """
+        return locked(self.lock_file, self.holder_file)
+
+    def write_spec(self, spec: RunSpec) -> None:
+        """Record the run with what the machine decided, never to be decided again."""
+        atomic_write(self.spec_file, _spec_text(spec))
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Record the machine and the software."""
+        atomic_write(self.environment_file, json.dumps(plain(environment), indent=2) + "\n")
+
+    def write_samples(self, text: str) -> None:
+        """Keep what the model wrote, in place of what it wrote before."""
+        atomic_write(self.samples_file, text)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record, which has at least `kind` and `step`, to the metrics."""
+        assert {"kind", "step"} <= record.keys()
+        append_record(self.metrics_file, record)
+
+    def cut_back(self, step: int) -> None:
+        """Make the run what it was at `step`: later records and checkpoints go; with -1, all.
+
+        For the holder of the lock, before it resumes from the checkpoint of `step`.
+        """
+        cut_records(self.metrics_file, step)
+        checkpoint.remove_after(self.checkpoints_folder, step)
+        checkpoint.remove_stale(self.checkpoints_folder)
+        for stale in self.path.glob(".*.tmp"):
+            stale.unlink(missing_ok=True)
+
+    def _begin(self, spec: RunSpec) -> None:
+        self._check_empty()
+        with clear_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with self.lock():
+            if not self.exists:
+                atomic_write(self.asked_file, _spec_text(spec))
+                atomic_write(self.spec_file, _spec_text(spec))  # last: it makes the folder a run
+
+    def _check_empty(self) -> None:
+        """Refuse a folder with anything in it but what a killed `_begin` left."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; --out must name a folder.")
+        ours = {self.lock_file.name, self.holder_file.name, self.asked_file.name}
+        names = sorted(p.name for p in self.path.glob("*") if p.name not in ours)
+        others = [name for name in names if not (name.startswith(".") and name.endswith(".tmp"))]
+        if others:
+            raise UserError(
+                f"{self.path} is not a run folder and not empty: it holds {others[0]}"
+                f"{f' and {len(others) - 1} more' if others[1:] else ''}. "
+                f"Give --out a new or empty folder."
+            )
+
+    def _check_format(self) -> None:
+        text = _read_text(self.spec_file)
+        try:
+            found = tomllib.loads(text).get("format")
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(f"{self.spec_file} is damaged: it is not TOML: {error}.") from error
+        if type(found) is not int:
+            raise UserError(f"{self.spec_file} has no format number: this is not a run folder.")
+        if found > FORMAT:
+            raise UserError(
+                f"{self.path} is of run format {found}; this version of archwright reads formats "
+                f"up to {FORMAT}. Install a later archwright."
+            )
+
+    def _check_asked(self, spec: RunSpec) -> None:
+        """Refuse `spec` where another one was asked for; what the machine then decided is aside."""
+        asked = _read_spec(self.asked_file if self.asked_file.exists() else self.spec_file)
+        if asked.hash() == spec.hash():
+            return
+        lines = diff(asked, spec)
+        more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+        raise UserError(
+            f"{self.path} holds another run ({'; '.join(lines[:_SHOWN])}{more}). "
+            f"Train with another --out, or go on with the run there: --resume {self.path}"
+        )
+
+
+def find(parent: str | Path = RUNS) -> list[RunFolder]:
+    """Return the runs directly inside the folder `parent`, by name."""
+    folders = [RunFolder(path.parent) for path in Path(parent).glob("*/spec.toml")]
+    return sorted(folders, key=lambda run: run.path.name)
+
+
+_SHOWN = 8  # differences in one line of an error
+
+
+def _spec_text(spec: RunSpec) -> str:
+    return f"format = {FORMAT}\n{to_toml(spec)}"
+
+
+def _read_spec(path: Path) -> RunSpec:
+    try:
+        return read_run(path)
+    except UserError as error:
+        raise UserError(*(_located(path, line) for line in error.lines)) from error
+
+
+def _located(path: Path, line: str) -> str:
+    return line if str(path) in line else f"{path}: {line}"
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file, empty where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error

@@ -1,0 +1,167 @@
+"""Every held-out token is predicted once, in its own document, and every byte counted once."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from archwright.data.held_out import IGNORE, HeldOut, bits_per_byte
+from archwright.data.prepare import prepare_documents
+from archwright.data.store import TokenStore
+from archwright.spec.errors import UserError
+from archwright.spec.run_spec import DataSpec
+from archwright.text.bpe import raw_bytes, train_bpe
+from archwright.text.corpus import open_texts
+from archwright.text.probe import PROBE
+from archwright.text.tokenizer import Tokenizer
+
+END = "<e>"
+RAW = Tokenizer(raw_bytes([END]), END)
+
+
+def stored(tmp_path: Path, texts: list[str], tokenizer: Tokenizer = RAW) -> TokenStore:
+    path = tmp_path / "held_out.txt"
+    path.write_bytes("|".join(texts).encode())
+    return prepare_documents(open_texts((str(path),), DataSpec(separator="|")), tokenizer)
+
+
+def letters(n: int) -> str:
+    """Text in which each pair of neighbours tells its place (for n up to 700)."""
+    return "".join(chr(0x61 + i // 26 % 26) + chr(0x61 + i % 26) for i in range(n))[:n]
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=6),
+    context=st.integers(1, 24),
+    stride=st.integers(1, 24),
+    batch_size=st.integers(1, 5),
+)
+def test_each_token_is_predicted_once_with_enough_context(
+    tmp_path: Path, lengths: list[int], context: int, stride: int, batch_size: int
+) -> None:
+    stride = min(stride, context)
+    store = stored(tmp_path, [letters(n) for n in lengths])
+    held_out = HeldOut(store, context, batch_size, stride)
+    assert held_out.num_tokens == held_out.num_bytes == sum(lengths)
+    # Find each prediction again by its context: window content must be a part of one document.
+    whole = [store.document(i).tolist() for i in range(store.num_documents)]
+    seen: Counter[tuple[int, ...]] = Counter()
+    batches = list(held_out)
+    assert len(batches) == len(held_out)
+    for batch in batches:
+        assert batch.tokens.shape == batch.targets.shape
+        assert len(batch.tokens) <= batch_size
+        for row, targets, length in zip(batch.tokens, batch.targets, batch.lengths, strict=True):
+            assert (targets[length:] == IGNORE).all()
+            places = np.flatnonzero(targets != IGNORE)
+            assert (np.diff(places) == 1).all()
+            for place in places:
+                before = tuple(row[: place + 1].tolist())
+                assert before[0] == store.end_of_text or place >= context - stride
+                seen[(*before, int(targets[place]))] += 1
+    for document in whole:
+        for i in range(1, len(document)):
+            found = [k for k in seen if seen[k] and len(k) <= i + 1]
+            found = [k for k in found if tuple(document[i + 1 - len(k) : i + 1]) == k]
+            assert found
+            seen[max(found, key=len)] -= 1
+    assert not +seen
+
+
+def test_windows_overlap_by_context_minus_stride(tmp_path: Path) -> None:
+    store = stored(tmp_path, ["abcdefghij"])
+    (batch,) = HeldOut(store, 4, 8, stride=2)
+    rows = [bytes(min(t, 46) if t == 256 else t for t in row).decode() for row in batch.tokens]
+    targets = ["".join("-" if t == IGNORE else chr(t) for t in row) for row in batch.targets]
+    assert rows == [".abc", "bcde", "defg", "fghi"]
+    assert targets == ["abcd", "--ef", "--gh", "--ij"]
+
+
+def test_the_last_window_is_full_and_counts_only_the_rest(tmp_path: Path) -> None:
+    store = stored(tmp_path, ["abcdefghi"])
+    (batch,) = HeldOut(store, 4, 8, stride=2)
+    targets = ["".join("-" if t == IGNORE else chr(t) for t in row) for row in batch.targets]
+    assert targets == ["abcd", "--ef", "--gh", "---i"]
+    assert (batch.lengths == 4).all()
+
+
+def test_short_documents_are_padded_at_the_right(tmp_path: Path) -> None:
+    store = stored(tmp_path, ["abc", "abcdefgh", "a"])
+    (batch,) = HeldOut(store, 6, 8, stride=6)
+    assert batch.lengths.tolist() == [6, 6, 3, 1]
+    assert batch.padding_mask.sum(1).tolist() == [6, 6, 3, 1]
+    assert (batch.tokens[~batch.padding_mask] == 256).all()
+    assert (batch.targets != IGNORE).sum() == 12
+
+
+def test_the_end_of_a_document_is_never_predicted(tmp_path: Path) -> None:
+    store = stored(tmp_path, ["abc", "de", "f" * 40])
+    for batch in HeldOut(store, 8, 4):
+        assert store.end_of_text not in batch.targets
+
+
+@pytest.mark.parametrize("cap", [1, 7, 50, 200, 333, 10_000])
+def test_a_cap_keeps_bytes_exact(tmp_path: Path, cap: int) -> None:
+    tokenizer = Tokenizer(train_bpe([PROBE], 500, [END]), END)
+    texts = [PROBE[3 * i :].replace("|", "") for i in range(30)]
+    store = stored(tmp_path, texts, tokenizer)
+    held_out = HeldOut(store, 16, 4, max_tokens=cap, token_lengths=tokenizer.token_lengths)
+    assert held_out.num_tokens <= cap
+    assert held_out.num_tokens >= min(cap, len(store) - 30)
+    predicted = np.concatenate([b.targets[b.targets != IGNORE] for b in held_out])
+    assert len(predicted) == held_out.num_tokens
+    assert tokenizer.token_bytes is not None
+    assert held_out.num_bytes == sum(len(tokenizer.token_bytes[t]) for t in predicted)
+
+
+def test_a_cap_spreads_over_the_text(tmp_path: Path) -> None:
+    store = stored(tmp_path, [letters(20) for _ in range(1000)])
+    held_out = HeldOut(store, 16, 4, max_tokens=400, token_lengths=RAW.token_lengths)
+    starts = [row.start for row in held_out._rows]
+    documents = sorted(set(np.searchsorted(store.offsets, starts, "right").tolist()))
+    assert len(documents) == held_out.num_documents == 20
+    assert np.diff([0, *documents, 1000]).max() < 100
+
+
+def test_a_long_document_does_not_use_up_the_cap(tmp_path: Path) -> None:
+    store = stored(tmp_path, ["x" * 5000] + [letters(50) for _ in range(20)])
+    held_out = HeldOut(store, 16, 4, max_tokens=400, token_lengths=RAW.token_lengths)
+    assert held_out.num_documents >= 8
+    assert held_out.num_tokens == 400
+
+
+def test_without_token_lengths_documents_stay_whole(tmp_path: Path) -> None:
+    store = stored(tmp_path, [letters(n) for n in (50, 60, 70, 80)])
+    held_out = HeldOut(store, 16, 4, max_tokens=140)
+    assert held_out.num_bytes == held_out.num_tokens in {50, 60, 70, 80, 110, 120, 130, 140}
+    assert HeldOut(store, 16, 4, max_tokens=10).num_tokens == 50
+
+
+def test_wrong_strides_are_refused(tmp_path: Path) -> None:
+    store = stored(tmp_path, ["some text"])
+    with pytest.raises(UserError, match=r"expected 1 to model.context_length \(8\), found 9"):
+        HeldOut(store, 8, 4, stride=9)
+
+
+def test_bits_per_byte_of_a_uniform_model_over_bytes_is_eight() -> None:
+    assert bits_per_byte(1000 * math.log(256), 1000) == pytest.approx(8.0, abs=1e-12)
+
+
+def test_bits_per_byte_does_not_depend_on_the_vocabulary(tmp_path: Path) -> None:
+    """A model that spreads 3 bits over each byte gets 3, however its tokens are cut."""
+    tokenizer = Tokenizer(train_bpe([PROBE], 500, [END]), END)
+    texts = [PROBE.replace("|", ""), "more ünï text\n" * 30]
+    for used in (RAW, tokenizer):
+        store = stored(tmp_path, texts, used)
+        held_out = HeldOut(store, 32, 4)
+        assert used.token_lengths is not None
+        counted = np.concatenate([b.targets[b.targets != IGNORE] for b in held_out])
+        nats = float(used.token_lengths[counted].sum() * 3 * math.log(2))
+        assert bits_per_byte(nats, held_out.num_bytes) == pytest.approx(3.0, abs=1e-12)

@@ -1,0 +1,84 @@
+"""The table of choices: complete, and marked exactly where a choice is not the default."""
+
+from typing import Any
+
+import pytest
+
+from archwright.reporting import choices
+from archwright.reporting.document import Row
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import flatten
+from archwright.spec.run_spec import RunSpec
+
+
+def marks(spec: ModelSpec) -> dict[str, str]:
+    """Return the marks of a resolved spec's rows, by path."""
+    return {row.cells[0]: row.mark for row in choices.model_rows(spec.resolved()) if row.mark}
+
+
+def test_the_default_model_has_no_marks() -> None:
+    assert marks(ModelSpec()) == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("dim=128", {"dim": "default: 512"}),
+        ("norm.kind=layer", {"norm": "default: rms"}),
+        ("norm.eps=1e-6", {"norm": "default eps: 1e-05"}),
+        ("attention.num_kv_heads=2", {"attention": "default num_kv_heads: auto"}),
+        ("attention.num_heads=16", {"attention": "default head_dim: auto"}),
+        ("feedforward.hidden_dim=1024", {"feedforward": "default hidden_dim: auto"}),
+        ("attention.qk_norm.kind=rms", {"attention.qk_norm": "default: none"}),
+        ("head.tied=true", {"head": "default tied: no"}),
+        ("head.tied=false", {}),
+    ],
+)
+def test_what_differs_is_marked(override: str, expected: dict[str, str]) -> None:
+    assert marks(ModelSpec().override(override)) == expected
+
+
+def test_numbers_that_auto_leads_to_are_not_marked() -> None:
+    spec = ModelSpec().override("dim=256", "attention.head_dim=64", "attention.num_heads=4")
+    assert set(marks(spec)) == {"dim"}
+
+
+def test_every_value_of_the_model_is_in_the_table() -> None:
+    spec = ModelSpec().resolved()
+    said = " ".join(" ".join(row.cells[:3]) for row in choices.model_rows(spec))
+    values = flatten(spec.model_dump(exclude={"name", "source", "sources", "layers"}))
+    assert len(values) > 20
+    for path, value in values.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            assert f"{value:g}" in said, path
+        elif isinstance(value, str):
+            assert value in said, path
+
+
+def test_other_kinds_of_layers_are_told_by_their_difference() -> None:
+    spec = ModelSpec().override(
+        "layer_kinds.local.norm.kind=layer", 'layers.cycle=["local", "default"]', "num_layers=2"
+    )
+    rows = choices.model_rows(spec.resolved())
+    assert [(row.cells[0], row.mark) for row in rows[-2:]] == [
+        ("layers", ""),
+        ("local.norm", "other layers: rms"),
+    ]
+    assert rows[-2].cells[1] == "local default"
+
+
+def test_meanings_come_from_the_spec() -> None:
+    rows = {row.cells[0]: row for row in choices.model_rows(ModelSpec().resolved())}
+    assert rows["norm"].cells[1:] == (
+        "rms",
+        "eps 1e-05",
+        "Scale only: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019).",
+    )
+
+
+def test_a_run_is_told_beside_its_defaults() -> None:
+    run = RunSpec().override("optimizer.lr=1e-3", "batch_size=8")
+    rows: dict[str, Row] = {r.cells[0]: r for r in choices.spec_rows(run, leave_out=("model",))}
+    marked: dict[str, Any] = {path: row.mark for path, row in rows.items() if row.mark}
+    assert set(marked) == {"optimizer", "batch_size"}
+    assert "model" not in rows
