@@ -74,8 +74,10 @@ class _CrossEntropy(torch.autograd.Function):
         valid = (targets != ignore_index)[:, None]
         targets = torch.where(valid, targets[:, None], 0)
         for rows in _chunks(logits):
+            # Where the dtype fits, the gradient is computed in its own memory.
+            home = gradient[rows] if gradient is not None and gradient.dtype == dtype else None
             chunk = logits[rows].to(dtype)
-            probabilities = torch.softmax(chunk, dim=-1)
+            probabilities = torch.softmax(chunk, dim=-1, out=home)
             # exp(max - log Z) is the largest probability, which cannot underflow.
             largest = chunk.amax(-1, keepdim=True), probabilities.amax(-1, keepdim=True)
             log_z[rows] = largest[0] - largest[1].log_()
@@ -83,7 +85,8 @@ class _CrossEntropy(torch.autograd.Function):
                 weight = valid[rows].to(dtype) / stored_divisor
                 probabilities.mul_((1 + 2 * z_loss * log_z[rows]) * weight)
                 probabilities.scatter_add_(-1, targets[rows], -weight)
-                gradient[rows] = probabilities
+                if home is None:
+                    gradient[rows] = probabilities
         nll_sum = torch.where(valid, log_z - logits.gather(-1, targets), 0).sum()
         z_term = torch.where(valid, log_z.square(), 0).sum() * z_loss / divisor
         if gradient is not None:

@@ -81,13 +81,15 @@ def measure(path: Path, arguments: argparse.Namespace) -> None:
     print(f"{megabytes:.0f} MB of text, {tokenizer}, {len(os.sched_getaffinity(0))} cores")
     with PeakMemory() as memory:
         before = memory.process.memory_info().rss
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         corpus = open_corpus(DataSpec(text=(str(path),)))
         surveyed = time.perf_counter() - begun
         stores = prepare(corpus, tokenizer)
         seconds = time.perf_counter() - begun
+        cpu = time.process_time() - cpu
     print(f"survey (hash, UTF-8, split): {surveyed:.1f} s")
     print(f"in all: {seconds:.1f} s, {megabytes / seconds:.1f} MB/s, {stores.train}")
+    print(f"processor time: {cpu:.1f} s, {megabytes / cpu:.1f} MB/s on each core")
     print(f"resident memory: {before / 1e6:.0f} MB before, peak {memory.peak / 1e6:.0f} MB")
 
 

@@ -157,9 +157,8 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 def _encode(batch: list[Piece], tokenizer: Tokenizer) -> Encoded:
     """Encode pieces and put end-of-text where a document begins."""
-    dtype = dtype_for(tokenizer.vocab_size)
-    end = np.array([tokenizer.end_of_text], dtype)
-    parts: list[NDArray[np.integer[Any]]] = []
+    end = np.array([tokenizer.end_of_text], np.uint32)
+    parts: list[NDArray[np.uint32]] = []
     starts: list[int] = []
     num_bytes, position = [0], 0
     for piece, ids in zip(batch, tokenizer.encode_many([p.text for p in batch]), strict=True):
@@ -168,10 +167,11 @@ def _encode(batch: list[Piece], tokenizer: Tokenizer) -> Encoded:
             num_bytes.append(0)
             parts.append(end)
             position += 1
-        parts.append(ids.astype(dtype))
+        parts.append(ids)
         position += len(ids)
         num_bytes[-1] += len(piece.text if piece.text.isascii() else piece.text.encode())
-    return Encoded(np.concatenate(parts), starts, num_bytes)
+    tokens = np.concatenate(parts).astype(dtype_for(tokenizer.vocab_size))
+    return Encoded(tokens, starts, num_bytes)
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:

@@ -51,7 +51,7 @@ class Decoder(nn.Module):
         self,
         tokens: Int[Tensor, "batch length"],
         *,
-        positions: Int[Tensor, "..."] | None = None,
+        positions: Int[Tensor, "*rows length"] | None = None,
         document_ids: Int[Tensor, "batch length"] | None = None,
         padding_mask: Bool[Tensor, "batch length"] | None = None,
     ) -> Output:

@@ -112,7 +112,8 @@ def _muon(by_role: Mapping[Role, Parameters], spec: MuonSpec, precision: torch.d
             lr=spec.lr,
             momentum=spec.momentum,
             nesterov=spec.nesterov,
-            steps=spec.steps,
+            method=spec.method,
+        steps=spec.steps,
             weight_decay=spec.weight_decay,
             dtype=torch.bfloat16 if precision == torch.bfloat16 else torch.float32,
         )

@@ -3,7 +3,7 @@ structure of a fast kernel and the FLOP count follow."""
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool
@@ -13,6 +13,7 @@ from archwright.parts.places import Places
 from archwright.spec import masks as spec
 
 
+@runtime_checkable
 class Pattern(Protocol):
     """Which keys a query may see, by their index in the row."""
 
@@ -101,11 +102,14 @@ class View:
     def keys(self, first: int, stop: int) -> tuple[int, int]:
         """Return the range of keys outside which queries [first, stop) see nothing.
 
-        With padding, index and place in the row differ, and only causality bounds the range.
+        With padding, index and place in the row differ, and only a mask that hides all that follows
+        still bounds the range.
         """
+        length = self.places.length
+        start, end = self.pattern.keys(first, stop - 1, length)
         if self.places.valid is not None:
-            return 0, stop
-        return self.pattern.keys(first, stop - 1, self.places.length)
+            return 0, stop if end <= stop else length
+        return start, end
 
 
 def _diagonal(like: Tensor, first: int, key_first: int) -> Tensor:

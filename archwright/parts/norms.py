@@ -33,7 +33,9 @@ class LayerNorm(nn.Module):
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         with torch.autocast(x.device.type, enabled=False):
             wide = x if x.dtype == torch.float64 else x.float()
-            y = F.layer_norm(wide, self.weight.shape, self.weight, self.bias, self.eps)
+            weight = self.weight.to(wide.dtype)
+            bias = None if self.bias is None else self.bias.to(wide.dtype)
+            y = F.layer_norm(wide, weight.shape, weight, bias, self.eps)
         return y.to(x.dtype)
 
     def reset_parameters(self) -> None:

@@ -42,7 +42,7 @@ class Places:
 
 def places(
     tokens: Int[Tensor, "batch length"],
-    positions: Int[Tensor, "rows length"] | None = None,
+    positions: Int[Tensor, "*rows length"] | None = None,
     document_ids: Int[Tensor, "batch length"] | None = None,
     padding_mask: Bool[Tensor, "batch length"] | None = None,
 ) -> Places:

@@ -98,7 +98,7 @@ class Rotary(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
         """Follow the model to its device, but never to a narrower dtype, which cannot hold angles."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.frequencies.dtype in (torch.float16, torch.bfloat16):
             self.frequencies = self._frequencies().to(self.frequencies.device)
         return self

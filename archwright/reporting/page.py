@@ -31,13 +31,21 @@ def run_page(history: History) -> Page:
         title=f"{history.name}: {head}",
         kicker=f"archwright run {history.name}",
         verdict=head,
-        verdict_rest=re.sub(r"(\d) (?=(s|min|h|d)\b)", "\\1\N{NO-BREAK SPACE}", rest),
+        verdict_rest=_TIME.sub(_unbroken, rest),
         notice=notice(history, result),
         opening=_bars(history, result),
         axes=curves.axes(history),
         sections=[section for make in SECTIONS if (section := make(history, result))],
         footer=f"Made by archwright from {history.folder}. One file, which requests nothing.",
     )
+
+
+_TIME = re.compile(r"\d+ (?:d|h|min) \d+ (?:h|min|s)\b|[\d.]+ s\b")
+
+
+def _unbroken(match: re.Match[str]) -> str:
+    """Keep a time on one line."""
+    return match[0].replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _bars(history: History, result: Result) -> list[Block]:

@@ -82,8 +82,10 @@ class Muon(Optimizer):
     """Peak learning rate of matrices, in AdamW's units: updates have a root mean square of 0.2."""
     momentum: float = Field(0.95, ge=0, lt=1)
     nesterov: bool = True
-    steps: int = Field(5, ge=1, le=20)
-    """Newton-Schulz iterations."""
+    method: Literal["polar", "jordan"] = "polar"
+    """Polynomials of the Newton-Schulz iterations: Polar Express (Amsel et al., 2025), or Jordan's."""
+    steps: int = Field(3, ge=1, le=20)
+    """Newton-Schulz iterations; "jordan" wants 5."""
     weight_decay: float = Field(0.1, ge=0)
     adamw_lr: AutoFloat = "auto"
     """Peak learning rate of embedding, head and vectors; auto: `lr`."""

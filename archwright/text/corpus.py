@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
@@ -17,8 +18,7 @@ Choose = Callable[[Surveyed, Span], Span | None]
 """The part of a document that belongs to this side of a split, or None."""
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A text with borders: its name, and its text in pieces (a stream: iterate once)."""
 
     name: str
@@ -52,7 +52,7 @@ class Corpus:
 
     train: Documents
     held_out: Documents
-    skipped: tuple[str, ...] = field(default=())
+    skipped: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -157,13 +157,13 @@ def _hash(*parts: str) -> str:
 def _before(border: int, file: Surveyed, span: Span) -> Span | None:
     """Return the part of a document that stands before the tail."""
     stop = min(span.stop, border - file.base)
-    return replace(span, stop=stop) if stop > span.start else None
+    return span._replace(stop=stop) if stop > span.start else None
 
 
 def _after(border: int, file: Surveyed, span: Span) -> Span | None:
     """Return the part of a document that stands in the tail."""
     start = max(span.start, border - file.base)
-    return replace(span, start=start) if start < span.stop else None
+    return span._replace(start=start) if start < span.stop else None
 
 
 def _all(file: Surveyed, span: Span) -> Span | None:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.run_spec import DataSpec
-from archwright.text.pieces import pieces
+from archwright.text.pieces import TARGET, pieces
 from archwright.text.sources import TextFile
 
 BLOCK = 1 << 18
@@ -33,9 +33,8 @@ class Surveyed:
     base: int = 0
 
 
-@dataclass(frozen=True)
-class Span:
-    """A document as a range of bytes of its file; the text of a JSONL record comes with it."""
+class Span(NamedTuple):
+    """A document as a range of bytes of its file; short ones come with their text."""
 
     name: str
     start: int
@@ -84,7 +83,7 @@ def spans(file: Surveyed, data: DataSpec) -> Iterator[Span]:
         if file.file.jsonl:
             yield from _records(handle, name, path, data)
         elif data.separator:
-            yield from _separated(handle, name, file.size, data.separator.encode())
+            yield from _separated(handle, file, data)
         elif file.size:
             yield Span(name, 0, file.size)
 
@@ -95,8 +94,9 @@ def read(file: Surveyed, span: Span, data: DataSpec) -> Iterator[str]:
     Raises:
         UserError: the file is not what it was when it was surveyed.
     """
-    blocks = (span.text,) if span.text is not None else _decoded(file.file.path, span, data.errors)
-    return pieces(blocks)
+    if span.text is None:
+        return pieces(_decoded(file.file.path, span, data.errors))
+    return iter((span.text,)) if len(span.text) <= TARGET else pieces((span.text,))
 
 
 def line_border(file: Surveyed, span: Span, near: int) -> int | None:
@@ -179,23 +179,35 @@ def _not_utf8(path: Path, where: int, byte: int) -> str:
     )
 
 
-def _separated(handle: BinaryIO, name: str, size: int, separator: bytes) -> Iterator[Span]:
+def _separated(handle: BinaryIO, file: Surveyed, data: DataSpec) -> Iterator[Span]:
     """Yield the spans between separators. UTF-8 synchronises itself, so bytes can be searched."""
+    name, separator = file.file.name, data.separator.encode()
     start = index = position = 0
     carry = b""
     while block := handle.read(BLOCK):
         window, offset = carry + block, position - len(carry)
         searched = max(start - offset, 0)
         while (found := window.find(separator, searched)) >= 0:
-            if offset + found > start:
-                yield Span(f"{name}:{index}", start, offset + found)
+            stop = offset + found
+            if stop > start:
+                inside = window[start - offset : found] if start >= offset else None
+                text = None if inside is None else _short(inside, file.file.path, data.errors)
+                yield Span(f"{name}:{index}", start, stop, text)
             index += 1
             searched = found + len(separator)
             start = offset + searched
         position += len(block)
         carry = window[len(window) - len(separator) + 1 :] if len(separator) > 1 else b""
-    if size > start:
-        yield Span(f"{name}:{index}", start, size)
+    if file.size > start:
+        yield Span(f"{name}:{index}", start, file.size)
+
+
+def _short(content: bytes, path: Path, errors: str) -> str:
+    """Return the text of a document that was read whole."""
+    try:
+        return content.decode("utf-8", errors)
+    except UnicodeDecodeError:
+        raise UserError(_changed(path)) from None
 
 
 def _records(handle: BinaryIO, name: str, path: Path, data: DataSpec) -> Iterator[Span]:
@@ -267,8 +279,12 @@ def _decoded(path: Path, span: Span, errors: str) -> Iterator[str]:
             except UnicodeDecodeError:
                 block = b""
             if not block:
-                raise UserError(f'"{path}" changed while it was read. Start again.')
+                raise UserError(_changed(path))
             yield text
+
+
+def _changed(path: Path) -> str:
+    return f'"{path}" changed while it was read. Start again.'
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -26,6 +26,11 @@ class Precision:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
+    @property
+    def scales(self) -> bool:
+        """Whether losses are scaled, so that an overflow of gradients is expected now and then."""
+        return self.scaler is not None
+
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss to call backward on."""
         return loss if self.scaler is None else self.scaler.scale(loss)

@@ -35,11 +35,8 @@ class StepResult:
     loss: float
     z_loss: float
     grad_norm: float
-
-    @property
-    def finite(self) -> bool:
-        """Whether the loss is a number; if not, nothing was updated."""
-        return math.isfinite(self.loss)
+    finite: bool
+    """Whether loss and gradient are numbers; if not, nothing was updated."""
 
 
 def train_step(
@@ -56,9 +53,10 @@ def train_step(
     """Forward and backward over the parts of a batch, clip, update: `rate` is the share of the peak rates.
 
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
-    gradients add up to the batch's. A loss that is not finite updates nothing.
+    gradients add up to the batch's. A loss or a gradient that is not finite
+    updates nothing.
     """
-    num_valid = int((batch.targets >= 0).sum())
+    num_valid = max(1, int((batch.targets >= 0).sum()))
     loss, z_term = 0.0, 0.0
     for part in batch.parts(accumulate):
         with precision.autocast():
@@ -69,14 +67,15 @@ def train_step(
         precision.scaled(of_part.total).backward()
         loss += of_part.nll_sum.item() / num_valid
         z_term += of_part.z_term.item()
-    grad_norm = 0.0
-    if math.isfinite(loss):
-        precision.unscale(optimizers.values())
-        grad_norm = clip_gradients(model.parameters(), clip).item()
+    precision.unscale(optimizers.values())
+    grad_norm = clip_gradients(model.parameters(), clip).item()
+    # A loss scale mends its own overflows.
+    finite = math.isfinite(loss) and (math.isfinite(grad_norm) or precision.scales)
+    if finite:
         set_learning_rates(optimizers, rate)
         for optimizer in optimizers.values():
             precision.step(optimizer)
         precision.update()
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
-    return StepResult(loss, z_term, grad_norm)
+    return StepResult(loss, z_term, grad_norm, finite)

@@ -148,6 +148,12 @@ def made(tmp_path: Path) -> RunMaker:
     return RunMaker(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> RunMaker:
+    """What writes run folders that a module's tests share."""
+    return RunMaker(tmp_path_factory.mktemp("runs"))
+
+
 QUIET = (
     "--headless",
     "--no-sandbox",

@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from archwright.reporting.history import read_history
 from archwright.reporting.page import run_page, write_report
 from archwright.runs import RunFolder
+from archwright.spec.read import load_run
 
 
 def titles(run: RunFolder) -> list[str]:
@@ -81,18 +83,15 @@ def test_the_numbers_are_those_of_the_run(made: Any) -> None:
 
 
 def test_the_command_and_the_spec_repeat_the_run(made: Any, tmp_path: Path) -> None:
-    from html import unescape
-
-    from archwright.spec.read import read_run
-
     run = made.finished(30, "model.dim=128", "data.text=my notes.txt", name="it's mine")
     html = write_report(run).read_text()
     listings = [unescape(text) for text in re.findall(r"<pre[^>]*>\n?(.*?)</pre>", html, re.S)]
     command = next(text for text in listings if text.startswith("archwright train"))
     assert "it'\"'\"'s mine/spec.toml' --out" in command
+    assert load_run(run.spec_file) == run.spec  # what the command reads
     saved = tmp_path / "spec.toml"
     saved.write_text(listings[-1])
-    assert read_run(saved) == run.spec
+    assert load_run(saved) == run.spec
 
 
 def test_long_runs_stay_small_and_keep_their_peaks(made: Any) -> None:

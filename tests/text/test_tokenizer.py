@@ -21,7 +21,7 @@ BYTES = Tokenizer(raw_bytes([END]), END)
 
 TEXT = st.one_of(
     st.text(max_size=80),
-    st.text(alphabet="ab \n\t'1_(=)é中", max_size=80),
+    st.text(alphabet="ab \n\t'1_(=)é中\0", max_size=80),
     st.lists(st.sampled_from(CODE.split(" ")), max_size=30).map(" ".join),
 )
 

@@ -1,0 +1,138 @@
+"""Random specs, drawn from the axes and fields there are, so that a new choice is drawn by existing."""
+
+from collections.abc import Mapping
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from hypothesis import strategies as st
+from pydantic.fields import FieldInfo
+
+from archwright.spec.choice import Choice, Spec
+from archwright.spec.model_spec import Arrangement, EncoderStack, LayerSpec, ModelSpec, NoEncoder
+from archwright.spec.run_spec import RunSpec
+
+Ranges = Mapping[str, st.SearchStrategy[Any]]
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+SMALL: Ranges = {
+    "name": TEXT,
+    "source": TEXT,
+    "sources": st.dictionaries(st.sampled_from(["dim", "norm", "attention.bias"]), TEXT, max_size=2),
+    "dim": st.sampled_from([8, 16, 16, 24, 32, 32, 48, 64]),
+    "num_layers": st.integers(1, 4),
+    "vocab_size": st.sampled_from([16, 33, 64]),
+    "context_length": st.integers(1, 24),
+    "num_heads": st.sampled_from(["auto", 1, 2, 3, 4]),
+    "num_kv_heads": st.sampled_from(["auto", "auto", 1, 2]),
+    "head_dim": st.sampled_from(["auto", "auto", 4, 5, 8]),
+    "hidden_dim": st.sampled_from(["auto", 8, 24]),
+    "size": st.integers(1, 12),
+    "theta": st.floats(10, 1e6),
+    "fraction": st.sampled_from([0.25, 0.5, 1.0]),
+    "eps": st.floats(1e-8, 1e-2),
+    "std": st.floats(1e-3, 1),
+    "embedding_std": st.just("auto") | st.floats(1e-3, 2),
+    "softcap": st.just("none") | st.floats(1, 100),
+    "dropout": st.sampled_from([0.0, 0.0, 0.1]),
+}
+"""Values that make models of a size for tests, some of them illegal together."""
+
+NAMES = ("default", "local", "far out")
+
+
+def model_specs() -> st.SearchStrategy[ModelSpec]:
+    """Draw small models over all axes and kinds. About half break a rule; `resolved()` tells."""
+    return specs(ModelSpec, SMALL)
+
+
+def run_specs() -> st.SearchStrategy[RunSpec]:
+    """Draw runs with any values that are legal by themselves, however large."""
+    known = {"parts": st.just(()), "budget": st.sampled_from(["3m", "1.5h", "1e15flops", "7steps"])}
+    return specs(RunSpec, known)
+
+
+def specs(cls: type[Spec], ranges: Ranges = {}) -> st.SearchStrategy[Any]:  # noqa: B006
+    """Draw a spec field by field: from `ranges` by the field's name, or else by its type and limits."""
+    fields = {
+        name: field
+        for name, field in cls.model_fields.items()
+        if name not in ("kind", "layer_kinds", "layers", "encoder")
+    }
+    drawn = {field.alias or name: ranges.get(name, _field(field, ranges)) for name, field in fields.items()}
+    if issubclass(cls, LayerSpec) and cls is not LayerSpec:
+        kinds = st.dictionaries(st.sampled_from(NAMES[1:]), _partial(ranges), max_size=2)
+        names = st.sampled_from([*NAMES, "default", "default"])
+        few = st.lists(names, max_size=1)
+        layers = st.builds(Arrangement, prefix=few, cycle=st.lists(names, min_size=1, max_size=3), suffix=few)
+        drawn |= {"layer_kinds": kinds, "layers": st.just(Arrangement()) | layers}
+    if cls is ModelSpec:
+        stack = st.deferred(lambda: specs(EncoderStack, ranges))
+        drawn["encoder"] = st.sampled_from([False] * 9 + [True]).flatmap(
+            lambda drawn: stack if drawn else st.just(NoEncoder())
+        )
+    return st.fixed_dictionaries(drawn).map(cls.model_validate)
+
+
+def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw some axes of a layer, each with its kind and some of its options."""
+    options = {name: _field(field, ranges) for name, field in LayerSpec.model_fields.items()}
+    tables = {
+        name: choice.flatmap(
+            lambda choice: st.fixed_dictionaries(
+                {"kind": st.just(choice.kind)},
+                optional={k: st.just(v) for k, v in choice.model_dump().items() if k != "kind"},
+            )
+        )
+        for name, choice in options.items()
+    }
+    return st.fixed_dictionaries({}, optional=tables)
+
+
+def _field(field: FieldInfo, ranges: Ranges) -> st.SearchStrategy[Any]:
+    return _type(field.annotation, field.metadata, ranges)
+
+
+def _type(annotation: Any, metadata: list[Any], ranges: Ranges) -> st.SearchStrategy[Any]:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
+        return _type(args[0], [*metadata, *inner], ranges)
+    if origin in (Union, UnionType):
+        return st.one_of([_type(arg, metadata, ranges) for arg in args])
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin is tuple and args[-1] is Ellipsis:
+        least = max((m.min_length for m in metadata if isinstance(m, MinLen)), default=0)
+        return st.lists(_type(args[0], [], ranges), min_size=least, max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*(_type(arg, [], ranges) for arg in args))
+    if origin is dict:
+        return st.dictionaries(TEXT, _type(args[1], [], ranges), max_size=2)
+    if isinstance(annotation, type) and issubclass(annotation, Choice) and annotation.is_axis():
+        kinds = [specs(cls, ranges) for name, cls in annotation.kinds.items() if name != "none"]
+        none = [specs(cls, ranges) for name, cls in annotation.kinds.items() if name == "none"]
+        return st.one_of([*kinds, *kinds, *kinds, *none])
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return specs(annotation, ranges)
+    return _number_or_text(annotation, metadata)
+
+
+def _number_or_text(annotation: Any, metadata: list[Any]) -> st.SearchStrategy[Any]:
+    ge, gt, le, lt = (
+        next((getattr(m, kind.__name__.lower()) for m in metadata if isinstance(m, kind)), None)
+        for kind in (Ge, Gt, Le, Lt)
+    )
+    if annotation is bool:
+        return st.booleans()
+    if annotation is int:
+        assert gt is None
+        return st.integers(ge, le if lt is None else lt - 1)
+    if annotation is float:
+        limits = {"exclude_min": gt is not None, "exclude_max": lt is not None}
+        low, high = (gt if ge is None else ge), (lt if le is None else le)
+        return st.floats(low, high, allow_nan=False, allow_infinity=False, **limits)
+    assert annotation is str, annotation
+    least = next((m.min_length for m in metadata if isinstance(m, MinLen)), 0)
+    return TEXT if least == 0 else st.text("abc\"'\n\\é", min_size=least, max_size=8)
