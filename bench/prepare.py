@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from archwright.data.prepare import prepare
+from archwright.data.prepare import num_threads, prepare
 from archwright.spec.run_spec import DataSpec, TokenizerSpec
 from archwright.text.corpus import open_corpus
 from archwright.text.open_tokenizer import open_tokenizer
@@ -78,7 +78,7 @@ def measure(path: Path, arguments: argparse.Namespace) -> None:
     tokenizer = open_tokenizer(spec, open_corpus(DataSpec()).train)
     write_text(path, arguments.mb * 1_000_000)
     megabytes = path.stat().st_size / 1e6
-    print(f"{megabytes:.0f} MB of text, {tokenizer}, {len(os.sched_getaffinity(0))} cores")
+    print(f"{megabytes:.0f} MB of text, {tokenizer}, {num_threads()} threads")
     with PeakMemory() as memory:
         before = memory.process.memory_info().rss
         begun, cpu = time.perf_counter(), time.process_time()

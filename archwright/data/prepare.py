@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.data.progress import Progress
 from archwright.data.store import FORMAT, Index, Shard, TokenStore, write_index
 from archwright.spec.errors import UserError
 from archwright.text.cache import cache_folder, only_one, sync_folder, writing
 from archwright.text.corpus import Corpus, Documents
+from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
 
 SHARD = 1 << 27

@@ -1,5 +1,6 @@
 """Tokens on disk: memory-mapped shards with an index, made once for a text and a tokenizer."""
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -87,6 +88,18 @@ class TokenStore:
     def document(self, i: int) -> Tokens:
         """Return document i, its end-of-text token first."""
         return self.read(int(self.offsets[i]), int(self.offsets[i + 1]))
+
+    def verify(self) -> None:
+        """Compare every shard with its hash.
+
+        Raises:
+            UserError: one differs; the store can be removed and is made again.
+        """
+        for shard in self.index.shards:
+            with (self.folder / shard.file).open("rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+            if digest.hexdigest() != shard.digest:
+                raise UserError(f'"{self.folder / shard.file}" is damaged. Remove its folder.')
 
     @property
     def end_of_text(self) -> int:

@@ -31,7 +31,7 @@ def run_page(history: History) -> Page:
         title=f"{history.name}: {head}",
         kicker=f"archwright run {history.name}",
         verdict=head,
-        verdict_rest=_TIME.sub(_unbroken, rest),
+        verdict_rest=_TOGETHER.sub(_unbroken, rest),
         notice=notice(history, result),
         opening=_bars(history, result),
         axes=curves.axes(history),
@@ -40,11 +40,11 @@ def run_page(history: History) -> Page:
     )
 
 
-_TIME = re.compile(r"\d+ (?:d|h|min) \d+ (?:h|min|s)\b|[\d.]+ s\b")
+_TOGETHER = re.compile(r"\d+ (?:d|h|min) \d+ (?:h|min|s)\b|[\d.]+ s\b|\w+ -9e?\b")
 
 
 def _unbroken(match: re.Match[str]) -> str:
-    """Keep a time on one line."""
+    """Keep a time, or the name of a compressor, on one line."""
     return match[0].replace(" ", "\N{NO-BREAK SPACE}")
 
 

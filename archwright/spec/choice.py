@@ -117,7 +117,7 @@ class Choice(Spec):
             )
         kind = value.get("kind")
         if not isinstance(kind, str) or kind not in cls.kinds:
-            hint = nearest(str(kind), cls.kinds)
+            hint = nearest(kind, cls.kinds) if isinstance(kind, str) else ""
             raise PydanticCustomError(
                 "kind",
                 "expected {expected}{hint}",

@@ -19,6 +19,7 @@ from archwright.spec.run_spec import RunSpec
 
 S = TypeVar("S", bound=Spec)
 Values = dict[str, Any]
+Keys = tuple[str, ...]
 
 NAMING = {"name", "source", "sources"}
 """Keys that say what a spec is called and where it comes from, not what it is."""
@@ -68,6 +69,7 @@ def load_run(name: str | Path) -> RunSpec:
         return RunSpec(name=str(name), model=load(name))
     path = _find(name, "runs")
     values = _parse(path)
+    values.pop("format", None)  # of a run folder's spec.toml
     if ONLY_RUNS & set(values):
         return _run_from(values, path)
     model = load(path)
@@ -94,8 +96,8 @@ def override(spec: S, assignments: Iterable[str]) -> S:
     """
     given, lines = _assigned(spec, assignments)
     over: Values = {}
-    for path, value in given.items():
-        over = merge(over, _nest(path.split("."), value))
+    for keys, value in given.items():
+        over = merge(over, _nest(keys, value))
     try:
         changed = validated(type(spec), merge(_dump(spec), over))
     except UserError as error:
@@ -165,10 +167,10 @@ def _members(cls: type[Spec]) -> list[type[Spec]]:
     return [cls]
 
 
-def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[Values, list[str]]:
-    """Return dotted paths with their values, and a line for each assignment that is wrong."""
+def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], list[str]]:
+    """Return paths with their values, and a line for each assignment that is wrong."""
     known = list(dict.fromkeys(paths(type(spec))))
-    given: Values = {}
+    given: dict[Keys, Any] = {}
     lines: list[str] = []
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -178,25 +180,37 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[Values, list[str]
         elif unknown := _unknown_path(name, known):
             lines.append(unknown)
         else:
-            for path, value in _leaves(name, _value(text.strip())):
-                lines += _said_twice(path, value, given)
-                given[path] = value
+            for keys, value in _leaves(_keys(name), _value(text.strip())):
+                lines += _said_twice(keys, value, given)
+                given[keys] = value
     return given, lines
 
 
-def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
-    flat = flatten({path: value}) if isinstance(value, dict) else {}
-    return list(flat.items()) or [(path, value)]
+def _keys(path: str) -> Keys:
+    """Split a path at its dots, but leave the path whole that a source is given for."""
+    before, found, value = path.rpartition("sources.")
+    return (*before.split(".")[:-1], "sources", value) if found else tuple(path.split("."))
 
 
-def _said_twice(path: str, value: Any, given: Values) -> list[str]:
+def _leaves(keys: Keys, value: Any) -> Iterator[tuple[Keys, Any]]:
+    """Yield the values of nested tables, each with its path."""
+    if not isinstance(value, dict) or not value:
+        yield keys, value
+        return
+    for key, inner in value.items():
+        yield from _leaves((*keys, key), inner)
+
+
+def _said_twice(keys: Keys, value: Any, given: dict[Keys, Any]) -> list[str]:
     """Say where a value contradicts one that is given already: the order decides nothing."""
-    if path in given and given[path] != value:
-        return [f"{path}: given twice, as {show(given[path])} and as {show(value)}"]
+    if keys in given and given[keys] != value:
+        first, second = show(given[keys]), show(value)
+        return [f"{'.'.join(keys)}: given twice, as {first} and as {second}"]
+    pairs = [sorted((keys, other), key=len) for other in given if other != keys]
     return [
-        f"{min(path, other, key=len)}: given whole and, by {max(path, other, key=len)}, in part"
-        for other in given
-        if other.startswith(f"{path}.") or path.startswith(f"{other}.")
+        f"{'.'.join(whole)}: given whole and, by {'.'.join(part)}, in part"
+        for whole, part in pairs
+        if part[: len(whole)] == whole
     ]
 
 
@@ -341,7 +355,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _nest(keys: list[str], value: Any) -> Values:
+def _nest(keys: Keys, value: Any) -> Values:
     for key in reversed(keys):
         value = {key: value}
     nested: Values = value

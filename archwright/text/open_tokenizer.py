@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import tokenizers
@@ -14,10 +13,15 @@ from archwright.spec.run_spec import TokenizerSpec
 from archwright.text.bpe import WORDS, raw_bytes, train_bpe
 from archwright.text.cache import cache_folder, only_one, writing
 from archwright.text.corpus import Documents
+from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer, read_json
 
 SAMPLE = 100_000_000
 """Bytes of text that a tokenizer is trained on at most."""
+
+
+CHECKED = 1 << 17
+"""Characters of the text on which the fast path is compared with the slow one."""
 
 
 def open_tokenizer(spec: TokenizerSpec, documents: Documents) -> Tokenizer:
@@ -37,8 +41,7 @@ def open_tokenizer(spec: TokenizerSpec, documents: Documents) -> Tokenizer:
         inner = read_json(_file(spec.path))
         inner.add_special_tokens(list(spec.special_tokens))
     tokenizer = Tokenizer(inner, spec.end_of_text)
-    for text in islice(sample(documents, SAMPLE), 1):
-        tokenizer.check(text)
+    tokenizer.check(_beginning(documents))
     return tokenizer
 
 
@@ -54,6 +57,16 @@ def sample(documents: Documents, limit: int) -> Iterator[str]:
                 yield piece
 
 
+def _beginning(documents: Documents) -> str:
+    """Return the first text of a corpus, enough to see whether the fast path agrees on it."""
+    held: list[str] = []
+    for document in documents:
+        held += document.pieces
+        if sum(map(len, held)) >= CHECKED:
+            break
+    return "".join(held)[:CHECKED]
+
+
 def _trained(spec: TokenizerSpec, special: list[str], documents: Documents) -> tokenizers.Tokenizer:
     """Return the BPE from the cache, or train it and put it there."""
     settings = [documents.fingerprint, spec.vocab_size, special, WORDS, SAMPLE]
@@ -65,7 +78,9 @@ def _trained(spec: TokenizerSpec, special: list[str], documents: Documents) -> t
     with only_one(path):
         if path.exists():
             return read_json(path)
-        inner = train_bpe(sample(documents, SAMPLE), spec.vocab_size, special)
+        with Progress("Training the tokenizer", min(SAMPLE, documents.size)) as progress:
+            texts = (progress.counted(text, len) for text in sample(documents, SAMPLE))
+            inner = train_bpe(texts, spec.vocab_size, special)
         with writing(folder):
             unfinished = path.with_suffix(f".{os.getpid()}.tmp")
             try:

@@ -116,8 +116,12 @@ def _matches(pattern: str) -> list[TextFile]:
     parts = Path(pattern).parts
     fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     root = Path(*parts[:fixed])
-    paths = sorted(root.glob("/".join(parts[fixed:])))
-    return [TextFile(p, _relative(p, root), found=True) for p in paths if p.is_file()]
+    try:
+        paths = sorted(p for p in root.glob("/".join(parts[fixed:])) if p.is_file())
+    except ValueError as error:
+        raise UserError(f'"{pattern}" is not a glob: {error}.') from error
+    files = [TextFile(p, _relative(p, root), found=True) for p in paths]
+    return [f for f in files if not any(part.startswith(".") for part in Path(f.name).parts)]
 
 
 def _library() -> list[TextFile]:

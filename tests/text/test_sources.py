@@ -33,10 +33,15 @@ def test_a_folder_gives_all_files_below_it_sorted_without_hidden_ones(tmp_path: 
 
 
 def test_a_glob_names_files_relative_to_its_fixed_part(tmp_path: Path) -> None:
-    for name in ("x/a.txt", "x/deep/b.txt", "x/c.md"):
+    for name in ("x/a.txt", "x/deep/b.txt", "x/c.md", "x/.hidden.txt", "x/.git/d.txt"):
         write(tmp_path / name)
     assert names(tmp_path / "x/*.txt") == ["a.txt"]
     assert names(tmp_path / "x/**/*.txt") == ["a.txt", "deep/b.txt"]
+
+
+def test_a_wrong_glob_is_told(tmp_path: Path) -> None:
+    text = message(tmp_path / "a**b" / "[")
+    assert text.startswith(f'data.text: "{tmp_path}/a**b/[" is not a glob') or "no file" in text
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from archwright.parts.masks import View
 BLOCK = 128
 """Queries per block: long enough for fast matrix products, short enough to skip what is hidden."""
 
+ALIGNED = 32
+"""Masked stretches begin and end at multiples of this, so that vector instructions fill them."""
+
 
 class Block(NamedTuple):
     """Queries [first, stop), the keys [key_first, key_stop) they may see, and what is hidden of those."""
@@ -26,7 +29,7 @@ class Block(NamedTuple):
     key_first: int
     key_stop: int
     masked_first: int
-    """The first key that is hidden from some query but not from all, counted from key_first."""
+    """Where the stretch of keys begins that holds all that is hidden, counted from key_first."""
     masked_stop: int
     hiding: Tensor | None
     """Added to the scores of the keys [masked_first, masked_stop): 0 or -inf, [rows, 1, 1, queries, keys]."""
@@ -57,10 +60,12 @@ def _block(view: View, first: int, stop: int, dtype: torch.dtype) -> Block:
     masked = hidden.any(-2).any(0)[0].nonzero().flatten().tolist()
     if not masked:
         return Block(first, stop, key_first, key_stop, 0, 0, None)
-    hidden = hidden[..., masked[0] : masked[-1] + 1]
+    masked_first = masked[0] // ALIGNED * ALIGNED
+    masked_stop = min(-(-(masked[-1] + 1) // ALIGNED) * ALIGNED, key_stop - key_first)
+    hidden = hidden[..., masked_first:masked_stop]
     hiding = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     hiding = hiding.masked_fill_(hidden, -torch.inf)[:, :, None]
-    return Block(first, stop, key_first, key_stop, masked[0], masked[-1] + 1, hiding)
+    return Block(first, stop, key_first, key_stop, masked_first, masked_stop, hiding)
 
 
 class _Blockwise(torch.autograd.Function):

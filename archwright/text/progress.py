@@ -16,7 +16,10 @@ PATIENCE = 1.0
 
 
 class Progress:
-    """A bar on standard error, in bytes; silent when that is no terminal."""
+    """A bar on standard error, in bytes, that vanishes at the end; silent when that is no terminal.
+
+    It is drawn once work has taken longer than PATIENCE.
+    """
 
     def __init__(self, what: str, total: int) -> None:
         self.begun = time.monotonic()

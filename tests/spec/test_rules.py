@@ -1,0 +1,157 @@
+"""Every rule between axes has an example here that breaks it and no other."""
+
+import pytest
+from hypothesis import given, settings
+
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load, preset_names
+from archwright.spec.rules import RULES, SUSPICIONS, Rule, enforce, suspicions
+from tests.strategies import model_specs
+
+GOOD = ModelSpec(dim=512, num_layers=4, vocab_size=64)
+
+BROKEN: dict[str, tuple[list[str], str]] = {
+    "kv_heads_divide_heads": (
+        ["attention.num_heads=8", "attention.num_kv_heads=3"],
+        "attention.num_kv_heads: found 3; expected a divisor of num_heads = 8",
+    ),
+    "heads_divide_dim": (
+        ["attention.num_heads=7", "position.kind=none"],
+        "attention.num_heads: found 7; expected a divisor of dim = 512, or a given attention.head_dim",
+    ),
+    "rope_needs_pairs": (
+        ["position.fraction=0.01"],
+        'position.kind: found "rope" over 0 coordinates of heads of 64; expected an even number '
+        "above 0: change attention.head_dim or position.fraction",
+    ),
+    "absolute_positions_are_global": (
+        ["layer_kinds.local.position.kind=learned"],
+        'layer_kinds.local.position.kind: found "learned", which is added to the embedding once; '
+        "expected it as position.kind of the model, or another here",
+    ),
+    "layer_names_exist": (
+        ["layer_kinds.local.norm.kind=layer", 'layers.cycle=["locl", "default"]'],
+        'layers.cycle: found "locl"; expected one of default, local. Did you mean "local"?',
+    ),
+    "arrangement_fits": (
+        ['layers.prefix=["default", "default", "default"]', 'layers.suffix=["default", "default"]'],
+        "num_layers: found 4; expected at least 5, the layers of layers.prefix and layers.suffix",
+    ),
+    "layer_has_a_branch": (
+        ["attention.kind=none", "feedforward.kind=none"],
+        'attention.kind: found "none" beside feedforward.kind "none"; expected one branch at least',
+    ),
+    "no_encoder_yet": (
+        ["encoder.kind=stack"],
+        'encoder.kind: found "stack"; expected "none": only decoders can be built so far',
+    ),
+}
+
+SUSPICIOUS: dict[str, tuple[list[str], str]] = {
+    "odd_head_dim": (
+        ["attention.head_dim=60"],
+        "attention.head_dim is 60: not a multiple of 8, which slows the kernels down",
+    ),
+    "odd_shape": (
+        ["num_layers=64"],
+        "dim / num_layers is 8: published models lie near 128 (about 30 to 250), as deeper or wider "
+        "ones learn less from the same compute",
+    ),
+    "odd_hidden_dim": (
+        ["feedforward.hidden_dim=512"],
+        'feedforward.hidden_dim is 1 dim: models lie near 2.67 with "swiglu"',
+    ),
+    "odd_vocabulary": (
+        ["vocab_size=1000"],
+        "vocab_size is 1000: not a multiple of 64, which slows the output head down",
+    ),
+    "large_tied_embedding": (
+        ["head.tied=true", "init.embedding_std=1.0"],
+        "init.embedding_std is 1 with a tied head: first logits will be about 22.6 in size; "
+        "auto takes dim^-0.5",
+    ),
+    "idle_window": (
+        ["attention.mask.kind=window", "attention.mask.size=256"],
+        "attention.mask.size is 256: no shorter than context_length = 256, so the window hides nothing",
+    ),
+    "source_of_nothing": (
+        ["sources.norm=known", "sources.attention.num_heds=paper"],
+        'sources.attention.num_heds is the source of no value. Did you mean "attention.num_heads"?',
+    ),
+}
+
+
+def test_the_good_model_is_good() -> None:
+    enforce(GOOD)
+    assert suspicions(GOOD) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_each_rule_is_broken_by_its_example_alone(rule: Rule) -> None:
+    words, said = BROKEN[rule.name]
+    broken = GOOD.override(*words)
+    assert [r.name for r in RULES if list(r.check(broken))] == [rule.name]
+    with pytest.raises(UserError) as caught:
+        enforce(broken)
+    assert caught.value.lines == (said,)
+    with pytest.raises(UserError):
+        broken.resolved()
+
+
+@pytest.mark.parametrize("rule", SUSPICIONS, ids=lambda rule: rule.name)
+def test_each_suspicion_is_raised_by_its_example_alone(rule: Rule) -> None:
+    words, said = SUSPICIOUS[rule.name]
+    odd = GOOD.override(*words)
+    enforce(odd)
+    assert [r.name for r in SUSPICIONS if list(r.check(odd))] == [rule.name]
+    assert suspicions(odd) == [said]
+
+
+def test_every_rule_has_a_sentence_and_a_name_of_its_own() -> None:
+    rules = [*RULES, *SUSPICIONS]
+    assert {rule.name for rule in rules} == {*BROKEN, *SUSPICIOUS}
+    assert len({rule.name for rule in rules}) == len(rules)
+    assert all(rule.sentence.endswith(".") for rule in rules)
+
+
+def test_all_broken_rules_are_said_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        enforce(GOOD.override("encoder.kind=stack", "attention.num_kv_heads=3", "layers.cycle=['x']"))
+    assert [line.split(":")[0] for line in caught.value.lines] == [
+        "attention.num_kv_heads",
+        "layers.cycle",
+        "encoder.kind",
+    ]
+
+
+def test_a_layer_kind_repeats_no_mistake_of_the_default_layer() -> None:
+    kinds = ["layer_kinds.a.norm.kind=layer", "layer_kinds.b.attention.num_kv_heads=5"]
+    with pytest.raises(UserError) as caught:
+        enforce(GOOD.override("attention.num_kv_heads=3", *kinds))
+    assert caught.value.lines == (
+        "attention.num_kv_heads: found 3; expected a divisor of num_heads = 8",
+        "layer_kinds.b.attention.num_kv_heads: found 5; expected a divisor of num_heads = 8",
+    )
+
+
+def test_a_rule_looks_at_layer_kinds_too() -> None:
+    spec = GOOD.override("layer_kinds.a.attention.num_kv_heads=3")
+    with pytest.raises(UserError, match=r"^layer_kinds\.a\.attention\.num_kv_heads: found 3"):
+        enforce(spec)
+
+
+@pytest.mark.parametrize("name", preset_names("models"))
+def test_presets_raise_no_suspicion(name: str) -> None:
+    assert suspicions(load(name)) == []
+
+
+@settings(max_examples=60)
+@given(model_specs())
+def test_what_no_rule_forbids_resolves(spec: ModelSpec) -> None:
+    broken = [line for rule in RULES for line in rule.check(spec)]
+    if broken:
+        with pytest.raises(UserError):
+            spec.resolved()
+    else:
+        assert spec.resolved().num_layers == spec.num_layers

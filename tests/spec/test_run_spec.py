@@ -1,0 +1,52 @@
+import pytest
+
+from archwright.spec.errors import UserError
+from archwright.spec.run_spec import RunSpec, parse_budget
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("3m", 180, "seconds"),
+        ("45s", 45, "seconds"),
+        ("1.5h", 5400, "seconds"),
+        ("2d", 172_800, "seconds"),
+        ("400steps", 400, "steps"),
+        ("2ksteps", 2000, "steps"),
+        ("10Mtokens", 1e7, "tokens"),
+        ("1_000 tokens", 1000, "tokens"),
+        ("1.5Btokens", 1.5e9, "tokens"),
+        ("1e15flops", 1e15, "flops"),
+        ("1E15flops", 1e15, "flops"),
+        ("2Tflops", 2e12, "flops"),
+        (" 1e+2 steps ", 100, "steps"),
+    ],
+)
+def test_budgets(text: str, amount: float, unit: str) -> None:
+    assert parse_budget(text) == (amount, unit)
+    assert RunSpec(budget=text).budget == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "m", "-3m", "0s", "0.5steps", "3 minutes", "10Xtokens", "1e400s", "3m 2s", "nans", "3M"],
+)
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(ValueError, match='^expected an amount with a unit, such as "3m"'):
+        parse_budget(text)
+    with pytest.raises(UserError, match=r"^budget: found .*; expected an amount with a unit"):
+        RunSpec().override(f"budget={text}")
+
+
+def test_texts_are_a_list_or_one() -> None:
+    assert RunSpec().override("data.text=a.txt").data.text == ("a.txt",)
+    assert RunSpec().override('data.text=["a", "b"]').data.text == ("a", "b")
+
+
+def test_tokens_per_step() -> None:
+    assert RunSpec().override("batch_size=4", "model.context_length=32").tokens_per_step == 128
+
+
+@pytest.mark.parametrize("warmup", ["0", "7", '"auto"'])
+def test_a_warm_up_may_be_left_out(warmup: str) -> None:
+    RunSpec().override(f"schedule.warmup={warmup}")

@@ -1,0 +1,84 @@
+"""The JSON schema accepts what reading accepts, checked by a validator that knows nothing of specs."""
+
+import tomllib
+from importlib import resources
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.norms import Norm
+from archwright.spec.read import preset_names, to_toml
+from archwright.spec.run_spec import RunSpec
+from archwright.spec.schema import file_schema
+from tests.strategies import model_specs, run_specs
+
+MODEL, RUN = (jsonschema.Draft202012Validator(file_schema(cls)) for cls in (ModelSpec, RunSpec))
+
+
+@pytest.mark.parametrize("validator", [MODEL, RUN])
+def test_it_is_a_schema(validator: jsonschema.Draft202012Validator) -> None:
+    jsonschema.Draft202012Validator.check_schema(validator.schema)
+
+
+@pytest.mark.parametrize(("room", "validator"), [("models", MODEL), ("runs", RUN)])
+def test_it_accepts_the_presets(room: str, validator: jsonschema.Draft202012Validator) -> None:
+    for name in preset_names(room):
+        file = resources.files("archwright.presets") / room / f"{name}.toml"
+        validator.validate(tomllib.loads(file.read_text()))
+
+
+@settings(max_examples=25)
+@given(model_specs(), run_specs())
+def test_it_accepts_every_spec(model: ModelSpec, run: RunSpec) -> None:
+    MODEL.validate(tomllib.loads(to_toml(model)))
+    RUN.validate(tomllib.loads(to_toml(run)))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"base": "modern", "norm": {"eps": 1e-6}, "attention": {"bias": True, "num_heads": "auto"}},
+        {"layer_kinds": {"local": {"attention": {"mask": {"kind": "window", "size": 3}}}}},
+    ],
+)
+def test_it_accepts_what_leaves_its_kind_to_a_base(table: dict[str, Any]) -> None:
+    MODEL.validate(table)
+    RUN.validate({"model": table})
+    RUN.validate({"model": "modern"})
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"dmi": 3},
+        {"dim": 0},
+        {"dim": "big"},
+        {"norm": {"kind": "rmz"}},
+        {"norm": {"kind": "rms", "bias": True}},
+        {"attention": {"bias": "both"}},
+        {"attention": {"mask": {"size": 0}}},
+        {"layers": {"cycle": []}},
+        {"head": {"softcap": 0}},
+        {"layer_kinds": {"local": {"norm": {"kind": "rmz"}}}},
+    ],
+)
+def test_it_refuses_what_reading_refuses(table: dict[str, Any]) -> None:
+    assert not MODEL.is_valid(table)
+    assert not RUN.is_valid({"model": table})
+
+
+@pytest.mark.usefixtures("visitors")
+def test_choices_from_outside_are_in_it() -> None:
+    class Peri(Norm):
+        """Somebody's norm."""
+
+        kind: Literal["peri"] = "peri"
+        power: int = 2
+
+    assert not MODEL.is_valid({"norm": {"kind": "peri"}})
+    schema = jsonschema.Draft202012Validator(file_schema(ModelSpec))
+    schema.validate({"norm": {"kind": "peri", "power": 3}})
+    assert not schema.is_valid({"norm": {"kind": "peri", "power": "3"}})
