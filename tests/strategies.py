@@ -19,7 +19,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SMALL: Ranges = {
     "name": TEXT,
     "source": TEXT,
-    "sources": st.dictionaries(st.sampled_from(["dim", "norm", "attention.bias"]), TEXT, max_size=2),
+    "sources": st.dictionaries(
+        st.sampled_from(["dim", "norm", "attention.bias"]), TEXT, max_size=2
+    ),
     "dim": st.sampled_from([8, 16, 16, 24, 32, 32, 48, 64]),
     "num_layers": st.integers(1, 4),
     "vocab_size": st.sampled_from([16, 33, 64]),
@@ -60,12 +62,17 @@ def specs(cls: type[Spec], ranges: Ranges = {}) -> st.SearchStrategy[Any]:  # no
         for name, field in cls.model_fields.items()
         if name not in ("kind", "layer_kinds", "layers", "encoder")
     }
-    drawn = {field.alias or name: ranges.get(name, _field(field, ranges)) for name, field in fields.items()}
+    drawn = {
+        field.alias or name: ranges.get(name, _field(field, ranges))
+        for name, field in fields.items()
+    }
     if issubclass(cls, LayerSpec) and cls is not LayerSpec:
         kinds = st.dictionaries(st.sampled_from(NAMES[1:]), _partial(ranges), max_size=2)
         names = st.sampled_from([*NAMES, "default", "default"])
         few = st.lists(names, max_size=1)
-        layers = st.builds(Arrangement, prefix=few, cycle=st.lists(names, min_size=1, max_size=3), suffix=few)
+        layers = st.builds(
+            Arrangement, prefix=few, cycle=st.lists(names, min_size=1, max_size=3), suffix=few
+        )
         drawn |= {"layer_kinds": kinds, "layers": st.just(Arrangement()) | layers}
     if cls is ModelSpec:
         stack = st.deferred(lambda: specs(EncoderStack, ranges))

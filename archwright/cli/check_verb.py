@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from archwright.cli.words import Parser, add_parts_option, load_parts
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
-from archwright.spec.rules import enforce, suspicions
+from archwright.spec.rules import suspicions
+from archwright.spec.run_rules import enforce_run
 
 ABOUT = (
     "Check TOML files of models or runs: keys, types, limits, rules between axes, doubtful values."
@@ -22,13 +23,13 @@ def run(words: Sequence[str]) -> int:
     lines: list[str] = []
     for file in options.files:
         try:
-            model = load_run(file).model
-            enforce(model)
+            run = load_run(file)
+            enforce_run(run)
         except UserError as error:
-            lines += error.lines
+            lines += [line if file in line else f"{file}: {line}" for line in error.lines]
             continue
         print(f"{file}: good")
-        for line in suspicions(model):
+        for line in suspicions(run.model):
             print(f"{file}: warning: {line}")
     if lines:
         raise UserError(*lines)

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.cli.words import Parser, add_parts_option, check_run_parts, load_parts
+from archwright.spec.errors import UserError
 
 ABOUT = """\
 Measure a trained model on text. Every document starts from the end-of-text token; each token of the text is
@@ -25,11 +26,18 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_parts_option(parser)
     options = parser.parse(words)
-    load_parts(options.parts)
+    parts = load_parts(options.parts)
     from archwright.runs.opened import open_run
     from archwright.training.evaluation import evaluate_text
 
-    result = evaluate_text(open_run(options.run), *options.text, stride=options.stride)
+    check_run_parts(options.run, parts)
+    opened = open_run(options.run)
+    length = opened.spec.model.context_length
+    if options.stride is not None and not 1 <= options.stride <= length:
+        raise UserError(
+            f"--stride: found {options.stride}; expected 1 to {length}, the context of the model"
+        )
+    result = evaluate_text(opened, *options.text, stride=options.stride)
     if options.json:
         print(json.dumps(result.record()))
         return 0

@@ -1,9 +1,8 @@
 """archwright generate"""
 
-import sys
 from collections.abc import Sequence
 
-from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.cli.words import Parser, add_parts_option, check_run_parts, load_parts
 from archwright.spec.errors import UserError
 
 ABOUT = """\
@@ -13,6 +12,9 @@ EXAMPLES = """\
   archwright generate runs/demo --prompt "def "
   archwright generate runs/demo --prompt "import os" --temperature 0.5 --top-k 50 --max-tokens 100
   archwright generate runs/demo --temperature 0                         the likeliest token, always"""
+
+
+SETTINGS = ("max_tokens", "temperature", "top_k", "top_p", "seed")
 
 
 def run(words: Sequence[str]) -> int:
@@ -33,26 +35,25 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     add_parts_option(parser)
     options = parser.parse(words)
-    load_parts(options.parts)
+    parts = load_parts(options.parts)
     from archwright.generation.writing import stream
     from archwright.runs.opened import open_run
 
+    check_run_parts(options.run, parts)
     opened = open_run(options.run)
-    print(options.prompt, end="", flush=True)
+    settings = {name: getattr(options, name) for name in SETTINGS}
     try:
-        for text in stream(
-            opened.model,
-            opened.tokenizer,
-            options.prompt,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            seed=options.seed,
-        ):
-            print(text, end="", flush=True)
-    except ValueError as error:
-        raise UserError(f"--{str(error).replace('_', '-', 1)}") from None
+        texts = stream(opened.model, opened.tokenizer, options.prompt, **settings)
+    except UserError as error:
+        raise UserError(*map(_as_option, error.lines)) from None
+    print(options.prompt, end="", flush=True)
+    for text in texts:
+        print(text, end="", flush=True)
     print()
-    sys.stdout.flush()
     return 0
+
+
+def _as_option(line: str) -> str:
+    """Name a setting as it is written on the command line."""
+    setting, colon, rest = line.partition(":")
+    return f"--{setting.replace('_', '-')}:{rest}" if colon and setting in SETTINGS else line

@@ -1,5 +1,6 @@
 """archwright list"""
 
+import os
 from collections.abc import Sequence
 
 from archwright.cli.words import Parser, add_parts_option, load_parts
@@ -74,14 +75,17 @@ def _choices() -> None:
 
 
 def _runs() -> None:
-    from archwright.runs import find
+    from archwright.runs import RUNS, find
 
     rows = [["run", "state", "bits per byte"]]
     for folder in find():
-        evals = [r for r in folder.metrics() if r["kind"] == "eval"]
-        reached = f"{evals[-1]['bits_per_byte']:.3f}" if evals else "-"
+        evals = [r["bits_per_byte"] for r in folder.metrics() if r["kind"] == "eval"]
+        reached = f"{evals[-1]:.3f}" if evals and evals[-1] is not None else "-"
         rows.append([str(folder.path), "finished" if folder.finished else "open", reached])
-    print_table(rows)
+    if rows[1:]:
+        print_table(rows)
+    else:
+        print(f"no runs in {RUNS}{os.sep} yet; archwright train demo makes one")
 
 
 def _heads(attention: Choice) -> str:

@@ -1,6 +1,8 @@
 """The command `archwright`: finds the verb, runs it, and shows a user's mistakes as lines, not tracebacks."""
 
 import importlib
+import io
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -39,6 +41,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit code: 0, 2 for a user's mistake, 1 for a failed run,
     128 + n for signal n."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = _run(words)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _mistake(*error.lines)
+    except KeyboardInterrupt:
+        print("archwright: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # as in `archwright list | head`; nothing is left to write to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        return _mistake(f"{error.filename or 'the system'}: {error.strerror or error}")
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP.format(verbs=_verb_lines()), end="")
         return 0
@@ -49,21 +70,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     verb, *rest = words
     if verb not in VERBS:
-        return _mistake(
-            f'"{verb}": no such verb; there are {", ".join(VERBS)}.{nearest(verb, VERBS)}'
-        )
-    warnings.showwarning = _show_warning
-    try:
-        module = importlib.import_module(f"archwright.cli.{verb}_verb")
-        code: int = module.run(rest)
-        return code
-    except UserError as error:
-        return _mistake(*error.lines)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 141
+        hint = nearest(verb, VERBS)
+        raise UserError(f'"{verb}": no such verb; there are {", ".join(VERBS)}.{hint}')
+    _prepare_process()
+    module = importlib.import_module(f"archwright.cli.{verb}_verb")
+    code: int = module.run(rest)
+    return code
+
+
+def _prepare_process() -> None:
+    # Its plugins belong to other programs; looking for them takes a tenth of a short command.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a model may write what a console cannot show
 
 
 def _verb_lines() -> str:

@@ -4,20 +4,25 @@ import json
 from collections.abc import Sequence
 
 from archwright.cli.words import Parser, add_parts_option, load_parts
-from archwright.spec.choice import Spec
+from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.schema import file_schema
 
 ABOUT = "Print the JSON schema of model or run files, for editors that complete and check TOML."
+
+FILES: dict[str, type[ModelSpec] | type[RunSpec]] = {"model": ModelSpec, "run": RunSpec}
 
 
 def run(words: Sequence[str]) -> int:
     """Print a schema."""
     parser = Parser("schema", ABOUT, "  archwright schema model > model.schema.json")
-    parser.add_argument("what", nargs="?", default="model", choices=("model", "run"))
+    parser.add_argument("what", nargs="?", default="model", metavar="WHAT", help="model or run")
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
-    files: dict[str, type[Spec]] = {"model": ModelSpec, "run": RunSpec}
-    print(json.dumps(files[options.what].model_json_schema(), indent=2))
+    if options.what not in FILES:
+        hint = nearest(options.what, FILES)
+        raise UserError(f'schema "{options.what}": expected {" or ".join(FILES)}.{hint}')
+    print(json.dumps(file_schema(FILES[options.what]), indent=2))
     return 0

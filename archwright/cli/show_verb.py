@@ -1,9 +1,20 @@
 """archwright show"""
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
 
 from archwright.cli.words import Parser, add_parts_option, load_parts
-from archwright.spec.read import flatten, load_with_blame, override, parameter_counts, toml_value
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import (
+    Origin,
+    flatten,
+    load_with_blame,
+    override,
+    parameter_counts,
+    preset_names,
+    toml_value,
+)
 from archwright.spec.rules import suspicions
 
 ABOUT = "Show what a model chose: every value that is not left at its default, or all of them."
@@ -25,36 +36,53 @@ def run(words: Sequence[str]) -> int:
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
+    if options.model in preset_names("runs"):
+        raise UserError(
+            f'"{options.model}" is a recipe, not a model; see it with: '
+            f"archwright train {options.model} --dry-run"
+        )
     loaded = load_with_blame(options.model)
     spec = override(loaded.spec, options.assignments)
-    given = flatten(spec.model_dump())
-    resolved = flatten(spec.resolved().model_dump())
-    set_here = {assignment.partition("=")[0] for assignment in options.assignments}
     print(_title(spec.name, spec.source, bool(options.assignments)))
-    width = max(map(len, resolved))
-    for path, value in resolved.items():
-        origin = loaded.blame.get(path)
-        is_default = path not in set_here and (origin is None or origin.file == "default")
-        if path.split(".")[0] in ("name", "source", "sources") or (
-            is_default and not options.all and not options.blame
-        ):
-            continue
-        auto = "   (auto)" if given.get(path) == "auto" else ""
-        said = _blame(path, set_here, origin) if options.blame else ""
-        print(f"{path:<{width}}  {toml_value(value)}{auto}{said}")
+    for line in _values(spec, loaded.blame, options):
+        print(line)
     for line in suspicions(spec):
         print(f"\nwarning: {line}")
     return 0
 
 
+def _values(
+    spec: ModelSpec, blame: Mapping[str, Origin], options: argparse.Namespace
+) -> Iterator[str]:
+    """Yield a line for each value that was set, or for all of them."""
+    given = flatten(spec.model_dump())
+    blame = {**blame, **_set_here(options.assignments, given)}
+    rows: list[tuple[str, str, str]] = []
+    for path, value in flatten(spec.resolved().model_dump()).items():
+        origin = blame.get(path, Origin("default"))
+        shown = options.all or options.blame or origin.file != "default"
+        if shown and path.split(".")[0] not in ("name", "source", "sources"):
+            auto = "   (auto)" if given.get(path) == "auto" else ""
+            said = ": ".join(filter(None, (origin.file, origin.source)))
+            rows.append((path, toml_value(value) + auto, f"# {said}" if options.blame else ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(2)] if rows else [0, 0]
+    for path, text, said in rows:
+        yield f"{path:<{widths[0]}}  {text:<{widths[1]}}  {said}".rstrip()
+
+
+def _set_here(assignments: Sequence[str], given: Mapping[str, object]) -> dict[str, Origin]:
+    """Return the origin of what the command line set, and of the options of a kind that it set."""
+    keys = {assignment.partition("=")[0].strip() for assignment in assignments}
+    found = {}
+    for path in given:
+        if any(path == key or path.startswith(f"{key}.") for key in keys):
+            found[path] = Origin("the command line")
+        elif f"{path.rpartition('.')[0]}.kind" in keys:
+            found[path] = Origin("default")
+    return found
+
+
 def _title(name: str, source: str, changed: bool) -> str:
     count = parameter_counts().get(name)
     size = f", {count / 1e6:,.1f}M parameters" if count and not changed else ""
-    return f"{name}{size}\n{source}\n"
-
-
-def _blame(path: str, set_here: set[str], origin: object) -> str:
-    if path in set_here:
-        return "   # the command line"
-    file, source = getattr(origin, "file", "default"), getattr(origin, "source", "")
-    return f"   # {file}{': ' + source if source else ''}"
+    return "\n".join(filter(None, (f"{name}{size}", source))) + "\n"

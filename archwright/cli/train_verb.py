@@ -1,14 +1,19 @@
 """archwright train"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from archwright.cli.words import Parser, add_parts_option, load_parts
 from archwright.spec.errors import UserError
-from archwright.spec.read import diff, load_run
-from archwright.spec.rules import enforce, suspicions
-from archwright.spec.run_spec import PartsFile, RunSpec
+from archwright.spec.read import load_run, toml_value
+from archwright.spec.rules import suspicions
+from archwright.spec.run_rules import enforce_run
+from archwright.spec.run_spec import MachineSpec, PartsFile, RunSpec
+
+if TYPE_CHECKING:
+    from archwright.runs import RunFolder
 
 ABOUT = """\
 Train a model or a recipe, and leave a run folder with weights, curves and a page of results.
@@ -44,11 +49,11 @@ def run(words: Sequence[str]) -> int:
     options = parser.parse(words)
     parts = load_parts(options.parts)
     if options.resume:
-        if options.what or options.out:
+        if options.what or options.out or options.dry_run:
             raise UserError(
-                "--resume takes the run as it was begun: leave out other words, and --out"
+                "--resume takes the run as it was begun: leave out other words, --out and --dry-run"
             )
-        return _resume(Path(options.resume), parts, options.quiet)
+        return _resume(options.resume, parts, options.quiet)
     if not options.what:
         raise UserError(
             "train what? Name a recipe, a model or a TOML file, such as: archwright train demo"
@@ -58,43 +63,65 @@ def run(words: Sequence[str]) -> int:
             f'train what? "{options.what}" sets a value; name a recipe or model before it'
         )
     spec = load_run(options.what).override(*options.assignments)
-    spec = spec.model_copy(update={"parts": tuple(PartsFile(**part) for part in parts)})
-    enforce(spec.model)
-    for line in suspicions(spec.model):
-        print(f"archwright: warning: {line}", file=sys.stderr)
+    files = tuple(PartsFile(name=name, sha256=digest) for name, digest in parts.items())
+    spec = spec.model_copy(update={"parts": files})
+    enforce_run(spec)
+    if not options.quiet:
+        for line in suspicions(spec.model):
+            print(f"archwright: warning: model.{line}", file=sys.stderr)
     if options.dry_run:
-        return _dry_run(spec)
-    return _train(spec, options.out, options.quiet)
+        from archwright.cli.dry_run import dry_run
+
+        dry_run(spec)
+        return 0
+    return _train(spec, options.out, parts, options.quiet)
 
 
-def _train(spec: RunSpec, out: str | None, quiet: bool) -> int:
+def _train(spec: RunSpec, out: str | None, parts: Mapping[str, str], quiet: bool) -> int:
     from archwright.runs import RUNS, RunFolder
 
-    folder = RunFolder.create(out or RUNS / (spec.name or "run"), spec)
+    path = Path(out or RUNS / (spec.name or "run"))
+    if RunFolder(path).begun:
+        _check_parts(RunFolder(path), parts)
+    folder = RunFolder.create(path, spec)
+    if folder.settled and not quiet:
+        for line in _ignored(spec.machine, folder.spec.machine):
+            print(f"archwright: warning: {line}", file=sys.stderr)
     return _run(folder, quiet)
 
 
-def _resume(path: Path, parts: list[dict[str, str]], quiet: bool) -> int:
+def _ignored(asked: MachineSpec, settled: MachineSpec) -> list[str]:
+    """Return what was asked of the machine, but is decided already otherwise."""
+    return [
+        f"machine.{key}: {toml_value(value)} is too late, the run was begun with "
+        f"{toml_value(getattr(settled, key))} and goes on so"
+        for key, value in asked.model_dump().items()
+        if value not in (MachineSpec.model_fields[key].default, getattr(settled, key))
+    ]
+
+
+def _resume(path: str, parts: Mapping[str, str], quiet: bool) -> int:
     from archwright.runs import RunFolder
 
     folder = RunFolder.open(path)
-    given = {part["sha256"] for part in parts}
-    for part in folder.spec.parts:
-        if part.sha256 not in given:
-            raise UserError(
-                f"{path} was begun with {part.name}, sha256 {part.sha256[:12]}; "
-                f"give the same file again with --parts"
-            )
+    _check_parts(folder, parts)
     return _run(folder, quiet)
 
 
-def _run(folder: "RunFolder", quiet: bool) -> int:  # type: ignore[name-defined]
+def _check_parts(folder: "RunFolder", parts: Mapping[str, str]) -> None:
+    if folder.parts:
+        from archwright.cli.parts_files import check_parts
+
+        check_parts(folder, parts, same=True)
+
+
+def _run(folder: "RunFolder", quiet: bool) -> int:
     from archwright.reporting.terminal import print_result
     from archwright.training.allocator import tune_allocator
     from archwright.training.loop import DivergedError
     from archwright.training.train import Stopped, resume
 
-    if folder.finished:
+    if folder.finished and not quiet:
         print(f"{folder.path} is finished already; this is what it reached.", file=sys.stderr)
     tune_allocator()
     try:
@@ -108,23 +135,3 @@ def _run(folder: "RunFolder", quiet: bool) -> int:  # type: ignore[name-defined]
     if not quiet:
         print_result(folder)
     return 0
-
-
-def _dry_run(spec: RunSpec) -> int:
-    """Print the run; what the machine or the text will decide stays "auto"."""
-    from archwright.model.build import build
-    from archwright.planning.cost import flops_per_token
-    from archwright.spec.read import to_toml
-
-    print(to_toml(spec), end="")
-    model = build(spec.model, device="meta", vocab_size=_vocab_size(spec))
-    flops = flops_per_token(model, spec.model.context_length)
-    print(f"# {model}")
-    print(f"# {spec.tokens_per_step:,} tokens a step, {flops:.3g} FLOPs a token")
-    changed = diff(RunSpec(), spec)
-    print(f"# {len(changed)} values differ from the defaults; nothing was trained")
-    return 0
-
-
-def _vocab_size(spec: RunSpec) -> int | None:
-    return None if spec.data.tokenizer.kind == "file" else spec.data.tokenizer.vocab_size

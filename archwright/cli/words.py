@@ -1,7 +1,7 @@
 """How verbs read their words: options anywhere, dotted assignments between them."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,16 +39,38 @@ def add_parts_option(parser: Parser) -> None:
     )
 
 
-def load_parts(files: Sequence[str]) -> list[dict[str, str]]:
-    """Run files of choices; return their names and hashes, which a run records."""
-    import hashlib
-    import runpy
+def load_parts(files: Sequence[str]) -> dict[str, str]:
+    """Run files of choices; return the hash of each by its name, which a run records.
 
-    found = []
+    Raises:
+        UserError: a file that is missing or fails, one line each.
+    """
+    if not files:
+        return {}
+    from archwright.cli.parts_files import load_parts_file
+
+    found: dict[str, str] = {}
+    lines: list[str] = []
     for file in files:
-        path = Path(file)
-        if not path.is_file():
-            raise UserError(f"--parts {file}: no such file")
-        runpy.run_path(str(path))
-        found.append({"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+        try:
+            found[Path(file).name] = load_parts_file(Path(file))
+        except UserError as error:
+            lines += error.lines
+    if lines:
+        raise UserError(*lines)
     return found
+
+
+def check_run_parts(run: str, given: Mapping[str, str]) -> None:
+    """Ask for the files of choices that the run in a folder was made with, if it was.
+
+    Raises:
+        UserError: no run there, or a file that is not given, one line each.
+    """
+    from archwright.runs import RunFolder
+
+    folder = RunFolder.open(run)
+    if folder.parts:
+        from archwright.cli.parts_files import check_parts
+
+        check_parts(folder, given, same=False)

@@ -1,15 +1,16 @@
 """Plain sampling: one token at a time from the model's distribution, made sharper or cut."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from archwright.model.decoder import Decoder
+from archwright.spec.errors import UserError
 
 
-@torch.inference_mode()
 def sample(
     model: Decoder,
     prompt: Int[Tensor, " length"],
@@ -22,7 +23,7 @@ def sample(
     num_tokens: int | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Yield tokens drawn from softmax(logits / temperature), restricted to the top k and the top p.
+    """Return an iterator over tokens drawn from softmax(logits / temperature), restricted to the top k and the top p.
 
     Args:
         prompt: token ids to go on from, at least one.
@@ -33,16 +34,31 @@ def sample(
         num_tokens: tokens that exist; a vocabulary rounded up has rows without a token.
 
     Raises:
-        ValueError: an empty prompt, or a setting out of its limits.
+        UserError: an empty prompt, or settings out of their limits, one line each.
     """
-    _check(prompt, temperature, top_k, top_p)
+    _check(prompt, max_tokens, temperature, top_k, top_p, seed)
     generator = torch.Generator(prompt.device).manual_seed(seed)
-    context = model.spec.context_length
+
+    def choose(logits: Tensor) -> int:
+        return draw(logits[:num_tokens].float(), temperature, top_k, top_p, generator)
+
+    return _drawn(model, prompt, choose, max_tokens, stop)
+
+
+@torch.inference_mode()
+def _drawn(
+    model: Decoder,
+    prompt: Tensor,
+    choose: Callable[[Tensor], int],
+    max_tokens: int,
+    stop: int | None,
+) -> Iterator[int]:
+    """Yield tokens one by one; the model sees as many of the last ones as it was trained on."""
     model.eval()
+    context = model.spec.context_length
     tokens = prompt[None]
     for _ in range(max_tokens):
-        logits = model(tokens[:, -context:]).logits[0, -1, :num_tokens].float()
-        token = draw(logits, temperature, top_k, top_p, generator)
+        token = choose(model(tokens[:, -context:]).logits[0, -1])
         if token == stop:
             return
         yield token
@@ -68,12 +84,21 @@ def draw(
     return int(order[torch.multinomial(weights, 1, generator=generator)])
 
 
-def _check(prompt: Tensor, temperature: float, top_k: int, top_p: float) -> None:
-    if len(prompt) == 0:
-        raise ValueError("prompt: found no token; expected at least one to go on from")
-    if temperature < 0:
-        raise ValueError(f"temperature: found {temperature}; expected 0 or more")
-    if top_k < 0:
-        raise ValueError(f"top_k: found {top_k}; expected 0 (all) or more")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p: found {top_p}; expected more than 0, at most 1")
+def _check(
+    prompt: Tensor, max_tokens: int, temperature: float, top_k: int, top_p: float, seed: int
+) -> None:
+    """Refuse settings out of their limits; comparisons are such that nan is one of them."""
+    allowed = [
+        (len(prompt) > 0, "prompt: found no token; expected one at least to go on from"),
+        (max_tokens >= 0, f"max_tokens: found {max_tokens}; expected 0 or more"),
+        (
+            0 <= temperature < math.inf,
+            f"temperature: found {temperature}; expected 0 (the likeliest token) or more",
+        ),
+        (top_k >= 0, f"top_k: found {top_k}; expected 0 (all) or more"),
+        (0 < top_p <= 1, f"top_p: found {top_p}; expected more than 0, at most 1"),
+        (0 <= seed < 2**63, f"seed: found {seed}; expected 0 to 2^63 - 1"),
+    ]
+    lines = [line for legal, line in allowed if not legal]
+    if lines:
+        raise UserError(*lines)

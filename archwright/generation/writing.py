@@ -23,7 +23,7 @@ def generate(
     """Return a text that begins with `prompt` and goes on as the run's model would; see `sample`.
 
     Raises:
-        ValueError: a setting out of its limits.
+        UserError: settings out of their limits, one line each.
     """
     return prompt + "".join(
         stream(
@@ -50,9 +50,12 @@ def stream(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yield what follows `prompt`, as soon as its characters are whole.
+    """Return an iterator over what follows `prompt`, in parts as soon as their characters are whole.
 
     The model reads the end-of-text token first, as in training, and stops before the next one.
+
+    Raises:
+        UserError: settings out of their limits, one line each.
     """
     device = next(model.parameters()).device
     start = [tokenizer.end_of_text, *tokenizer.encode(prompt).tolist()]
@@ -67,12 +70,16 @@ def stream(
         num_tokens=tokenizer.vocab_size,
         seed=seed,
     )
-    written = start[1:]
+    return _characters(tokenizer, start[1:], tokens)
+
+
+def _characters(tokenizer: Tokenizer, written: list[int], tokens: Iterator[int]) -> Iterator[str]:
+    """Yield the text of tokens that come after `written`; a character may be spread over tokens."""
     shown = len(tokenizer.decode(written))
     for token in tokens:
         written.append(token)
         text = tokenizer.decode(written)
-        if not text.endswith("�"):  # a character may be spread over tokens
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text[shown:]
             shown = len(text)
     yield tokenizer.decode(written)[shown:]

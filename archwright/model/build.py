@@ -18,11 +18,13 @@ from archwright.parts.output import Head
 from archwright.parts.positions import ABSOLUTE_POSITIONS, ROTARY_POSITIONS
 from archwright.parts.residuals import RESIDUALS
 from archwright.spec.attention import NoAttention, SoftmaxAttention
+from archwright.spec.choice import Choice
+from archwright.spec.errors import UserError
 from archwright.spec.feedforward import NoFeedForward
 from archwright.spec.masks import Mask
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import Norm
-from archwright.spec.positions import Position
+from archwright.spec.positions import NoPosition, Position
 
 
 def build(
@@ -39,7 +41,7 @@ def build(
         vocab_size: the tokenizer's, for a spec whose vocab_size is "auto".
 
     Raises:
-        UserError: rules between axes that the spec breaks, one line each.
+        UserError: rules between axes that the spec breaks, one line each; a choice without a part.
     """
     spec = spec.resolved(vocab_size)
     with torch.device("meta"):
@@ -48,7 +50,7 @@ def build(
         model.to_empty(device=device)
         if spec.head.tied:  # to_empty gives each module a table of its own
             model.head.weight = model.embedding.weight
-        initialise(model, INITS[type(spec.init)](spec.init, spec.num_layers), seed)
+        initialise(model, _part(INITS, spec.init)(spec.init, spec.num_layers), seed)
     return model.use_kernel("blockwise" if torch.device(device).type == "cpu" else "sdpa")
 
 
@@ -65,17 +67,16 @@ class _Shared:
         """Return the name of a mask, made if it is new."""
         name = self._name("mask", choice)
         if name not in self.masks:
-            self.masks[name] = MASKS[type(choice)](choice)
+            self.masks[name] = _part(MASKS, choice)(choice)
         return name
 
     def rotary(self, choice: Position, head_dim: int) -> str:
         """Return the name of a rotary encoding, made if it is new; nothing for other positions."""
-        make = ROTARY_POSITIONS.get(type(choice))
-        if make is None:
+        if choice.absolute or isinstance(choice, NoPosition):
             return ""
         name = self._name("rotary", (choice, head_dim))
         if name not in self.rotaries:
-            self.rotaries[name] = make(choice, head_dim)
+            self.rotaries[name] = _part(ROTARY_POSITIONS, choice)(choice, head_dim)
         return name
 
     def _name(self, axis: str, choice: Any) -> str:
@@ -92,7 +93,7 @@ def _assemble(spec: ModelSpec) -> Decoder:
     shared = _Shared()
     assert spec.vocab_size != "auto"
     layers = [_layer(spec.layer(i), spec, shared) for i in range(spec.num_layers)]
-    absolute = ABSOLUTE_POSITIONS.get(type(spec.position))
+    absolute = _part(ABSOLUTE_POSITIONS, spec.position) if spec.position.absolute else None
     embedding = Embedding(spec.vocab_size, spec.dim)
     ends_normed = not spec.layer(spec.num_layers - 1).residual.final_norm
     return Decoder(
@@ -117,7 +118,7 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
         assert head_dim != "auto"
         mask = shared.mask(layer.attention.mask)
         rotary = shared.rotary(layer.position, head_dim)
-        attention = ATTENTIONS[type(layer.attention)](
+        attention = _part(ATTENTIONS, layer.attention)(
             layer.attention,
             spec.dim,
             query_norm=_norm(layer.attention.qk_norm, head_dim),
@@ -125,11 +126,11 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
             rotary=shared.rotaries.get(rotary),
         )
     elif not isinstance(layer.attention, NoAttention):
-        attention = ATTENTIONS[type(layer.attention)](layer.attention, spec.dim)
+        attention = _part(ATTENTIONS, layer.attention)(layer.attention, spec.dim)
     if not isinstance(layer.feedforward, NoFeedForward):
-        feedforward = FEEDFORWARDS[type(layer.feedforward)](layer.feedforward, spec.dim)
+        feedforward = _part(FEEDFORWARDS, layer.feedforward)(layer.feedforward, spec.dim)
     branches = {"attention": attention, "feedforward": feedforward}
-    residual = RESIDUALS[type(layer.residual)](
+    residual = _part(RESIDUALS, layer.residual)(
         layer.residual,
         [name for name, branch in branches.items() if branch is not None],
         lambda: _norm(layer.norm, spec.dim),
@@ -138,5 +139,16 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:
-    module: nn.Module = NORMS[type(norm)](norm, dim)
+    module: nn.Module = _part(NORMS, norm)(norm, dim)
     return module
+
+
+def _part(table: dict[Any, Any], choice: Choice) -> Any:
+    """Return the part of a choice, which one from outside may lack."""
+    name = type(choice).__name__
+    if type(choice) not in table:
+        raise UserError(
+            f'{choice.axis}.kind = "{choice.kind}": {name} has no part; '
+            f"give it one with archwright.register({name}, ...)"
+        )
+    return table[type(choice)]

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.kernels import KERNELS
-from archwright.parts.linear import Linear
+from archwright.parts.linear import Linear, narrow
 from archwright.parts.masks import View
 from archwright.parts.positions import Rotary, Rotation
 from archwright.spec import attention as spec
@@ -48,7 +48,7 @@ class SoftmaxAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch length dim"], view: View, rotation: Rotation | None
     ) -> Float[Tensor, "batch length dim"]:
-        heads = (*x.shape[:-1], -1, self.head_dim)
+        x, heads = narrow(x), (*x.shape[:-1], -1, self.head_dim)
         q = self.query_norm(self.query(x).view(heads))
         k = self.key_norm(self.key(x).view(heads))
         v = self.value(x).view(heads)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from archwright.parts.linear import Linear
+from archwright.parts.linear import Linear, narrow
 from archwright.spec import feedforward as spec
 
 
@@ -48,6 +48,7 @@ class Gated(nn.Module):
         self.down = Linear(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        x = narrow(x)
         hidden = self.activation(self.gate(x)) * self.up(x)
         down: Tensor = self.down(F.dropout(hidden, self.spec.dropout, self.training))
         return down

@@ -40,3 +40,11 @@ class Embedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]} x {self.weight.shape[1]}"
+
+
+def narrow(x: Tensor) -> Tensor:
+    """Cast to the dtype that autocast gives matrix products; maps that share x would each cast it again."""
+    kind = x.device.type
+    if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from archwright.spec import norms as spec
 
@@ -31,12 +32,10 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim)) if spec.bias else None
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        with torch.autocast(x.device.type, enabled=False):
-            wide = x if x.dtype == torch.float64 else x.float()
-            weight = self.weight.to(wide.dtype)
-            bias = None if self.bias is None else self.bias.to(wide.dtype)
-            y = F.layer_norm(wide, weight.shape, weight, bias, self.eps)
-        return y.to(x.dtype)
+        wide = x if x.dtype == torch.float64 else x.float()
+        weight = self.weight.to(wide.dtype)
+        bias = None if self.bias is None else self.bias.to(wide.dtype)
+        return F.layer_norm(wide, weight.shape, weight, bias, self.eps).to(x.dtype)
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
@@ -58,11 +57,38 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         wide = x if x.dtype == torch.float64 else x.float()
-        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return y.to(x.dtype) * self.weight.to(x.dtype)
+        y: Tensor = _RMSNorm.apply(wide, self.weight.to(wide.dtype), self.eps)
+        return y.to(x.dtype)
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """y = x s w with s = 1 / sqrt(mean(x^2) + eps), in as few passes over memory as torch allows.
+
+    With g the gradient of y: that of w is the sum over rows of g x s, and that of x is
+    s (g w - x s^2 mean(g w x)).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        grad = grads[0]
+        with torch.autocast(x.device.type, enabled=False):
+            by_row = (grad * x).reshape(-1, x.shape[-1])
+            grad_weight = by_row.t().mv(scale.flatten())
+            along = by_row.mv(weight).view_as(scale)
+        pull = along.mul_(scale.pow(3)).div_(-x.shape[-1])
+        return (grad * weight).mul_(scale).addcmul_(x, pull), grad_weight, None
 
 
 NORMS: dict[type[spec.Norm], Any] = {

@@ -19,7 +19,7 @@ class Places:
     length: int
     device: torch.device
     positions: Int[Tensor, "rows length"] | None = None
-    index: Int[Tensor, "rows length"] | None = None
+    index: Int[Tensor, "batch length"] | None = None
     documents: Int[Tensor, "batch length"] | None = None
     valid: Bool[Tensor, "batch length"] | None = None
 

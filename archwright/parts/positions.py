@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -54,7 +55,11 @@ class Learned(nn.Module):
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the angles, each of shape [rows, length, 1, pairs]."""
+    """What turns a head at each position, in float32: cosines of the angles, and sines with the sign they
+    take, each of shape [rows, length, 1, head_dim].
+
+    Coordinates that do not turn have cosine 1 and sine 0.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -80,16 +85,21 @@ class Rotary(nn.Module):
     def forward(self, positions: Int[Tensor, "rows length"]) -> Rotation:
         """Return the rotation at given positions."""
         angles = positions[..., None, None].to(self.frequencies.dtype) * self.frequencies
-        return Rotation(angles.cos(), angles.sin())
+        cos, sin = angles.cos(), angles.sin()
+        if self.spec.pairing == "half":
+            cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        else:
+            cos = torch.stack((cos, cos), -1).flatten(-2)
+            sin = torch.stack((-sin, sin), -1).flatten(-2)
+        still = self.head_dim - self.num_rotary
+        return Rotation(F.pad(cos, (0, still), value=1.0), F.pad(sin, (0, still)))
 
     def rotate(
         self, x: Float[Tensor, "batch length heads head_dim"], rotation: Rotation
     ) -> Float[Tensor, "batch length heads head_dim"]:
         """Turn queries or keys."""
-        cos, sin = rotation.cos.to(x.dtype), rotation.sin.to(x.dtype)
-        turned: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
-            x, cos, sin, self.num_rotary, self.spec.pairing == "half"
-        )
+        halves = self.spec.pairing == "half"
+        turned: Tensor = _Rotate.apply(x, *rotation, self.num_rotary, halves)
         return turned
 
     def reset_parameters(self) -> None:
@@ -112,35 +122,36 @@ class Rotary(nn.Module):
 
 
 class _Rotate(torch.autograd.Function):
-    """A rotation's gradient is the rotation back, so nothing but the angles is kept for it."""
+    """x cos + partner(x) sin. The gradient is the rotation back, so nothing but the angles is kept for it."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, num_rotary: int, half: bool
+        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, num_rotary: int, halves: bool
     ) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        ctx.layout = (num_rotary, half)
-        turned = torch.empty_like(x)
-        a, b = _pairs(x, num_rotary, half)
-        out_a, out_b = _pairs(turned, num_rotary, half)
-        torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-1)
-        torch.mul(b, cos, out=out_b).addcmul_(a, sin)
-        turned[..., num_rotary:] = x[..., num_rotary:]
-        return turned
+        ctx.layout = (num_rotary, halves)
+        cos, sin = (_for_all_heads(table.to(x.dtype), x.shape[2]) for table in (cos, sin))
+        return _partner(x, num_rotary, halves).mul_(sin).addcmul_(x, cos)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
-        turned = _Rotate.apply(grads[0], cos, -sin, *ctx.layout)  # type: ignore[no-untyped-call]
-        return turned, None, None, None, None
+        return _Rotate.apply(grads[0], cos, -sin, *ctx.layout), None, None, None, None
 
 
-def _pairs(x: Tensor, num_rotary: int, half: bool) -> tuple[Tensor, Tensor]:
-    """Return views of the first and second members of all pairs."""
-    if half:
-        middle = num_rotary // 2
-        return x[..., :middle], x[..., middle:num_rotary]
-    return x[..., 0:num_rotary:2], x[..., 1:num_rotary:2]
+def _partner(x: Tensor, num_rotary: int, halves: bool) -> Tensor:
+    """Return a new tensor with the two members of each pair swapped."""
+    turning, still = x[..., :num_rotary], x[..., num_rotary:]
+    if halves:
+        first, second = turning.chunk(2, -1)
+        return torch.cat((second, first, still), -1)
+    swapped = turning.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return torch.cat((swapped, still), -1) if still.shape[-1] else swapped
+
+
+def _for_all_heads(table: Tensor, heads: int) -> Tensor:
+    """Repeat a table that all rows share for every head: long rows of one layout multiply much faster."""
+    return table.expand(-1, -1, heads, -1).contiguous() if table.shape[0] == 1 else table
 
 
 ABSOLUTE_POSITIONS: dict[type[spec.Position], Any] = {

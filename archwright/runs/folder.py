@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class RunFolder:
         self.report_file = self.path / "report.html"
         self.lock_file = self.path / "lock"
         self.holder_file = self.path / "lock.json"
+        self._made: list[Path] | None = None
+        """The folders that `create` made, the run's first; None where it began nothing."""
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
@@ -53,14 +56,17 @@ class RunFolder:
     def create(cls, path: str | Path, spec: RunSpec) -> "RunFolder":
         """Begin a run of `spec` at `path`, or return the run of an equal spec that is there.
 
+        A run that was asked for but never begun, as its process was killed, makes place.
+
         Raises:
             UserError: the folder holds a run of another spec (the differences are named) or
                 anything else, or may not be written to; it is then left as it was.
         """
         run = cls(path)
-        if not run.exists:
+        if run.exists:
+            run._check_format()
+        if not run.begun and not run._asks_for(spec):
             run._begin(spec)
-        run._check_format()
         run._check_asked(spec)
         return run
 
@@ -82,6 +88,28 @@ class RunFolder:
     def exists(self) -> bool:
         """Whether there is a run at this path."""
         return self.spec_file.is_file()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything here beside what was asked for."""
+        kept = (self.environment_file, self.metrics_file, self.checkpoints_folder)
+        return self.exists and any(path.exists() for path in kept)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the machine's decisions are recorded, so that nothing may be decided again.
+
+        The environment is written after the spec that it belongs to.
+        """
+        return self.exists and self.environment_file.is_file()
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The files of choices from outside the package, and their SHA-256.
+
+        Known also where those choices are not, without which the spec cannot be read.
+        """
+        return _parts(self.spec_file)
 
     @property
     def spec(self) -> RunSpec:
@@ -125,6 +153,19 @@ class RunFolder:
         """
         return locked(self.lock_file, self.holder_file)
 
+    @contextlib.contextmanager
+    def nothing_or_begun(self) -> Iterator[None]:
+        """Remove what `create` made if the block fails before the run has begun.
+
+        So a mistake in the text, say, leaves no folder behind that is in the way of the next try.
+        """
+        try:
+            yield
+        except BaseException:
+            if self._made is not None and not self.begun:
+                self._discard(self._made)
+            raise
+
     def write_spec(self, spec: RunSpec) -> None:
         """Record the run with what the machine decided, never to be decided again."""
         atomic_write(self.spec_file, _spec_text(spec))
@@ -155,19 +196,41 @@ class RunFolder:
 
     def _begin(self, spec: RunSpec) -> None:
         self._check_empty()
-        with clear_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        with self.lock():
-            if not self.exists:
-                atomic_write(self.asked_file, _spec_text(spec))
-                atomic_write(self.spec_file, _spec_text(spec))  # last: it makes the folder a run
+        self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        with self.nothing_or_begun():
+            with clear_errors(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+            with self.lock():
+                if not self.begun:
+                    self._remove(self.asked_file, self.tokenizer_folder)
+                    atomic_write(self.asked_file, _spec_text(spec))
+                    # Last: it makes the folder a run.
+                    atomic_write(self.spec_file, _spec_text(spec))
+
+    def _discard(self, folders: list[Path]) -> None:
+        """Remove a run that was not begun, and the `folders` as far as nothing else is in them."""
+        self._remove(*(self.path / name for name in self._first_names))
+        self._remove(*self.path.glob(".*.tmp"))
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def _remove(self, *paths: Path) -> None:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    @property
+    def _first_names(self) -> list[str]:
+        """What a run holds before it is begun."""
+        files = (self.spec_file, self.asked_file, self.lock_file, self.holder_file)
+        return [path.name for path in (*files, self.tokenizer_folder)]
 
     def _check_empty(self) -> None:
-        """Refuse a folder with anything in it but what a killed `_begin` left."""
+        """Refuse a folder with anything in it but a run that was not begun."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; --out must name a folder.")
-        ours = {self.lock_file.name, self.holder_file.name, self.asked_file.name}
-        names = sorted(p.name for p in self.path.glob("*") if p.name not in ours)
+        names = sorted(p.name for p in self.path.glob("*") if p.name not in self._first_names)
         others = [name for name in names if not (name.startswith(".") and name.endswith(".tmp"))]
         if others:
             raise UserError(
@@ -190,9 +253,18 @@ class RunFolder:
                 f"up to {FORMAT}. Install a later archwright."
             )
 
+    @property
+    def _asked(self) -> RunSpec:
+        return _read_spec(self.asked_file if self.asked_file.exists() else self.spec_file)
+
+    def _asks_for(self, spec: RunSpec) -> bool:
+        with contextlib.suppress(UserError):
+            return self.exists and self._asked == spec
+        return False
+
     def _check_asked(self, spec: RunSpec) -> None:
         """Refuse `spec` where another one was asked for; what the machine then decided is aside."""
-        asked = _read_spec(self.asked_file if self.asked_file.exists() else self.spec_file)
+        asked = self._asked
         if asked.hash() == spec.hash():
             return
         lines = diff(asked, spec)
@@ -220,7 +292,26 @@ def _read_spec(path: Path) -> RunSpec:
     try:
         return read_run(path)
     except UserError as error:
+        if parts := _parts(path):
+            raise UserError(_needs(path, parts, error.lines[0])) from error
         raise UserError(*(_located(path, line) for line in error.lines)) from error
+
+
+def _parts(path: Path) -> dict[str, str]:
+    try:
+        found = tomllib.loads(_read_text(path)).get("parts", [])
+        return {str(part["name"]): str(part["sha256"]) for part in found}
+    except (tomllib.TOMLDecodeError, TypeError, KeyError):
+        return {}
+
+
+def _needs(path: Path, parts: Mapping[str, str], problem: str) -> str:
+    """Say that a run needs files of choices that are not loaded."""
+    given = " ".join(f"--parts {name}" for name in parts)
+    return (
+        f"{path.parent} was made with choices of {', '.join(parts)}, which are not known here "
+        f"({problem}). Give the file again: {given}"
+    )
 
 
 def _located(path: Path, line: str) -> str:

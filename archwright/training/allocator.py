@@ -23,4 +23,5 @@ def tune_allocator() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # names and numbers of malloc.h
     settings = {m_mmap_max: 0, m_trim_threshold: KEPT, m_top_pad: GROWTH}
-    return all([mallopt(name, value) == 1 for name, value in settings.items()])
+    taken = [mallopt(name, value) == 1 for name, value in settings.items()]
+    return all(taken)

@@ -13,7 +13,10 @@ SAMPLE_TOKENS = 256
 
 
 def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
-    """Evaluate on the whole held-out text, write samples and weights, mark the run finished."""
+    """Evaluate on the whole held-out text, write samples and weights, mark the run finished.
+
+    What a process that was killed in here has recorded already is not recorded twice.
+    """
     session, tokenizer = loop.session, material.tokenizer
     run = session.run
     windows = held_out_windows(
@@ -23,9 +26,16 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
         stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
         max_tokens=run.evaluate.final_max_tokens,
     )
-    loop.record("eval", **evaluate(session.model, windows, session.precision).record())
+    known = {
+        (record["kind"], record.get("name"))
+        for record in folder.metrics()
+        if record["step"] == session.num_steps
+    }
+    if ("eval", None) not in known:
+        loop.record("eval", **evaluate(session.model, windows, session.precision).record())
     for baseline in compressors(windows, tokenizer):
-        loop.record("baseline", **baseline._asdict())
+        if ("baseline", baseline.name) not in known:
+            loop.record("baseline", **baseline._asdict())
     written = stream(session.model, tokenizer, max_tokens=SAMPLE_TOKENS, seed=run.seed)
     folder.write_samples("".join(written))
     metadata = {"archwright": "model", "spec": session.model.spec.hash()}

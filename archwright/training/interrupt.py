@@ -13,6 +13,12 @@ class Interrupt:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
 
+    @property
+    def name(self) -> str:
+        """What stopped the run, in a user's words."""
+        assert self.signal is not None
+        return "Ctrl-C" if self.signal == signal.SIGINT else self.signal.name
+
     def __bool__(self) -> bool:
         return self.signal is not None
 

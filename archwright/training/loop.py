@@ -1,10 +1,12 @@
 """The loop: train, measure, evaluate, save, until the run is done or someone asks to stop."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 from archwright.runs import RunFolder
+from archwright.runs.metrics import Record
 from archwright.training.evaluation import Evaluation
 from archwright.training.interrupt import Interrupt
 from archwright.training.machine import peak_memory
@@ -17,7 +19,7 @@ CHECKPOINT_SECONDS = 60.0
 
 
 class DivergedError(RuntimeError):
-    """The loss is no number any more; the last good checkpoint is kept."""
+    """The loss or its gradient is no number any more; the last good checkpoint is kept."""
 
 
 class Loop:
@@ -32,7 +34,7 @@ class Loop:
         flops_per_token: float,
         peak: float,
         progress: Progress,
-        log: Callable[[dict[str, Any]], None] = lambda record: None,
+        log: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self.session, self.folder = session, folder
         self.evaluate, self.progress, self.log = evaluate, progress, log
@@ -70,7 +72,8 @@ class Loop:
 
     def save(self) -> None:
         """Write a checkpoint."""
-        self.session.save(self.folder.checkpoints_folder)
+        with self.progress.doing("saving"):
+            self.session.save(self.folder.checkpoints_folder)
         self._saved_at = time.monotonic()
 
     def _step(self) -> None:
@@ -106,7 +109,8 @@ class Loop:
 
     def _evaluate(self) -> None:
         start = time.perf_counter()
-        evaluation = self.evaluate()
+        with self.progress.doing("evaluating"):
+            evaluation = self.evaluate()
         self.session.standing.seconds += time.perf_counter() - start
         self.record("eval", **evaluation.record())
 
@@ -115,8 +119,10 @@ class Loop:
         where = (
             f"the checkpoint of step {max(kept)} is kept" if kept else "no checkpoint was made yet"
         )
+        finite_loss = math.isfinite(result.loss)
+        what, value = ("gradient", result.grad_norm) if finite_loss else ("loss", result.loss)
         text = (
-            f"the loss became {result.loss} at step {self.session.standing.step + 1}; {where}. "
+            f"the {what} became {value} at step {self.session.standing.step + 1}; {where}. "
             "Lower optimizer.lr, lengthen schedule.warmup, or lower clip"
         )
         self.record("event", name="stopped", text=text)

@@ -1,10 +1,11 @@
 """What the machine decides, once, by measurement; it is printed, recorded, and never decided again."""
 
+import math
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +14,18 @@ import torch
 
 from archwright.model.decoder import Decoder
 from archwright.parts.kernels import KERNELS
-from archwright.parts.masks import Causal, View
+from archwright.parts.masks import View
 from archwright.parts.places import Places
 from archwright.planning.machine import measure_peak
-from archwright.spec.masks import Causal as CausalSpec
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.errors import UserError
+from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.precision import DTYPES
 
 WORTHWHILE = 1.1
 """How much faster bf16 products must be than fp32 ones to be chosen."""
+
+RIVALS = ("sdpa", "blockwise")
+"""Kernels that "auto" chooses from; the eager one is there to be checked against."""
 
 
 @dataclass
@@ -38,6 +42,12 @@ class Decisions:
         """FLOP/s of matrix products in the run's precision."""
         return self.peaks[self.machine.precision]
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run, once they are decided."""
+        assert self.machine.num_steps != "auto"
+        return self.machine.num_steps
+
     def decide(self, key: str, value: Any, reason: str) -> None:
         """Set a value and say why."""
         self.machine = self.machine.model_copy(update={key: value})
@@ -48,7 +58,7 @@ def decide(machine: MachineSpec) -> Decisions:
     """Return device, threads and precision for this machine; given values are kept.
 
     Raises:
-        ValueError: a device that is not here.
+        UserError: a device that is not here, or a precision that it does not have.
     """
     found = Decisions(machine)
     _decide_device(found)
@@ -57,20 +67,26 @@ def decide(machine: MachineSpec) -> Decisions:
     return found
 
 
-def decide_kernel(decisions: Decisions, model: Decoder, batch_size: int) -> None:
-    """Choose the fastest attention kernel for one layer of this model at its own size."""
-    given = decisions.machine.kernel
-    sizes = [layer.attention for layer in model.layers if hasattr(layer.attention, "kernel")]
-    if given != "auto" or not sizes:
-        decisions.decide("kernel", "sdpa" if given == "auto" else given, "given")
-    else:
-        device = torch.device(decisions.machine.device)
-        dtype = DTYPES[decisions.machine.precision]
-        shape = (batch_size, model.spec.context_length)
-        times = {
-            name: _kernel_time(name, sizes[0], shape, device, dtype)
-            for name in ("sdpa", "blockwise")
-        }
+def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
+    """Return what was decided when a run began, and make this process work so; nothing is measured.
+
+    Raises:
+        UserError: a device that is not here.
+    """
+    peaks = {name: float(peak) for name, peak in environment.get("peak_flops", {}).items()}
+    found = Decisions(machine, {machine.precision: math.inf} | peaks)
+    _check_device(machine.device)
+    _use_threads(machine.threads)
+    return found
+
+
+def decide_kernel(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
+    """Choose the fastest attention kernel for one layer of this model on rows of this run."""
+    layers = [layer for layer in model.layers if hasattr(layer.attention, "kernel")]
+    if decisions.machine.kernel == "auto" and not layers:
+        decisions.decide("kernel", "sdpa", "there is no attention to compute")
+    if decisions.machine.kernel == "auto":
+        times = {name: _kernel_time(name, layers[0], model, run, decisions) for name in RIVALS}
         best = min(times, key=lambda name: times[name])
         said = ", ".join(f"{name} {1e3 * t:.1f} ms" for name, t in times.items())
         decisions.decide("kernel", best, f"one layer forward and backward: {said}")
@@ -113,15 +129,18 @@ def peak_memory(device: torch.device) -> int:
 
 
 def _decide_device(found: Decisions) -> None:
-    given = found.machine.device
-    if given == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            'machine.device: found "cuda"; expected "cpu", as no CUDA device is usable here'
-        )
-    if given == "auto":
+    _check_device(found.machine.device)
+    if found.machine.device == "auto":
         here = torch.cuda.is_available()
         found.decide(
             "device", "cuda" if here else "cpu", "a GPU is here" if here else "no GPU is here"
+        )
+
+
+def _check_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            'machine.device: found "cuda"; expected "cpu", as no CUDA device is usable here'
         )
 
 
@@ -130,12 +149,20 @@ def _decide_threads(found: Decisions) -> None:
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         cores = min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1)
         found.decide("threads", cores, "one for each core")
-    assert found.machine.threads != "auto"
-    torch.set_num_threads(found.machine.threads)
+    _use_threads(found.machine.threads)
+
+
+def _use_threads(threads: int | str) -> None:
+    assert isinstance(threads, int)
+    torch.set_num_threads(threads)
 
 
 def _decide_precision(found: Decisions) -> None:
     device = torch.device(found.machine.device)
+    if found.machine.precision == "fp16" and device.type == "cpu":
+        raise UserError(
+            'machine.precision: found "fp16", which needs a GPU; expected "bf16" or "fp32"'
+        )
     names = ("fp32", "bf16") if found.machine.precision == "auto" else (found.machine.precision,)
     found.peaks = {name: measure_peak(device, DTYPES[name]) for name in names}
     if found.machine.precision == "auto":
@@ -147,20 +174,26 @@ def _decide_precision(found: Decisions) -> None:
 
 
 def _kernel_time(
-    name: str, attention: Any, shape: tuple[int, int], device: torch.device, dtype: torch.dtype
+    name: str, layer: Any, model: Decoder, run: RunSpec, decisions: Decisions
 ) -> float:
-    """Return the seconds of one layer's attention, forward and backward."""
-    heads, kv = attention.spec.num_heads, attention.spec.num_kv_heads
+    """Return the seconds of one layer's attention, forward and backward, on a part of a batch."""
+    attention, device = layer.attention, torch.device(decisions.machine.device)
+    length = model.spec.context_length
+    rows = -(-run.batch_size // run.accumulate)
     generator = torch.Generator(device).manual_seed(0)
     q, k, v = (
-        torch.randn(*shape, h, attention.head_dim, generator=generator, device=device)
-        .to(dtype)
+        torch.randn(rows, length, heads, attention.head_dim, generator=generator, device=device)
+        .to(DTYPES[decisions.machine.precision])
         .requires_grad_()
-        for h in (heads, kv, kv)
+        for heads in (attention.spec.num_heads, *[attention.spec.num_kv_heads] * 2)
     )
-    view = View(Causal(CausalSpec()), Places(shape[1], device))
+    documents = None
+    if run.data.documents == "mask":  # where the borders are matters little: let there be two
+        documents = (torch.arange(length, device=device) >= length // 2).long().expand(rows, -1)
+    where = Places(length, device, documents=documents)
 
     def once() -> None:
+        view = View(model.masks[layer.mask], where)
         KERNELS[name](q, k, v, view, attention.scale, 0.0).sum().backward()
         if device.type == "cuda":
             torch.cuda.synchronize()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from archwright.checkpoint.disk import clear_errors
 from archwright.data.prepare import Prepared, prepare
 from archwright.data.store import TokenStore
 from archwright.runs import RunFolder
@@ -43,7 +44,8 @@ def gather(run: RunSpec, folder: RunFolder) -> Material:
     corpus = open_corpus(run.data)
     tokenizer = _inherited(run) or open_tokenizer(run.data.tokenizer, corpus.train)
     stores = prepare(corpus, tokenizer)
-    tokenizer.save(folder.tokenizer_folder)
+    with clear_errors(folder.tokenizer_folder):
+        tokenizer.save(folder.tokenizer_folder)
     return Material(tokenizer, stores.train, stores.held_out, len(corpus.skipped))
 
 
@@ -69,14 +71,22 @@ def regain(run: RunSpec, folder: RunFolder) -> Material:
 
 
 def _inherited(run: RunSpec) -> Tokenizer | None:
-    """Return the tokenizer that belongs to the weights a run starts from."""
-    folder = Path(run.init.from_) / "tokenizer"
-    if not run.init.from_ or not folder.is_dir():
+    """Return the tokenizer that belongs to the weights a run starts from, unless it asks for a file's.
+
+    Raises:
+        UserError: it asks for another one to be made.
+    """
+    source = Path(run.init.from_)
+    folder = source / "tokenizer"
+    if not run.init.from_ or not folder.is_dir() or run.data.tokenizer.kind == "file":
         return None
-    if run.data.tokenizer != TokenizerSpec():
+    usual = [TokenizerSpec()]
+    if RunFolder(source).exists:
+        usual.append(RunFolder(source).spec.data.tokenizer)
+    if run.data.tokenizer not in usual:
         raise UserError(
-            f"data.tokenizer: found one of its own beside init.from; weights go with their tokenizer, "
-            f"so leave it out to take the one in {folder}"
+            f"data.tokenizer: found another one than that of init.from; weights go with their "
+            f"tokenizer: leave it out, or set data.tokenizer.kind=file data.tokenizer.path={folder}"
         )
     return Tokenizer.load(folder)
 

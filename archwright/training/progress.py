@@ -2,8 +2,12 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Protocol, Self
+
+from archwright.reporting.words import duration
 
 LINE_EVERY = 15.0
 """Seconds between lines where there is no terminal."""
@@ -22,6 +26,9 @@ class Progress(Protocol):
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show a step that was done."""
 
+    def doing(self, what: str) -> AbstractContextManager[None]:
+        """Show, while the block lasts, what is done between two steps."""
+
     def say(self, text: str) -> None:
         """Print a line that stays."""
 
@@ -32,12 +39,12 @@ def progress(num_steps: int, start: int, quiet: bool) -> "Progress":
         return Silent()
     if sys.stderr.isatty():
         return Bar(num_steps, start)
-    return Lines(num_steps)
+    return Lines(num_steps, start)
 
 
 def speaker(quiet: bool) -> "Progress":
     """Return what prints the lines before and after training."""
-    return Silent() if quiet else Lines(0)
+    return Silent() if quiet else Lines()
 
 
 class Silent:
@@ -52,6 +59,10 @@ class Silent:
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         pass
 
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        yield
+
     def say(self, text: str) -> None:
         pass
 
@@ -65,7 +76,7 @@ class Bar(Silent):
         from rich.progress import Progress as RichProgress
 
         self._bar = RichProgress(
-            TextColumn("training"),
+            TextColumn("{task.description:<10}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("loss {task.fields[loss]:.3f}"),
@@ -90,6 +101,12 @@ class Bar(Silent):
         speed = f"{tokens_per_second:,.0f}"
         self._bar.update(self._task, completed=step, loss=loss, speed=speed)
 
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        self._bar.update(self._task, description=what, refresh=True)
+        yield
+        self._bar.update(self._task, description="training")
+
     def say(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)
 
@@ -97,15 +114,21 @@ class Bar(Silent):
 class Lines(Silent):
     """A line every quarter of a minute, for logs."""
 
-    def __init__(self, num_steps: int) -> None:
-        self.num_steps, self._last = num_steps, 0.0
+    def __init__(self, num_steps: int = 0, start: int = 0) -> None:
+        self.num_steps, self._first = num_steps, start
+        self._begun = time.monotonic()
+        self._shown = -LINE_EVERY
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        if time.monotonic() - self._last >= LINE_EVERY or step == self.num_steps:
-            self._last = time.monotonic()
-            self.say(
-                f"step {step}/{self.num_steps}  loss {loss:.3f}  {tokens_per_second:,.0f} tokens/s"
-            )
+        passed = time.monotonic() - self._begun
+        if passed - self._shown < LINE_EVERY and step < self.num_steps:
+            return
+        self._shown = passed
+        left = passed * (self.num_steps - step) / max(1, step - self._first)
+        self.say(
+            f"step {step:,} of {self.num_steps:,}  loss {loss:.3f}  "
+            f"{tokens_per_second:,.0f} tokens/s" + (f"  {duration(left)} left" if left else "")
+        )
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

@@ -36,12 +36,12 @@ class Session:
     def __init__(self, run: RunSpec, model: Decoder, batches: Batches) -> None:
         self.run, self.model, self.batches = run, model, batches
         self.device = torch.device(run.machine.device)
-        self.precision = Precision(run.machine.precision, self.device)
         self.standing = Standing()
-        self.begin()
+        self._begin()
 
-    def begin(self) -> None:
-        """Start the optimizers and the random numbers of dropout anew."""
+    def _begin(self) -> None:
+        """Start the optimizers, the loss scale and the random numbers of dropout anew."""
+        self.precision = Precision(self.run.machine.precision, self.device)
         self.optimizers: Optimizers = build_optimizers(
             self.model, self.run.optimizer, precision=self.precision.dtype
         )
@@ -76,19 +76,21 @@ class Session:
         return result
 
     def time_step(self, seconds: float) -> float:
-        """Return the median seconds of a step, and leave everything as it was before.
+        """Return the median seconds of a step, and leave a session that has not trained as it was.
 
-        Takes about `seconds`, and at least five steps, of which the first two do not count.
+        Takes about `seconds` and at least five steps, of which the first two do not count; of slow
+        steps fewer, but two.
         """
+        assert self.standing.step == 0
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         times: list[float] = []
-        while len(times) < 5 or sum(times) < seconds:
+        while len(times) < 2 or sum(times) < seconds * (1 if len(times) >= 5 else 3):
             start = time.perf_counter()
             self._train(len(times), 1e-3)
             times.append(time.perf_counter() - start)
         self.model.load_state_dict(weights)
-        self.begin()
-        return statistics.median(times[2:])
+        self._begin()
+        return statistics.median(times[min(2, len(times) - 1) :])
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint of this step."""

@@ -9,11 +9,12 @@ from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.optim import warmup_steps
 from archwright.planning.cost import flops_per_token
+from archwright.planning.memory import gigabytes, least_memory, total_memory
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import Muon, RunSpec, parse_budget
+from archwright.spec.run_spec import MachineSpec, Muon, RunSpec, parse_budget
 from archwright.training.compiling import compile_layers
-from archwright.training.machine import Decisions, decide, decide_kernel
+from archwright.training.machine import Decisions, decide, decide_kernel, decided
 from archwright.training.material import Material
 from archwright.training.progress import Progress
 from archwright.training.session import Session, steps_for_budget
@@ -22,48 +23,73 @@ WARM_SECONDS = 3.0
 """Time for which steps are timed, at most a twentieth of the budget."""
 
 
-def is_settled(folder: RunFolder) -> bool:
-    """Tell whether the folder's spec has only values, so that nothing may be decided again."""
-    return bool(folder.environment()) and "auto" not in folder.spec.machine.model_dump().values()
-
-
 def settle(run: RunSpec, material: Material, progress: Progress) -> tuple[Session, Decisions]:
     """Return a session whose run has only values, and the machine's decisions with their reasons.
 
     Raises:
-        UserError: the text is too short, or weights to start from do not fit.
+        UserError: the text is too short, weights to start from do not fit, or the run does not fit
+            into memory.
     """
+    batches = make_batches(run, material)
     decisions = decide(run.machine)
-    model = make_model(run, material, decisions)
+    model = make_model(run, material, decisions.machine)
     if run.init.from_:
         _take_weights(model, Path(run.init.from_), progress)
-    decide_kernel(decisions, model, run.batch_size)
+    decide_kernel(decisions, model, run)
     decisions.decide("compile", *compile_layers(model, run.machine.compile))
-    run = _resolved(run, model, decisions)
-    session = Session(run, model, make_batches(run, material))
+    run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
+    session = Session(run, model, batches)
     if run.machine.num_steps == "auto":
         decisions.decide("num_steps", *_num_steps(session))
-    session.run = _with_steps(run, decisions)
+    session.run = with_steps(run, decisions.num_steps)
     return session, decisions
 
 
-def unsettled(run: RunSpec, material: Material) -> tuple[Session, Decisions]:
-    """Return the session of a run that was settled before; nothing is decided."""
-    decisions = decide(run.machine)
-    model = make_model(run, material, decisions)
-    model.use_kernel(run.machine.kernel)
+def settled(folder: RunFolder, material: Material) -> tuple[Session, Decisions]:
+    """Return the session of a run that was settled before; nothing is decided or measured."""
+    run = folder.spec
+    decisions = decided(run.machine, folder.environment())
+    model = make_model(run, material, run.machine).use_kernel(run.machine.kernel)
     compile_layers(model, run.machine.compile)
     return Session(run, model, make_batches(run, material)), decisions
 
 
-def make_model(run: RunSpec, material: Material, decisions: Decisions) -> Decoder:
-    """Return the run's model with its initial weights."""
-    return build(
-        run.model,
-        seed=run.seed,
-        device=decisions.machine.device,
-        vocab_size=material.tokenizer.vocab_size,
-    )
+def make_model(run: RunSpec, material: Material, machine: MachineSpec) -> Decoder:
+    """Return the run's model with its initial weights.
+
+    Raises:
+        UserError: a vocabulary that the tokenizer exceeds, or not enough memory.
+    """
+    num_tokens = material.tokenizer.vocab_size
+    vocab_size = run.model.vocab_size
+    if vocab_size != "auto" and vocab_size < num_tokens:
+        raise UserError(
+            f"model.vocab_size: found {vocab_size}; expected at least {num_tokens}, the size of "
+            'the tokenizer, or "auto"'
+        )
+    check_memory(run, num_tokens, machine)
+    return build(run.model, seed=run.seed, device=machine.device, vocab_size=num_tokens)
+
+
+def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
+    """Raise a UserError where a step cannot fit into the machine's memory, before it is tried."""
+    try:
+        model = build(run.model, device="meta", vocab_size=num_tokens)
+    except RuntimeError as error:
+        raise UserError(f"model: too large to be built: {str(error).splitlines()[0]}") from error
+    needed = least_memory(model, -(-run.batch_size // run.accumulate))
+    total = total_memory(machine.device)
+    if needed.model > total:
+        raise UserError(
+            f"model: {model.num_parameters():,} parameters, their gradients and moments need "
+            f"{gigabytes(needed.model)}, this machine has {gigabytes(total)}; lower model.dim or "
+            "model.num_layers"
+        )
+    if needed.total > total:
+        raise UserError(
+            f"batch_size: a step needs at least {gigabytes(needed.total)}, this machine has "
+            f"{gigabytes(total)}; lower batch_size or model.context_length, or raise accumulate"
+        )
 
 
 def make_batches(run: RunSpec, material: Material) -> Batches:
@@ -72,9 +98,9 @@ def make_batches(run: RunSpec, material: Material) -> Batches:
     return Batches(material.train, length, run.batch_size, run.seed, run.data.documents)
 
 
-def _resolved(run: RunSpec, model: Decoder, decisions: Decisions) -> RunSpec:
+def resolved(run: RunSpec, model: Decoder) -> RunSpec:
     """Replace what follows from other values."""
-    update: dict[str, Any] = {"model": model.spec, "machine": decisions.machine}
+    update: dict[str, Any] = {"model": model.spec}
     if isinstance(run.optimizer, Muon) and run.optimizer.adamw_lr == "auto":
         update["optimizer"] = run.optimizer.model_copy(update={"adamw_lr": run.optimizer.lr})
     if run.evaluate.stride == "auto":
@@ -83,15 +109,13 @@ def _resolved(run: RunSpec, model: Decoder, decisions: Decisions) -> RunSpec:
     return run.model_copy(update=update)
 
 
-def _with_steps(run: RunSpec, decisions: Decisions) -> RunSpec:
+def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
     """Replace what follows from the number of steps."""
-    num_steps = decisions.machine.num_steps
-    assert num_steps != "auto"
     every = run.evaluate.every or max(1, num_steps // 10)
     warmup = warmup_steps(run.schedule, num_steps)
     return run.model_copy(
         update={
-            "machine": decisions.machine,
+            "machine": run.machine.model_copy(update={"num_steps": num_steps}),
             "evaluate": run.evaluate.model_copy(update={"every": every}),
             "schedule": run.schedule.model_copy(update={"warmup": warmup}),
         }

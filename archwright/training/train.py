@@ -1,25 +1,30 @@
 """Training: from a spec to a finished run folder."""
 
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from archwright import checkpoint
 from archwright.planning.cost import flops_per_token
 from archwright.reporting.page import write_report
+from archwright.reporting.tensorboard import TensorBoardLog
 from archwright.runs import RUNS, RunFolder
+from archwright.runs.metrics import Record
 from archwright.runs.opened import OpenRun, open_run
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
-from archwright.spec.rules import enforce
+from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 from archwright.training.evaluation import Evaluation, evaluate, held_out_windows
 from archwright.training.finish import finish
 from archwright.training.interrupt import Interrupt, interruptions
-from archwright.training.loop import Loop
+from archwright.training.loop import DivergedError, Loop
 from archwright.training.machine import Decisions, environment
 from archwright.training.material import Material, gather, regain
 from archwright.training.progress import Progress, progress, speaker
 from archwright.training.session import Session
-from archwright.training.settle import is_settled, settle, unsettled
+from archwright.training.settle import settle, settled
 
 
 class Stopped(Exception):  # noqa: N818
@@ -60,7 +65,7 @@ def train(
     elif isinstance(run, ModelSpec):
         run = RunSpec(name=run.name, model=run)
     run = run.override(*assignments) if assignments else run
-    enforce(run.model)
+    enforce_run(run)
     path = Path(out) if out else RUNS / (run.name or "run")
     return resume(RunFolder.create(path, run), quiet=quiet)
 
@@ -76,32 +81,64 @@ def resume(folder: RunFolder, *, quiet: bool = False) -> OpenRun:
     if not folder.finished:
         with folder.lock():
             _train(folder, quiet)
+    elif not folder.report_file.exists():
+        write_report(folder)
     return open_run(folder.path)
 
 
 def _train(folder: RunFolder, quiet: bool) -> None:
     say = speaker(quiet)
-    if is_settled(folder):
+    material, session, decisions = _begin(folder, say)
+    _announce(session, decisions, material, say)
+    started = _restore(folder, session)
+    shown = progress(session.num_steps, session.standing.step, quiet)
+    with _tensorboard(folder) as log:
+        loop = _loop(folder, session, decisions, material, shown, log)
+        loop.record("event", name=started, text=f"at step {session.standing.step}")
+        _run(loop, folder)
+        say.say("evaluating on the whole held-out text")
+        finish(loop, folder, material)
+
+
+def _begin(folder: RunFolder, say: Progress) -> tuple[Material, Session, Decisions]:
+    """Return what a run is trained with; if that is not settled yet, settle and record it."""
+    if folder.settled:
         material = regain(folder.spec, folder)
-        session, decisions = unsettled(folder.spec, material)
-    else:
+        return material, *settled(folder, material)
+    with folder.nothing_or_begun():
         material = gather(folder.spec, folder)
         session, decisions = settle(folder.spec, material, say)
         _record(folder, session, decisions, material)
-    _announce(session, decisions, material, say)
-    started = _restore(folder, session)
-    with (
-        interruptions() as interrupt,
-        progress(session.num_steps, session.standing.step, quiet) as shown,
-    ):
-        loop = _loop(folder, session, decisions, material, shown)
-        loop.record("event", name=started, text=f"at step {session.standing.step}")
-        if not loop.run(interrupt):
-            loop.record("event", name="stopped", text=f"by {interrupt.signal}")
-            write_report(folder)
-            raise Stopped(folder, session.standing.step, interrupt)
-    say.say("evaluating on the whole held-out text")
-    finish(loop, folder, material)
+    return material, session, decisions
+
+
+def _run(loop: Loop, folder: RunFolder) -> None:
+    """Train to the last step; a run that stops before has a page, too."""
+    try:
+        with interruptions() as interrupt, loop.progress:
+            done = loop.run(interrupt)
+    except DivergedError:
+        write_report(folder)
+        raise
+    if not done:
+        loop.record("event", name="stopped", text=f"by {interrupt.name}")
+        write_report(folder)
+        raise Stopped(folder, loop.session.standing.step, interrupt)
+
+
+@contextmanager
+def _tensorboard(folder: RunFolder) -> Iterator[Callable[[Record], None]]:
+    """Yield what takes records for TensorBoard, if the run wants it; earlier ones are written anew,
+    as the metrics may have been cut back."""
+    if not folder.spec.tensorboard:
+        yield lambda record: None
+        return
+    events = folder.path / "tensorboard"
+    shutil.rmtree(events, ignore_errors=True)
+    with TensorBoardLog(events) as log:
+        for record in folder.metrics():
+            log.write(record)
+        yield log.write
 
 
 def _restore(folder: RunFolder, session: Session) -> str:
@@ -113,12 +150,15 @@ def _restore(folder: RunFolder, session: Session) -> str:
         return "started"
     session.restore(newest)
     folder.cut_back(session.standing.step)
-    return "resumed"
+    return "resumed" if session.standing.step else "started"
 
 
 def _record(folder: RunFolder, session: Session, decisions: Decisions, material: Material) -> None:
-    """Write what was settled; the spec last, as it makes the rest binding."""
+    """Write what was settled; the environment last, as it makes the rest binding."""
     model = session.model
+    folder.write_spec(session.run)
+    if session.run.init.from_:  # where the weights came from may change
+        session.save(folder.checkpoints_folder)
     folder.write_environment(
         environment(decisions)
         | {
@@ -127,7 +167,6 @@ def _record(folder: RunFolder, session: Session, decisions: Decisions, material:
             "data": material.record(),
         }
     )
-    folder.write_spec(session.run)
 
 
 def _announce(session: Session, decisions: Decisions, material: Material, say: Progress) -> None:
@@ -147,6 +186,7 @@ def _loop(
     decisions: Decisions,
     material: Material,
     shown: Progress,
+    log: Callable[[Record], None],
 ) -> Loop:
     run = session.run
     windows = held_out_windows(
@@ -167,4 +207,5 @@ def _loop(
         flops_per_token=flops_per_token(session.model, run.model.context_length),
         peak=decisions.peak,
         progress=shown,
+        log=log,
     )

@@ -59,6 +59,7 @@ def test_an_equal_spec_comes_back_to_its_run(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
     decided = SPEC.override("machine.threads=2", "machine.num_steps=10", "schedule.warmup=3")
     run.write_spec(decided)
+    run.write_environment({})
     before = contents(tmp_path)
     again = RunFolder.create(tmp_path, SPEC)
     assert again.spec == decided
@@ -70,6 +71,7 @@ def test_an_equal_spec_comes_back_to_its_run(tmp_path: Path) -> None:
 def test_another_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
     run.write_spec(SPEC.override("machine.threads=2", "schedule.warmup=3"))
+    run.write_environment({})
     before = contents(tmp_path)
     with pytest.raises(UserError) as caught:
         RunFolder.create(tmp_path, SPEC.override("seed=1", "model.dim=256"))
@@ -84,7 +86,7 @@ def test_another_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
 
 
 def test_many_differences_are_cut_short(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path, SPEC)
+    RunFolder.create(tmp_path, SPEC).write_environment({})
     other = SPEC.override(
         *("seed=1", "model.dim=256", "batch_size=2", "budget=1m", "clip=2.0", "z_loss=1.0"),
         *("accumulate=2", "data.text=x", "optimizer.lr=0.1", "evaluate.every=3"),

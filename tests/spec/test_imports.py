@@ -19,5 +19,7 @@ print(*sorted({"torch", "numpy", "archwright.parts"} & set(sys.modules)))
 
 
 def test_specs_import_no_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == ""

@@ -74,7 +74,10 @@ def test_the_same_kind_keeps_its_options(lay: Lay) -> None:
 
 
 def test_lists_are_replaced(lay: Lay) -> None:
-    base = {"layer_kinds": {"local": {}}, "layers": {"cycle": ["local", "default"], "prefix": ["local"]}}
+    base = {
+        "layer_kinds": {"local": {}},
+        "layers": {"cycle": ["local", "default"], "prefix": ["local"]},
+    }
     layers = lay(base, {"layers": {"cycle": ["default"]}}).layers
     assert (layers.cycle, layers.prefix) == (("default",), ("local",))
 
@@ -84,7 +87,10 @@ def test_layer_kinds_merge_with_those_of_the_base(lay: Lay) -> None:
     base = {"layer_kinds": {"local": {"attention": window}, "far": {"norm": {"kind": "layer"}}}}
     over = {"layer_kinds": {"local": {"attention": {"mask": {"size": 4}}}}}
     spec = lay(base, over)
-    assert spec.layers_by_kind["local"].attention.model_dump()["mask"] == {"kind": "window", "size": 4}
+    assert spec.layers_by_kind["local"].attention.model_dump()["mask"] == {
+        "kind": "window",
+        "size": 4,
+    }
     assert spec.layers_by_kind["far"].norm == LayerNorm()
 
 

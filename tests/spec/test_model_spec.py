@@ -32,7 +32,9 @@ class TestResolved:
             (["dim=16", "attention.head_dim=64"], 1, 1, 64),
         ],
     )  # fmt: skip
-    def test_heads(self, given_: list[str], num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def test_heads(
+        self, given_: list[str], num_heads: int, num_kv_heads: int, head_dim: int
+    ) -> None:
         attention = ModelSpec(dim=512).override(*given_).resolved().attention.model_dump()
         found = attention["num_heads"], attention["num_kv_heads"], attention["head_dim"]
         assert found == (num_heads, num_kv_heads, head_dim)

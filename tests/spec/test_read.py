@@ -204,9 +204,11 @@ class TestOverride:
 
     @pytest.mark.parametrize("words", [["dim=64", "dim=32"], ["dim=32", "dim=64"]])
     def test_two_values_are_refused_in_any_order(self, words: list[str]) -> None:
-        with pytest.raises(UserError, match="^dim: given twice, as .. and as ..$"):
+        with pytest.raises(UserError, match=r"^dim: given twice, as .. and as ..$"):
             ModelSpec().override(*words)
-        assert ModelSpec().override(words[0], words[0]).hash() == ModelSpec().override(words[0]).hash()
+        assert (
+            ModelSpec().override(words[0], words[0]).hash() == ModelSpec().override(words[0]).hash()
+        )
 
     @pytest.mark.parametrize("turned", [False, True])
     def test_a_whole_and_its_part_are_refused_in_any_order(self, turned: bool) -> None:

@@ -117,7 +117,9 @@ def test_every_rule_has_a_sentence_and_a_name_of_its_own() -> None:
 
 def test_all_broken_rules_are_said_at_once() -> None:
     with pytest.raises(UserError) as caught:
-        enforce(GOOD.override("encoder.kind=stack", "attention.num_kv_heads=3", "layers.cycle=['x']"))
+        enforce(
+            GOOD.override("encoder.kind=stack", "attention.num_kv_heads=3", "layers.cycle=['x']")
+        )
     assert [line.split(":")[0] for line in caught.value.lines] == [
         "attention.num_kv_heads",
         "layers.cycle",

@@ -1,0 +1,100 @@
+"""What `archwright train ... --dry-run` shows: the run as it would be trained, and what it would cost."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from archwright.model.build import build
+from archwright.model.decoder import Decoder
+from archwright.planning.cost import flops_per_token
+from archwright.planning.memory import least_memory
+from archwright.reporting import words
+from archwright.reporting.terminal import print_resolved
+from archwright.spec.read import flatten, toml_value
+from archwright.spec.run_spec import RunSpec, TokenizerSpec, parse_budget
+from archwright.text.bpe import raw_bytes
+from archwright.text.sources import STDIN, find_files
+from archwright.text.tokenizer import Tokenizer, read_json
+from archwright.training.session import steps_for_budget
+from archwright.training.settle import resolved, with_steps
+
+NAMING = ("source", "sources", "name")
+"""Keys that say where a model comes from, not what it is."""
+
+OFTEN = {"evaluate.every": "ten times in the run", "checkpoint.every": "about every minute"}
+"""What 0 means there."""
+
+
+def dry_run(run: RunSpec) -> None:
+    """Print a run, resolved as far as that needs no measurement and no reading of its text.
+
+    Raises:
+        UserError: a text or a tokenizer that is not there.
+    """
+    files = [
+        *find_files([text for text in run.data.text if text != STDIN]),
+        *find_files([text for text in run.data.held_out if text != STDIN], "data.held_out"),
+    ]
+    model = build(run.model, device="meta", vocab_size=_num_tokens(run.data.tokenizer))
+    num_steps = _num_steps(run, model)
+    run = resolved(run, model)
+    if num_steps:
+        run = with_steps(run, num_steps)
+    print(model)
+    print()
+    print_resolved(_pairs(run))
+    size = sum(file.path.stat().st_size for file in files)
+    print_resolved(_cost(run, model, num_steps, f"{len(files):,} files, {words.size(size)}"))
+    print("Nothing was trained.")
+
+
+def _pairs(run: RunSpec) -> Iterator[tuple[str, object]]:
+    values: dict[str, Any] = run.model_dump(by_alias=True)
+    for name in NAMING:
+        values["model"].pop(name)
+    for path, value in flatten(values).items():
+        if value == "auto":
+            yield path, "auto, settled when the run begins"
+        else:
+            yield path, OFTEN[path] if path in OFTEN and not value else toml_value(value)
+
+
+def _cost(
+    run: RunSpec, model: Decoder, num_steps: int | None, text: str
+) -> Iterator[tuple[str, str]]:
+    flops = flops_per_token(model, run.model.context_length)
+    rows = -(-run.batch_size // run.accumulate)
+    yield "text", text
+    yield "parameters", f"{model.num_parameters():,}"
+    yield "memory", f"{words.size(least_memory(model, rows).total)} at least"
+    yield "a token", f"{words.count(flops)} FLOPs"
+    yield "a step", f"{run.tokens_per_step:,} tokens"
+    if num_steps:
+        tokens = num_steps * run.tokens_per_step
+        yield "the run", f"{num_steps:,} steps, {tokens:,} tokens, {tokens * flops:.3g} FLOPs"
+    else:
+        yield "the run", f"the steps that fit into {run.budget}, which are timed when it begins"
+
+
+def _num_steps(run: RunSpec, model: Decoder) -> int | None:
+    """Return the steps of the run, where they do not depend on the machine's speed."""
+    if run.machine.num_steps != "auto":
+        return run.machine.num_steps
+    amount, unit = parse_budget(run.budget)
+    if unit == "seconds":
+        return None
+    flops = flops_per_token(model, run.model.context_length)
+    return steps_for_budget(amount, unit, run, flops, lambda: 1.0)
+
+
+def _num_tokens(spec: TokenizerSpec) -> int:
+    """Return the size of the vocabulary; one trained on little text may come out smaller."""
+    special = list(dict.fromkeys((spec.end_of_text, *spec.special_tokens)))
+    if spec.kind == "bpe":
+        return spec.vocab_size
+    if spec.kind == "bytes":
+        return Tokenizer(raw_bytes(special), spec.end_of_text).vocab_size
+    path = Path(spec.path).expanduser()
+    inner = read_json(path / "tokenizer.json" if path.is_dir() else path)
+    inner.add_special_tokens(special[1:])
+    return Tokenizer(inner, spec.end_of_text).vocab_size

@@ -1,0 +1,49 @@
+"""How much memory a training needs at least, and how much there is."""
+
+from dataclasses import dataclass
+
+import torch
+
+from archwright.model.decoder import Decoder
+
+PER_PARAMETER = 16
+"""Bytes: weight, gradient and AdamW's two moments in float32."""
+PER_LOGIT = 4
+"""Bytes: a logit and its gradient, each in 16 bits."""
+
+
+@dataclass(frozen=True)
+class LeastMemory:
+    """Bytes that a step of training cannot do without; what it does need is several times more."""
+
+    model: int
+    """Of weights, gradients and moments."""
+    logits: int
+    """Of a part of a batch."""
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return self.model + self.logits
+
+
+def least_memory(model: Decoder, rows: int) -> LeastMemory:
+    """Return the bytes that a step on `rows` full rows needs at least; the model may be a meta one."""
+    rows_and_tokens = rows * model.spec.context_length
+    assert model.spec.vocab_size != "auto"
+    logits = rows_and_tokens * model.spec.vocab_size * PER_LOGIT
+    return LeastMemory(model.num_parameters() * PER_PARAMETER, logits)
+
+
+def total_memory(device: str) -> int:
+    """Return the bytes of memory of the machine, or of its GPU."""
+    import psutil
+
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return int(psutil.virtual_memory().total)
+
+
+def gigabytes(num_bytes: int) -> str:
+    """Return bytes as `12.3 GB`."""
+    return f"{num_bytes / 1e9:,.3g} GB" if num_bytes < 1e12 else f"{num_bytes / 1e12:,.0f} TB"

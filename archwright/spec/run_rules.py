@@ -1,0 +1,52 @@
+"""What must hold between the values of a run, beside the rules of its model."""
+
+from collections.abc import Iterator
+
+from archwright.spec.errors import UserError
+from archwright.spec.rules import enforce
+from archwright.spec.run_spec import RunSpec
+
+
+def enforce_run(run: RunSpec) -> None:
+    """Raise a UserError with one line for each broken rule of the run and its model."""
+    lines = [line for rule in (_rows, _stride, _tokenizer) for line in rule(run)]
+    try:
+        enforce(run.model)
+    except UserError as error:
+        lines += [f"model.{line}" for line in error.lines]
+    if lines:
+        raise UserError(*lines)
+
+
+def _rows(run: RunSpec) -> Iterator[str]:
+    """Each part of a batch has a row at least."""
+    if run.accumulate > run.batch_size:
+        yield (
+            f"accumulate: found {run.accumulate}; expected at most batch_size = {run.batch_size}, "
+            "as each part of a batch needs a row"
+        )
+
+
+def _stride(run: RunSpec) -> Iterator[str]:
+    """Windows of an evaluation leave no token out."""
+    stride = run.evaluate.stride
+    if stride != "auto" and stride > run.model.context_length:
+        yield (
+            f"evaluate.stride: found {stride}; expected at most "
+            f"model.context_length = {run.model.context_length}, or tokens are left out"
+        )
+
+
+def _tokenizer(run: RunSpec) -> Iterator[str]:
+    """A tokenizer's file is named where one is read, and only there."""
+    tokenizer = run.data.tokenizer
+    if tokenizer.path and tokenizer.kind != "file":
+        yield (
+            f'data.tokenizer.path: given beside data.tokenizer.kind = "{tokenizer.kind}", '
+            'which reads no file; expected kind = "file"'
+        )
+    if tokenizer.kind == "file" and not tokenizer.path:
+        yield (
+            'data.tokenizer.path: found nothing; data.tokenizer.kind = "file" expects the path '
+            "of a tokenizer.json"
+        )

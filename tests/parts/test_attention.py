@@ -1,0 +1,149 @@
+"""The attention branch beside its formula, written head by head with numpy in float64."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from archwright.parts.attention import SoftmaxAttention
+from archwright.parts.kernels import KERNELS
+from archwright.parts.masks import Causal, View, Window
+from archwright.parts.norms import LayerNorm, NoNorm, RMSNorm
+from archwright.parts.places import places
+from archwright.parts.positions import Rotary
+from archwright.spec import attention as spec
+from archwright.spec import masks, norms, positions
+
+DIM, HEAD_DIM, LENGTH = 10, 6, 7
+
+
+def made(
+    heads: int = 4,
+    kv: int = 2,
+    *,
+    bias: bool = False,
+    norm: norms.Norm = norms.NoNorm(),  # noqa: B008
+    rope: bool = False,
+) -> SoftmaxAttention:
+    choice = spec.SoftmaxAttention.model_validate(
+        {"num_heads": heads, "num_kv_heads": kv, "head_dim": HEAD_DIM, "bias": bias}
+    )
+    make = {norms.RMSNorm: RMSNorm, norms.LayerNorm: LayerNorm, norms.NoNorm: NoNorm}[type(norm)]
+    part = SoftmaxAttention(
+        choice,
+        DIM,
+        query_norm=make(norm, HEAD_DIM),
+        key_norm=make(norm, HEAD_DIM),
+        rotary=Rotary(positions.RoPE(), HEAD_DIM).double() if rope else None,
+    )
+    torch.manual_seed(heads)
+    for parameter in part.parameters():
+        nn.init.normal_(parameter)
+    return part.double()
+
+
+def view(pattern: Causal | Window | None = None) -> View:
+    return View(pattern or Causal(masks.Causal()), places(torch.zeros(2, LENGTH).long()))
+
+
+def run(part: SoftmaxAttention, x: Tensor, seen: View | None = None) -> Tensor:
+    rotary = part._rotary[0]
+    rotation = None if rotary is None else rotary(torch.arange(LENGTH)[None])
+    out: Tensor = part(x, seen or view(), rotation)
+    return out
+
+
+def project(x: np.ndarray, linear: nn.Module) -> np.ndarray:
+    bias = 0.0 if linear.bias is None else linear.bias.detach().numpy()
+    return x @ linear.weight.detach().numpy().T + bias
+
+
+def formula(part: SoftmaxAttention, x: Tensor, window: int = LENGTH) -> np.ndarray:
+    """out(concat_h(softmax(q_h k_g^T / sqrt(d)) v_g)), for each row, head and query."""
+    heads, kv = part.spec.num_heads, part.spec.num_kv_heads
+    result = []
+    for row in x.numpy():
+        q, k, v = (project(row, p) for p in (part.query, part.key, part.value))
+        mixed = np.zeros((LENGTH, heads * HEAD_DIM))
+        for h in range(heads):
+            g = h // (heads // kv)
+            here = slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
+            there = slice(g * HEAD_DIM, (g + 1) * HEAD_DIM)
+            query, key = normed(q[:, here], part.query_norm), normed(k[:, there], part.key_norm)
+            if part._rotary[0] is not None:
+                query, key = turned(query), turned(key)
+            for t in range(LENGTH):
+                first = max(0, t - window + 1)
+                scores = key[first : t + 1] @ query[t] / np.sqrt(HEAD_DIM)
+                weights = np.exp(scores - scores.max())
+                mixed[t, here] = weights / weights.sum() @ v[first : t + 1, there]
+        result.append(project(mixed, part.out))
+    return np.stack(result)
+
+
+def normed(x: np.ndarray, norm: nn.Module) -> np.ndarray:
+    if isinstance(norm, NoNorm):
+        return x
+    weight = norm.weight.detach().numpy()
+    if isinstance(norm, RMSNorm):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.eps) * weight
+    centred = x - x.mean(-1, keepdims=True)
+    scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + norm.eps)
+    return scaled * weight + norm.bias.detach().numpy()
+
+
+def turned(x: np.ndarray) -> np.ndarray:
+    half = HEAD_DIM // 2
+    pairs = x[:, :half] + 1j * x[:, half:]
+    angles = np.arange(LENGTH)[:, None] * 10_000.0 ** (-2 * np.arange(half) / HEAD_DIM)
+    pairs = pairs * np.exp(1j * angles)
+    return np.concatenate((pairs.real, pairs.imag), -1)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("norm", [norms.NoNorm(), norms.RMSNorm(eps=0.1), norms.LayerNorm()], ids=str)
+@pytest.mark.parametrize(("heads", "kv"), [(4, 4), (4, 2), (3, 1)])
+def test_formula(heads: int, kv: int, norm: norms.Norm, kernel: str) -> None:
+    for bias in (False, True):
+        for rope in (False, True):
+            part = made(heads, kv, bias=bias, norm=norm, rope=rope)
+            part.kernel = KERNELS[kernel]
+            x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
+            # frequencies are float32 numbers
+            tight = 1e-6 if rope else 1e-11
+            np.testing.assert_allclose(
+                run(part, x).detach().numpy(), formula(part, x), rtol=tight, atol=tight * 10
+            )
+
+
+def test_a_window() -> None:
+    part = made()
+    x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
+    found = run(part, x, view(Window(masks.Window(size=3)))).detach().numpy()
+    np.testing.assert_allclose(found, formula(part, x, window=3), rtol=1e-11, atol=1e-11)
+    assert not np.allclose(found, formula(part, x))
+
+
+def test_shapes_are_those_of_the_spec() -> None:
+    """Heads need not share out dim: four heads of six on a stream of ten."""
+    shapes = {name: tuple(p.shape) for name, p in made(norm=norms.RMSNorm()).named_parameters()}
+    assert shapes == {
+        "query.weight": (24, 10),
+        "key.weight": (12, 10),
+        "value.weight": (12, 10),
+        "out.weight": (10, 24),
+        "query_norm.weight": (6,),
+        "key_norm.weight": (6,),
+    }
+
+
+def test_dropout_is_in_training_alone() -> None:
+    part = made()
+    part.spec = part.spec.model_copy(update={"dropout": 0.5})
+    x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
+    assert not torch.equal(run(part.train(), x), run(part, x))
+    assert torch.equal(run(part.eval(), x), run(part, x))
+
+
+def test_the_rotary_part_is_not_registered_twice() -> None:
+    assert not list(made(rope=True).buffers())

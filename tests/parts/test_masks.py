@@ -1,0 +1,150 @@
+"""Masks beside their sentences, asked of every pair of tokens."""
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from archwright.parts.masks import Causal, Pattern, View, Window
+from archwright.parts.places import places
+from archwright.spec import masks as spec
+
+
+def sees(mask: spec.Mask, query: int, key: int) -> bool:
+    match mask:
+        case spec.Causal():
+            return key <= query
+        case spec.Window(size=size):
+            return key in range(query - size + 1, query + 1)
+    raise AssertionError(mask)
+
+
+MASKS = [(spec.Causal(), Causal)] + [(spec.Window(size=n), Window) for n in (1, 2, 3, 7, 40)]
+PATTERNS = pytest.mark.parametrize(
+    ("choice", "pattern"), [(choice, part(choice)) for choice, part in MASKS], ids=str
+)
+
+
+@PATTERNS
+def test_the_predicate(choice: spec.Mask, pattern: Pattern) -> None:
+    index = torch.arange(12)
+    seen = pattern.visible(index[:, None], index[None])
+    for q, k in product(range(12), repeat=2):
+        assert seen[q, k].item() == sees(choice, q, k)
+
+
+@PATTERNS
+def test_a_window_counts_the_query_s_own_key(choice: spec.Mask, pattern: Pattern) -> None:
+    seen = int(pattern.visible(torch.tensor(50), torch.arange(100)).sum())
+    assert seen == (choice.size if isinstance(choice, spec.Window) else 51)
+
+
+@PATTERNS
+def test_the_range_of_keys_is_as_small_as_can_be(choice: spec.Mask, pattern: Pattern) -> None:
+    for length in (1, 2, 9):
+        for first, last in product(range(length), repeat=2):
+            if first <= last:
+                queries = range(first, last + 1)
+                keys = [k for k in range(length) if any(sees(choice, q, k) for q in queries)]
+                assert pattern.keys(first, last, length) == (keys[0], keys[-1] + 1)
+
+
+@PATTERNS
+def test_the_number_of_pairs(choice: spec.Mask, pattern: Pattern) -> None:
+    for length in (1, 2, 3, 8, 41):
+        pairs = sum(sees(choice, q, k) for q, k in product(range(length), repeat=2))
+        assert pattern.pairs(length) == pairs
+
+
+@st.composite
+def views(draw: st.DrawFn) -> tuple[spec.Mask, View, list[list[int]], list[list[bool]]]:
+    """Draw a mask over rows with documents and padding, wherever it stands."""
+    length = draw(st.integers(1, 9))
+    rows = draw(st.integers(1, 3))
+    choice, part = draw(st.sampled_from(MASKS))
+    cuts = st.lists(st.integers(0, 1), min_size=length, max_size=length)
+    documents = draw(st.none() | st.lists(cuts, min_size=rows, max_size=rows))
+    if documents is not None:  # each document one stretch
+        documents = [[sum(row[: i + 1]) for i in range(length)] for row in documents]
+    real = st.lists(st.booleans(), min_size=length, max_size=length)
+    valid = draw(st.none() | st.lists(real, min_size=rows, max_size=rows))
+    where = places(
+        torch.zeros(rows, length, dtype=torch.long),
+        document_ids=None if documents is None else torch.tensor(documents),
+        padding_mask=None if valid is None else torch.tensor(valid),
+    )
+    documents = documents or [[0] * length] * rows
+    return choice, View(part(choice), where), documents, valid or [[True] * length] * rows
+
+
+def expected(
+    choice: spec.Mask, documents: list[int], valid: list[bool], query: int, key: int
+) -> bool:
+    """Say whether a query sees a key: as if there were no padding, and within its document."""
+    if not valid[query]:
+        return query == key
+    before = [sum(valid[:i]) for i in (query, key)]  # the places the tokens would have
+    return valid[key] and documents[query] == documents[key] and sees(choice, *before)
+
+
+@given(views())
+def test_documents_and_padding_narrow_a_mask(
+    drawn: tuple[spec.Mask, View, list[list[int]], list[list[bool]]],
+) -> None:
+    choice, view, documents, valid = drawn
+    length = view.places.length
+    dense = view.dense.expand(len(documents), 1, length, length)
+    for row, (of_row, real) in enumerate(zip(documents, valid, strict=True)):
+        for q, k in product(range(length), repeat=2):
+            assert dense[row, 0, q, k].item() == expected(choice, of_row, real, q, k)
+    assert dense.any(-1).all()  # no row of weights is empty
+
+
+@given(views(), st.data())
+def test_blocks_are_pieces_of_the_whole(
+    drawn: tuple[spec.Mask, View, list[list[int]], list[list[bool]]], data: st.DataObject
+) -> None:
+    _, view, _, _ = drawn
+    length = view.places.length
+    first = data.draw(st.integers(0, length - 1))
+    stop = data.draw(st.integers(first + 1, length))
+    start, end = view.keys(first, stop)
+    assert torch.equal(view.block(first, stop, start, end), view.dense[:, :, first:stop, start:end])
+    assert not view.dense[:, :, first:stop, :start].any()
+    assert not view.dense[:, :, first:stop, end:].any()
+
+
+class Everything:
+    """A mask from outside that hides nothing: not even what follows."""
+
+    def visible(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (query == query) & (key == key)
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        return 0, length
+
+    def pairs(self, length: int) -> int:
+        return length * length
+
+
+def test_padding_narrows_no_mask_that_looks_ahead() -> None:
+    real = torch.tensor([[False, True, True, True, True]])
+    view = View(Everything(), places(real.long(), padding_mask=real))
+    assert view.keys(0, 3) == (0, 5)
+    assert view.dense[0, 0].tolist() == [
+        [True, False, False, False, False],
+        *[[False, True, True, True, True]] * 4,
+    ]
+
+
+def test_which_views_are_plain_causal() -> None:
+    tokens = torch.zeros(2, 4, dtype=torch.long)
+    real = torch.ones(2, 4, dtype=torch.bool)
+    causal = Causal(spec.Causal())
+    assert View(causal, places(tokens)).is_plain_causal
+    assert View(causal, places(tokens, positions=torch.arange(4))).is_plain_causal
+    assert not View(causal, places(tokens, padding_mask=real)).is_plain_causal
+    assert not View(causal, places(tokens, document_ids=tokens)).is_plain_causal
+    assert not View(Window(spec.Window()), places(tokens)).is_plain_causal

@@ -1,0 +1,64 @@
+import jaxtyping
+import pytest
+import torch
+
+from archwright.parts.places import places
+
+TOKENS = torch.zeros(2, 5, dtype=torch.long)
+
+
+def test_plain_rows_are_all_alike() -> None:
+    where = places(TOKENS)
+    assert where.plain
+    assert where.positions_or_range().tolist() == [[0, 1, 2, 3, 4]]
+    assert where.index_or_range().tolist() == [[0, 1, 2, 3, 4]]
+
+
+def test_positions_count_real_tokens() -> None:
+    real = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
+    where = places(TOKENS, padding_mask=real)
+    assert where.positions_or_range()[0, 2:].tolist() == [0, 1, 2]
+    assert where.positions_or_range()[1, :3].tolist() == [0, 1, 2]
+    assert int(where.positions_or_range().min()) == 0
+
+
+def test_positions_start_anew_in_each_document() -> None:
+    documents = torch.tensor([[4, 4, 4, 9, 9], [1, 2, 2, 1, 1]])
+    where = places(TOKENS, document_ids=documents)
+    assert where.positions_or_range().tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 0, 1]]
+    assert not where.plain
+
+
+@pytest.mark.parametrize("filler", [0, 5, -1])
+def test_documents_beside_padding(filler: int) -> None:
+    real = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
+    documents = torch.tensor([[filler, 5, 5, 6, 6], [5, 6, 6, 6, filler]])
+    found = places(TOKENS, document_ids=documents, padding_mask=real).positions_or_range()
+    assert found[0, 1:].tolist() == [0, 1, 0, 1]
+    assert found[1, :4].tolist() == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("given", [torch.tensor([5, 4, 3, 2, 1]), torch.tensor([[5, 4, 3, 2, 1]] * 2)])
+def test_given_positions_are_kept(given: torch.Tensor) -> None:
+    where = places(TOKENS, given, TOKENS, TOKENS == 0)
+    assert where.positions_or_range().expand(2, 5).tolist() == [[5, 4, 3, 2, 1]] * 2
+    assert where.index_or_range().tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"tokens": torch.zeros(5).long()}, r"tokens: found shape \[5\]; expected \[batch, length\]"),
+        ({"positions": torch.arange(4)}, r"positions: found shape \[1, 4\]; expected \[2, 5\] or \[5\]"),
+        ({"positions": torch.zeros(3, 5).long()}, r"positions: found shape \[3, 5\]; expected \[2, 5\]"),
+        ({"document_ids": torch.zeros(5).long()}, r"document_ids: found shape \[5\]; expected that of"),
+        ({"padding_mask": torch.ones(2, 4).bool()}, r"padding_mask: found shape \[2, 4\]; expected that"),
+    ],
+)  # fmt: skip
+def test_shapes_that_do_not_fit(
+    arguments: dict[str, torch.Tensor], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user meets them, without the checks that only tests have."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match=said):
+        places(**{"tokens": TOKENS, **arguments})

@@ -1,0 +1,180 @@
+"""What every part that is registered must do, tested because it is in a table."""
+
+from typing import Any, Literal
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor, nn
+
+from archwright.model import build
+from archwright.parts import TABLES, register
+from archwright.parts.norms import NORMS, RMSNorm
+from archwright.spec import init, norms, positions, residuals
+from archwright.spec.choice import Choice
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+
+PATHS = {
+    "norm": "norm",
+    "residual": "residual",
+    "position": "position",
+    "mask": "attention.mask",
+    "attention": "attention",
+    "feedforward": "feedforward",
+    "init": "init",
+}
+"""Where a model names a choice of each axis."""
+
+ENTRIES = [
+    pytest.param(axis, choice, id=f"{axis}-{choice.model_fields['kind'].default}")
+    for axis, tables in TABLES.items()
+    for table in tables
+    for choice in table
+]
+ALL = pytest.mark.parametrize(("axis", "choice"), ENTRIES)
+
+SMALL = ModelSpec(dim=16, num_layers=2, vocab_size=32, context_length=12).override(
+    "attention.num_heads=2", "attention.num_kv_heads=1"
+)
+TOKENS = torch.tensor([[1, 5, 5, 31, 0, 2, 9, 9, 3, 4, 30, 7], [3] * 12])
+
+
+def spec_with(axis: str, choice: type[Choice]) -> ModelSpec:
+    kind = choice.model_fields["kind"].default
+    words = [f"{PATHS[axis]}.kind={kind}"]
+    if axis == "mask" and "size" in choice.model_fields:
+        words.append("attention.mask.size=3")
+    return SMALL.override(*words)
+
+
+def logits(model: nn.Module, tokens: Tensor = TOKENS, **given: Any) -> Tensor:
+    found: Tensor = model(tokens, **given).logits
+    return found
+
+
+def test_every_choice_has_its_part() -> None:
+    for axis, tables in TABLES.items():
+        choices = {choice for table in tables for choice in table}
+        of_axis = next(a for a in Choice.__subclasses__() if a.axis == axis)
+        absent = set(of_axis.kinds.values()) - choices
+        assert {choice.model_fields["kind"].default for choice in absent} <= {"none"}
+
+
+def test_a_model_names_every_axis() -> None:
+    assert set(PATHS) == set(TABLES)
+
+
+@ALL
+class TestEvery:
+    def test_shape_and_dtype(self, axis: str, choice: type[Choice]) -> None:
+        model = build(spec_with(axis, choice))
+        assert logits(model).shape == (2, 12, 32)
+        assert logits(model, TOKENS[:, :1]).shape == (2, 1, 32)
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            assert logits(model.to(dtype)).dtype == dtype
+
+    def test_gradients_are_finite_and_reach_every_parameter(
+        self, axis: str, choice: type[Choice]
+    ) -> None:
+        model = build(spec_with(axis, choice))
+        loss = nn.functional.cross_entropy(logits(model)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+            assert parameter.grad.any(), name
+
+    def test_weights_are_saved_and_loaded(self, axis: str, choice: type[Choice]) -> None:
+        one, other = (build(spec_with(axis, choice), seed=seed) for seed in (0, 1))
+        other.load_state_dict(one.state_dict())
+        assert torch.equal(logits(one), logits(other))
+        assert set(one.state_dict()) == {name for name, _ in one.named_parameters(remove_duplicate=False)}
+
+    def test_a_model_on_meta_has_the_same_shapes(self, axis: str, choice: type[Choice]) -> None:
+        real, meta = (build(spec_with(axis, choice), device=device) for device in ("cpu", "meta"))
+        assert {n: p.shape for n, p in meta.named_parameters()} == {
+            n: p.shape for n, p in real.named_parameters()
+        }
+        assert all(p.is_meta for p in (*meta.parameters(), *meta.buffers()))
+        assert logits(meta, TOKENS.to("meta")).shape == (2, 12, 32)
+        assert meta.num_parameters() == real.num_parameters()
+
+    def test_the_same_seed_builds_the_same_model(self, axis: str, choice: type[Choice]) -> None:
+        one, same = (build(spec_with(axis, choice), seed=3) for _ in range(2))
+        assert torch.equal(logits(one), logits(same))
+
+    def test_nothing_is_drawn_outside_training(self, axis: str, choice: type[Choice]) -> None:
+        model = build(spec_with(axis, choice)).eval()
+        assert torch.equal(logits(model), logits(model))
+
+    def test_rows_do_not_speak_to_each_other(self, axis: str, choice: type[Choice]) -> None:
+        model = build(spec_with(axis, choice)).double()
+        torch.testing.assert_close(logits(model)[:1], logits(model, TOKENS[:1]))
+
+    def test_no_token_sees_what_follows(self, axis: str, choice: type[Choice]) -> None:
+        model = build(spec_with(axis, choice)).double()
+        changed = TOKENS.clone()
+        changed[:, 7:] = 8
+        torch.testing.assert_close(logits(model)[:, :7], logits(model, changed)[:, :7])
+        assert not torch.allclose(logits(model)[:, 7:], logits(model, changed)[:, 7:])
+
+    def test_it_says_what_it_is(self, axis: str, choice: type[Choice]) -> None:
+        assert choice.__doc__
+        assert repr(build(spec_with(axis, choice), device="meta"))
+
+
+@pytest.mark.parametrize("choice", list(NORMS), ids=lambda choice: choice.model_fields["kind"].default)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_norms_keep_the_dtype_of_their_input(choice: type[norms.Norm], dtype: torch.dtype) -> None:
+    norm = NORMS[choice](choice(), 16)
+    x = torch.randn(2, 3, 16).to(dtype)
+    for narrow in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            assert norm(x).dtype == dtype
+    assert norm(x).isfinite().all()
+    assert norm(torch.zeros_like(x)).isfinite().all()
+
+
+@pytest.mark.usefixtures("visitors")
+class TestRegister:
+    def test_a_choice_has_one_part(self) -> None:
+        register(norms.RMSNorm, RMSNorm)  # once more is no harm
+        with pytest.raises(ValueError, match="RMSNorm: has its part RMSNorm already"):
+            register(norms.RMSNorm, nn.Identity)
+
+    @pytest.mark.parametrize("wrong", [norms.Norm, Choice])
+    def test_what_is_no_choice_is_refused(self, wrong: Any) -> None:
+        with pytest.raises(ValueError, match=r"expected a subclass of one of the axes norm, residual"):
+            register(wrong, RMSNorm)
+
+    def test_positions_go_where_they_act(self) -> None:
+        class Added(positions.Position):
+            kind: str = "added"
+            absolute = True
+
+        class Turning(positions.Position):
+            kind: str = "turning"
+
+        register(Added, nn.Identity)
+        register(Turning, nn.Identity)
+        absolute, rotary = TABLES["position"]
+        assert Added in absolute
+        assert Added not in rotary
+        assert Turning in rotary
+        assert Turning not in absolute
+
+    def test_what_is_no_choice_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        with pytest.raises(ValueError, match="int: expected a subclass of one of the axes norm"):
+            register(int, RMSNorm)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("axis", PATHS)
+    def test_a_choice_without_a_part_is_named(self, axis: str) -> None:
+        """It joined its axis, and its file forgot to register it. No model may be built without it."""
+        of_axis = next(a for a in Choice.__subclasses__() if a.axis == axis)
+        base = {"residual": residuals.PreNorm, "init": init.GPT2}.get(axis, of_axis)
+        type("Lost", (base,), {"__annotations__": {"kind": Literal["lost"]}, "kind": "lost", "__module__": "x"})
+        spec = SMALL.override(f"{PATHS[axis]}.kind=lost")
+        with pytest.raises(UserError, match=f'^{axis}.kind = "lost": Lost has no part; give it one'):
+            build(spec)
