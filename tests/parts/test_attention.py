@@ -101,7 +101,9 @@ def turned(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("norm", [norms.NoNorm(), norms.RMSNorm(eps=0.1), norms.LayerNorm()], ids=str)
+@pytest.mark.parametrize(
+    "norm", [norms.NoNorm(), norms.RMSNorm(eps=0.1), norms.LayerNorm()], ids=str
+)
 @pytest.mark.parametrize(("heads", "kv"), [(4, 4), (4, 2), (3, 1)])
 def test_formula(heads: int, kv: int, norm: norms.Norm, kernel: str) -> None:
     for bias in (False, True):

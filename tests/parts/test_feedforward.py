@@ -53,10 +53,15 @@ def made(choice: spec.Hidden, **changes: object) -> torch.nn.Module:
 def dot(weight: torch.nn.Module, x: np.ndarray) -> list[float]:
     rows = weight.weight.detach().numpy()
     bias = [0.0] * len(rows) if weight.bias is None else weight.bias.tolist()
-    return [sum(w * v for w, v in zip(row, x, strict=True)) + b for row, b in zip(rows, bias, strict=True)]
+    return [
+        sum(w * v for w, v in zip(row, x, strict=True)) + b
+        for row, b in zip(rows, bias, strict=True)
+    ]
 
 
-@pytest.mark.parametrize("bias", [{"up": False, "down": False}, {"up": True, "down": True}, {"up": True}])
+@pytest.mark.parametrize(
+    "bias", [{"up": False, "down": False}, {"up": True, "down": True}, {"up": True}]
+)
 @pytest.mark.parametrize(("choice", "f"), CASES, ids=IDS)
 def test_formula(choice: spec.Hidden, f: Callable[[float], float], bias: dict[str, bool]) -> None:
     part = made(choice, bias=bias)
@@ -68,12 +73,16 @@ def test_formula(choice: spec.Hidden, f: Callable[[float], float], bias: dict[st
             hidden = [f(g) * u for g, u in zip(dot(part.gate, x[b, t].numpy()), up, strict=True)]
         else:
             hidden = [f(u) for u in up]
-        np.testing.assert_allclose(found[b, t], dot(part.down, np.array(hidden)), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            found[b, t], dot(part.down, np.array(hidden)), rtol=1e-9, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize(("choice", "f"), CASES, ids=IDS)
 def test_biases_and_shapes_are_those_of_the_spec(choice: spec.Hidden, f: object) -> None:
-    shapes = {name: tuple(p.shape) for name, p in made(choice, bias={"up": True}).named_parameters()}
+    shapes = {
+        name: tuple(p.shape) for name, p in made(choice, bias={"up": True}).named_parameters()
+    }
     expected = {"up.weight": (7, 5), "up.bias": (7,), "down.weight": (5, 7)}
     gate = {"gate.weight": (7, 5), "gate.bias": (7,)} if choice.gated else {}
     assert shapes == expected | gate
@@ -88,7 +97,9 @@ def test_gradients(choice: spec.Hidden, f: object) -> None:
         return torch.func.functional_call(part, dict(zip(names, values, strict=True)), x)
 
     x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(call, (x, *(p.detach().requires_grad_() for p in part.parameters())))
+    assert torch.autograd.gradcheck(
+        call, (x, *(p.detach().requires_grad_() for p in part.parameters()))
+    )
 
 
 @torch.no_grad()

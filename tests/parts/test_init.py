@@ -57,7 +57,12 @@ class TestGPT2:
 @pytest.mark.parametrize("kind", [kind.model_fields["kind"].default for kind in INITS])
 class TestAll:
     def test_norms_start_at_one_and_biases_at_zero(self, kind: str) -> None:
-        words = f"init.kind={kind}", "norm.kind=layer", "attention.bias=true", "feedforward.bias=true"
+        words = (
+            f"init.kind={kind}",
+            "norm.kind=layer",
+            "attention.bias=true",
+            "feedforward.bias=true",
+        )
         found = {name: w for name, w in weights(*words).items() if w.ndim == 1}
         assert len(found) > 10
         for name, weight in found.items():

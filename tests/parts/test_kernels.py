@@ -91,7 +91,9 @@ class TestExact:
                 expected = loops(q, k, v, seen_by(view).numpy(), 0.3)
                 np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
-    def test_gradients_are_those_of_the_formula(self, kernel: str, mask: str, narrowed: str) -> None:
+    def test_gradients_are_those_of_the_formula(
+        self, kernel: str, mask: str, narrowed: str
+    ) -> None:
         for length in LENGTHS:
             for heads, kv in HEADS:
                 given = inputs(length, heads, kv)
@@ -131,7 +133,9 @@ class TestAll:
         into = torch.randn(given[0].shape).bfloat16()
         found = torch.autograd.grad(KERNELS[kernel](*given, view, 0.3, 0.0), given, into)
         formula = dense(*exact, seen_by(view), 0.3)
-        for ours, theirs in zip(found, torch.autograd.grad(formula, exact, into.double()), strict=True):
+        for ours, theirs in zip(
+            found, torch.autograd.grad(formula, exact, into.double()), strict=True
+        ):
             assert ours.dtype == torch.bfloat16
             assert (ours.double() - theirs).norm() < 0.015 * theirs.norm()
 

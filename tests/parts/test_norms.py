@@ -84,7 +84,9 @@ class TestPrecision:
         assert np.abs(found - expected).max() < 1.6 * step * np.abs(expected).max()
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-    def test_a_whole_model_may_change_its_dtype(self, choice: spec.Norm, dtype: torch.dtype) -> None:
+    def test_a_whole_model_may_change_its_dtype(
+        self, choice: spec.Norm, dtype: torch.dtype
+    ) -> None:
         norm = made(choice)[0].to(dtype)
         x = values(dtype).requires_grad_()
         norm(x).sum().backward()
@@ -98,7 +100,10 @@ class TestPrecision:
         def call(x: Tensor, *parameters: Tensor) -> Tensor:
             return torch.func.functional_call(norm, dict(zip(names, parameters, strict=True)), x)
 
-        inputs = (values()[0].requires_grad_(), *(p.detach().requires_grad_() for p in norm.parameters()))
+        inputs = (
+            values()[0].requires_grad_(),
+            *(p.detach().requires_grad_() for p in norm.parameters()),
+        )
         assert torch.autograd.gradcheck(call, inputs)
 
 

@@ -23,7 +23,9 @@ def test_formula(softcap: float | str) -> None:
     x = torch.randn(2, 3, 4, dtype=torch.float64) * 5
     found = part(x)
     for b, t, v in np.ndindex(2, 3, 6):
-        logit = math.fsum(w * y for w, y in zip(part.weight[v].tolist(), x[b, t].tolist(), strict=True))
+        logit = math.fsum(
+            w * y for w, y in zip(part.weight[v].tolist(), x[b, t].tolist(), strict=True)
+        )
         expected = logit if softcap == "none" else softcap * math.tanh(logit / softcap)
         assert found[b, t, v].item() == pytest.approx(expected, rel=1e-12)
     if softcap != "none":

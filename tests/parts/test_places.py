@@ -38,7 +38,9 @@ def test_documents_beside_padding(filler: int) -> None:
     assert found[1, :4].tolist() == [0, 0, 1, 2]
 
 
-@pytest.mark.parametrize("given", [torch.tensor([5, 4, 3, 2, 1]), torch.tensor([[5, 4, 3, 2, 1]] * 2)])
+@pytest.mark.parametrize(
+    "given", [torch.tensor([5, 4, 3, 2, 1]), torch.tensor([[5, 4, 3, 2, 1]] * 2)]
+)
 def test_given_positions_are_kept(given: torch.Tensor) -> None:
     where = places(TOKENS, given, TOKENS, TOKENS == 0)
     assert where.positions_or_range().expand(2, 5).tolist() == [[5, 4, 3, 2, 1]] * 2

@@ -92,7 +92,9 @@ class TestRotary:
 
         def scores(first: int) -> Tensor:
             rotation = part(torch.arange(first, first + 6)[None])
-            return torch.einsum("bqhd,bkhd->bhqk", part.rotate(q, rotation), part.rotate(k, rotation))
+            return torch.einsum(
+                "bqhd,bkhd->bhqk", part.rotate(q, rotation), part.rotate(k, rotation)
+            )
 
         torch.testing.assert_close(scores(0), scores(1000), rtol=1e-9, atol=1e-9)
         assert not torch.allclose(scores(0), torch.einsum("bqhd,bkhd->bhqk", q, k))

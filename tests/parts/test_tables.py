@@ -78,7 +78,9 @@ class TestEvery:
         self, axis: str, choice: type[Choice]
     ) -> None:
         model = build(spec_with(axis, choice))
-        loss = nn.functional.cross_entropy(logits(model)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(
+            logits(model)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()
+        )
         loss.backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None, name
@@ -89,7 +91,9 @@ class TestEvery:
         one, other = (build(spec_with(axis, choice), seed=seed) for seed in (0, 1))
         other.load_state_dict(one.state_dict())
         assert torch.equal(logits(one), logits(other))
-        assert set(one.state_dict()) == {name for name, _ in one.named_parameters(remove_duplicate=False)}
+        assert set(one.state_dict()) == {
+            name for name, _ in one.named_parameters(remove_duplicate=False)
+        }
 
     def test_a_model_on_meta_has_the_same_shapes(self, axis: str, choice: type[Choice]) -> None:
         real, meta = (build(spec_with(axis, choice), device=device) for device in ("cpu", "meta"))
@@ -124,7 +128,9 @@ class TestEvery:
         assert repr(build(spec_with(axis, choice), device="meta"))
 
 
-@pytest.mark.parametrize("choice", list(NORMS), ids=lambda choice: choice.model_fields["kind"].default)
+@pytest.mark.parametrize(
+    "choice", list(NORMS), ids=lambda choice: choice.model_fields["kind"].default
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_norms_keep_the_dtype_of_their_input(choice: type[norms.Norm], dtype: torch.dtype) -> None:
     norm = NORMS[choice](choice(), 16)
@@ -145,7 +151,9 @@ class TestRegister:
 
     @pytest.mark.parametrize("wrong", [norms.Norm, Choice])
     def test_what_is_no_choice_is_refused(self, wrong: Any) -> None:
-        with pytest.raises(ValueError, match=r"expected a subclass of one of the axes norm, residual"):
+        with pytest.raises(
+            ValueError, match=r"expected a subclass of one of the axes norm, residual"
+        ):
             register(wrong, RMSNorm)
 
     def test_positions_go_where_they_act(self) -> None:
@@ -174,7 +182,13 @@ class TestRegister:
         """It joined its axis, and its file forgot to register it. No model may be built without it."""
         of_axis = next(a for a in Choice.__subclasses__() if a.axis == axis)
         base = {"residual": residuals.PreNorm, "init": init.GPT2}.get(axis, of_axis)
-        type("Lost", (base,), {"__annotations__": {"kind": Literal["lost"]}, "kind": "lost", "__module__": "x"})
+        type(
+            "Lost",
+            (base,),
+            {"__annotations__": {"kind": Literal["lost"]}, "kind": "lost", "__module__": "x"},
+        )
         spec = SMALL.override(f"{PATHS[axis]}.kind=lost")
-        with pytest.raises(UserError, match=f'^{axis}.kind = "lost": Lost has no part; give it one'):
+        with pytest.raises(
+            UserError, match=f'^{axis}.kind = "lost": Lost has no part; give it one'
+        ):
             build(spec)

@@ -1,0 +1,116 @@
+"""From a spec to a model: what it has, how it is called, and who may not be built."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from archwright.model import build
+from archwright.model.decoder import describe
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load
+
+SIZES = [(64, 2, 128, 4, 2), (96, 3, 64, 3, 1), (512, 8, 4096, 8, 2)]
+SIZED = pytest.mark.parametrize(("d", "layers", "vocab", "heads", "kv"), SIZES)
+
+
+def count(name: str, d: int, layers: int, vocab: int, heads: int, *words: str) -> int:
+    spec = load(name).override(
+        f"dim={d}", f"num_layers={layers}", f"vocab_size={vocab}", f"attention.num_heads={heads}", *words
+    )  # fmt: skip
+    return build(spec, device="meta").num_parameters()
+
+
+@SIZED
+def test_parameters_of_the_textbook(d: int, layers: int, vocab: int, heads: int, kv: int) -> None:
+    attention = 4 * (d * d + d)
+    feedforward = d * 4 * d + 4 * d + 4 * d * d + d
+    norms = 2 * 2 * d
+    expected = vocab * d + layers * (attention + feedforward + norms)  # tied, no final norm
+    assert count("textbook", d, layers, vocab, heads) == expected
+
+
+@SIZED
+def test_parameters_of_the_modern(d: int, layers: int, vocab: int, heads: int, kv: int) -> None:
+    hidden = -(-(8 * d // 3) // 64) * 64
+    attention = 2 * d * d + 2 * d * (kv * d // heads)
+    expected = 2 * vocab * d + layers * (attention + 3 * d * hidden + 2 * d) + d
+    found = count("modern", d, layers, vocab, heads, f"attention.num_kv_heads={kv}")
+    assert found == expected
+
+
+def test_names_are_what_other_rooms_rely_on() -> None:
+    spec = load("modern").override(
+        "num_layers=1", "position.kind=learned", "attention.qk_norm.kind=rms"
+    )
+    assert list(build(spec, device="meta").state_dict()) == [
+        "embedding.weight",
+        "position.table.weight",
+        "layers.0.residual.norms.attention.weight",
+        "layers.0.residual.norms.feedforward.weight",
+        "layers.0.attention.query.weight",
+        "layers.0.attention.key.weight",
+        "layers.0.attention.value.weight",
+        "layers.0.attention.out.weight",
+        "layers.0.attention.query_norm.weight",
+        "layers.0.attention.key_norm.weight",
+        "layers.0.feedforward.gate.weight",
+        "layers.0.feedforward.up.weight",
+        "layers.0.feedforward.down.weight",
+        "norm.weight",
+        "head.weight",
+    ]
+
+
+def test_no_parameter_is_a_view_or_half_initialised() -> None:
+    model = build(load("textbook").override("dim=32", "num_layers=2", "vocab_size=64"))
+    assert all(p.isfinite().all() and p.is_contiguous() for p in model.parameters())
+    assert all(p.dtype == torch.float32 and p.requires_grad for p in model.parameters())
+
+
+class TestRepr:
+    def test_it_is_one_line_with_the_choices(self) -> None:
+        assert repr(build(load("modern"), device="meta")) == (
+            "Decoder(modern: 26.7M parameters, dim 512, 8 layers of pre-norm rms, rope positions, "
+            "causal attention in 8/2 heads of 64, swiglu 1408, untied head of 4096)"
+        )
+        assert repr(build(load("textbook"), device="meta")) == (
+            "Decoder(textbook: 21M parameters, dim 512, 6 layers of post-norm layer, "
+            "sinusoidal positions, causal attention in 8/8 heads of 64, relu 2048, tied head of 4096)"
+        )
+
+    def test_each_kind_of_layer_in_use_is_described_once(self) -> None:
+        spec = ModelSpec(dim=64, num_layers=4).override(
+            "layer_kinds.local.attention.mask.kind=window", "layer_kinds.bare.attention.kind=none",
+            "layer_kinds.idle.norm.kind=layer", 'layers.cycle=["local", "bare"]',
+        )  # fmt: skip
+        said = describe(spec.resolved(), 0)
+        assert said.count("window attention") == 1
+        assert "local: pre-norm rms" in said
+        assert "bare: pre-norm rms, rope positions, swiglu 192" in said
+        assert "idle" not in said
+        assert "default" not in said
+
+
+def test_broken_rules_are_told_before_anything_is_built() -> None:
+    spec = ModelSpec(dim=48).override("attention.num_heads=5", "attention.num_kv_heads=3")
+    with pytest.raises(UserError) as caught:
+        build(spec)
+    assert [line.split(":")[0] for line in caught.value.lines] == [
+        "attention.num_kv_heads",
+        "attention.num_heads",
+    ]
+
+
+def modules(model: nn.Module) -> Iterator[str]:
+    for module in model.modules():
+        yield type(module).__name__
+
+
+@pytest.mark.parametrize(("name", "absent"), [("modern", "LayerNorm"), ("textbook", "Rotary")])
+def test_only_what_is_chosen_is_built(name: str, absent: str) -> None:
+    found = set(modules(build(load(name), device="meta")))
+    assert absent not in found
+    assert {"Decoder", "Layer", "SoftmaxAttention", "Head"} <= found

@@ -1,0 +1,297 @@
+"""What a whole model must do with padding, documents, positions, and what each token may see."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from archwright.model import Decoder, build
+from archwright.parts.kernels import KERNELS
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load, preset_names
+
+SMALL = ("dim=16", "num_layers=2", "context_length=16", "vocab_size=32", "attention.num_heads=2")
+
+
+def small(*words: str, preset: str = "modern", seed: int = 0) -> Decoder:
+    """Build a small model in float64."""
+    kv = ["attention.num_kv_heads=1"] if preset == "modern" else []
+    spec = load(preset).override(*SMALL, *kv).override(*words)
+    return build(spec, seed=seed).double().eval()
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(0, 32, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def logits(model: Decoder, *given: Any, **more: Any) -> Tensor:
+    with torch.no_grad():
+        return model(*given, **more).logits
+
+
+MODELS = {
+    "modern": [],
+    "textbook": [],
+    "learned": ["position.kind=learned"],
+    "nowhere": ["position.kind=none"],
+    "window": ["attention.mask.kind=window", "attention.mask.size=3"],
+    "mixed": [
+        "layer_kinds.local.attention.mask.kind=window",
+        "layer_kinds.local.attention.mask.size=2",
+        "layer_kinds.local.position.kind=none",
+        'layers.cycle=["local", "default"]',
+    ],
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Decoder:
+    preset = "textbook" if request.param == "textbook" else "modern"
+    return small(*MODELS[request.param], preset=preset)
+
+
+KERNEL = pytest.mark.parametrize("kernel", KERNELS)
+
+
+class TestPadding:
+    @KERNEL
+    @pytest.mark.parametrize("side", ["left", "right"])
+    def test_padded_rows_are_as_if_alone(self, model: Decoder, side: str, kernel: str) -> None:
+        model.use_kernel(kernel)
+        rows = [tokens(n) for n in (9, 4, 1)]
+        padded, real = torch.full((3, 9), 31), torch.zeros(3, 9, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            where = slice(9 - len(row), None) if side == "left" else slice(len(row))
+            padded[i, where], real[i, where] = row, True
+        found = logits(model, padded, padding_mask=real)
+        assert found.isfinite().all()
+        for i, row in enumerate(rows):
+            alone = logits(model, row[None])[0]
+            torch.testing.assert_close(found[i, real[i]], alone, rtol=1e-6, atol=1e-6)
+
+    def test_what_padding_holds_is_of_no_account(self, model: Decoder) -> None:
+        real = torch.tensor([[False, False, True, True, True, False]])
+        one, other = tokens(1, 6), tokens(1, 6)
+        other[~real] = (one[~real] + 7) % 32
+        other[real] = one[real]
+        found = [logits(model, row, padding_mask=real)[real] for row in (one, other)]
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+
+    def test_gradients_with_padding_are_finite(self, model: Decoder) -> None:
+        real = torch.tensor([[False, True, True], [False, False, False]])
+        model(tokens(2, 3), padding_mask=real).logits.sum().backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+class TestDocuments:
+    @KERNEL
+    def test_packed_documents_are_as_if_alone(self, model: Decoder, kernel: str) -> None:
+        model.use_kernel(kernel)
+        texts = [tokens(n) for n in (5, 1, 7)]
+        ids = torch.cat([torch.full_like(text, 40 - i) for i, text in enumerate(texts)])
+        found = logits(model, torch.cat(texts)[None], document_ids=ids[None])[0]
+        alone = torch.cat([logits(model, text[None])[0] for text in texts])
+        torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-6)
+
+    def test_packed_documents_with_padding(self, model: Decoder) -> None:
+        texts = [tokens(4), tokens(3)]
+        packed = F.pad(torch.cat(texts), (2, 1))[None]
+        ids = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1, 1]])
+        real = torch.tensor([[False] * 2 + [True] * 7 + [False]])
+        found = logits(model, packed, document_ids=ids, padding_mask=real)[real]
+        alone = torch.cat([logits(model, text[None])[0] for text in texts])
+        torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-6)
+
+
+class TestPositions:
+    def test_the_default_is_counting(self, model: Decoder) -> None:
+        row = tokens(2, 6)
+        given = torch.arange(6)
+        torch.testing.assert_close(logits(model, row), logits(model, row, positions=given))
+        rows = given.expand(2, 6)
+        torch.testing.assert_close(logits(model, row), logits(model, row, positions=rows))
+
+    def test_given_positions_count(self) -> None:
+        row = tokens(1, 6)
+        spread = torch.tensor([0, 1, 2, 9, 10, 11])
+        for words, differs in [
+            ([], True),
+            (["position.kind=learned"], True),
+            (["position.kind=none"], False),
+        ]:
+            model = small(*words)
+            same = torch.allclose(logits(model, row), logits(model, row, positions=spread))
+            assert same != differs
+
+    def test_rope_knows_distances_alone(self) -> None:
+        row, model = tokens(1, 6), small()
+        moved = logits(model, row, positions=torch.arange(100, 106))
+        torch.testing.assert_close(logits(model, row), moved, rtol=1e-5, atol=1e-5)
+
+    def test_learned_positions_end(self) -> None:
+        model = small("position.kind=learned")
+        with pytest.raises(
+            ValueError, match="found 17 tokens; expected at most context_length = 16"
+        ):
+            model(tokens(1, 17))
+        assert logits(small(), tokens(1, 17)).shape == (1, 17, 32)
+
+
+def visible(model: Decoder, length: int, **given: Any) -> Tensor:
+    """Return which tokens (columns) the logits at each place (rows) depend on, by their gradients."""
+    row = tokens(1, length)
+    inputs: list[Tensor] = []
+    hook = model.embedding.register_forward_hook(
+        lambda _, __, out: inputs.append(out.detach().requires_grad_()) or inputs[0]
+    )
+    found = model(row, **given).logits
+    hook.remove()
+    seen = []
+    for i in range(length):
+        (gradient,) = torch.autograd.grad(found[0, i].square().sum(), inputs[0], retain_graph=True)
+        seen.append(gradient[0].abs().sum(-1) > 0)
+    return torch.stack(seen)
+
+
+class TestVisibility:
+    @KERNEL
+    @pytest.mark.parametrize("preset", preset_names("models"))
+    def test_causal(self, preset: str, kernel: str) -> None:
+        model = small(preset=preset).use_kernel(kernel)
+        assert torch.equal(visible(model, 7), torch.ones(7, 7).tril().bool())
+
+    @KERNEL
+    def test_windows_add_up_over_layers(self, kernel: str) -> None:
+        model = small("attention.mask.kind=window", "attention.mask.size=3").use_kernel(kernel)
+        reach = 2 * (3 - 1)  # two layers, each two tokens back
+        assert torch.equal(visible(model, 9), torch.ones(9, 9).tril().triu(-reach).bool())
+
+    def test_local_and_global_layers(self) -> None:
+        *words, mixed = MODELS["mixed"]
+        only_local = small(*words, 'layers.cycle=["local"]')
+        assert torch.equal(visible(only_local, 6), torch.ones(6, 6).tril().triu(-2).bool())
+        assert torch.equal(visible(small(*words, mixed), 6), torch.ones(6, 6).tril().bool())
+
+    def test_documents(self) -> None:
+        ids = torch.tensor([[0, 0, 1, 1, 1]])
+        expected = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).tril().bool()
+        assert torch.equal(visible(small(), 5, document_ids=ids), expected)
+
+
+class TestLayerKinds:
+    def test_each_layer_has_the_mask_and_rotation_of_its_kind(self) -> None:
+        model = small(*MODELS["mixed"])
+        local, default = model.layers
+        assert (local.rotary, default.rotary) == ("", "rotary_0")
+        assert model.masks[local.mask].spec.model_dump() == {"kind": "window", "size": 2}
+        assert model.masks[default.mask].spec.kind == "causal"
+
+    def test_what_is_alike_is_shared(self) -> None:
+        model = small(
+            "num_layers=6",
+            "layer_kinds.far.position.theta=500.0",
+            'layers.cycle=["default", "far"]',
+        )
+        assert list(model.rotaries) == ["rotary_0", "rotary_1"]
+        assert [layer.rotary for layer in model.layers] == ["rotary_0", "rotary_1"] * 3
+        assert list(model.masks) == ["mask_0"]
+
+    def test_layers_may_lack_a_branch(self) -> None:
+        model = small(
+            "num_layers=3", "layer_kinds.a.attention.kind=none", "layer_kinds.b.feedforward.kind=none",
+            'layers.cycle=["a", "b", "default"]',
+        )  # fmt: skip
+        first, second, third = model.layers
+        assert first.attention is None
+        assert second.feedforward is None
+        assert list(first.residual.norms) == ["feedforward"]
+        assert list(third.residual.norms) == ["attention", "feedforward"]
+        assert logits(model, tokens(1, 5)).isfinite().all()
+
+    @pytest.mark.parametrize(("last", "normed"), [("post", False), ("pre", True)])
+    def test_a_norm_follows_the_layers_where_the_last_leaves_none(
+        self, last: str, normed: bool
+    ) -> None:
+        model = small(f"layer_kinds.last.residual.kind={last}", 'layers.suffix=["last"]')
+        assert ("norm.weight" in model.state_dict()) == normed
+
+
+class TestDropout:
+    @pytest.mark.parametrize("path", ["embedding", "attention", "feedforward", "residual"])
+    def test_it_acts_in_training_alone(self, path: str) -> None:
+        model, plain = small(f"{path}.dropout=0.5"), small()
+        row = tokens(1, 6)
+        assert torch.equal(logits(model, row), logits(plain, row))
+        model.train()
+        assert not torch.allclose(logits(model, row), logits(plain, row))
+
+
+def test_a_tied_head_reads_with_the_embedding() -> None:
+    model, states = small("head.tied=true"), []
+    model.norm.register_forward_hook(lambda _, __, out: states.append(out))
+    found = logits(model, tokens(1, 6))
+    torch.testing.assert_close(found, states[0] @ model.embedding.weight.T)
+
+
+def test_a_soft_cap_bounds_the_logits() -> None:
+    free, capped = (logits(small(f"head.softcap={cap}"), tokens(1, 6)) for cap in ("none", "0.5"))
+    assert free.abs().max() > 0.5 > capped.abs().max()
+    torch.testing.assert_close(capped, 0.5 * (free / 0.5).tanh())
+
+
+class TestDtypes:
+    def test_float64_is_the_same_model(self, model: Decoder) -> None:
+        row = tokens(2, 12)
+        exact = logits(model, row)
+        assert exact.dtype == torch.float64
+        torch.testing.assert_close(logits(model.float(), row).double(), exact, rtol=1e-3, atol=1e-4)
+
+    def test_a_model_in_bfloat16(self, model: Decoder) -> None:
+        row = tokens(2, 12)
+        exact = logits(model, row)
+        found = logits(model.bfloat16(), row)
+        assert found.dtype == torch.bfloat16
+        assert (found.double() - exact).norm() < 0.05 * exact.norm()
+
+    def test_bfloat16_autocast_has_the_gradients_of_float32(self, model: Decoder) -> None:
+        model.float().train()
+        row = tokens(4, 13)
+
+        def gradients(narrow: bool) -> list[Tensor]:
+            with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+                found = model(row[:, :-1]).logits
+            assert found.dtype == (torch.bfloat16 if narrow else torch.float32)
+            loss = F.cross_entropy(found.float().flatten(0, 1), row[:, 1:].flatten())
+            return list(torch.autograd.grad(loss, list(model.parameters())))
+
+        for ours, exact in zip(gradients(True), gradients(False), strict=True):
+            assert ours.dtype == torch.float32
+            assert (ours - exact).norm() < 0.06 * exact.norm() + 1e-4
+
+
+def test_kernels_agree(model: Decoder) -> None:
+    row = tokens(2, 14)
+    found = [logits(model.use_kernel(kernel), row) for kernel in KERNELS]
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other)
+
+
+def test_models_can_be_copied() -> None:
+    model = small()
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        for rotary in model.rotaries.values():
+            rotary.frequencies.zero_()
+    row = tokens(1, 5)
+    torch.testing.assert_close(logits(twin, row), logits(small(), row))
+
+
+def test_the_spec_is_that_of_the_model() -> None:
+    spec = ModelSpec(dim=64, num_layers=2)
+    assert build(spec, vocab_size=100).spec == spec.resolved(100)
+    assert build(spec, vocab_size=100).spec.vocab_size == 128

@@ -1,0 +1,73 @@
+"""A choice from outside the package is built, trained, listed and tested like any other."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from archwright.model import build
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.norms import Norm
+
+FILE = Path(__file__).with_name("centered_norm.py")
+ROOT = FILE.parents[2]
+
+
+@pytest.fixture
+def small(visitors: None) -> ModelSpec:
+    runpy.run_path(str(FILE))
+    spec = ModelSpec(dim=32, num_layers=2, vocab_size=64, context_length=16)
+    return spec.override("norm.kind=centered", "norm.gain=0.5")
+
+
+def test_without_its_file_it_is_unknown() -> None:
+    with pytest.raises(UserError, match=r'norm\.kind: found "centered"; expected one of'):
+        ModelSpec().override("norm.kind=centered")
+
+
+def test_it_is_part_of_the_spec(small: ModelSpec) -> None:
+    assert small.norm.model_dump() == {"kind": "centered", "gain": 0.5}
+    assert small.hash() != small.override("norm.gain=0.6").hash()
+    assert "centered" in repr(build(small, device="meta"))
+    assert Norm.kinds["centered"].__name__ == "CenteredNorm"
+
+
+def test_it_trains(small: ModelSpec) -> None:
+    model = build(small)
+    assert model.layers[0].residual.norms.attention.weight.tolist() == [1] * 32
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tokens = torch.randint(0, 64, (4, 17), generator=torch.Generator().manual_seed(0))
+    losses = []
+    for _ in range(25):
+        loss = F.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    assert not torch.equal(model.norm.weight, torch.ones(32))
+
+
+def test_the_tests_of_the_tables_run_over_it() -> None:
+    command = "-m pytest -p tests.outside.centered_norm tests/parts/test_tables.py -k norm-centered"
+    done = subprocess.run(
+        [sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed
+    assert int(passed[1]) >= 9
+
+
+def test_it_is_listed() -> None:
+    command = ["-m", "archwright", "list", "choices", "--parts", str(FILE)]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "centered" in done.stdout

@@ -1,0 +1,164 @@
+"""The step against plain float64 arithmetic: one loss over the whole batch, one clip, one update."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from archwright.model import build
+from archwright.optim import build_optimizers
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import AdamW
+from archwright.training.precision import Precision
+from archwright.training.step import StepResult, TensorBatch, train_step
+
+SPEC = ModelSpec(dim=16, num_layers=2, vocab_size=64, context_length=12).override(
+    "attention.num_heads=2", "attention.num_kv_heads=1"
+)
+FP32 = Precision("fp32", torch.device("cpu"))
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return build(SPEC, seed=3).double()
+
+
+def batch(rows: int = 5) -> TensorBatch:
+    """Rows with very unequal numbers of ignored targets, one of them without any target."""
+    dice = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 64, (rows, 12), generator=dice)
+    targets = torch.randint(0, 64, (rows, 12), generator=dice)
+    for row in range(rows):
+        targets[row, : 12 - 12 * row // (rows - 1)] = -100
+    return TensorBatch(tokens, targets)
+
+
+def stepped(model: nn.Module, rows: TensorBatch, **settings: object) -> StepResult:
+    optimizers = build_optimizers(model, AdamW(lr=0.1, eps=1e-3))
+    return train_step(
+        model,
+        rows,
+        optimizers,
+        **{"rate": 0.25, "precision": FP32, "clip": None, **settings},  # type: ignore[arg-type]
+    )
+
+
+def by_hand(model: nn.Module, rows: TensorBatch, clip: float | None, z_loss: float) -> Tensor:
+    """The formulas, with torch's own losses and AdamW: return the norm before clipping."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
+        lr=0.1 * 0.25,
+        betas=(0.9, 0.95),
+        eps=1e-3,
+    )
+    logits = model(rows.tokens).logits.flatten(0, 1)
+    targets = rows.targets.flatten()
+    loss = F.cross_entropy(logits, targets, ignore_index=-100)
+    loss = loss + z_loss * logits.logsumexp(-1)[targets >= 0].square().mean()
+    loss.backward()
+    norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))  # type: ignore[union-attr]
+    if clip is not None and norm > clip:
+        for p in model.parameters():
+            p.grad *= clip / norm  # type: ignore[operator]
+    optimizer.step()
+    return torch.tensor(norm)
+
+
+def assert_equal_weights(one: nn.Module, other: nn.Module, atol: float = 1e-12) -> None:
+    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 5])
+@pytest.mark.parametrize(("clip", "z_loss"), [(None, 0.0), (0.05, 0.0), (1e3, 0.1), (0.05, 0.1)])
+def test_parts_add_up_to_the_batch(
+    model: nn.Module, accumulate: int, clip: float | None, z_loss: float
+) -> None:
+    expected = copy.deepcopy(model)
+    norm = by_hand(expected, batch(), clip, z_loss)
+    result = stepped(model, batch(), accumulate=accumulate, clip=clip, z_loss=z_loss)
+    assert result.grad_norm == pytest.approx(norm.item(), rel=1e-6)  # float32 where it is summed
+    # AdamW's first update is nearly the gradient's sign: what clipping rounds hardly shows.
+    assert_equal_weights(model, expected, atol=1e-12 if clip is None else 1e-8)
+
+
+def test_what_a_step_reports(model: nn.Module) -> None:
+    rows = batch()
+    logits = model(rows.tokens).logits.flatten(0, 1)
+    targets = rows.targets.flatten()
+    valid = targets >= 0
+    loss = F.cross_entropy(logits[valid], targets[valid]).item()
+    z_term = 0.3 * logits.logsumexp(-1)[valid].square().mean().item()
+    result = stepped(model, rows, accumulate=2, z_loss=0.3)
+    assert result.loss == pytest.approx(loss, rel=1e-12)  # without the z-loss
+    assert result.z_loss == pytest.approx(z_term, rel=1e-12)
+    assert result.finite
+
+
+def test_rate_is_a_share_of_the_peak(model: nn.Module) -> None:
+    still = copy.deepcopy(model)
+    stepped(model, batch(), rate=0.0)
+    assert_equal_weights(model, still, atol=0.0)
+
+
+def test_document_masks_and_positions_are_cut_with_the_rows(model: nn.Module) -> None:
+    plain = batch()
+    ids = (torch.arange(12) >= 5).long().expand(5, -1)
+    positions = torch.arange(12).expand(5, -1) - 5 * ids
+    rows = TensorBatch(plain.tokens, plain.targets, positions, ids)
+    whole = copy.deepcopy(model)
+    stepped(whole, rows)
+    stepped(model, rows, accumulate=3)
+    assert_equal_weights(model, whole)
+    unmasked = copy.deepcopy(model)
+    stepped(unmasked, plain)
+    assert not torch.equal(unmasked.head.weight, model.head.weight)  # type: ignore[union-attr]
+
+
+def test_gradients_are_gone_afterwards(model: nn.Module) -> None:
+    stepped(model, batch())
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_updates_nothing(model: nn.Module, value: float) -> None:
+    optimizers = build_optimizers(model, AdamW())
+    model.head.weight.data[3, 3] = value  # type: ignore[union-attr, operator]
+    before = copy.deepcopy(model.state_dict())
+    result = train_step(model, batch(), optimizers, rate=1.0, precision=FP32, accumulate=2)
+    assert not result.finite
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
+    assert not optimizers["adamw"].state
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_gradient_that_is_no_number_updates_nothing(model: nn.Module) -> None:
+    """A finite loss whose gradient overflows."""
+    model.embedding.weight.register_hook(lambda grad: grad * math.inf)  # type: ignore[union-attr, operator]
+    before = copy.deepcopy(model.state_dict())
+    result = stepped(model, batch(), clip=1.0)
+    assert math.isfinite(result.loss)
+    assert not result.finite
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_no_target_at_all_is_no_loss(model: nn.Module) -> None:
+    rows = batch()
+    nothing = TensorBatch(rows.tokens, torch.full_like(rows.targets, -100))
+    result = stepped(model, nothing, rate=0.0)
+    assert (result.loss, result.grad_norm, result.finite) == (0.0, 0.0, True)
+
+
+def test_bf16_is_near_fp32() -> None:
+    results = {}
+    for name in ("fp32", "bf16"):
+        precision = Precision(name, torch.device("cpu"))
+        results[name] = stepped(build(SPEC, seed=3), batch(), precision=precision)
+    assert results["bf16"].loss == pytest.approx(results["fp32"].loss, rel=1e-2)
+    assert results["bf16"].loss != results["fp32"].loss
