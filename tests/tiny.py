@@ -4,14 +4,14 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from archwright.spec.read import load_run
 from archwright.spec.run_spec import RunSpec
 
 ROOT = Path(__file__).parents[1]
-WORDS = "the of and to in model attention layer norm residual head token query key value".split()
+WORDS = "the of and to in model attention layer norm residual head token query key value"
 SHAPE = (
     "model.dim=32",
     "model.num_layers=1",
@@ -28,19 +28,26 @@ MACHINE = ("machine.threads=1", "machine.precision=fp32", "machine.kernel=sdpa")
 def write_text(path: Path, num_lines: int = 400) -> Path:
     """Write lines of random words, always the same."""
     dice = random.Random(0)
-    lines = [" ".join(dice.choice(WORDS) for _ in range(9)) for _ in range(num_lines)]
+    words = WORDS.split()
+    lines = [" ".join(dice.choice(words) for _ in range(9)) for _ in range(num_lines)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
-def tiny_run(text: Path, *assignments: str) -> RunSpec:
+def tiny_run(text: Path | str, *assignments: str) -> RunSpec:
     """Return a run of a tiny model on a text."""
-    return load_run("modern").override(f"data.text={text}", *SHAPE, *MACHINE, *assignments)
+    return load_run("modern").override(*_changes(text, assignments))
 
 
-def tiny_words(text: Path, *assignments: str) -> list[str]:
+def tiny_words(text: Path | str, *assignments: str) -> list[str]:
     """Return the command line of `tiny_run`."""
-    return ["train", "modern", f"data.text={text}", *SHAPE, *MACHINE, *assignments]
+    return ["train", "modern", *_changes(text, assignments)]
+
+
+def _changes(text: Path | str, assignments: Iterable[str]) -> list[str]:
+    """Return all assignments, later ones in place of earlier ones of the same key."""
+    given = (f"data.text={text}", *SHAPE, *MACHINE, *assignments)
+    return list({assignment.partition("=")[0]: assignment for assignment in given}.values())
 
 
 def command(*words: str) -> list[str]:

@@ -146,6 +146,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
         # With some metadata always: of no tensors and an empty table, safetensors 0.8 makes a file
         # that it cannot read.
         save_file(_apart(tensors), path, {"format": "pt", **metadata})
+        _sort_metadata(path)
     except SafetensorError as error:
         found = re.search(r"([^:]*) \(os error (\d+)\)", str(error))
         cause = (int(found[2]), found[1].strip()) if found else (str(error),)
@@ -153,6 +154,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     except KeyError as error:
         raise UserError(f"{path}: safetensors has no tensors of {error}.") from error
     path.chmod(mode)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Bring the metadata in the file's header, which the library writes in any order, into one, so
+    that equal content makes equal files."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(content) <= size
+        file.seek(8)
+        file.write(content.ljust(size))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -158,3 +158,14 @@ def test_an_untied_head_is_not_forced_into_a_tied_model() -> None:
 def test_no_name_in_common() -> None:
     with pytest.raises(UserError, match=r"None of the 2 .* wte, wpe; .* embedding\.weight, norm"):
         take_weights(Small(), {"wte": torch.ones(1), "wpe": torch.ones(1)})
+
+
+def test_equal_content_makes_equal_files(tmp_path: Path) -> None:
+    """The library writes metadata in any order."""
+    model = nn.Linear(2, 3)
+    metadata = {f"key {i} \u00fc\n\t\x01": f'"{i}" \u65e5' for i in range(9)}
+    for name in "abc":
+        write_model(tmp_path / name, model, metadata)
+    assert len({(tmp_path / name).read_bytes() for name in "abc"}) == 1
+    assert read_metadata(tmp_path / "a") == metadata
+    assert read_model(tmp_path / "a")["weight"].equal(model.weight)

@@ -95,7 +95,9 @@ class TestRepr:
 
 
 def test_broken_rules_are_told_before_anything_is_built() -> None:
-    spec = ModelSpec(dim=48).override("attention.num_heads=5", "attention.num_kv_heads=3")
+    spec = ModelSpec(dim=48).override(
+        "attention.num_heads=5", "attention.num_kv_heads=3", "position.kind=none"
+    )
     with pytest.raises(UserError) as caught:
         build(spec)
     assert [line.split(":")[0] for line in caught.value.lines] == [

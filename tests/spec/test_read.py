@@ -54,12 +54,12 @@ class TestBases:
     def test_a_base_lies_beside_the_file_that_names_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (tmp_path / "below").mkdir()
+        (tmp_path / "far/below").mkdir(parents=True)
         (tmp_path / "a.toml").write_text("dim = 64\n")
-        (tmp_path / "below/b.toml").write_text('base = "../a.toml"\n')
-        (tmp_path / "below/c.toml").write_text('base = "b.toml"\n')
+        (tmp_path / "far/below/b.toml").write_text('base = "../../a.toml"\n')
+        (tmp_path / "far/c.toml").write_text('base = "below/b.toml"\n')
         monkeypatch.chdir(tmp_path)
-        assert load("below/c.toml").dim == 64
+        assert load("far/c.toml").dim == 64
 
     def test_a_preset_can_be_a_base(self, tmp_path: Path) -> None:
         (tmp_path / "mine.toml").write_text('base = "textbook"\ndim = 64\n')

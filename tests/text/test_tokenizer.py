@@ -228,8 +228,8 @@ def test_words_are_split_as_described() -> None:
     text = "def f(x):\n    return x_1 + 12345  # it's\n\n\ny"
     parts = [part for part, _ in split.pre_tokenize_str(text)]
     assert parts == [
-        "def", " f", "(x", "):\n    ", "return", " x", "_", "1", " +", " ", "123", "45", "  ", "#",
-        " it", "'s", "\n\n\n", "y",
+        "def", " f", "(", "x", "):", "\n   ", " return", " x", "_", "1", " +", " ", "123", "45",
+        " ", " #", " it", "'", "s", "\n\n", "\n", "y",
     ]  # fmt: skip
 
 

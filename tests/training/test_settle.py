@@ -1,0 +1,265 @@
+"""Settling: every "auto" becomes a value once; a run that was settled decides nothing again."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+import archwright
+from archwright import checkpoint
+from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
+from archwright.spec.read import flatten
+from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.training import machine as machine_room
+from archwright.training import settle as settle_room
+from archwright.training.machine import Decisions, decide, decide_kernel
+from archwright.training.material import Material, gather
+from archwright.training.progress import Silent
+from archwright.training.settle import make_model, settle
+from tests.tiny import tiny_run, write_text
+
+AUTO = ("machine.threads=auto", "machine.precision=auto", "machine.kernel=auto")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure, but briefly; threads stay as they are."""
+    monkeypatch.setattr(machine_room, "measure_peak", lambda *_: next(PEAKS))
+    monkeypatch.setattr(machine_room, "median_time", lambda call, at_most: next(TIMES))
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+
+
+PEAKS = itertools.cycle([1e11, 3e11])
+TIMES = itertools.cycle([0.002, 0.001])
+
+
+def test_every_auto_becomes_a_value(run: RunSpec, material: Material) -> None:
+    run = run.override(*AUTO, "optimizer.kind=muon", "evaluate.every=0", "budget=40steps")
+    session, decisions = settle(run, material, Silent())
+    values = flatten(session.run.model_dump(by_alias=True))
+    assert [path for path, value in values.items() if value == "auto"] == []
+    assert session.run.machine.num_steps == 40
+    assert session.run.schedule.warmup == 2
+    assert session.run.evaluate.every == 4
+    assert session.run.evaluate.stride == 16
+    assert session.run.model.vocab_size == 320  # 256 bytes, end-of-text, rounded up to 64
+    assert set(decisions.reasons) == {
+        *("device", "threads", "precision", "kernel", "compile", "num_steps")
+    }
+
+
+def test_given_values_are_kept_and_have_no_reason(run: RunSpec, material: Material) -> None:
+    run = run.override("machine.device=cpu", "machine.num_steps=17", "budget=40steps")
+    session, decisions = settle(run, material, Silent())
+    assert session.run.machine == MachineSpec(
+        device="cpu", precision="fp32", kernel="sdpa", threads=1, num_steps=17
+    )
+    assert set(decisions.reasons) == {"compile"}
+
+
+def test_the_asked_run_is_what_the_settled_one_trains(run: RunSpec, material: Material) -> None:
+    """Settling changes no value that was given."""
+    session, _ = settle(run, material, Silent())
+    asked, found = (flatten(r.model_dump(by_alias=True)) for r in (run, session.run))
+    for path, value in asked.items():
+        assert value == "auto" or found[path] == value, path
+
+
+@pytest.mark.parametrize(("ratio", "best"), [(3.0, "bf16"), (1.05, "fp32"), (0.4, "fp32")])
+def test_the_faster_precision_is_chosen(
+    ratio: float, best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = {torch.float32: 1e11, torch.bfloat16: ratio * 1e11}
+    monkeypatch.setattr(machine_room, "measure_peak", lambda device, dtype: peaks[dtype])
+    found = decide(MachineSpec())
+    assert found.machine.precision == best
+    assert found.peak == peaks[torch.bfloat16 if best == "bf16" else torch.float32]
+    assert f"{ratio:.2f} times" in found.reasons["precision"]
+
+
+@pytest.mark.parametrize(("times", "best"), [([1.0, 2.0], "sdpa"), ([2.0, 1.0], "blockwise")])
+def test_the_faster_kernel_is_chosen_and_used(
+    run: RunSpec, material: Material, times: list[float], best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(times)
+    monkeypatch.setattr(machine_room, "median_time", lambda call, at_most: next(left))
+    decisions = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
+    model = make_model(run, material, decisions.machine)
+    decide_kernel(decisions, model, run)
+    assert decisions.machine.kernel == best
+    assert model.layers[0].attention.kernel.__name__ == best
+
+
+@pytest.mark.parametrize("mask", ["causal", "window"])
+@pytest.mark.parametrize("documents", ["concatenate", "mask"])
+def test_kernels_are_timed_on_the_runs_own_mask(
+    run: RunSpec,
+    material: Material,
+    mask: str,
+    documents: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def looked_at(query, key, value, view, scale, dropout):  # type: ignore[no-untyped-def]
+        seen.append((type(view.pattern).__name__, view.places.documents is not None, query.shape))
+        return query
+
+    run = run.override(f"model.attention.mask.kind={mask}", f"data.documents={documents}")
+    run = run.override("accumulate=2", "batch_size=5")
+    for name in machine_room.RIVALS:
+        monkeypatch.setitem(machine_room.KERNELS, name, looked_at)
+    monkeypatch.setattr(machine_room, "median_time", lambda call, at_most: call() or 1.0)
+    decisions = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
+    decide_kernel(decisions, make_model(run, material, decisions.machine), run)
+    assert seen == [(mask.capitalize(), documents == "mask", (3, 32, 2, 16))] * 2
+
+
+def test_a_model_without_attention_needs_no_kernel(run: RunSpec, material: Material) -> None:
+    run = run.override("model.attention.kind=none", "machine.kernel=auto", "budget=2steps")
+    session, decisions = settle(run, material, Silent())
+    assert "no attention" in decisions.reasons["kernel"]
+    assert session.step().finite
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_a_device_that_is_not_here_is_refused() -> None:
+    with pytest.raises(UserError, match=r'machine\.device: found "cuda"; expected "cpu"'):
+        decide(MachineSpec(device="cuda"))
+
+
+def test_fp16_is_for_gpus() -> None:
+    with pytest.raises(UserError, match=r'machine\.precision: found "fp16", which needs a GPU'):
+        decide(MachineSpec(device="cpu", precision="fp16"))
+
+
+def test_a_time_budget_is_divided_by_the_timed_step(
+    run: RunSpec, material: Material, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        settle_room.Session, "time_step", lambda self, seconds: asked.append(seconds) or 0.05
+    )
+    session, decisions = settle(run.override("budget=20s"), material, Silent())
+    assert session.num_steps == 400
+    assert asked == [1.0]  # a twentieth of the budget
+    assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
+    session, _ = settle(run.override("budget=2h"), material, Silent())
+    assert asked[1:] == [settle_room.WARM_SECONDS]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (["model.vocab_size=200"], "model.vocab_size: found 200; expected at least 257"),
+        (["model.dim=1000000"], "model: [0-9,]+ parameters, their gradients and moments need"),
+        (["batch_size=1000000000"], "batch_size: a step needs at least .* lower batch_size"),
+        (["model.context_length=20000"], r"data\.text: the text is too short: 20001 tokens"),
+        (["model.dim=100000000000000"], "model: too large to be built: "),
+    ],
+)
+def test_what_cannot_be_is_said_before_it_is_tried(
+    run: RunSpec, material: Material, changes: list[str], line: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{line}") as caught:
+        settle(run.override(*changes), material, Silent())
+    assert len(caught.value.lines) == 1
+
+
+def test_accumulation_makes_room(run: RunSpec, material: Material) -> None:
+    """The check counts a part of a batch, not the whole."""
+    settle_room.check_memory(run.override("batch_size=1000000", "accumulate=1000000"), 257, CPU)
+    with pytest.raises(UserError, match="raise accumulate"):
+        settle_room.check_memory(run.override("batch_size=100000000"), 257, CPU)
+
+
+CPU = MachineSpec(device="cpu")
+
+
+# Starting from existing weights ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    text = write_text(folder / "text.txt", 200)
+    run = tiny_run(text, "budget=2steps", "evaluate.every=100", "evaluate.final_max_tokens=100")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
+        return archwright.train(run, out=folder / "run", quiet=True).folder.path
+
+
+class Said(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def begin_from(trained: Path, text: Path, *changes: str) -> tuple[settle_room.Session, list[str]]:
+    run = tiny_run(text, f"init.from={trained}", "budget=2steps", *changes)
+    said = Said()
+    material = gather(run, RunFolder(text.parent / "new"))
+    return settle(run, material, said)[0], said.lines
+
+
+def test_existing_weights_are_taken_by_name(trained: Path, text: Path) -> None:
+    session, said = begin_from(trained, text)
+    weights = checkpoint.read_model(trained / "model.safetensors")
+    for name, tensor in session.model.state_dict().items():
+        assert torch.equal(tensor, weights[name])
+    names = [name for name, _ in session.model.named_parameters()]
+    assert f"{len(names)} tensors taken, 0 new" in said[0]
+    assert [line.split() for line in said[1:]] == [["taken", name] for name in names]
+
+
+def test_new_tensors_are_named(trained: Path, text: Path) -> None:
+    session, said = begin_from(trained, text, "model.attention.qk_norm.kind=rms")
+    new = [line.split()[1] for line in said[1:] if line.split()[0] == "new"]
+    assert new == [name for name, _ in session.model.named_parameters() if "_norm.weight" in name]
+    assert len(new) == 2
+    assert f"{len(said) - 3} tensors taken, 2 new" in said[0]
+
+
+def test_shapes_that_do_not_fit_are_named_one_by_one(trained: Path, text: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        begin_from(trained, text, "model.feedforward.hidden_dim=64")
+    names = [line.split(":")[0] for line in caught.value.lines]
+    assert names == [f"layers.0.feedforward.{n}.weight" for n in ("gate", "up", "down")]
+    assert all("shape" in line for line in caught.value.lines)
+
+
+def test_weights_bring_their_tokenizer(text: Path, tmp_path: Path) -> None:
+    bpe = ("data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300")
+    few = ("budget=1steps", "evaluate.final_max_tokens=100")
+    source = archwright.train(tiny_run(text, *bpe, *few), out=tmp_path / "bpe", quiet=True)
+    other = write_text(tmp_path / "other.txt", 300)
+    start = f"init.from={source.folder.path}"
+    tuned = archwright.train(tiny_run(other, *bpe, *few, start), out=tmp_path / "tuned", quiet=True)
+    assert tuned.tokenizer.fingerprint == source.tokenizer.fingerprint
+    with pytest.raises(UserError, match=r"^data\.tokenizer: found another one") as caught:
+        archwright.train(tiny_run(other, *few, start), out=tmp_path / "bytes", quiet=True)
+    assert "data.tokenizer.kind=file" in str(caught.value)
+    file = f"data.tokenizer.path={source.folder.tokenizer_folder}"
+    given = tiny_run(other, *few, start, "data.tokenizer.kind=file", file)
+    tuned = archwright.train(given, out=tmp_path / "file", quiet=True)
+    assert tuned.tokenizer.encode("the token").tolist() == (
+        source.tokenizer.encode("the token").tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("none", "init.from: none is no folder"),
+        (".", r"init.from: \. holds no model.safetensors and no checkpoint"),
+    ],
+)
+def test_weights_that_are_not_there(
+    source: str, line: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=line):
+        begin_from(Path(source), text)

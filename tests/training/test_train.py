@@ -1,0 +1,559 @@
+"""Whole runs of a tiny model: what they leave, and what interruptions change, which is nothing."""
+
+import json
+import math
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import archwright
+from archwright import checkpoint
+from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
+from archwright.spec.run_spec import RunSpec
+from archwright.training import finish as finish_room
+from archwright.training import machine as machine_room
+from archwright.training import settle as settle_room
+from archwright.training import train as train_room
+from archwright.training.loop import DivergedError, Loop
+from archwright.training.session import Session
+from archwright.training.train import Stopped
+from tests.tiny import tiny_run, write_text
+
+TIMES = {"seconds", "tokens_per_second", "utilisation", "memory_bytes"}
+FIELDS = {
+    "train": {"loss", "z_loss", "grad_norm", "lr", *TIMES},
+    "eval": {
+        *("nats_per_token", "perplexity", "bits_per_byte", "num_tokens", "num_bytes", "seconds")
+    },
+    "baseline": {"name", "bits_per_byte", "num_bytes", "seconds"},
+    "event": {"name", "text", "seconds"},
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what takes long and is not looked at."""
+    if "nothing_left_out" not in request.fixturenames:
+        leave_out(monkeypatch)
+
+
+def leave_out(patch: pytest.MonkeyPatch) -> None:
+    for room in (train_room, finish_room):
+        patch.setattr(room, "write_report", lambda folder: folder.report_file.touch())
+    patch.setattr(finish_room, "SAMPLE_TOKENS", 16)
+    patch.setattr(machine_room, "measure_peak", lambda *_: 1e11)
+
+
+@pytest.fixture
+def nothing_left_out() -> None:
+    """For tests that look at all of it."""
+
+
+def run_of_twelve(text: Path) -> RunSpec:
+    """A run of twelve steps with all that happens in between."""
+    return tiny_run(
+        text,
+        "budget=12steps",
+        "evaluate.every=5",
+        "evaluate.max_tokens=100",
+        "evaluate.final_max_tokens=200",
+        "checkpoint.every=3",
+        "model.embedding.dropout=0.1",
+    )
+
+
+@pytest.fixture
+def longer(text: Path) -> RunSpec:
+    return run_of_twelve(text)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """What nothing interrupted."""
+    folder = tmp_path_factory.mktemp("plain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
+        leave_out(patch)
+        return train(run_of_twelve(write_text(folder / "text.txt", 200)), folder / "run")
+
+
+def train(run: RunSpec, out: Path) -> RunFolder:
+    return archwright.train(run, out=out, quiet=True).folder
+
+
+def timeless(folder: RunFolder, kind: str = "train") -> list[dict[str, Any]]:
+    records = [record for record in folder.metrics() if record["kind"] == kind]
+    return [{key: record[key] for key in record if key not in TIMES} for record in records]
+
+
+def at_step(
+    monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]
+) -> pytest.MonkeyPatch:
+    """Do something once, in the middle of a step."""
+    plain, done = Session.step, []
+
+    def stepped(self: Session) -> Any:
+        if self.standing.step == step and not done:
+            done.append(step)
+            act()
+        return plain(self)
+
+    monkeypatch.setattr(Session, "step", stepped)
+    return monkeypatch
+
+
+def test_what_a_run_leaves(longer: RunSpec, tmp_path: Path, nothing_left_out: None) -> None:
+    folder = train(longer, tmp_path / "run")
+    names = {path.name for path in folder.path.iterdir()}
+    assert names == {
+        *("spec.toml", "asked.toml", "environment.json", "metrics.jsonl", "model.safetensors"),
+        *("samples.txt", "report.html", "tokenizer", "checkpoints", "lock"),
+    }
+    assert folder.finished
+    assert "auto" not in folder.spec_file.read_text()
+    assert sorted(folder.checkpoints()) == [9, 12]
+    assert len(folder.samples()) > 10
+    assert folder.report_file.stat().st_size > 100_000
+    weights = checkpoint.read_model(folder.model_file)
+    last = checkpoint.read_model(folder.checkpoints()[12] / "model.safetensors")
+    assert weights.keys() == last.keys()
+    assert all(torch.equal(weights[name], last[name]) for name in weights)
+
+
+def test_metrics_are_complete(longer: RunSpec, tmp_path: Path) -> None:
+    folder = train(longer.override("z_loss=1e-4"), tmp_path / "run")
+    records = folder.metrics()
+    for record in records:
+        assert record.keys() == FIELDS[record["kind"]] | {"kind", "step", "tokens"}
+        numbers = [value for value in record.values() if not isinstance(value, str)]
+        assert all(value is not None and math.isfinite(value) for value in numbers)
+        assert record["tokens"] == record["step"] * 4 * 32
+    assert [r["step"] for r in records if r["kind"] == "train"] == list(range(1, 13))
+    assert [r["step"] for r in records if r["kind"] == "eval"] == [5, 10, 12]
+    assert [r["name"] for r in records if r["kind"] == "baseline"] == ["gzip -9", "xz -9e"]
+    assert [r["name"] for r in records if r["kind"] == "event"] == ["started", "finished"]
+    seconds = [record["seconds"] for record in records]
+    assert seconds == sorted(seconds)
+    assert all(r["z_loss"] > 0 for r in records if r["kind"] == "train")
+    last = [r for r in records if r["kind"] == "eval"][-1]
+    assert {r["num_bytes"] for r in records if r["kind"] == "baseline"} == {last["num_bytes"]}
+
+
+def test_the_environment_says_where_and_how(
+    longer: RunSpec, tmp_path: Path, nothing_left_out: None
+) -> None:
+    run = archwright.train(longer, out=tmp_path / "run", quiet=True)
+    found = run.folder.environment()
+    assert found["num_parameters"] == run.model.num_parameters()
+    assert found["torch"] == torch.__version__
+    assert found["peak_flops"]["fp32"] > 1e6
+    assert found["flops_per_token"] > 6 * (
+        found["num_parameters"] - run.model.embedding.weight.numel()
+    )
+    assert found["decisions"]["num_steps"]["value"] == 12
+    assert found["data"]["train"]["num_tokens"] > found["data"]["held_out"]["num_tokens"] > 0
+
+
+def test_it_returns_the_trained_model(longer: RunSpec, tmp_path: Path) -> None:
+    run = archwright.train(longer, out=tmp_path / "run", quiet=True)
+    weights = checkpoint.read_model(run.folder.model_file)
+    assert all(torch.equal(t, weights[name]) for name, t in run.model.state_dict().items())
+    assert not run.model.training
+    assert archwright.generate(run, "the", max_tokens=5).startswith("the")
+
+
+def test_a_model_alone_gets_a_run(text: Path, tmp_path: Path) -> None:
+    model = tiny_run(text).model
+    changes = (f"data.text={text}", "data.tokenizer.kind=bytes", "budget=1steps", "batch_size=2")
+    quick = ("machine.kernel=sdpa", "machine.precision=fp32", "machine.threads=1")
+    run = archwright.train(model, *changes, *quick, quiet=True)
+    assert run.folder.path == Path("runs/modern")
+    assert run.folder.finished
+
+
+# Interruptions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 4, 6, 11])
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_goes_on_as_if_nothing_was(
+    longer: RunSpec,
+    plain: RunFolder,
+    tmp_path: Path,
+    step: int,
+    which: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = signal.getsignal(which)
+    with monkeypatch.context() as patch:
+        at_step(patch, step, lambda: signal.raise_signal(which))
+        if step == 11:  # the last step ends the run anyway
+            folder = train(longer, tmp_path / "run")
+        else:
+            with pytest.raises(Stopped) as caught:
+                train(longer, tmp_path / "run")
+            assert caught.value.signal == which
+            assert f"step {step + 1} " in str(caught.value)
+            folder = RunFolder.open(tmp_path / "run")
+            assert folder.metrics()[-1]["name"] == "stopped"
+            assert max(folder.checkpoints()) == step + 1
+            assert not folder.finished
+            assert folder.report_file.exists()
+    assert signal.getsignal(which) == before
+    if step != 11:
+        folder = train(longer, tmp_path / "run")
+        names = [r["name"] for r in folder.metrics() if r["kind"] == "event"]
+        assert names == ["started", "stopped", "resumed", "finished"]
+    assert timeless(folder) == timeless(plain)
+    assert timeless(folder, "eval") == timeless(plain, "eval")
+    assert timeless(folder, "baseline") == timeless(plain, "baseline")
+    assert folder.samples() == plain.samples()
+    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
+
+
+def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "save", lambda self: signal.raise_signal(signal.SIGINT))
+        at_step(patch, 1, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            train(longer, tmp_path / "run")
+    folder = train(longer, tmp_path / "run")
+    assert [record["step"] for record in timeless(folder)] == list(range(1, 13))
+
+
+class Died(BaseException):
+    """Stands for the end of the process at this very place."""
+
+
+def die(*_: object, **__: object) -> None:
+    raise Died
+
+
+@pytest.mark.parametrize(
+    ("room", "name"),
+    [
+        (train_room, "gather"),
+        (train_room, "settle"),
+        (RunFolder, "write_spec"),
+        (RunFolder, "write_environment"),
+        (train_room, "_restore"),
+        (checkpoint, "save"),
+        (finish_room, "evaluate"),
+        (finish_room, "compressors"),
+        (finish_room, "stream"),
+        (RunFolder, "write_samples"),
+        (checkpoint, "write_model"),
+    ],
+)
+def test_dying_anywhere_changes_nothing(
+    longer: RunSpec,
+    plain: RunFolder,
+    tmp_path: Path,
+    room: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "_discard", lambda *_: None)  # as the process would be dead
+        patch.setattr(room, name, die)
+        with pytest.raises(Died):
+            train(longer, tmp_path / "run")
+    folder = train(longer, tmp_path / "run")
+    assert folder.finished
+    for kind in ("train", "eval", "baseline"):
+        assert timeless(folder, kind) == timeless(plain, kind)
+    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
+
+
+@pytest.mark.parametrize("died_after", [1, 2, 3])
+def test_what_finishing_recorded_is_not_recorded_twice(
+    longer: RunSpec, tmp_path: Path, died_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Loop.record
+    left = [died_after]
+
+    def record(self: Loop, kind: str, **values: Any) -> None:
+        plain(self, kind, **values)
+        left[0] -= kind in ("eval", "baseline") and self.session.standing.step == 12
+        if left[0] == 0:
+            raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "record", record)
+        with pytest.raises(Died):
+            train(longer, tmp_path / "run")
+    folder = train(longer, tmp_path / "run")
+    assert [r["step"] for r in timeless(folder, "eval")] == [5, 10, 12]
+    assert len(timeless(folder, "baseline")) == 2
+
+
+def test_a_resumed_run_decides_nothing(
+    longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = longer.override("machine.precision=auto", "machine.threads=auto", "machine.kernel=auto")
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    with monkeypatch.context() as patch:
+        at_step(patch, 4, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Stopped):
+            train(free.override("budget=1h", "machine.num_steps=auto"), tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    spec, environment = folder.spec_file.read_bytes(), folder.environment_file.read_bytes()
+    for room, name in (
+        *((machine_room, n) for n in ("measure_peak", "median_time", "decide", "decide_kernel")),
+        *((settle_room, n) for n in ("measure_peak",) if hasattr(settle_room, n)),
+        *((settle_room, n) for n in ("decide", "decide_kernel", "_num_steps", "_take_weights")),
+        (Session, "time_step"),
+    ):
+        monkeypatch.setattr(room, name, die)
+    at_step(monkeypatch, 8, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Stopped):
+        archwright.resume(folder, quiet=True)
+    assert [record["step"] for record in timeless(folder)] == list(range(1, 10))
+    assert folder.spec_file.read_bytes() == spec
+    assert folder.environment_file.read_bytes() == environment
+
+
+def test_a_finished_run_is_returned_as_it_is(
+    longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = train(longer, tmp_path / "run")
+    before = folder.metrics_file.read_bytes()
+    monkeypatch.setattr(train_room, "_train", die)
+    folder.report_file.unlink()  # as if its process had died before it wrote the page
+    again = archwright.train(longer, out=tmp_path / "run", quiet=True)
+    assert folder.metrics_file.read_bytes() == before
+    assert folder.report_file.exists()
+    assert torch.equal(
+        again.model.head.weight, checkpoint.read_model(folder.model_file)["head.weight"]
+    )
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    longer: RunSpec, plain: RunFolder, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 7, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Stopped):
+            train(longer, tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    assert sorted(folder.checkpoints()) == [6, 8]
+    file = folder.checkpoints()[8] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.warns(UserWarning, match="step-8.*damaged.*step-6 is used instead"):
+        train(longer, tmp_path / "run")
+    assert timeless(folder) == timeless(plain)
+    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
+
+
+def test_weights_to_start_from_are_read_once(longer: RunSpec, tmp_path: Path) -> None:
+    """They may change, or go, before the first checkpoint of the run that began with them."""
+    source = train(longer.override("seed=5", "budget=2steps"), tmp_path / "source")
+    tuned = longer.override(f"init.from={source.path}", "checkpoint.every=100")
+    plain = train(tuned, tmp_path / "plain")
+    assert timeless(plain, "event")[0]["name"] == "started"
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, die)
+        with pytest.raises(Died):
+            train(tuned, tmp_path / "run")
+    shutil.rmtree(source.path)
+    folder = train(tuned, tmp_path / "run")
+    assert timeless(folder) == timeless(plain)
+    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
+
+
+# Mistakes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("data.text=missing.txt", r'data\.text: no file or folder "missing.txt"'),
+        ('data.tokenizer.special_tokens=[""]', "a special token cannot be empty"),
+        ("model.context_length=100000", "text is too short"),
+        ("init.from=nowhere", "nowhere is no folder"),
+        ("batch_size=1000000000", "lower batch_size"),
+        ("accumulate=5", "accumulate: found 5; expected at most batch_size = 4"),
+        ("evaluate.stride=33", r"evaluate\.stride: found 33; expected at most"),
+        ("model.attention.num_kv_heads=3", r"^model\.attention\.num_kv_heads: found 3"),
+    ],
+)
+def test_a_mistake_leaves_nothing_behind(
+    run: RunSpec, tmp_path: Path, change: str, line: str
+) -> None:
+    out = tmp_path / "runs" / "here"
+    with pytest.raises(UserError, match=line):
+        train(run.override(change), out)
+    assert not (tmp_path / "runs").exists()
+    assert train(run, out).finished  # and the corrected command works
+
+
+def test_a_mistake_leaves_what_was_there(run: RunSpec, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    with pytest.raises(UserError):
+        train(run.override("data.text=missing.txt"), out)
+    assert list(out.iterdir()) == []
+
+
+def test_a_run_that_died_before_it_began_makes_place(
+    run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "_discard", lambda *_: None)
+        patch.setattr(train_room, "settle", die)
+        with pytest.raises(Died):
+            train(run, tmp_path / "run")
+    assert (tmp_path / "run" / "spec.toml").exists()
+    other = run.override("seed=9")
+    assert train(other, tmp_path / "run").spec.seed == 9
+
+
+def test_a_run_that_trained_does_not_make_place(longer: RunSpec, tmp_path: Path) -> None:
+    folder = train(longer, tmp_path / "run")
+    before = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
+    with pytest.raises(UserError, match=r"holds another run .seed: 0 -> 9"):
+        train(longer.override("seed=9"), tmp_path / "run")
+    assert {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()} == before
+
+
+def test_a_text_that_changed_is_noticed_when_its_tokens_are_gone(
+    longer: RunSpec, text: Path, cache: Path, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Stopped):
+            train(longer, tmp_path / "run")
+    kept = text.read_text()
+    shutil.rmtree(cache)
+    text.write_text(kept + "more\n")
+    with pytest.raises(UserError, match="the text has changed since this run began"):
+        train(longer, tmp_path / "run")
+    text.write_text(kept)
+    assert train(longer, tmp_path / "run").finished
+
+
+def test_a_run_that_diverges_stops(text: Path, tmp_path: Path) -> None:
+    run = tiny_run(text, "budget=60steps", "checkpoint.every=1", "optimizer.lr=1e30", "clip=none")
+    run = run.override("schedule.warmup=40", "evaluate.every=100")
+    with pytest.raises(DivergedError) as caught:
+        train(run, tmp_path / "run")
+    line = str(caught.value)
+    assert "became" in line
+    assert "Lower optimizer.lr" in line
+    folder = RunFolder.open(tmp_path / "run")
+    kept = max(folder.checkpoints())
+    assert f"the checkpoint of step {kept} is kept" in line
+    weights = checkpoint.read_model(folder.checkpoints()[kept] / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+    assert folder.metrics()[-1]["text"] == line
+    assert folder.report_file.exists()
+    assert json.loads(folder.metrics_file.read_text().splitlines()[-2])["loss"] is not None
+
+
+# Learning ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_it_memorises_a_small_text(tmp_path: Path, optimizer: str) -> None:
+    words = "In the beginning was the word, and the word was written by a very small model."
+    (tmp_path / "word.txt").write_text(words)
+    (tmp_path / "other.txt").write_text(words)  # to hold out what is to be memorised
+    run = tiny_run(
+        tmp_path / "word.txt",
+        f"data.held_out={tmp_path / 'other.txt'}",
+        "budget=100steps",
+        f"optimizer.kind={optimizer}",
+        "optimizer.lr=0.02",
+        "model.context_length=78",
+        "evaluate.every=1000",
+    )
+    trained = archwright.train(run, out=tmp_path / "run", quiet=True)
+    assert timeless(trained.folder)[-1]["loss"] < 0.05
+    assert timeless(trained.folder, "eval")[-1]["bits_per_byte"] < 0.1
+    written = archwright.generate(trained, "In the be", temperature=0.0, max_tokens=69)
+    assert written == words
+
+
+def test_spikes_are_counted(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archwright.training.loop.is_spike", lambda loss, recent: len(recent) == 3)
+    run = tiny_run(text, "budget=5steps", "evaluate.every=100")
+    folder = train(run, tmp_path / "run")
+    spikes = [r for r in timeless(folder, "event") if r["name"] == "loss_spike"]
+    assert [record["step"] for record in spikes] == [4, 5]  # what stands out joins no mean
+    loaded = json.loads((folder.checkpoints()[5] / "state.json").read_text())
+    assert loaded["state"]["spikes"] == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["budget=1steps"],
+        ["budget=1tokens"],
+        ["budget=0.01s"],
+        ["budget=3steps", "batch_size=5", "accumulate=3"],
+        ["budget=2steps", "data.documents=mask"],
+        ["budget=2steps", "machine.precision=bf16"],
+        ["budget=2steps", "schedule.kind=wsd", "optimizer.kind=muon"],
+        ["budget=2steps", "model.position.kind=learned", "model.head.tied=true"],
+        ["budget=2steps", "machine.compile=block"],
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_other_runs_finish(
+    text: Path, tmp_path: Path, changes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "machine.compile=block" in changes:  # compiling itself takes half a minute
+        monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
+    run = tiny_run(text, "evaluate.final_max_tokens=100", *changes)
+    folder = train(run, tmp_path / "run")
+    assert folder.finished
+    assert timeless(folder)[-1]["step"] == folder.spec.machine.num_steps
+
+
+def test_a_tiny_held_out_text(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.txt").write_text("é")
+    run = tiny_run(text, f"data.held_out={tmp_path / 'tiny.txt'}", "budget=2steps")
+    folder = train(run, tmp_path / "run")
+    assert timeless(folder, "eval")[-1]["num_bytes"] == 2
+
+
+def test_half_a_gradient_step_is_a_whole_one(text: Path, tmp_path: Path) -> None:
+    """Accumulation, through the whole trainer."""
+    few = ("budget=4steps", "evaluate.every=100", "evaluate.final_max_tokens=100")
+    losses = [
+        [r["loss"] for r in timeless(train(tiny_run(text, *few, more), tmp_path / more))]
+        for more in ("accumulate=1", "accumulate=2")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+# TensorBoard -------------------------------------------------------------------------------------
+
+
+def test_tensorboard_gets_what_the_metrics_get(longer: RunSpec, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    watched = longer.override("tensorboard=true")
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 7, die)
+        with pytest.raises(Died):
+            train(watched, tmp_path / "run")
+    folder = train(watched, tmp_path / "run")
+    events = EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert [step for step, _ in losses] == list(range(1, 13))  # none of them twice
+    expected = [record["loss"] for record in timeless(folder)]
+    assert [value for _, value in losses] == pytest.approx(expected, rel=1e-6)
+    assert [event.step for event in events.Scalars("held_out/bits_per_byte")] == [5, 10, 12]
+
+
+def test_without_tensorboard_nothing_is_written(longer: RunSpec, tmp_path: Path) -> None:
+    assert not (train(longer, tmp_path / "run").path / "tensorboard").exists()
