@@ -15,8 +15,6 @@ Ids = NDArray[np.int64]
 
 IGNORE = -100
 """Target of a position that is not counted, as in torch's cross-entropy."""
-SHARE = 8
-"""A cap is spent on at least about this many documents."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -64,8 +62,9 @@ class HeldOut:
     token of the text is thus predicted once, after at least `context_length` - `stride` tokens
     where the document has them. `num_tokens` and `num_bytes` count what is predicted.
 
-    With `max_tokens`, documents spread evenly over the text are taken until that many tokens are
-    reached. Long ones are cut, which needs the bytes of each token: `tokenizer.token_lengths`.
+    With `max_tokens`, windows spread evenly over all text are taken until that many tokens are
+    reached: a fair sample of the whole. Counting its bytes needs those of each token,
+    `tokenizer.token_lengths`; without them whole documents are taken.
 
     Raises:
         UserError: there is nothing to predict.
@@ -89,14 +88,16 @@ class HeldOut:
                 f"evaluate.stride: expected 1 to model.context_length ({context_length}), "
                 f"found {self.stride}."
             )
-        taken = _taken(store, max_tokens, token_lengths is not None)
-        self.taken = taken
-        self.num_documents = len(taken)
-        self.num_tokens = sum(taken.values())
-        self.num_bytes = sum(_bytes(store, i, n, token_lengths) for i, n in taken.items())
+        rows = [row for i in range(store.num_documents) for row in self._windows(i)]
+        if max_tokens is not None and token_lengths is not None:
+            rows = _sample(rows, max_tokens)
+        elif max_tokens is not None:
+            documents = _whole_documents(store, max_tokens)
+            rows = [row for i in documents for row in self._windows(i)]
+        self.num_tokens = sum(row.counted for row in rows)
+        self.num_bytes = _bytes(store, rows, token_lengths)
         if not self.num_bytes:
             raise UserError("data.held_out: there is no held-out text to measure on.")
-        rows = [row for i, n in taken.items() for row in self._windows(int(store.offsets[i]), n)]
         # Rows of equal length stand together: full ones first, so that few batches need padding.
         self._rows = sorted(rows, key=lambda row: row.start - row.stop)
 
@@ -109,13 +110,14 @@ class HeldOut:
             yield self._batch(self._rows[first : first + self.batch_size])
 
     def texts(self) -> Iterator[Ids]:
-        """Yield the predicted tokens of each document, the text that `num_bytes` counts."""
-        for i, predicted in self.taken.items():
-            first = int(self.store.offsets[i]) + 1
-            yield np.asarray(self.store.read(first, first + predicted), np.int64)
+        """Yield the predicted tokens, the text that `num_bytes` counts, in stretches in order."""
+        for first, stop in _stretches(self._rows):
+            yield np.asarray(self.store.read(first, stop), np.int64)
 
-    def _windows(self, base: int, predicted: int) -> Iterator[Window]:
-        """Yield the windows over a document that predict its first tokens."""
+    def _windows(self, document: int) -> Iterator[Window]:
+        """Yield the windows over a document."""
+        base = int(self.store.offsets[document])
+        predicted = int(self.store.offsets[document + 1]) - base - 1
         done = start = 0
         while done < predicted:
             stop = min(start + self.context_length, predicted)
@@ -135,42 +137,66 @@ class HeldOut:
         return HeldOutBatch(tokens, targets, lengths)
 
 
-def _taken(store: TokenStore, max_tokens: int | None, may_cut: bool) -> dict[int, int]:
-    """Return how many text tokens of which documents are predicted, by document."""
+def _sample(rows: list[Window], max_tokens: int) -> list[Window]:
+    """Return windows spread evenly over all rows; the last one is cut to meet the cap."""
+    if sum(row.counted for row in rows) <= max_tokens:
+        return rows
+    taken: list[Window] = []
+    left = max_tokens
+    for i in _spread(len(rows)):
+        row = rows[i]
+        excess = max(0, row.counted - left)
+        taken.append(Window(row.start, row.stop - excess, row.counted - excess))
+        left -= row.counted - excess
+        if left == 0:
+            break
+    return sorted(taken)
+
+
+def _whole_documents(store: TokenStore, max_tokens: int) -> list[int]:
+    """Return documents spread evenly over the text that have at most `max_tokens`, or the shortest."""
     lengths = np.diff(store.offsets) - 1
-    total = int(lengths.sum())
-    if max_tokens is None or total <= max_tokens:
-        return {i: int(n) for i, n in enumerate(lengths) if n}
-    longest = max(max_tokens // SHARE, max_tokens // len(lengths) + 1)
-    taken: dict[int, int] = {}
+    taken = []
     left = max_tokens
     for i in _spread(len(lengths)):
-        n = min(int(lengths[i]), longest, left) if may_cut else int(lengths[i])
-        if 0 < n <= left:
-            taken[i] = n
-            left -= n
-        if left <= 0:
-            break
-    if not taken:  # every document is longer than the cap and cannot be cut
-        shortest = int(np.argmin(np.where(lengths > 0, lengths, np.iinfo(np.int64).max)))
-        taken[shortest] = int(lengths[shortest])
-    return dict(sorted(taken.items()))
+        if 0 < lengths[i] <= left:
+            taken.append(i)
+            left -= int(lengths[i])
+    if not taken and lengths.any():
+        taken = [int(np.argmin(np.where(lengths > 0, lengths, np.iinfo(np.int64).max)))]
+    return sorted(taken)
 
 
 def _spread(n: int) -> Iterator[int]:
-    """Yield 0..n-1 in golden-ratio steps: every beginning of it is spread evenly."""
+    """Yield 0..n-1 so that every beginning of the sequence is spread evenly (golden-ratio steps)."""
     step = max(1, round(n * GOLDEN))
     while math.gcd(step, n) > 1:
         step += 1
     return (i * step % n for i in range(n))
 
 
-def _bytes(
-    store: TokenStore, document: int, tokens: int, token_lengths: NDArray[np.int64] | None
-) -> int:
-    """Return the UTF-8 bytes of the first text tokens of a document."""
-    start, stop = int(store.offsets[document]) + 1, int(store.offsets[document + 1])
-    if tokens == stop - start:
-        return int(store.document_bytes[document])
-    assert token_lengths is not None, "only a tokenizer with known bytes has its documents cut"
-    return int(token_lengths[store.read(start, start + tokens)].sum())
+def _stretches(rows: list[Window]) -> Iterator[tuple[int, int]]:
+    """Yield the predicted tokens as ranges of the store, joined where one follows on another."""
+    ranges = sorted((row.stop - row.counted + 1, row.stop + 1) for row in rows)
+    first, stop = ranges[0]
+    for start, end in ranges[1:]:
+        if start != stop:
+            yield first, stop
+            first = start
+        stop = end
+    yield first, stop
+
+
+def _bytes(store: TokenStore, rows: list[Window], token_lengths: NDArray[np.int64] | None) -> int:
+    """Return the UTF-8 bytes of what is predicted: of whole documents, or token by token."""
+    if not rows:
+        return 0
+    total = 0
+    for first, stop in _stretches(rows):
+        document = int(np.searchsorted(store.offsets, first, "right")) - 1
+        if (first - 1, stop) == (store.offsets[document], store.offsets[document + 1]):
+            total += int(store.document_bytes[document])
+        else:
+            assert token_lengths is not None, "without token lengths only whole documents are taken"
+            total += int(token_lengths[store.read(first, stop)].sum())
+    return total

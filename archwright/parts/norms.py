@@ -57,7 +57,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         wide = x if x.dtype == torch.float64 else x.float()
-        y: Tensor = _RMSNorm.apply(wide, self.weight.to(wide.dtype), self.eps)
+        weight = self.weight.to(wide.dtype)
+        y: Tensor = _RMSNorm.apply(wide, weight, self.eps)  # type: ignore[no-untyped-call]
         return y.to(x.dtype)
 
     def reset_parameters(self) -> None:

@@ -98,8 +98,9 @@ class Rotary(nn.Module):
         self, x: Float[Tensor, "batch length heads head_dim"], rotation: Rotation
     ) -> Float[Tensor, "batch length heads head_dim"]:
         """Turn queries or keys."""
-        halves = self.spec.pairing == "half"
-        turned: Tensor = _Rotate.apply(x, *rotation, self.num_rotary, halves)
+        turned: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
+            x, *rotation, self.num_rotary, self.spec.pairing == "half"
+        )
         return turned
 
     def reset_parameters(self) -> None:
@@ -136,7 +137,8 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _Rotate.apply(grads[0], cos, -sin, *ctx.layout), None, None, None, None
+        turned = _Rotate.apply(grads[0], cos, -sin, *ctx.layout)  # type: ignore[no-untyped-call]
+        return turned, None, None, None, None
 
 
 def _partner(x: Tensor, num_rotary: int, halves: bool) -> Tensor:

@@ -126,15 +126,23 @@ def test_a_cap_spreads_over_the_text(tmp_path: Path) -> None:
     held_out = HeldOut(store, 16, 4, max_tokens=400, token_lengths=RAW.token_lengths)
     starts = [row.start for row in held_out._rows]
     documents = sorted(set(np.searchsorted(store.offsets, starts, "right").tolist()))
-    assert len(documents) == held_out.num_documents == 20
     assert np.diff([0, *documents, 1000]).max() < 100
 
 
-def test_a_long_document_does_not_use_up_the_cap(tmp_path: Path) -> None:
-    store = stored(tmp_path, ["x" * 5000] + [letters(50) for _ in range(20)])
-    held_out = HeldOut(store, 16, 4, max_tokens=400, token_lengths=RAW.token_lengths)
-    assert held_out.num_documents >= 8
-    assert held_out.num_tokens == 400
+def test_a_cap_takes_each_document_by_its_share(tmp_path: Path) -> None:
+    store = stored(tmp_path, ["x" * 5000] + [letters(50) for _ in range(100)])
+    held_out = HeldOut(store, 16, 4, max_tokens=1000, token_lengths=RAW.token_lengths)
+    assert held_out.num_tokens == 1000
+    long = sum(row.counted for row in held_out._rows if row.start < store.offsets[1])
+    assert 400 < long < 600
+
+
+def test_texts_are_what_is_predicted(tmp_path: Path) -> None:
+    store = stored(tmp_path, [letters(n) for n in (1, 50, 7, 33)])
+    whole = [text.tolist() for text in HeldOut(store, 16, 4).texts()]
+    assert whole == [store.document(i)[1:].tolist() for i in range(4)]
+    some = HeldOut(store, 16, 4, max_tokens=40, token_lengths=RAW.token_lengths)
+    assert sum(len(text) for text in some.texts()) == some.num_tokens == 40
 
 
 def test_without_token_lengths_documents_stay_whole(tmp_path: Path) -> None:

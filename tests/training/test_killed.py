@@ -1,11 +1,11 @@
 """SIGKILL at random moments, from the first import to the last write: nothing is lost or changed."""
 
-import json
 import os
 import random
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ import pytest
 from archwright.runs import RunFolder
 from tests.tiny import archwright, command, surroundings, tiny_words, write_text
 
-KILLS = 10
+STEPS = 50
 FREE = {"seconds", "tokens_per_second", "utilisation", "memory_bytes"}
 """What differs between any two runs."""
 
 
 def words(text: Path, out: Path) -> list[str]:
-    changes = ("budget=40steps", "checkpoint.every=5", "evaluate.every=15", "seed=3")
+    changes = (f"budget={STEPS}steps", "checkpoint.every=5", "evaluate.every=15", "seed=3")
     few = ("evaluate.max_tokens=200", "evaluate.final_max_tokens=500")
     more = ("model.embedding.dropout=0.1", "data.tokenizer.kind=bpe")
     vocabulary = "data.tokenizer.vocab_size=300"
@@ -37,6 +37,43 @@ def results(folder: RunFolder) -> dict[str, Any]:
     }
 
 
+def last_step(folder: RunFolder) -> int:
+    return max((record["step"] for record in folder.metrics()), default=0)
+
+
+class Killed:
+    """Starts the run again and again, each time to kill it at a random moment of some stage."""
+
+    def __init__(self, again: list[str], folder: RunFolder, seconds: float) -> None:
+        self.again, self.folder, self.seconds = again, folder, seconds
+        self.environment = surroundings(ARCHWRIGHT_CACHE="cache-b")  # nothing is prepared yet
+        self.dice = random.Random()
+        self.seen: list[tuple[str, int, int]] = []
+
+    def preparing(self) -> None:
+        """From the first import on, until about the first step."""
+        self._kill("preparing", lambda: True, self.seconds * self.dice.uniform(0.2, 0.6))
+
+    def training(self) -> None:
+        """In a step, an evaluation or a checkpoint, some steps further than the last time."""
+        goal = min(last_step(self.folder) + self.dice.randint(1, 8), STEPS)
+        self._kill("training", lambda: last_step(self.folder) >= goal, self.dice.uniform(0, 0.05))
+
+    def finishing(self) -> None:
+        """After the last step: evaluating, writing the sample, weights and page."""
+        delay = self.seconds * self.dice.uniform(0, 0.2)
+        self._kill("finishing", lambda: last_step(self.folder) == STEPS, delay)
+
+    def _kill(self, stage: str, reached: Callable[[], bool], delay: float) -> None:
+        process = subprocess.Popen(self.again, cwd=self.folder.path.parent, env=self.environment)
+        while not reached() and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        self.seen.append((stage, last_step(self.folder), process.wait()))
+        assert process.returncode in (0, -signal.SIGKILL), self.seen
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text.txt", 200)
@@ -44,30 +81,23 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     done = archwright(
         *words(text, tmp_path / "plain"), cwd=tmp_path, env={"ARCHWRIGHT_CACHE": "cache-a"}
     )
-    whole = time.monotonic() - start
     assert (done.returncode, done.stderr) == (0, "")
 
-    dice = random.Random()
-    again = command(*words(text, tmp_path / "run"))
-    environment = surroundings(ARCHWRIGHT_CACHE="cache-b")  # so that it is prepared anew
-    seen = []
-    for kill in range(KILLS):
-        process = subprocess.Popen(again, cwd=tmp_path, env=environment)
-        # Later and later, so that the whole way is covered, wherever the last one came to.
-        delay = whole * (0.3 + 0.7 * kill / KILLS) * dice.uniform(0.7, 1.3)
-        try:
-            code = process.wait(delay)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            code = process.wait()
-        seen.append((round(delay, 3), code))
-        assert code in (0, -signal.SIGKILL), seen
-    finished = archwright(*again[3:], cwd=tmp_path, env={"ARCHWRIGHT_CACHE": "cache-b"})
-    assert (finished.returncode, finished.stderr) == (0, ""), seen
+    plain, run = RunFolder(tmp_path / "plain"), RunFolder(tmp_path / "run")
+    again = words(text, run.path)
+    killed = Killed(command(*again), run, time.monotonic() - start)
+    for _ in range(2):
+        killed.preparing()
+    for _ in range(6):
+        killed.training()
+    for _ in range(2):
+        killed.finishing()
+    last = archwright(*again, cwd=tmp_path, env={"ARCHWRIGHT_CACHE": "cache-b"})
+    assert (last.returncode, last.stderr) == (0, ""), killed.seen
 
-    plain, run = RunFolder.open(tmp_path / "plain"), RunFolder.open(tmp_path / "run")
+    assert sum(code == -signal.SIGKILL for *_, code in killed.seen) >= 8, killed.seen
+    print(killed.seen)
     assert run.finished
-    assert results(run) == results(plain), seen
-    assert [p.name for p in run.path.glob(".*")] == []
-    assert [p.name for p in run.checkpoints_folder.glob(".*")] == []
-    assert json.loads(run.spec_file.with_name("environment.json").read_text())
+    assert results(run) == results(plain), killed.seen
+    hidden = [p.name for folder in (run.path, run.checkpoints_folder) for p in folder.glob(".*")]
+    assert hidden == [], killed.seen

@@ -40,7 +40,9 @@ def blockwise(
 ) -> Tensor:
     """The same as the reference, block by block."""
     blocks = _blocks(view, query.dtype)
-    out: Tensor = _Blockwise.apply(query, key, value, blocks, scale, dropout)
+    out: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
+        query, key, value, blocks, scale, dropout
+    )
     return out
 
 
@@ -151,7 +153,8 @@ def _seen(x: Tensor, block: Block) -> Tensor:
 
 def _unrows(x: Tensor, kv: int) -> Tensor:
     """View [b, t, h, d] as [b, kv, group, t, d]."""
-    return x.unflatten(2, (kv, -1)).permute(0, 2, 3, 1, 4)
+    batch, length, heads, dim = x.shape
+    return x.view(batch, length, kv, heads // kv, dim).permute(0, 2, 3, 1, 4)
 
 
 def _rows(x: Tensor, kv: int) -> Tensor:
