@@ -1,10 +1,12 @@
 """archwright check"""
 
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 
 from archwright.cli.words import Parser, add_parts_option, load_parts
 from archwright.spec.errors import UserError
-from archwright.spec.read import load_run
+from archwright.spec.read import ONLY_RUNS, load_run
 from archwright.spec.rules import suspicions
 from archwright.spec.run_rules import enforce_run
 
@@ -26,7 +28,7 @@ def run(words: Sequence[str]) -> int:
             run = load_run(file)
             enforce_run(run)
         except UserError as error:
-            lines += [line if file in line else f"{file}: {line}" for line in error.lines]
+            lines += [_located(file, line) for line in error.lines]
             continue
         print(f"{file}: good")
         for line in suspicions(run.model):
@@ -34,3 +36,11 @@ def run(words: Sequence[str]) -> int:
     if lines:
         raise UserError(*lines)
     return 0
+
+
+def _located(file: str, line: str) -> str:
+    """Name the file; keys of a model's own file have no prefix there."""
+    if Path(file).name in line:
+        return line
+    keys = set(tomllib.loads(Path(file).read_text(encoding="utf-8-sig")))
+    return f"{file}: {line if ONLY_RUNS & keys else line.removeprefix('model.')}"

@@ -38,7 +38,8 @@ def load_parts_file(path: Path) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise UserError(f"--parts {path}{_line(error, path)}: {_said(error)}") from error
+        said = _said(error).replace(f"{name}.", "")
+        raise UserError(f"--parts {path}{_line(error, path)}: {said}") from error
     _check_registered(path, name)
     return hashlib.sha256(content).hexdigest()
 

@@ -43,9 +43,9 @@ def run(words: Sequence[str]) -> int:
         )
     loaded = load_with_blame(options.model)
     spec = override(loaded.spec, options.assignments)
-    print(_title(spec.name, spec.source, bool(options.assignments)))
-    for line in _values(spec, loaded.blame, options):
-        print(line)
+    lines = [_title(spec.name, spec.source, bool(options.assignments))]
+    lines += _values(spec, loaded.blame, options)
+    print("\n".join(lines))
     for line in suspicions(spec):
         print(f"\nwarning: {line}")
     return 0

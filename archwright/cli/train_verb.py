@@ -62,6 +62,11 @@ def run(words: Sequence[str]) -> int:
         raise UserError(
             f'train what? "{options.what}" sets a value; name a recipe or model before it'
         )
+    if Path(options.what).is_file() and not options.what.endswith(".toml"):
+        raise UserError(
+            f'train what? "{options.what}" is a text; name a model before it: '
+            f"archwright train modern data.text={options.what}"
+        )
     spec = load_run(options.what).override(*options.assignments)
     files = tuple(PartsFile(name=name, sha256=digest) for name, digest in parts.items())
     spec = spec.model_copy(update={"parts": files})

@@ -21,7 +21,11 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. See {self.prog} --help")
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            message = f"{unknown}: no such option; values are set as key=value, without dashes"
+        # Assignments are many or none, but argparse counts them among what is required.
+        raise UserError(f"{message.removesuffix(', KEY=VALUE')}. See {self.prog} --help")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the options; they may stand before, between and after the other words."""

@@ -74,7 +74,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
         return (x * scale).mul_(weight)

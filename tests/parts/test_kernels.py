@@ -13,10 +13,10 @@ from archwright.parts.masks import Causal, Pattern, View, Window
 from archwright.parts.places import places
 from archwright.spec import masks as spec
 
-HEADS = [(4, 4), (4, 2), (6, 3), (3, 1)]
+HEADS = [(4, 4), (6, 3), (3, 1)]
 """Query heads, and the key-value heads they share."""
-LENGTHS = [1, 5, 21]
-"""Of texts, in blocks of 4: within one, across several, and with a rest."""
+LENGTHS = [1, 14]
+"""Of texts in blocks of 4: within one, and across several with a rest."""
 
 MASKS: dict[str, Pattern] = {
     "causal": Causal(spec.Causal()),

@@ -1,0 +1,18 @@
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test has a cache of its own, outside the folder it works in."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("ARCHWRIGHT_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which a test types its commands."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
