@@ -1,6 +1,7 @@
 """archwright eval"""
 
 import json
+import re
 from collections.abc import Sequence
 
 from archwright.cli.words import Parser, add_parts_option, check_run_parts, load_parts
@@ -37,7 +38,10 @@ def run(words: Sequence[str]) -> int:
         raise UserError(
             f"--stride: found {options.stride}; expected 1 to {length}, the context of the model"
         )
-    result = evaluate_text(opened, *options.text, stride=options.stride)
+    try:
+        result = evaluate_text(opened, *options.text, stride=options.stride)
+    except UserError as error:
+        raise UserError(*(re.sub("^text:", "--text:", line) for line in error.lines)) from None
     if options.json:
         print(json.dumps(result.record()))
         return 0

@@ -267,7 +267,7 @@ class RunFolder:
         asked = self._asked
         if asked.hash() == spec.hash():
             return
-        lines = diff(asked, spec)
+        lines = [line for line in diff(asked, spec) if _first_key(line) not in spec.not_identity]
         more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         raise UserError(
             f"{self.path} holds another run ({'; '.join(lines[:_SHOWN])}{more}). "
@@ -282,6 +282,10 @@ def find(parent: str | Path = RUNS) -> list[RunFolder]:
 
 
 _SHOWN = 8  # differences in one line of an error
+
+
+def _first_key(line: str) -> str:
+    return line.partition(":")[0].partition(".")[0]
 
 
 def _spec_text(spec: RunSpec) -> str:
