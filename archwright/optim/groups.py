@@ -113,7 +113,7 @@ def _muon(by_role: Mapping[Role, Parameters], spec: MuonSpec, precision: torch.d
             momentum=spec.momentum,
             nesterov=spec.nesterov,
             method=spec.method,
-        steps=spec.steps,
+            steps=spec.steps,
             weight_decay=spec.weight_decay,
             dtype=torch.bfloat16 if precision == torch.bfloat16 else torch.float32,
         )

@@ -19,6 +19,8 @@ from archwright.training.material import Material
 from archwright.training.progress import Progress
 from archwright.training.session import Session, steps_for_budget
 
+EVALUATIONS = 10
+"""How often a run is evaluated where no number of steps between evaluations is given."""
 WARM_SECONDS = 3.0
 """Time for which steps are timed, at most a twentieth of the budget."""
 
@@ -111,7 +113,7 @@ def resolved(run: RunSpec, model: Decoder) -> RunSpec:
 
 def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
     """Replace what follows from the number of steps."""
-    every = run.evaluate.every or max(1, num_steps // 10)
+    every = run.evaluate.every or max(1, num_steps // EVALUATIONS)
     warmup = warmup_steps(run.schedule, num_steps)
     return run.model_copy(
         update={
@@ -131,11 +133,19 @@ def _num_steps(session: Session) -> tuple[int, str]:
 
     def timed() -> float:
         took.append(session.time_step(min(WARM_SECONDS, amount / 20)))
-        return took[0]
+        return took[0] / max(0.5, 1 - _evaluation_seconds(run, took[0]) / amount)
 
     steps = steps_for_budget(amount, unit, run, flops, timed)
     measured = f" at {1e3 * took[0]:.1f} ms a step" if took else ""
     return steps, f"what a budget of {run.budget} pays for{measured}"
+
+
+def _evaluation_seconds(run: RunSpec, step_seconds: float) -> float:
+    """Return about how long all evaluations take: a forward pass costs a third of a step's."""
+    stride = run.evaluate.stride
+    assert stride != "auto"
+    read = run.evaluate.max_tokens * run.model.context_length / stride
+    return EVALUATIONS * read / run.tokens_per_step * step_seconds / 3
 
 
 def _take_weights(model: Decoder, source: Path, progress: Progress) -> None:

@@ -153,14 +153,14 @@ MISTAKES: dict[str, list[str]] = {
     "train modern data.text=empty.txt": ["data.text: there is no text; every file is empty."],
     "train modern data.text=tiny.txt data.tokenizer.kind=bytes": [
         "data.text: the text is too short: 257 tokens are needed (model.context_length + 1), there "
-        "are 11. Give more text, or set model.context_length to 10 or less."
+        "are 10. Give more text, or set model.context_length to 9 or less."
     ],
     "train modern data.text=*.md": [
         'data.text: no file found in "*.md". Name a file, a folder or a glob with text.'
     ],
     "train modern data.text=['a.txt','b.txt']": [
         'data.text: no file or folder "a.txt". Did you mean "latin.txt"?',
-        'data.text: no file or folder "b.txt".',
+        'data.text: no file or folder "b.txt". Did you mean "tiny.txt"?',
     ],
     "train modern data.text=field.jsonl": [
         'data.text: "field.jsonl" line 1: no field "text" (found "body"). Set data.field.'
@@ -465,7 +465,7 @@ def test_damaged_checkpoints(unfinished: Path, capsys: pytest.CaptureFixture[str
     for path in steps.values():
         (path / "model.safetensors").write_bytes(b"damaged")
     before = contents(unfinished)
-    lines = said(capsys, "train", "--resume", "run")
+    lines = said(capsys, "train", "--resume", "run", "--quiet")
     assert len(lines) == len(steps) + 1
     assert all("is damaged: 7 bytes instead of" in line for line in lines[:-1])
     assert "is whole. To start anew, remove that folder" in lines[-1]

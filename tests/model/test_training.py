@@ -73,7 +73,7 @@ def gradients(model, row):
 kernel, backend = sys.argv[1:]
 torch.set_num_threads(1)
 row = torch.randint(0, 64, (2, 33), generator=torch.Generator().manual_seed(0))
-spec = load("modern").override("dim=32", "num_layers=2", "vocab_size=64", "attention.num_heads=4")
+spec = load("modern").override("dim=32", "num_layers=1", "vocab_size=64", "attention.num_heads=4")
 model = build(spec.override("attention.qk_norm.kind=rms")).use_kernel(kernel)
 eager = gradients(model, row)
 for layer in model.layers:

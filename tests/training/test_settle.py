@@ -142,12 +142,17 @@ def test_a_time_budget_is_divided_by_the_timed_step(
     monkeypatch.setattr(
         settle_room.Session, "time_step", lambda self, seconds: asked.append(seconds) or 0.05
     )
-    session, decisions = settle(run.override("budget=20s"), material, Silent())
-    assert session.num_steps == 400
+    few = run.override("budget=20s", "evaluate.max_tokens=1")
+    session, decisions = settle(few, material, Silent())
+    assert session.num_steps == 399  # ten evaluations of a token take what is left
     assert asked == [1.0]  # a twentieth of the budget
     assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
+    session, _ = settle(run.override("budget=20s"), material, Silent())
+    assert (
+        session.num_steps == 200
+    )  # training keeps half of the time, however long evaluations take
     session, _ = settle(run.override("budget=2h"), material, Silent())
-    assert asked[1:] == [settle_room.WARM_SECONDS]
+    assert asked[2:] == [settle_room.WARM_SECONDS]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,306 @@
+"""What each verb prints, and that the quick ones wait for nothing."""
+
+import json
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from archwright.cli import main
+from archwright.cli.main import VERBS
+from archwright.runs import RunFolder
+from archwright.spec.read import load_run
+from tests.tiny import archwright, command, surroundings, tiny_words, write_text
+
+QUICK = (
+    "--help",
+    "--version",
+    "list",
+    "list choices",
+    "list runs",
+    "show modern",
+    "show modern --all --blame dim=256",
+    "diff textbook modern",
+    "check {preset}",
+    "schema run",
+    "train --help",
+    "generate --help",
+    "eval --help",
+    "report --help",
+)
+HEAVY = {"torch", "numpy", "rich", "tokenizers", "tiktoken", "plotly", "safetensors"}
+PRESET = resources.files("archwright.presets") / "models" / "modern.toml"
+
+
+def out(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", QUICK)
+def test_quick_verbs_import_nothing_heavy(words: str, place: Path) -> None:
+    program = (
+        "import sys; from archwright.cli import main\n"
+        "try: code = main(sys.argv[1:])\n"
+        "except SystemExit as end: code = end.code\n"
+        "print(code, *sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words.format(preset=PRESET).split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=place,
+        env=surroundings(),
+    )
+    code, *modules = done.stderr.splitlines()[-1].split()
+    assert code == "0"
+    assert HEAVY & set(modules) == set()
+    assert "importlib.metadata" not in modules or words == "--version" or "pydantic" in modules
+    if words == "--help":
+        assert "pydantic" not in modules
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([verb, "--help"])
+    text = capsys.readouterr().out
+    assert end.value.code == 0
+    assert text.startswith(f"usage: archwright {verb}")
+    assert max(map(len, text.splitlines())) <= 110
+    if verb not in ("check", "schema", "report"):
+        assert "examples:" in text
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_help_names_every_verb(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, *words)
+    for verb, about in VERBS.items():
+        assert f"  {verb} " in text
+        assert about in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert out(capsys, "--version").split()[0] == "archwright"
+
+
+def test_as_a_module_and_with_a_code(place: Path) -> None:
+    done = archwright("schema", "nonsense", cwd=place)
+    assert done.returncode == 2
+    assert done.stderr.startswith("archwright: ")
+
+
+def test_a_reader_that_stops_reading_is_no_error(place: Path) -> None:
+    with subprocess.Popen(
+        command("schema", "run"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=place,
+        env=surroundings(),
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+# list, show, diff --------------------------------------------------------------------------------
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    models, recipes, last = out(capsys, "list").split("\n\n")
+    assert models.splitlines()[0].split() == [
+        *("model", "parameters", "norm", "wiring", "position", "attention", "feedforward")
+    ]
+    rows = {line.split()[0]: line.split()[1:] for line in models.splitlines()[1:]}
+    assert rows["textbook"][1:] == ["layer", "post", "sinusoidal", "8/8", "heads", "relu"]
+    assert rows["modern"][1:4] == ["rms", "pre", "rope"]
+    assert recipes.splitlines()[1].split()[:2] == ["demo", "modern"]
+    assert "archwright show NAME" in last
+
+
+def test_list_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = out(capsys, "list", "choices").splitlines()
+    found = {tuple(line.split()[:2]) for line in lines}
+    expected = {("norm", "rms"), ("position", "rope"), ("optimizer", "muon"), ("schedule", "wsd")}
+    assert expected | {("mask", "window"), ("residual", "sandwich")} <= found
+
+
+def test_list_choices_fit_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns in (60, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = out(capsys, "list", "choices")
+        assert max(map(len, text.splitlines())) <= columns
+
+
+def test_show(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = out(capsys, "show", "textbook").splitlines()
+    assert lines[0].startswith("textbook, ")
+    assert lines[0].endswith("M parameters")
+    assert "2017" in lines[1]
+    values = dict(line.split(maxsplit=1) for line in lines[3:])
+    assert values["norm.kind"] == '"layer"'
+    assert values["residual.kind"] == '"post"'
+    assert "norm.bias" not in values  # left at its default
+
+
+def test_show_all(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = out(capsys, "show", "modern", "--all", "dim=256").splitlines()
+    values = dict(line.split(maxsplit=1) for line in lines[3:])
+    assert lines[0] == "modern"  # the count is that of the preset
+    assert values["feedforward.hidden_dim"] == "704   (auto)"
+    assert values["attention.head_dim"] == "32   (auto)"
+    assert values["embedding.dropout"] == "0.0"
+
+
+def test_show_blame(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "show", "modern", "--blame", "norm.kind=layer", "dim=256")
+    said = dict(line.split("# ") for line in text.splitlines()[3:])
+    origins = {values.split()[0]: origin for values, origin in said.items()}
+    assert origins["dim"] == "the command line"
+    assert origins["norm.kind"] == "the command line"
+    assert origins["norm.eps"] == "default"  # of the new kind, not of modern.toml
+    assert origins["position.kind"].startswith("modern.toml: ")
+    assert origins["embedding.dropout"] == "default"
+    assert len({line.index("# ") for line in text.splitlines()[3:]}) == 1
+
+
+def test_show_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "warning: vocab_size is 100" in out(capsys, "show", "modern", "vocab_size=100")
+
+
+def test_diff(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = out(capsys, "diff", "textbook", "modern").splitlines()
+    assert 'norm.kind: "layer" -> "rms"' in lines
+    assert "norm.bias: true -> -" in lines
+    assert out(capsys, "diff", "modern", "modern") == "no difference\n"
+    assert out(capsys, "diff", "modern", "modern", "dim=64") == "dim: 512 -> 64\n"
+
+
+def test_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    for what in ("model", "run"):
+        schema = json.loads(out(capsys, "schema", what))
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert "base" in json.dumps(schema)
+
+
+def test_check(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "mine.toml").write_text('base = "modern"\nvocab_size = 100\n')
+    (place / "run.toml").write_text('model = "mine.toml"\nbudget = "5steps"\n')
+    assert out(capsys, "check", "mine.toml", "run.toml", str(PRESET)).splitlines() == [
+        "mine.toml: good",
+        "mine.toml: warning: vocab_size is 100: not a multiple of 64, which slows the output head "
+        "down",
+        "run.toml: good",
+        "run.toml: warning: vocab_size is 100: not a multiple of 64, which slows the output head "
+        "down",
+        f"{PRESET}: good",
+    ]
+
+
+# train -------------------------------------------------------------------------------------------
+
+
+def test_dry_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = write_text(place / "text.txt", 100)
+    words = tiny_words(text, "budget=1000steps", "optimizer.lr=0.5", "machine.threads=auto")
+    found = out(capsys, *words, "--dry-run")
+    values = dict(line.split(maxsplit=1) for line in found.splitlines() if "  " in line)
+    assert found.startswith("Decoder(modern: 0.0359M parameters, dim 32, 1 layers")
+    assert values["model.dim"] == "32"
+    assert values["model.vocab_size"] == "320"
+    assert values["model.head.tied"] == "false"
+    assert values["optimizer.lr"] == "0.5"
+    assert values["schedule.warmup"] == "50"
+    assert values["evaluate.every"] == "100"
+    assert values["machine.num_steps"] == "1000"
+    assert values["machine.threads"] == "auto, settled when the run begins"
+    assert values["checkpoint.every"] == "about every minute"
+    assert "1,000 steps, 128,000 tokens" in found
+    assert f"1 files, {text.stat().st_size / 1000:.2f} kB".replace("0 kB", " kB") in found
+    assert found.endswith("Nothing was trained.\n")
+    assert sorted(path.name for path in place.iterdir()) == ["text.txt"]
+
+
+def test_dry_run_of_a_time_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    found = out(capsys, "train", "demo", "--dry-run", "budget=7m")
+    assert "the steps that fit into 7m, which are timed when it begins" in found
+    assert "schedule.warmup                auto, settled when the run begins" in found
+
+
+def test_dry_run_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "modern", "data.text=none.txt", "--dry-run"]) == 2
+    assert 'no file or folder "none.txt"' in capsys.readouterr().err
+
+
+def test_a_run_from_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trained, trained again, shown, evaluated, made to write, reported, listed."""
+    text = write_text(place / "text.txt", 100)
+    words = [*tiny_words(text, "budget=12steps"), "name=small"]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    for part in ("bits per byte", "gzip -9", "xz -9e", "runs/small", "report.html"):
+        assert part in printed.out
+    for part in ("Decoder(", "tokens to train on", "step 12 of 12", "num_steps = 12"):
+        assert part in printed.err
+
+    before = RunFolder("runs/small").metrics_file.read_bytes()
+    assert main(words) == 0
+    again = capsys.readouterr()
+    assert "runs/small is finished already" in again.err
+    assert again.out == printed.out
+    assert RunFolder("runs/small").metrics_file.read_bytes() == before
+    assert main(["train", "--resume", "runs/small", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+    found = json.loads(out(capsys, "eval", "runs/small", "--text", str(text), "--json"))
+    assert found["num_bytes"] == text.stat().st_size
+    shown = out(capsys, "eval", "runs/small", "--text", str(text))
+    assert f"{found['bits_per_byte']:.4f}" in shown
+    assert f"{found['nats_per_token']:.4f}" in shown
+
+    written = out(capsys, "generate", "runs/small", "--prompt", "the", "--max-tokens", "20")
+    assert written.startswith("the")
+    assert out(capsys, "generate", "runs/small", "--prompt", "the", "--max-tokens", "20") == written
+    assert out(capsys, "report", "runs/small") == "runs/small/report.html\n"
+    assert out(capsys, "list", "runs").splitlines()[1].split()[:2] == ["runs/small", "finished"]
+
+
+def test_a_recipe_of_ones_own(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_text(place / "text.txt", 100)
+    words = tiny_words("text.txt", "budget=2steps", "evaluate.final_max_tokens=50")
+    recipe = load_run("modern").override(*words[2:])
+    from archwright.spec.read import to_toml
+
+    (place / "mine.toml").write_text(to_toml(recipe).replace('name = "modern"\n', "", 1))
+    assert main(["train", "mine.toml", "--quiet"]) == 0
+    assert RunFolder("runs/mine").finished
+    assert RunFolder("runs/mine").spec.model.dim == 32
+
+
+def test_standard_input(place: Path) -> None:
+    text = write_text(place / "text.txt", 100).read_text()
+    words = tiny_words("-", "budget=2steps", "evaluate.final_max_tokens=50")
+    done = archwright(*words, "--quiet", cwd=place, text=text)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert RunFolder(place / "runs" / "modern").finished
+    done = archwright("eval", "runs/modern", "--text", "-", "--json", cwd=place, text=text)
+    assert json.loads(done.stdout)["num_bytes"] == len(text)
+
+
+def test_what_a_console_cannot_show_is_replaced(place: Path) -> None:
+    write_text(place / "text.txt", 100)
+    words = tiny_words("text.txt", "budget=1steps", "evaluate.final_max_tokens=50")
+    env = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    assert archwright(*words, cwd=place, env=env).returncode == 0
+    done = archwright("generate", "runs/modern", "--prompt", "é", cwd=place, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("?")
