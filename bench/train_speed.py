@@ -4,6 +4,7 @@
 
 Both train in one process, in short blocks that take turns, so that whatever else the machine does falls on
 both alike. Before that their losses on one batch are compared: what differs is the speed and nothing else.
+With `--threads 1` the clock is that of the thread's own CPU time, which other programs disturb little.
 The results are printed and written to bench/results/ as Markdown.
 """
 
@@ -26,7 +27,6 @@ import transformers
 from torch import Tensor, nn
 
 from archwright.model import Decoder, build
-from archwright.planning.machine import measure_peak
 from archwright.optim import build_optimizers
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
@@ -34,11 +34,13 @@ from archwright.spec.run_spec import AdamW
 from archwright.training.allocator import tune_allocator
 from archwright.training.machine import _cpu_name
 from archwright.training.precision import DTYPES, Precision
+from archwright.training.products import speed_up_float32
 from archwright.training.step import TensorBatch, train_step
 
 LR = 3e-4
 ROTATING = 8
 """Different batches that a contender trains on in turn."""
+CLOCKS = {True: "CPU time of the one thread", False: "wall time"}
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,11 @@ def main() -> None:
     args = _arguments()
     tuned = args.allocator == "tuned" and tune_allocator()
     torch.set_num_threads(args.threads)
+    products = speed_up_float32()
     results = [
         _measure(name, precision, args) for precision in args.precision for name in args.shapes
     ]
-    text = _page(results, args, tuned)
+    text = _page(results, args, tuned, products)
     print(text)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -103,9 +106,10 @@ def _measure(name: str, precision: str, args: argparse.Namespace) -> "Result":
         for contender in contenders if block % 2 == 0 else reversed(contenders):
             contender.times.append(_block(contender, batches, steps))
     peaks.append(_peak(precision))
-    ours = contenders[0]
-    model = build(_spec(shape), device="meta")
-    return Result(name, precision, shape, model.num_parameters(), max(peaks), ours, contenders[1:])
+    size = build(_spec(shape), device="meta").num_parameters()
+    result = Result(name, precision, shape, size, max(peaks), contenders[0], contenders[1:])
+    print(*result.rows(), sep="\n", flush=True)
+    return result
 
 
 @dataclass
@@ -122,7 +126,9 @@ class Result:
 
     def rows(self) -> Iterator[str]:
         """Yield a table row for each contender."""
-        flops = 6 * self.num_parameters + 6 * self.shape.num_layers * self.shape.dim * self.shape.length
+        flops = (
+            6 * self.num_parameters + 6 * self.shape.num_layers * self.shape.dim * self.shape.length
+        )
         for contender in (self.ours, *self.peers):
             speed = self.shape.tokens / statistics.median(contender.times)
             compared = "" if contender is self.ours else _ratio(contender.times, self.ours.times)
@@ -227,34 +233,22 @@ THEIR_NAMES = {
     "attention.key": "self_attn.k_proj",
     "attention.value": "self_attn.v_proj",
     "attention.out": "self_attn.o_proj",
-    "feedforward": "mlp",
-    "gate": "gate_proj",
-    "up": "up_proj",
-    "down": "down_proj",
+    "feedforward.gate": "mlp.gate_proj",
+    "feedforward.up": "mlp.up_proj",
+    "feedforward.down": "mlp.down_proj",
 }
+"""Of a layer's weights."""
 
 
-def _copy_weights(ours: nn.Module, theirs: nn.Module) -> None:
+def _copy_weights(ours: Decoder, theirs: nn.Module) -> None:
     """Give transformers' model our weights, so that both compute the same function."""
-    own = {"embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
-    for name, _ in ours.layers[0].named_parameters():
-        renamed = ".".join(THEIR_NAMES.get(w, w) for w in _words(name))
-        for i in range(len(ours.layers)):
-            own[f"layers.{i}.{name}"] = f"model.layers.{i}.{renamed}"
+    names = {"embedding": "embed_tokens", "norm": "norm"}
+    for i in range(len(ours.layers)):
+        names |= {f"layers.{i}.{o}": f"layers.{i}.{t}" for o, t in THEIR_NAMES.items()}
     values = ours.state_dict()
-    missing, unexpected = theirs.load_state_dict(
-        {theirs_: values[ours_] for ours_, theirs_ in own.items()}, strict=False
-    )
-    assert missing in ([], ["lm_head.weight"]) and not unexpected
-
-
-def _words(name: str) -> Iterator[str]:
-    """Split a dotted name into the longest stretches that have a foreign name."""
-    parts = name.split(".")
-    while parts:
-        size = next(n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in THEIR_NAMES or n == 1)
-        yield ".".join(parts[:size])
-        parts = parts[size:]
+    weights = {f"model.{t}.weight": values[f"{o}.weight"] for o, t in names.items()}
+    missing, _ = theirs.load_state_dict(weights, strict=False)
+    assert missing in ([], ["lm_head.weight"]), missing  # the tied head
 
 
 @torch.no_grad()
@@ -286,16 +280,16 @@ def _steps_per_block(
 ) -> int:
     """Warm all contenders up, and return how many steps of the fastest fit in `seconds`."""
     for contender in contenders:
-        _block(contender, batches, 3)
-    return max(2, round(seconds / min(_block(c, batches, 2) for c in contenders)))
+        _block(contender, batches, 2)
+    return max(1, round(seconds / min(_block(c, batches, 1) for c in contenders)))
 
 
 def _block(contender: Contender, batches: list[tuple[Tensor, Tensor]], steps: int) -> float:
     """Return the seconds per step of one block."""
-    start = time.perf_counter()
+    start = _clock()
     for i in range(steps):
         contender.step(*batches[i % len(batches)])
-    return (time.perf_counter() - start) / steps
+    return (_clock() - start) / steps
 
 
 def _ratio(theirs: list[float], ours: list[float]) -> str:
@@ -307,26 +301,53 @@ def _ratio(theirs: list[float], ours: list[float]) -> str:
 
 
 def _peak(precision: str) -> float:
-    return measure_peak(torch.device("cpu"), DTYPES[precision], 1.0)
+    """Return the best FLOP/s of a matrix product within a second."""
+    a, b = (torch.randn(1024, 1024).to(DTYPES[precision]) for _ in range(2))
+    times: list[float] = []
+    while sum(times) < 1.0:
+        start = _clock()
+        a @ b
+        times.append(_clock() - start)
+    return 2 * 1024**3 / min(times)
 
 
-def _page(results: list[Result], args: argparse.Namespace, tuned: bool) -> str:
-    peaks = ", ".join(
-        sorted({f"{r.precision} {r.peak / 1e9:.0f} GFLOP/s ({r.name})" for r in results})
-    )
-    head = f"""# Training speed, {date.today()}
+def _clock() -> float:
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
-{_cpu_name()}, {args.threads} threads, {psutil.virtual_memory().total / 2**30:.0f} GiB; \
-Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}; \
-allocator {"tuned" if tuned else "as the system has it"} for all; fp32 matrix products \
-"{torch.get_float32_matmul_precision()}"; load at the end {os.getloadavg()[0]:.1f}.
-{args.blocks} interleaved blocks of about {args.seconds:g} s; medians. Full steps: forward, loss, backward, \
-clipping, fused AdamW. "Ours is faster" is the median ratio of neighbouring blocks with its 95 % interval. \
-FLOPs per token are 6 N + 6 L d T, with a tied table counted once; measured peaks: {peaks}.
+
+HEAD = """# Training speed, {date}
+
+{cpu}, {threads} threads, {memory:.0f} GiB; Python {python}, torch {torch}, transformers {transformers}; \
+allocator {allocator} for all; {products}; load at the end {load:.1f}.
+
+{blocks} interleaved blocks of about {seconds:g} s, {clock}; medians. Full steps: forward, loss, \
+backward, clipping, fused AdamW. "Ours is faster" is the median ratio of neighbouring blocks, with its \
+bootstrapped 95 % interval. FLOPs per token are 6 N + 6 L d T, a tied table counted once; measured peaks: \
+{peaks}.
 
 | model | precision | trainer | tokens/s | ours is faster | of peak |
 |---|---|---|---:|---|---:|
 """
+
+
+def _page(results: list[Result], args: argparse.Namespace, tuned: bool, products: str) -> str:
+    peaks = [f"{r.precision} {r.peak / 1e9:.0f} GFLOP/s" for r in results]
+    head = HEAD.format(
+        date=date.today(),
+        cpu=_cpu_name(),
+        threads=args.threads,
+        memory=psutil.virtual_memory().total / 2**30,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        allocator="tuned" if tuned else "as the system has it",
+        products=products,
+        load=os.getloadavg()[0],
+        blocks=args.blocks,
+        seconds=args.seconds,
+        clock=CLOCKS[args.threads == 1],
+        peaks=", ".join(peaks),
+    )
     return head + "\n".join(row for result in results for row in result.rows()) + "\n"
 
 

@@ -8,7 +8,7 @@ from archwright.training.evaluation import compressors, evaluate, held_out_windo
 from archwright.training.loop import Loop
 from archwright.training.material import Material
 
-SAMPLE_TOKENS = 256
+SAMPLE_TOKENS = 160
 """Length of the sample."""
 
 
@@ -36,8 +36,11 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     for baseline in compressors(windows, tokenizer):
         if ("baseline", baseline.name) not in known:
             loop.record("baseline", **baseline._asdict())
-    written = stream(session.model, tokenizer, max_tokens=SAMPLE_TOKENS, seed=run.seed)
-    folder.write_samples("".join(written))
+    with session.precision.autocast():
+        written = stream(
+            session.model, tokenizer, top_p=0.95, max_tokens=SAMPLE_TOKENS, seed=run.seed
+        )
+        folder.write_samples("".join(written))
     metadata = {"archwright": "model", "spec": session.model.spec.hash()}
     checkpoint.write_model(folder.model_file, session.model, metadata)
     loop.record("event", name="finished", text=f"{session.num_steps} steps")

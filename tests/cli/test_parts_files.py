@@ -1,7 +1,6 @@
 """A choice from outside the package, from the first listing to the last evaluation."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,71 +8,88 @@ import pytest
 from archwright.cli import main
 from archwright.cli.parts_files import load_parts_file
 from archwright.runs import RunFolder
+from archwright.runs.opened import open_run
+from archwright.spec.errors import UserError
 from archwright.spec.norms import Norm
 from tests.tiny import ROOT, archwright, tiny_words, write_text
 
 FILE = ROOT / "tests" / "outside" / "centered_norm.py"
 FEW = ("budget=3steps", "evaluate.final_max_tokens=50", "model.norm.kind=centered")
+PARTS = ("--parts", "centered_norm.py")
 
 
 @pytest.fixture
-def trained(place: Path) -> Path:
+def words(place: Path, visitors: None) -> list[str]:
+    """The command line of a run with the norm; what joins in this process leaves afterwards."""
     write_text(place / "text.txt", 100)
     shutil.copy(FILE, place / "centered_norm.py")
-    return place
+    return tiny_words("text.txt", *FEW)
 
 
-def typed(place: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Each command is a process of its own, as choices stay in the one that they joined."""
-    return archwright(*words, cwd=place)
+def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(words)
+    return code, *capsys.readouterr()
 
 
-def test_a_norm_from_outside(trained: Path) -> None:
-    parts = ("--parts", "centered_norm.py")
-    words = tiny_words("text.txt", *FEW)
-    refused = typed(trained, *words)
-    assert refused.returncode == 2
-    assert 'model.norm.kind: found "centered"; expected one of' in refused.stderr
-    assert not (trained / "runs").exists()
+def test_a_norm_from_outside(
+    words: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = typed(capsys, *words)
+    assert code == 2
+    assert 'model.norm.kind: found "centered"; expected one of' in err
+    assert not Path("runs").exists()
 
-    listed = typed(trained, "list", "choices", *parts)
-    assert "centered" in listed.stdout
-    done = typed(trained, *words, *parts, "--quiet")
-    assert (done.returncode, done.stderr) == (0, "")
-    folder = RunFolder(trained / "runs" / "modern")
+    _, listed, _ = typed(capsys, "list", "choices", *PARTS)
+    assert "centered" in listed
+    assert typed(capsys, *words, *PARTS, "--quiet") == (0, "", "")
+    folder = RunFolder("runs/modern")
     assert set(folder.parts) == {"centered_norm.py"}
     assert 'kind = "centered"' in folder.spec_file.read_text()
 
     missing = "runs/modern was made with choices of centered_norm.py; add --parts centered_norm.py"
-    for command in ("train --resume", "generate", "report"):
-        without = typed(trained, *command.split(), "runs/modern")
-        assert (without.returncode, without.stderr) == (2, f"archwright: {missing}\n")
-    written = typed(trained, "generate", "runs/modern", *parts, "--max-tokens", "3")
+    for command in ("train --resume", "generate", "report", "eval --text text.txt --"):
+        found = typed(capsys, *command.split(), "runs/modern")
+        assert found == (2, "", f"archwright: {missing}\n")
+    code, measured, _ = typed(capsys, "eval", "runs/modern", "--text", "text.txt", *PARTS)
+    assert code == 0
+    assert "bits per byte" in measured
+    code, _, err = typed(capsys, "train", "--resume", "runs/modern", *PARTS)
+    assert code == 0
+    assert "finished already" in err
+
+    # In a process that never heard of it before:
+    written = archwright("generate", "runs/modern", *PARTS, "--max-tokens", "3", cwd=place)
     assert (written.returncode, written.stderr) == (0, "")
-    measured = typed(trained, "eval", "runs/modern", "--text", "text.txt", *parts)
-    assert "bits per byte" in measured.stdout
-    resumed = typed(trained, "train", "--resume", "runs/modern", *parts)
-    assert resumed.returncode == 0
-    assert "finished already" in resumed.stderr
 
 
-def test_a_changed_file(trained: Path) -> None:
+def test_a_changed_file(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """For training it is another run; for the rest, worth a word."""
-    parts = ("--parts", "centered_norm.py")
-    words = tiny_words("text.txt", *FEW)
-    assert typed(trained, *words, *parts, "--quiet").returncode == 0
-    with (trained / "centered_norm.py").open("a") as file:
+    assert typed(capsys, *words, *PARTS, "--quiet") == (0, "", "")
+    with Path("centered_norm.py").open("a") as file:
         file.write("# changed\n")
     for again in (words, ["train", "--resume", "runs/modern"]):
-        refused = typed(trained, *again, *parts)
-        assert refused.returncode == 2
-        (line,) = refused.stderr.splitlines()
+        code, _, err = typed(capsys, *again, *PARTS)
+        assert code == 2
+        (line,) = err.splitlines()
         assert "--parts centered_norm.py: not the file that runs/modern was made with" in line
-    written = typed(trained, "generate", "runs/modern", *parts, "--max-tokens", "3")
-    assert written.returncode == 0
-    assert written.stderr == (
+    code, _, err = typed(capsys, "generate", "runs/modern", *PARTS, "--max-tokens", "3")
+    assert code == 0
+    assert err == (
         "archwright: warning: centered_norm.py has changed since runs/modern was made with it\n"
     )
+
+
+def test_without_its_file_a_run_says_what_it_needs(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In Python, too, where there is no --parts."""
+    assert typed(capsys, *words, *PARTS, "--quiet")[0] == 0
+    del Norm.kinds["centered"]
+    with pytest.raises(UserError) as caught:
+        open_run("runs/modern")
+    (line,) = caught.value.lines
+    assert line.startswith("runs/modern was made with choices of centered_norm.py, which are not")
+    assert 'found "centered"' in line
 
 
 def test_postponed_annotations_are_understood(visitors: None, place: Path) -> None:

@@ -1,5 +1,6 @@
 """What each verb prints, and that the quick ones wait for nothing."""
 
+import io
 import json
 import subprocess
 import sys
@@ -286,21 +287,29 @@ def test_a_recipe_of_ones_own(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert RunFolder("runs/mine").spec.model.dim == 32
 
 
-def test_standard_input(place: Path) -> None:
-    text = write_text(place / "text.txt", 100).read_text()
+def test_standard_input(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = write_text(place / "text.txt", 100).read_bytes()
+
+    def pipe() -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+    pipe()
     words = tiny_words("-", "budget=2steps", "evaluate.final_max_tokens=50")
-    done = archwright(*words, "--quiet", cwd=place, text=text)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert RunFolder(place / "runs" / "modern").finished
-    done = archwright("eval", "runs/modern", "--text", "-", "--json", cwd=place, text=text)
-    assert json.loads(done.stdout)["num_bytes"] == len(text)
+    assert main([*words, "--quiet"]) == 0
+    assert RunFolder("runs/modern").finished
+    pipe()
+    assert json.loads(out(capsys, "eval", "runs/modern", "--text", "-", "--json"))["num_bytes"] == (
+        len(text)
+    )
 
 
 def test_what_a_console_cannot_show_is_replaced(place: Path) -> None:
     write_text(place / "text.txt", 100)
     words = tiny_words("text.txt", "budget=1steps", "evaluate.final_max_tokens=50")
+    assert main([*words, "--quiet"]) == 0
     env = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    assert archwright(*words, cwd=place, env=env).returncode == 0
     done = archwright("generate", "runs/modern", "--prompt", "é", cwd=place, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("?")

@@ -46,8 +46,12 @@ def blockwise(
     return out
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _blocks(view: View, dtype: torch.dtype) -> list[Block]:
-    """Cut the queries into blocks; computed once for all layers that share the view."""
+    """Cut the queries into blocks; computed once for all layers that share the view.
+
+    What is hidden depends on data, which a compiler cannot follow: it is told so, and goes on behind.
+    """
     cached: dict[torch.dtype, list[Block]] = view.__dict__.setdefault("blocks", {})
     if dtype not in cached:
         length = view.places.length

@@ -1,0 +1,56 @@
+"""Which library computes float32 matrix products on the CPU."""
+
+import time
+
+import torch
+from torch import Tensor
+
+SIZE = 512
+"""Side of the matrices that are tried."""
+
+STILL_FLOAT32 = 1e-5
+"""Largest error, relative to the largest result, of products that are float32: ten times what it is."""
+
+
+def speed_up_float32() -> str:
+    """Let float32 products take the path torch calls "medium" if they stay float32 and are faster there.
+
+    The name allows bfloat16, and on processors with matrix units that is what happens; on others, where
+    the usual library may be slow, it is a faster library for true float32. So both are tried. It holds
+    for the whole process, so only a process of our own calls this.
+
+    Returns:
+        What was decided, and why.
+    """
+    before = torch.get_float32_matmul_precision()
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(SIZE, SIZE, generator=generator) for _ in range(2))
+    usual = _seconds(a, b)
+    torch.set_float32_matmul_precision("medium")
+    error, ratio = _error(a, b), usual / _seconds(a, b)
+    found = f"error {error:.0e}, {ratio:.2f} times as fast"
+    if error < STILL_FLOAT32 and ratio > 1:
+        return f'"medium" float32 products: {found}'
+    torch.set_float32_matmul_precision(before)
+    return f'"{before}" float32 products; "medium" has {found}'
+
+
+def _error(a: Tensor, b: Tensor) -> float:
+    """Return the largest error of a product in each layout, of which libraries may treat one differently."""
+    exact = a.double() @ b.double()
+    results = (
+        a @ b,
+        (b.t() @ a.t()).t(),
+        torch.bmm(a[None], b[None])[0],
+        a.t().contiguous().t() @ b,
+    )
+    return max(float((x - exact).abs().max() / exact.abs().max()) for x in results)
+
+
+def _seconds(a: Tensor, b: Tensor) -> float:
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        a @ b
+        times.append(time.perf_counter() - start)
+    return min(times[1:])

@@ -1,0 +1,77 @@
+"""What the README tells a newcomer to type works, with small budgets; and so do the pieces of docs/."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+PIECES = (ROOT / "docs" / "pieces.md").read_text("utf-8")
+SMALL = ["data.tokenizer.kind=bytes", "batch_size=2", "evaluate.final_max_tokens=500"]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def commands() -> list[tuple[str, str]]:
+    """Return each command with what the README prints below it."""
+    said = "\n".join(blocks(README, "console"))
+    found = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", said, re.MULTILINE)
+    return [(line, output) for line, output in found if not line.startswith("make ")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text of the user's own."""
+    path = tmp_path_factory.mktemp("newcomer")
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8") * 3
+    (path / "notes.txt").write_text(text, "utf-8")
+    return path
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_there_are_commands_of_every_sort() -> None:
+    verbs = {line.split()[1] for line, _ in commands()}
+    assert verbs >= {"train", "generate", "eval", "list", "show", "diff"}
+
+
+@pytest.mark.parametrize(("line", "output"), commands(), ids=lambda text: text[:60].strip())
+def test_a_command_does_what_it_says(folder: Path, line: str, output: str) -> None:
+    program, verb, *rest = shlex.split(line)
+    assert program == "archwright"
+    if any(word.startswith("budget=") for word in rest):
+        rest = [word for word in rest if not word.startswith("budget=")]
+        rest += ["budget=3steps", *SMALL]
+    done = run(folder, "-m", "archwright", verb, *rest)
+    wrong = output.startswith("archwright: ")
+    assert done.returncode == (2 if wrong else 0), done.stderr
+    if wrong:
+        assert done.stderr == output.strip() + "\n"
+
+
+@pytest.mark.parametrize(("name", "text"), [("README", README), ("pieces", PIECES)])
+def test_the_python_runs(name: str, text: str, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes((folder / "notes.txt").read_bytes())
+    code = "\n".join(blocks(text, "python"))
+    small = ", ".join(f'"{word}"' for word in ["budget=3steps", *SMALL])
+    (tmp_path / "code.py").write_text(code.replace('"budget=60s"', small), "utf-8")
+    done = run(tmp_path, "code.py")
+    assert done.returncode == 0, done.stderr
