@@ -34,7 +34,7 @@ from archwright.spec.run_spec import AdamW
 from archwright.training.allocator import tune_allocator
 from archwright.training.machine import _cpu_name
 from archwright.training.precision import DTYPES, Precision
-from archwright.training.products import speed_up_float32
+from archwright.training.products import fastest_float32
 from archwright.training.step import TensorBatch, train_step
 
 LR = 3e-4
@@ -82,7 +82,8 @@ def main() -> None:
     args = _arguments()
     tuned = args.allocator == "tuned" and tune_allocator()
     torch.set_num_threads(args.threads)
-    products = speed_up_float32()
+    name, products = fastest_float32()
+    torch.set_float32_matmul_precision(name)
     results = [
         _measure(name, precision, args) for precision in args.precision for name in args.shapes
     ]

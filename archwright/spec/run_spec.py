@@ -176,6 +176,8 @@ class MachineSpec(Spec):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """fp32, or autocast to bf16 or fp16; auto: the faster one of fp32 and bf16."""
+    float32_products: Literal["auto", "highest", "medium"] = "auto"
+    """torch's name for how float32 products are computed; auto: "medium" where that is true float32 and faster."""
     kernel: Literal["auto", "eager", "sdpa", "blockwise"] = "auto"
     """Attention kernel; auto: the fastest for the mask and device."""
     compile: Literal["none", "block"] = "none"

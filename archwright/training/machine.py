@@ -20,6 +20,7 @@ from archwright.planning.machine import measure_peak
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.precision import DTYPES
+from archwright.training.products import fastest_float32
 
 WORTHWHILE = 1.1
 """How much faster bf16 products must be than fp32 ones to be chosen."""
@@ -63,6 +64,7 @@ def decide(machine: MachineSpec) -> Decisions:
     found = Decisions(machine)
     _decide_device(found)
     _decide_threads(found)
+    _decide_float32(found)
     _decide_precision(found)
     return found
 
@@ -77,6 +79,7 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
     found = Decisions(machine, {machine.precision: math.inf} | peaks)
     _check_device(machine.device)
     _use_threads(machine.threads)
+    torch.set_float32_matmul_precision(machine.float32_products)
     return found
 
 
@@ -155,6 +158,14 @@ def _decide_threads(found: Decisions) -> None:
 def _use_threads(threads: int | str) -> None:
     assert isinstance(threads, int)
     torch.set_num_threads(threads)
+
+
+def _decide_float32(found: Decisions) -> None:
+    if found.machine.float32_products == "auto":
+        on_gpu = found.machine.device == "cuda"
+        best, reason = ("highest", "true float32") if on_gpu else fastest_float32()
+        found.decide("float32_products", best, reason)
+    torch.set_float32_matmul_precision(found.machine.float32_products)
 
 
 def _decide_precision(found: Decisions) -> None:

@@ -96,7 +96,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     assert (last.returncode, last.stderr) == (0, ""), killed.seen
 
     assert sum(code == -signal.SIGKILL for *_, code in killed.seen) >= 8, killed.seen
-    print(killed.seen)
+
     assert run.finished
     expected, found = results(plain), results(run)
     for a, b in zip(expected["records"], found["records"], strict=False):

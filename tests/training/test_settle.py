@@ -20,7 +20,12 @@ from archwright.training.progress import Silent
 from archwright.training.settle import make_model, settle
 from tests.tiny import tiny_run, write_text
 
-AUTO = ("machine.threads=auto", "machine.precision=auto", "machine.kernel=auto")
+AUTO = (
+    "machine.threads=auto",
+    "machine.precision=auto",
+    "machine.float32_products=auto",
+    "machine.kernel=auto",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure, but briefly; threads stay as they are."""
     monkeypatch.setattr(machine_room, "measure_peak", lambda *_: next(PEAKS))
     monkeypatch.setattr(machine_room, "median_time", lambda call, at_most: next(TIMES))
+    monkeypatch.setattr(machine_room, "fastest_float32", lambda: ("highest", "measured"))
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
 
 
@@ -46,7 +52,7 @@ def test_every_auto_becomes_a_value(run: RunSpec, material: Material) -> None:
     assert session.run.evaluate.stride == 16
     assert session.run.model.vocab_size == 320  # 256 bytes, end-of-text, rounded up to 64
     assert set(decisions.reasons) == {
-        *("device", "threads", "precision", "kernel", "compile", "num_steps")
+        *("device", "threads", "float32_products", "precision", "kernel", "compile", "num_steps")
     }
 
 
@@ -54,7 +60,12 @@ def test_given_values_are_kept_and_have_no_reason(run: RunSpec, material: Materi
     run = run.override("machine.device=cpu", "machine.num_steps=17", "budget=40steps")
     session, decisions = settle(run, material, Silent())
     assert session.run.machine == MachineSpec(
-        device="cpu", precision="fp32", kernel="sdpa", threads=1, num_steps=17
+        device="cpu",
+        precision="fp32",
+        float32_products="highest",
+        kernel="sdpa",
+        threads=1,
+        num_steps=17,
     )
     assert set(decisions.reasons) == {"compile"}
 

@@ -112,14 +112,17 @@ class _Blockwise(torch.autograd.Function):
         kv = k.shape[0] // shape[0]
         grad_out = grads[0].to(k.dtype)
         grad_q = torch.empty(shape, dtype=k.dtype, device=k.device)
-        grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
+        # From the last block on: where that sees all keys, it writes what the others add to.
+        whole = (blocks[-1].key_first, blocks[-1].key_stop) == (0, k.shape[1])
+        grad_k, grad_v = (torch.empty_like(x) if whole else torch.zeros_like(x) for x in (k, v))
         size = 3 if dropout else 2
-        for i, block in enumerate(blocks):
+        for i, block in reversed(list(enumerate(blocks))):
             q, weights, *rest = kept[size * i : size * (i + 1)]
             dropped = rest[0] if dropout else weights
             queries, keys = slice(block.first, block.stop), slice(block.key_first, block.key_stop)
+            beta = 0 if whole and block is blocks[-1] else 1
             g = _rows(grad_out[:, queries], kv)
-            grad_v[:, keys].baddbmm_(dropped.transpose(1, 2), g)
+            grad_v[:, keys].baddbmm_(dropped.transpose(1, 2), g, beta=beta)
             grad_weights = torch.bmm(g, _seen(v, block).transpose(1, 2))
             if dropout:
                 grad_weights.mul_(dropped != 0).div_(1 - dropout)
@@ -127,7 +130,7 @@ class _Blockwise(torch.autograd.Function):
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             of_q = _scaled_product(grad_scores, _seen(k, block), scale)
             _unrows(grad_q[:, queries], kv).copy_(_shaped(of_q, grad_q, kv))
-            grad_k[:, keys].baddbmm_(grad_scores.transpose(1, 2), q, alpha=scale)
+            grad_k[:, keys].baddbmm_(grad_scores.transpose(1, 2), q, beta=beta, alpha=scale)
         by_token = (x.view(shape[0], kv, *x.shape[1:]).transpose(1, 2) for x in (grad_k, grad_v))
         return grad_q, *by_token, None, None, None
 
