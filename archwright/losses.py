@@ -117,6 +117,6 @@ def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
 
 def _chunks(logits: Tensor) -> list[slice]:
     """Cut the rows so that a chunk in float32 stays near the cores, or is worth a kernel launch."""
-    num_elements = 2**20 if logits.device.type == "cpu" else 2**25
+    num_elements = 2**19 if logits.device.type == "cpu" else 2**25
     size = max(1, num_elements // logits.shape[-1])
     return [slice(start, start + size) for start in range(0, len(logits), size)]

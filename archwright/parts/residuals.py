@@ -1,4 +1,8 @@
-"""Residual wirings, each written once: how a layer's branches join the stream."""
+"""Residual wirings, each written once: how a layer's branches join the stream.
+
+The stream keeps its dtype, float32 under autocast; a branch's narrower result is widened first, as torch's
+sum of two dtypes is slow.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +28,8 @@ class PostNorm(nn.Module):
 
     def forward(self, x: Stream, branches: Branches) -> Stream:
         for name, branch in branches.items():
-            x = self.norms[name](x + F.dropout(branch(x), self.dropout, self.training))
+            out = F.dropout(branch(x), self.dropout, self.training)
+            x = self.norms[name](x + out.to(x.dtype))
         return x
 
 
@@ -38,7 +43,8 @@ class PreNorm(nn.Module):
 
     def forward(self, x: Stream, branches: Branches) -> Stream:
         for name, branch in branches.items():
-            x = x + F.dropout(branch(self.norms[name](x)), self.dropout, self.training)
+            out = F.dropout(branch(self.norms[name](x)), self.dropout, self.training)
+            x = x + out.to(x.dtype)
         return x
 
 
@@ -54,7 +60,7 @@ class SandwichNorm(nn.Module):
     def forward(self, x: Stream, branches: Branches) -> Stream:
         for name, branch in branches.items():
             out = self.out_norms[name](branch(self.norms[name](x)))
-            x = x + F.dropout(out, self.dropout, self.training)
+            x = x + F.dropout(out, self.dropout, self.training).to(x.dtype)
         return x
 
 

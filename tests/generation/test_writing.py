@@ -1,0 +1,90 @@
+"""From prompt to text: whole characters, the end-of-text token, and what one call gives at once."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from archwright.generation import writing
+from archwright.generation.writing import generate, stream
+from archwright.model import build
+from archwright.model.decoder import Decoder
+from archwright.runs import RunFolder
+from archwright.runs.opened import OpenRun
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import RunSpec
+from archwright.text.bpe import raw_bytes
+from archwright.text.tokenizer import Tokenizer
+
+END = "<|endoftext|>"
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return Tokenizer(raw_bytes([END]), END)
+
+
+@pytest.fixture
+def model(tokenizer: Tokenizer) -> Decoder:
+    spec = ModelSpec(dim=16, num_layers=1, context_length=8).override("attention.num_heads=2")
+    return build(spec, vocab_size=tokenizer.vocab_size)
+
+
+def dictate(monkeypatch: pytest.MonkeyPatch, text: bytes) -> list[list[int]]:
+    """Let the model say these bytes; return what it was shown."""
+    shown: list[list[int]] = []
+
+    def said(model: object, prompt: torch.Tensor, **settings: object) -> Iterator[int]:
+        shown.append(prompt.tolist())
+        return iter(text)
+
+    monkeypatch.setattr(writing, "sample", said)
+    return shown
+
+
+def test_characters_come_whole(
+    model: Decoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dictate(monkeypatch, "né€😀!".encode())
+    assert [part for part in stream(model, tokenizer) if part] == ["n", "é", "€", "😀", "!"]
+
+
+def test_broken_characters_come_at_the_end_or_when_they_are_passed(
+    model: Decoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dictate(monkeypatch, b"a\xffb\xe2\x82")
+    assert "".join(stream(model, tokenizer)) == "a\ufffdb\ufffd"
+
+
+def test_the_model_reads_end_of_text_first(
+    model: Decoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = dictate(monkeypatch, b"")
+    list(stream(model, tokenizer))
+    list(stream(model, tokenizer, "hé"))
+    assert shown == [[tokenizer.end_of_text], [tokenizer.end_of_text, *"hé".encode()]]
+
+
+def test_end_of_text_ends_and_is_not_shown(model: Decoder, tokenizer: Tokenizer) -> None:
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.weight[tokenizer.end_of_text] = 1e3 * torch.sign(
+            model(torch.tensor([[tokenizer.end_of_text]])).logits.new_ones(16)
+        )
+        model.norm.weight.fill_(0.0)
+    # With all logits equal, the first token, 0, is the likeliest, and never the end.
+    assert "".join(stream(model, tokenizer, temperature=0.0, max_tokens=3)) == "\0\0\0"
+
+
+def test_generate_begins_with_its_prompt(model: Decoder, tokenizer: Tokenizer) -> None:
+    run = OpenRun(RunFolder("none"), RunSpec(model=model.spec), model, tokenizer)
+    text = generate(run, "ab", max_tokens=6, seed=4)
+    assert text.startswith("ab")
+    assert text == "ab" + "".join(stream(model, tokenizer, "ab", max_tokens=6, seed=4))
+    assert generate(run, "ab", max_tokens=0) == "ab"
+
+
+def test_mistakes_are_said_at_once(model: Decoder, tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="top_k: found -3"):
+        stream(model, tokenizer, top_k=-3)

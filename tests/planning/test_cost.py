@@ -1,0 +1,120 @@
+"""Parameters and FLOPs against closed formulas, and against what torch counts while it computes."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from archwright.model import build
+from archwright.model.decoder import Decoder
+from archwright.planning.cost import flops_per_token, parameters_by_part
+from archwright.planning.machine import measure_peak
+from archwright.planning.memory import gigabytes, least_memory, total_memory
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load
+
+
+def small(*changes: str) -> Decoder:
+    spec = load("modern").override("dim=64", "num_layers=3", "context_length=32", "vocab_size=128")
+    return build(spec.override("attention.num_heads=4", "attention.num_kv_heads=2", *changes))
+
+
+def test_parameters_by_part() -> None:
+    assert parameters_by_part(small()) == {
+        "embedding": 128 * 64,
+        "layers.residual.norms.attention": 3 * 64,
+        "layers.residual.norms.feedforward": 3 * 64,
+        "layers.attention.query": 3 * 64 * 64,
+        "layers.attention.key": 3 * 64 * 32,
+        "layers.attention.value": 3 * 64 * 32,
+        "layers.attention.out": 3 * 64 * 64,
+        "layers.feedforward.gate": 3 * 64 * 192,
+        "layers.feedforward.up": 3 * 64 * 192,
+        "layers.feedforward.down": 3 * 64 * 192,
+        "norm": 64,
+        "head": 128 * 64,
+    }
+
+
+@pytest.mark.parametrize("name", ["modern", "textbook"])
+def test_the_parts_are_the_whole(name: str) -> None:
+    model = build(load(name), device="meta")
+    assert sum(parameters_by_part(model).values()) == model.num_parameters()
+    assert ("head" in parameters_by_part(model)) == (not model.spec.head.tied)
+
+
+def test_flops_by_hand() -> None:
+    """3 * (2 * weights + 4 * dim of all heads * mean number of visible keys), layer by layer."""
+    weights = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192) + 128 * 64
+    keys = (1 + 32) / 2
+    assert flops_per_token(small(), 32) == pytest.approx(3 * (2 * weights + 3 * 4 * 64 * keys))
+
+
+def test_a_window_sees_less() -> None:
+    pairs = sum(min(8, position + 1) for position in range(32))
+    full, windowed = (
+        flops_per_token(small(*changes), 32)
+        for changes in ([], ["attention.mask.kind=window", "attention.mask.size=8"])
+    )
+    assert full - windowed == pytest.approx(3 * 3 * 4 * 64 * (32 * 33 / 2 - pairs) / 32)
+
+
+def test_a_tied_head_is_computed_all_the_same() -> None:
+    assert flops_per_token(small("head.tied=true"), 32) == flops_per_token(small(), 32)
+
+
+def test_without_attention_length_does_not_matter() -> None:
+    model = small("attention.kind=none")
+    assert flops_per_token(model, 8) == flops_per_token(model, 32)
+
+
+@pytest.mark.parametrize("name", ["modern", "textbook"])
+def test_torch_counts_the_same(name: str) -> None:
+    """torch counts dense attention, both halves of the mask, so that difference is added."""
+    length = 32
+    spec = load(name).override("dim=64", "num_layers=2", f"context_length={length}")
+    model = build(spec.override("vocab_size=128")).use_kernel("eager")
+    tokens = torch.randint(0, 128, (2, length))
+    with FlopCounterMode(display=False) as counter:
+        logits = model(tokens).logits
+        F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+    hidden_by_mask = 3 * 4 * 2 * 64 * (length**2 - length * (length + 1) / 2) / length
+    counted = counter.get_total_flops() / tokens.numel()
+    # The first layer's input needs no gradient where it is looked up, but its weights' do: the
+    # embedding has one, so nothing is left out.
+    assert counted == pytest.approx(flops_per_token(model, length) + hidden_by_mask, rel=1e-3)
+
+
+def test_a_meta_model_costs_the_same() -> None:
+    spec = load("modern")
+    meta = build(spec, device="meta")
+    assert flops_per_token(meta, 256) > 6 * 0.8 * meta.num_parameters()
+
+
+def test_the_least_memory() -> None:
+    model = build(ModelSpec(dim=64, num_layers=1, context_length=32, vocab_size=128), device="meta")
+    found = least_memory(model, 10)
+    assert found.model == 16 * model.num_parameters()
+    assert found.logits == 10 * 32 * 128 * 4
+    assert found.total == found.model + found.logits
+
+
+def test_there_is_memory() -> None:
+    assert 5e8 < total_memory("cpu") < 1e14
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12_345_678_900, "12.3 GB"), (500_000_000, "0.5 GB"), (25.3e12, "25 TB"), (9e15, "9,000 TB")],
+)
+def test_gigabytes(value: float, text: str) -> None:
+    assert gigabytes(int(value)) == text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_peak_is_a_speed_of_this_machine(dtype: torch.dtype) -> None:
+    peak = measure_peak(torch.device("cpu"), dtype, seconds=0.01)
+    assert math.isfinite(peak)
+    assert 1e7 < peak < 1e14

@@ -1,0 +1,32 @@
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from archwright import presets
+from archwright.planning.counts import count
+from archwright.spec.read import load, preset_names
+
+
+def test_every_preset_is_counted_without_memory() -> None:
+    counts = count()
+    assert list(counts) == preset_names("models")
+    assert counts["textbook"] == by_hand_textbook()
+
+
+def by_hand_textbook() -> int:
+    """dim 512, 6 layers, hidden 2048, biases everywhere, LayerNorm, tied table of 4096."""
+    spec = load("textbook").resolved()
+    assert (spec.dim, spec.num_layers, spec.vocab_size, spec.head.tied) == (512, 6, 4096, True)
+    attention = 4 * (512 * 512 + 512)
+    feedforward = 512 * 2048 + 2048 + 2048 * 512 + 512
+    norms = 2 * 2 * 512
+    return 6 * (attention + feedforward + norms) + 4096 * 512
+
+
+def test_the_module_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "__path__", [str(tmp_path)])
+    monkeypatch.setattr("archwright.spec.read.preset_names", lambda room: ["modern"])
+    runpy.run_module("archwright.planning.counts", run_name="__main__")
+    assert json.loads((tmp_path / "parameters.json").read_text())["modern"] > 1e7
