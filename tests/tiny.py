@@ -78,5 +78,5 @@ def archwright(
         cwd=cwd,
         env=surroundings(**(env or {})),
         input=text,
-        timeout=120,
+        timeout=600,
     )

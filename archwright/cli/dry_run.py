@@ -44,7 +44,14 @@ def dry_run(run: RunSpec) -> None:
     print()
     print_resolved(_pairs(run))
     size = sum(file.path.stat().st_size for file in files)
-    print_resolved(_cost(run, model, num_steps, f"{len(files):,} files, {words.size(size)}"))
+    print_resolved(
+        _cost(
+            run,
+            model,
+            num_steps,
+            f"{len(files):,} file{'s' * (len(files) != 1)}, {words.size(size)}",
+        )
+    )
     print("Nothing was trained.")
 
 

@@ -79,7 +79,9 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
     found = Decisions(machine, {machine.precision: math.inf} | peaks)
     _check_device(machine.device)
     _use_threads(machine.threads)
-    torch.set_float32_matmul_precision(machine.float32_products)
+    # A run that began before there was a choice used the highest.
+    given = machine.float32_products
+    torch.set_float32_matmul_precision("highest" if given == "auto" else given)
     return found
 
 

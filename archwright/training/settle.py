@@ -42,7 +42,7 @@ def settle(run: RunSpec, material: Material, progress: Progress) -> tuple[Sessio
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
     session = Session(run, model, batches)
     if run.machine.num_steps == "auto":
-        decisions.decide("num_steps", *_num_steps(session))
+        decisions.decide("num_steps", *_num_steps(session, len(material.held_out)))
     session.run = with_steps(run, decisions.num_steps)
     return session, decisions
 
@@ -124,7 +124,7 @@ def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
     )
 
 
-def _num_steps(session: Session) -> tuple[int, str]:
+def _num_steps(session: Session, held_out: int) -> tuple[int, str]:
     """Return how many steps the budget pays for, and how that was found."""
     run = session.run
     amount, unit = parse_budget(run.budget)
@@ -133,19 +133,22 @@ def _num_steps(session: Session) -> tuple[int, str]:
 
     def timed() -> float:
         took.append(session.time_step(min(WARM_SECONDS, amount / 20)))
-        return took[0] / max(0.5, 1 - _evaluation_seconds(run, took[0]) / amount)
+        evaluation = _evaluation_seconds(run, took[0], held_out)
+        if run.evaluate.every:
+            return took[0] + evaluation / run.evaluate.every
+        return took[0] / max(0.5, 1 - EVALUATIONS * evaluation / amount)
 
     steps = steps_for_budget(amount, unit, run, flops, timed)
     measured = f" at {1e3 * took[0]:.1f} ms a step" if took else ""
     return steps, f"what a budget of {run.budget} pays for{measured}"
 
 
-def _evaluation_seconds(run: RunSpec, step_seconds: float) -> float:
-    """Return about how long all evaluations take: a forward pass costs a third of a step's."""
+def _evaluation_seconds(run: RunSpec, step_seconds: float, held_out: int) -> float:
+    """Return about how long an evaluation takes: a forward pass costs a third of a step's."""
     stride = run.evaluate.stride
     assert stride != "auto"
-    read = run.evaluate.max_tokens * run.model.context_length / stride
-    return EVALUATIONS * read / run.tokens_per_step * step_seconds / 3
+    read = min(run.evaluate.max_tokens, held_out) * run.model.context_length / stride
+    return read / run.tokens_per_step * step_seconds / 3
 
 
 def _take_weights(model: Decoder, source: Path, progress: Progress) -> None:

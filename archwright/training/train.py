@@ -1,5 +1,6 @@
 """Training: from a spec to a finished run folder."""
 
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from archwright.training.material import Material, gather, regain
 from archwright.training.progress import Progress, progress, speaker
 from archwright.training.session import Session
 from archwright.training.settle import settle, settled
+from archwright.training.shortage import said_if_memory_runs_out
 
 
 class Stopped(Exception):  # noqa: N818
@@ -33,9 +35,10 @@ class Stopped(Exception):  # noqa: N818
     def __init__(self, folder: RunFolder, step: int, interrupt: Interrupt) -> None:
         assert interrupt.signal is not None
         self.signal = interrupt.signal
-        super().__init__(
-            f"stopped at step {step} and saved; go on with: archwright train --resume {folder.path}"
-        )
+        words = ["archwright", "train", "--resume", str(folder.path)]
+        for name in folder.parts:
+            words += ["--parts", name]
+        super().__init__(f"stopped at step {step} and saved; go on with: {shlex.join(words)}")
 
 
 def train(
@@ -70,16 +73,18 @@ def train(
     return resume(RunFolder.create(path, run), quiet=quiet)
 
 
-def resume(folder: RunFolder, *, quiet: bool = False) -> OpenRun:
+def resume(folder: RunFolder | str | Path, *, quiet: bool = False) -> OpenRun:
     """Train what is left of the run in a folder, and return it finished.
 
     Raises:
-        UserError: another process trains there, or its text has changed.
+        UserError: no run is there, another process trains there, or its text has changed.
         DivergedError: the loss is not finite any more.
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
+    if not isinstance(folder, RunFolder):
+        folder = RunFolder.open(folder)
     if not folder.finished:
-        with folder.lock():
+        with folder.lock(), said_if_memory_runs_out():
             _train(folder, quiet)
     elif not folder.report_file.exists():
         write_report(folder)

@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.typing_commands import FILES
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -16,3 +18,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which a test types its commands."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def files(place: Path) -> Path:
+    for name, content in FILES.items():
+        data = content.encode() if isinstance(content, str) else content
+        (place / name).write_bytes(data)
+    return place

@@ -226,7 +226,7 @@ def test_dry_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert values["machine.threads"] == "auto, settled when the run begins"
     assert values["checkpoint.every"] == "about every minute"
     assert "1,000 steps, 128,000 tokens" in found
-    assert f"1 files, {text.stat().st_size / 1000:.2f} kB".replace("0 kB", " kB") in found
+    assert f"1 file, {text.stat().st_size / 1000:.2f} kB".replace("0 kB", " kB") in found
     assert found.endswith("Nothing was trained.\n")
     assert sorted(path.name for path in place.iterdir()) == ["text.txt"]
 

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 
 from archwright import presets
+from archwright.planning import counts
 from archwright.planning.counts import count
 from archwright.spec.read import load, preset_names
 
 
 def test_every_preset_is_counted_without_memory() -> None:
-    counts = count()
-    assert list(counts) == preset_names("models")
-    assert counts["textbook"] == by_hand_textbook()
+    found = count()
+    assert list(found) == preset_names("models")
+    assert found["textbook"] == by_hand_textbook()
 
 
 def by_hand_textbook() -> int:
@@ -28,5 +29,5 @@ def by_hand_textbook() -> int:
 def test_the_module_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presets, "__path__", [str(tmp_path)])
     monkeypatch.setattr("archwright.spec.read.preset_names", lambda room: ["modern"])
-    runpy.run_module("archwright.planning.counts", run_name="__main__")
+    runpy.run_path(counts.__file__, run_name="__main__")
     assert json.loads((tmp_path / "parameters.json").read_text())["modern"] > 1e7

@@ -9,6 +9,7 @@ from archwright.training.progress import Silent
 from archwright.training.session import Session
 from archwright.training.settle import settle
 from tests.tiny import tiny_run, write_text
+from tests.training.whole import run_of_twelve
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +40,13 @@ def material(run: RunSpec, tmp_path: Path) -> Material:
 @pytest.fixture
 def session(run: RunSpec, material: Material) -> Session:
     return settle(run, material, Silent())[0]
+
+
+@pytest.fixture
+def longer(text: Path) -> RunSpec:
+    return run_of_twelve(text)
+
+
+@pytest.fixture
+def nothing_left_out() -> None:
+    """For tests that look at all of a run; see `quick` where it is used."""

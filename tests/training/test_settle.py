@@ -155,15 +155,27 @@ def test_a_time_budget_is_divided_by_the_timed_step(
     )
     few = run.override("budget=20s", "evaluate.max_tokens=1")
     session, decisions = settle(few, material, Silent())
-    assert session.num_steps == 399  # ten evaluations of a token take what is left
+    assert session.num_steps == 399  # an evaluation of a token takes what is left
     assert asked == [1.0]  # a twentieth of the budget
     assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
-    session, _ = settle(run.override("budget=20s"), material, Silent())
-    assert (
-        session.num_steps == 200
-    )  # training keeps half of the time, however long evaluations take
-    session, _ = settle(run.override("budget=2h"), material, Silent())
-    assert asked[2:] == [settle_room.WARM_SECONDS]
+    settle(run.override("budget=2h"), material, Silent())
+    assert asked[1:] == [settle_room.WARM_SECONDS]
+
+
+def test_a_time_budget_pays_for_evaluations(
+    run: RunSpec, material: Material, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation reads each of the held-out tokens twice, in a third of a step's time."""
+    monkeypatch.setattr(settle_room.Session, "time_step", lambda self, seconds: 0.05)
+    one = 2 * len(material.held_out) / 128 * 0.05 / 3
+
+    def steps(*changes: str) -> int:
+        return settle(run.override(*changes), material, Silent())[0].num_steps
+
+    assert steps("budget=20s", "evaluate.every=100") == int(20 / (0.05 + one / 100))
+    assert steps("budget=20s", "evaluate.every=0") == int((20 - 10 * one) / 0.05)
+    # Training keeps half of the time, however long evaluations take.
+    assert steps("budget=2s", "evaluate.every=0") == 20
 
 
 @pytest.mark.parametrize(

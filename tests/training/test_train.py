@@ -1,12 +1,10 @@
-"""Whole runs of a tiny model: what they leave, and what interruptions change, which is nothing."""
+"""Whole runs of a tiny model: what they leave, learn, and refuse."""
 
 import json
 import math
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,16 +14,12 @@ from archwright import checkpoint
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
-from archwright.training import finish as finish_room
-from archwright.training import machine as machine_room
-from archwright.training import settle as settle_room
 from archwright.training import train as train_room
-from archwright.training.loop import DivergedError, Loop
-from archwright.training.session import Session
+from archwright.training.loop import DivergedError
 from archwright.training.train import Stopped
-from tests.tiny import tiny_run, write_text
+from tests.tiny import tiny_run
+from tests.training.whole import TIMES, Died, at_step, die, leave_out, timeless, train
 
-TIMES = {"seconds", "tokens_per_second", "utilisation", "memory_bytes"}
 FIELDS = {
     "train": {"loss", "z_loss", "grad_norm", "lr", *TIMES},
     "eval": {
@@ -41,71 +35,6 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Leave out what takes long and is not looked at."""
     if "nothing_left_out" not in request.fixturenames:
         leave_out(monkeypatch)
-
-
-def leave_out(patch: pytest.MonkeyPatch) -> None:
-    for room in (train_room, finish_room):
-        patch.setattr(room, "write_report", lambda folder: folder.report_file.touch())
-    patch.setattr(finish_room, "SAMPLE_TOKENS", 16)
-    patch.setattr(machine_room, "measure_peak", lambda *_: 1e11)
-
-
-@pytest.fixture
-def nothing_left_out() -> None:
-    """For tests that look at all of it."""
-
-
-def run_of_twelve(text: Path) -> RunSpec:
-    """A run of twelve steps with all that happens in between."""
-    return tiny_run(
-        text,
-        "budget=12steps",
-        "evaluate.every=5",
-        "evaluate.max_tokens=100",
-        "evaluate.final_max_tokens=200",
-        "checkpoint.every=3",
-        "model.embedding.dropout=0.1",
-    )
-
-
-@pytest.fixture
-def longer(text: Path) -> RunSpec:
-    return run_of_twelve(text)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """What nothing interrupted."""
-    folder = tmp_path_factory.mktemp("plain")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
-        leave_out(patch)
-        return train(run_of_twelve(write_text(folder / "text.txt", 200)), folder / "run")
-
-
-def train(run: RunSpec, out: Path) -> RunFolder:
-    return archwright.train(run, out=out, quiet=True).folder
-
-
-def timeless(folder: RunFolder, kind: str = "train") -> list[dict[str, Any]]:
-    records = [record for record in folder.metrics() if record["kind"] == kind]
-    return [{key: record[key] for key in record if key not in TIMES} for record in records]
-
-
-def at_step(
-    monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]
-) -> pytest.MonkeyPatch:
-    """Do something once, in the middle of a step."""
-    plain, done = Session.step, []
-
-    def stepped(self: Session) -> Any:
-        if self.standing.step == step and not done:
-            done.append(step)
-            act()
-        return plain(self)
-
-    monkeypatch.setattr(Session, "step", stepped)
-    return monkeypatch
 
 
 def test_what_a_run_leaves(longer: RunSpec, tmp_path: Path, nothing_left_out: None) -> None:
@@ -177,196 +106,6 @@ def test_a_model_alone_gets_a_run(text: Path, tmp_path: Path) -> None:
     assert run.folder.finished
 
 
-# Interruptions -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("step", [0, 4, 6, 11])
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_goes_on_as_if_nothing_was(
-    longer: RunSpec,
-    plain: RunFolder,
-    tmp_path: Path,
-    step: int,
-    which: signal.Signals,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = signal.getsignal(which)
-    with monkeypatch.context() as patch:
-        at_step(patch, step, lambda: signal.raise_signal(which))
-        if step == 11:  # the last step ends the run anyway
-            folder = train(longer, tmp_path / "run")
-        else:
-            with pytest.raises(Stopped) as caught:
-                train(longer, tmp_path / "run")
-            assert caught.value.signal == which
-            assert f"step {step + 1} " in str(caught.value)
-            folder = RunFolder.open(tmp_path / "run")
-            assert folder.metrics()[-1]["name"] == "stopped"
-            assert max(folder.checkpoints()) == step + 1
-            assert not folder.finished
-            assert folder.report_file.exists()
-    assert signal.getsignal(which) == before
-    if step != 11:
-        folder = train(longer, tmp_path / "run")
-        names = [r["name"] for r in folder.metrics() if r["kind"] == "event"]
-        assert names == ["started", "stopped", "resumed", "finished"]
-    assert timeless(folder) == timeless(plain)
-    assert timeless(folder, "eval") == timeless(plain, "eval")
-    assert timeless(folder, "baseline") == timeless(plain, "baseline")
-    assert folder.samples() == plain.samples()
-    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
-
-
-def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "save", lambda self: signal.raise_signal(signal.SIGINT))
-        at_step(patch, 1, lambda: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            train(longer, tmp_path / "run")
-    folder = train(longer, tmp_path / "run")
-    assert [record["step"] for record in timeless(folder)] == list(range(1, 13))
-
-
-class Died(BaseException):
-    """Stands for the end of the process at this very place."""
-
-
-def die(*_: object, **__: object) -> None:
-    raise Died
-
-
-@pytest.mark.parametrize(
-    ("room", "name"),
-    [
-        (train_room, "gather"),
-        (train_room, "settle"),
-        (RunFolder, "write_spec"),
-        (RunFolder, "write_environment"),
-        (train_room, "_restore"),
-        (checkpoint, "save"),
-        (finish_room, "evaluate"),
-        (finish_room, "compressors"),
-        (finish_room, "stream"),
-        (RunFolder, "write_samples"),
-        (checkpoint, "write_model"),
-    ],
-)
-def test_dying_anywhere_changes_nothing(
-    longer: RunSpec,
-    plain: RunFolder,
-    tmp_path: Path,
-    room: Any,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "_discard", lambda *_: None)  # as the process would be dead
-        patch.setattr(room, name, die)
-        with pytest.raises(Died):
-            train(longer, tmp_path / "run")
-    folder = train(longer, tmp_path / "run")
-    assert folder.finished
-    for kind in ("train", "eval", "baseline"):
-        assert timeless(folder, kind) == timeless(plain, kind)
-    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
-
-
-@pytest.mark.parametrize("died_after", [1, 2, 3])
-def test_what_finishing_recorded_is_not_recorded_twice(
-    longer: RunSpec, tmp_path: Path, died_after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = Loop.record
-    left = [died_after]
-
-    def record(self: Loop, kind: str, **values: Any) -> None:
-        plain(self, kind, **values)
-        left[0] -= kind in ("eval", "baseline") and self.session.standing.step == 12
-        if left[0] == 0:
-            raise Died
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Loop, "record", record)
-        with pytest.raises(Died):
-            train(longer, tmp_path / "run")
-    folder = train(longer, tmp_path / "run")
-    assert [r["step"] for r in timeless(folder, "eval")] == [5, 10, 12]
-    assert len(timeless(folder, "baseline")) == 2
-
-
-def test_a_resumed_run_decides_nothing(
-    longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = longer.override("machine.precision=auto", "machine.threads=auto", "machine.kernel=auto")
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    with monkeypatch.context() as patch:
-        at_step(patch, 4, lambda: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(Stopped):
-            train(free.override("budget=1h", "machine.num_steps=auto"), tmp_path / "run")
-    folder = RunFolder.open(tmp_path / "run")
-    spec, environment = folder.spec_file.read_bytes(), folder.environment_file.read_bytes()
-    for room, name in (
-        *((machine_room, n) for n in ("measure_peak", "median_time", "decide", "decide_kernel")),
-        *((settle_room, n) for n in ("measure_peak",) if hasattr(settle_room, n)),
-        *((settle_room, n) for n in ("decide", "decide_kernel", "_num_steps", "_take_weights")),
-        (Session, "time_step"),
-    ):
-        monkeypatch.setattr(room, name, die)
-    at_step(monkeypatch, 8, lambda: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(Stopped):
-        archwright.resume(folder, quiet=True)
-    assert [record["step"] for record in timeless(folder)] == list(range(1, 10))
-    assert folder.spec_file.read_bytes() == spec
-    assert folder.environment_file.read_bytes() == environment
-
-
-def test_a_finished_run_is_returned_as_it_is(
-    longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = train(longer, tmp_path / "run")
-    before = folder.metrics_file.read_bytes()
-    monkeypatch.setattr(train_room, "_train", die)
-    folder.report_file.unlink()  # as if its process had died before it wrote the page
-    again = archwright.train(longer, out=tmp_path / "run", quiet=True)
-    assert folder.metrics_file.read_bytes() == before
-    assert folder.report_file.exists()
-    assert torch.equal(
-        again.model.head.weight, checkpoint.read_model(folder.model_file)["head.weight"]
-    )
-
-
-def test_a_damaged_checkpoint_is_passed_over(
-    longer: RunSpec, plain: RunFolder, tmp_path: Path
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 7, lambda: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(Stopped):
-            train(longer, tmp_path / "run")
-    folder = RunFolder.open(tmp_path / "run")
-    assert sorted(folder.checkpoints()) == [6, 8]
-    file = folder.checkpoints()[8] / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"!")
-    with pytest.warns(UserWarning, match="step-8.*damaged.*step-6 is used instead"):
-        train(longer, tmp_path / "run")
-    assert timeless(folder) == timeless(plain)
-    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
-
-
-def test_weights_to_start_from_are_read_once(longer: RunSpec, tmp_path: Path) -> None:
-    """They may change, or go, before the first checkpoint of the run that began with them."""
-    source = train(longer.override("seed=5", "budget=2steps"), tmp_path / "source")
-    tuned = longer.override(f"init.from={source.path}", "checkpoint.every=100")
-    plain = train(tuned, tmp_path / "plain")
-    assert timeless(plain, "event")[0]["name"] == "started"
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 4, die)
-        with pytest.raises(Died):
-            train(tuned, tmp_path / "run")
-    shutil.rmtree(source.path)
-    folder = train(tuned, tmp_path / "run")
-    assert timeless(folder) == timeless(plain)
-    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
-
-
 # Mistakes ----------------------------------------------------------------------------------------
 
 
@@ -417,6 +156,7 @@ def test_a_run_that_died_before_it_began_makes_place(
 def test_a_run_that_trained_does_not_make_place(longer: RunSpec, tmp_path: Path) -> None:
     folder = train(longer, tmp_path / "run")
     before = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
+    assert archwright.resume(folder.path).folder.path == folder.path  # it is finished
     with pytest.raises(UserError, match=r"holds another run .seed: 0 -> 9"):
         train(longer.override("seed=9"), tmp_path / "run")
     assert {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()} == before

@@ -1,0 +1,32 @@
+"""Running out of memory, said in one line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from archwright.spec.errors import UserError
+
+
+@contextmanager
+def said_if_memory_runs_out() -> Iterator[None]:
+    """Turn what Python and torch raise where memory runs out into what a user can do.
+
+    Raises:
+        UserError: memory ran out in the block.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # a GPU's error is a RuntimeError, too
+        if not _is_shortage(error):
+            raise
+        raise UserError(
+            "batch_size: a step does not fit into memory; lower batch_size or "
+            "model.context_length, raise accumulate, or make the model smaller"
+        ) from error
+
+
+def _is_shortage(error: BaseException) -> bool:
+    # The allocator of the CPU has no error of its own.
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or "can't allocate memory" in str(error)

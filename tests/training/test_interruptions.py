@@ -1,0 +1,219 @@
+"""What interruptions change of a run, which is nothing."""
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import archwright
+from archwright import checkpoint
+from archwright.runs import RunFolder
+from archwright.spec.run_spec import RunSpec
+from archwright.training import finish as finish_room
+from archwright.training import machine as machine_room
+from archwright.training import settle as settle_room
+from archwright.training import train as train_room
+from archwright.training.loop import Loop
+from archwright.training.session import Session
+from archwright.training.train import Stopped
+from tests.tiny import write_text
+from tests.training.whole import Died, at_step, die, leave_out, run_of_twelve, timeless, train
+
+
+@pytest.fixture(autouse=True)
+def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what takes long and is not looked at."""
+    if "nothing_left_out" not in request.fixturenames:
+        leave_out(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """What nothing interrupted."""
+    folder = tmp_path_factory.mktemp("plain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
+        leave_out(patch)
+        return train(run_of_twelve(write_text(folder / "text.txt", 200)), folder / "run")
+
+
+@pytest.mark.parametrize("step", [0, 4, 6, 11])
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_goes_on_as_if_nothing_was(
+    longer: RunSpec,
+    plain: RunFolder,
+    tmp_path: Path,
+    step: int,
+    which: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = signal.getsignal(which)
+    with monkeypatch.context() as patch:
+        at_step(patch, step, lambda: signal.raise_signal(which))
+        if step == 11:  # the last step ends the run anyway
+            folder = train(longer, tmp_path / "run")
+        else:
+            with pytest.raises(Stopped) as caught:
+                train(longer, tmp_path / "run")
+            assert caught.value.signal == which
+            assert f"step {step + 1} " in str(caught.value)
+            folder = RunFolder.open(tmp_path / "run")
+            assert folder.metrics()[-1]["name"] == "stopped"
+            assert max(folder.checkpoints()) == step + 1
+            assert not folder.finished
+            assert folder.report_file.exists()
+    assert signal.getsignal(which) == before
+    if step != 11:
+        folder = train(longer, tmp_path / "run")
+        names = [r["name"] for r in folder.metrics() if r["kind"] == "event"]
+        assert names == ["started", "stopped", "resumed", "finished"]
+    assert timeless(folder) == timeless(plain)
+    assert timeless(folder, "eval") == timeless(plain, "eval")
+    assert timeless(folder, "baseline") == timeless(plain, "baseline")
+    assert folder.samples() == plain.samples()
+    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
+
+
+def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "save", lambda self: signal.raise_signal(signal.SIGINT))
+        at_step(patch, 1, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            train(longer, tmp_path / "run")
+    folder = train(longer, tmp_path / "run")
+    assert [record["step"] for record in timeless(folder)] == list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("room", "name"),
+    [
+        (train_room, "gather"),
+        (train_room, "settle"),
+        (RunFolder, "write_spec"),
+        (RunFolder, "write_environment"),
+        (train_room, "_restore"),
+        (checkpoint, "save"),
+        (finish_room, "evaluate"),
+        (finish_room, "compressors"),
+        (finish_room, "stream"),
+        (RunFolder, "write_samples"),
+        (checkpoint, "write_model"),
+    ],
+)
+def test_dying_anywhere_changes_nothing(
+    longer: RunSpec,
+    plain: RunFolder,
+    tmp_path: Path,
+    room: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "_discard", lambda *_: None)  # as the process would be dead
+        patch.setattr(room, name, die)
+        with pytest.raises(Died):
+            train(longer, tmp_path / "run")
+    folder = train(longer, tmp_path / "run")
+    assert folder.finished
+    for kind in ("train", "eval", "baseline"):
+        assert timeless(folder, kind) == timeless(plain, kind)
+    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
+
+
+@pytest.mark.parametrize("died_after", [1, 2, 3])
+def test_what_finishing_recorded_is_not_recorded_twice(
+    longer: RunSpec, tmp_path: Path, died_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Loop.record
+    left = [died_after]
+
+    def record(self: Loop, kind: str, **values: Any) -> None:
+        plain(self, kind, **values)
+        left[0] -= kind in ("eval", "baseline") and self.session.standing.step == 12
+        if left[0] == 0:
+            raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "record", record)
+        with pytest.raises(Died):
+            train(longer, tmp_path / "run")
+    folder = train(longer, tmp_path / "run")
+    assert [r["step"] for r in timeless(folder, "eval")] == [5, 10, 12]
+    assert len(timeless(folder, "baseline")) == 2
+
+
+def test_a_resumed_run_decides_nothing(
+    longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = longer.override("machine.precision=auto", "machine.threads=auto", "machine.kernel=auto")
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    with monkeypatch.context() as patch:
+        at_step(patch, 4, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Stopped):
+            train(free.override("budget=1h", "machine.num_steps=auto"), tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    spec, environment = folder.spec_file.read_bytes(), folder.environment_file.read_bytes()
+    for room, name in (
+        *((machine_room, n) for n in ("measure_peak", "median_time", "decide", "decide_kernel")),
+        *((settle_room, n) for n in ("measure_peak",) if hasattr(settle_room, n)),
+        *((settle_room, n) for n in ("decide", "decide_kernel", "_num_steps", "_take_weights")),
+        (Session, "time_step"),
+    ):
+        monkeypatch.setattr(room, name, die)
+    at_step(monkeypatch, 8, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Stopped):
+        archwright.resume(folder, quiet=True)
+    assert [record["step"] for record in timeless(folder)] == list(range(1, 10))
+    assert folder.spec_file.read_bytes() == spec
+    assert folder.environment_file.read_bytes() == environment
+
+
+def test_a_finished_run_is_returned_as_it_is(
+    longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = train(longer, tmp_path / "run")
+    before = folder.metrics_file.read_bytes()
+    monkeypatch.setattr(train_room, "_train", die)
+    folder.report_file.unlink()  # as if its process had died before it wrote the page
+    again = archwright.train(longer, out=tmp_path / "run", quiet=True)
+    assert folder.metrics_file.read_bytes() == before
+    assert folder.report_file.exists()
+    assert torch.equal(
+        again.model.head.weight, checkpoint.read_model(folder.model_file)["head.weight"]
+    )
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    longer: RunSpec, plain: RunFolder, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 7, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Stopped):
+            train(longer, tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    assert sorted(folder.checkpoints()) == [6, 8]
+    file = folder.checkpoints()[8] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.warns(UserWarning, match="step-8.*damaged.*step-6 is used instead"):
+        train(longer, tmp_path / "run")
+    assert timeless(folder) == timeless(plain)
+    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
+
+
+def test_weights_to_start_from_are_read_once(longer: RunSpec, tmp_path: Path) -> None:
+    """They may change, or go, before the first checkpoint of the run that began with them."""
+    source = train(longer.override("seed=5", "budget=2steps"), tmp_path / "source")
+    tuned = longer.override(f"init.from={source.path}", "checkpoint.every=100")
+    plain = train(tuned, tmp_path / "plain")
+    assert timeless(plain, "event")[0]["name"] == "started"
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, die)
+        with pytest.raises(Died):
+            train(tuned, tmp_path / "run")
+    shutil.rmtree(source.path)
+    folder = train(tuned, tmp_path / "run")
+    assert timeless(folder) == timeless(plain)
+    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
