@@ -7,6 +7,7 @@ from pydantic_core import PydanticUndefined
 
 from archwright.reporting.document import Row
 from archwright.spec.choice import Spec
+from archwright.spec.docstrings import field_docstrings
 from archwright.spec.model_spec import ModelSpec
 
 HEAD = ("Part", "Choice", "Options", "Meaning")
@@ -58,12 +59,13 @@ def _rows(
     """Yield a row for each value, then for each choice with its options."""
     fields = {name: f for name, f in type(spec).model_fields.items() if name not in leave_out}
     inner = [name for name in fields if isinstance(getattr(spec, name), Spec)]
+    docstrings = field_docstrings(type(spec))
     for name in (name for name in fields if name not in inner):
         path, value, base = at + name, getattr(spec, name), getattr(default, name)
         differs = value != base and path not in unmarked
         mark = f"{versus}: {_shown(base)}" if differs else ""
         if differs or not _empty(value):
-            yield Row((path, _shown(value), "", _sentence(fields[name].description)), mark)
+            yield Row((path, _shown(value), "", _sentence(docstrings.get(name))), mark)
     for name in inner:
         yield from _choice(at + name, getattr(spec, name), getattr(default, name), unmarked, versus)
 

@@ -13,6 +13,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import nearest
 
 AutoInt = Annotated[int, Field(ge=1)] | Literal["auto"]
@@ -29,7 +30,6 @@ class Spec(BaseModel):
         extra="forbid",
         strict=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
         defer_build=True,
     )
 
@@ -40,6 +40,19 @@ class Spec(BaseModel):
         """Return the fields that the hash is made of."""
         names = (name for name in type(self).model_fields if name not in self.not_identity)
         return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describe every field with its docstring."""
+        found = handler(schema)
+        docstrings = field_docstrings(cls)
+        properties = handler.resolve_ref_schema(found).get("properties", {})
+        for name, field in cls.model_fields.items():
+            if name in docstrings and (field.alias or name) in properties:
+                properties[field.alias or name]["description"] = docstrings[name]
+        return found
 
 
 class Switches(Spec):
@@ -58,7 +71,9 @@ class Switches(Spec):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        return {"anyOf": [{"type": "boolean"}, handler(schema)]}
+        return {
+            "anyOf": [{"type": "boolean"}, super().__get_pydantic_json_schema__(schema, handler)]
+        }
 
 
 class Choice(Spec):
@@ -103,8 +118,12 @@ class Choice(Spec):
     ) -> JsonSchemaValue:
         # Any, not one: a file may leave `kind` to its base, and then several choices fit.
         if cls.is_axis():
-            return {"anyOf": [handler(c.__pydantic_core_schema__) for c in cls.kinds.values()]}
-        return handler(schema)
+            choices = cls.kinds.values()
+            schemas = [
+                c.__get_pydantic_json_schema__(c.__pydantic_core_schema__, handler) for c in choices
+            ]
+            return {"anyOf": schemas}
+        return super().__get_pydantic_json_schema__(schema, handler)
 
     @classmethod
     def _pick(cls, value: Any) -> Self:
