@@ -4,18 +4,78 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import AutoInt, Choice, Probability, Switches
+from archwright.spec.choice import AutoInt, Choice, OptionalFloat, Probability, Switches
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.norms import NoNorm, Norm
 
 
 class AttentionBias(Switches):
-    """Which projections carry a bias; `bias = true` or `false` sets all four."""
+    """Which projections carry a bias; `bias = true` or `false` sets all."""
 
     query: bool = False
     key: bool = False
     value: bool = False
     out: bool = False
+
+
+class ScoreScale(Choice):
+    """The axis of what q k^T is multiplied by."""
+
+    axis: ClassVar[str] = "scale"
+
+
+class SqrtScale(ScoreScale):
+    """dim^-0.5 (Vaswani et al., 2017)."""
+
+    kind: Literal["sqrt"] = "sqrt"
+    dim: AutoInt = "auto"
+    """auto: head_dim; Gemma 2 and 3 give another (query_pre_attn_scalar)."""
+
+
+class InverseScale(ScoreScale):
+    """numerator / head_dim (Yang et al., 2022, muP)."""
+
+    kind: Literal["inverse"] = "inverse"
+    numerator: float = Field(8.0, gt=0)
+    """The square root of the head_dim at which it equals 1 / sqrt(head_dim)."""
+
+
+class FixedScale(ScoreScale):
+    """A given number (Granite's attention_multiplier)."""
+
+    kind: Literal["fixed"] = "fixed"
+    value: float = Field(1.0, gt=0)
+    """The multiplier."""
+
+
+class NoScale(ScoreScale):
+    """No scale: q k^T (T5, GPT-Neo)."""
+
+    kind: Literal["none"] = "none"
+
+
+class LengthScale(Choice):
+    """The axis of what queries are multiplied by as the text grows longer."""
+
+    axis: ClassVar[str] = "length_scale"
+
+
+class NoLengthScale(LengthScale):
+    """Queries far along are scaled as all others."""
+
+    kind: Literal["none"] = "none"
+
+
+class LogLengthScale(LengthScale):
+    """1 + coefficient ln(1 + floor((position + offset) / period)) (Llama 4, Ministral 3)."""
+
+    kind: Literal["log"] = "log"
+    coefficient: float = Field(0.1, ge=0)
+    """Growth with the logarithm."""
+    period: int = Field(8192, ge=1)
+    """Tokens per step."""
+    offset: int = Field(1, ge=0)
+    """Added to positions, which count from 0: 1 in Llama 4, 0 in Ministral 3."""
 
 
 class Attention(Choice):
@@ -43,8 +103,30 @@ class SoftmaxAttention(Attention):
     """Width of a head; auto: dim / num_heads."""
     bias: AttentionBias = Field(default_factory=AttentionBias, validate_default=True)
     """Biases of the four projections."""
+    scale: ScoreScale = SqrtScale()
+    """What q k^T is multiplied by."""
+    length_scale: LengthScale = NoLengthScale()
+    """What queries are multiplied by as positions grow."""
     qk_norm: Norm = NoNorm()
-    """Norm over each head's query and key before positions act (Henry et al., 2020)."""
+    """Norm over queries and keys (Henry et al., 2020)."""
+    qk_norm_over: Literal["head", "each_head", "projection"] = "head"
+    """Over a head with weights that all heads share (Qwen 3), with weights for each (Command R+), or over
+    the whole projection (OLMo 2)."""
+    qk_norm_place: Literal["before", "after"] = "before"
+    """Before positions rotate, or after (Llama 4)."""
+    v_norm: Norm = NoNorm()
+    """Norm over each head's value (Gemma 3n)."""
+    value_scale: float = Field(1.0, gt=0)
+    """Multiplies values (MiMo-V2)."""
+    clip: OptionalFloat = "none"
+    """Queries, keys and values are cut to +-clip right after their projection (MPT, DBRX, OLMo)."""
+    softcap: OptionalFloat = "none"
+    """c tanh(s / c) over the scaled scores, before position biases and the mask (Gemma 2)."""
+    sinks: bool = False
+    """A learned logit per head in the denominator of the softmax (gpt-oss)."""
+    gate: Literal["none", "value", "head"] = "none"
+    """Multiply the heads' results by sigmoid(gate(x)): a gate for each value (Qwen3-Next), or for each
+    head (Qiu et al., 2025)."""
     mask: Mask = Causal()
     """Which keys a query may see."""
     dropout: Probability = 0.0

@@ -68,6 +68,12 @@ class GELU(Plain):
     """Exact error function, or its tanh approximation."""
 
 
+class QuickGELU(Plain):
+    """x sigmoid(1.702 x) (Hendrycks and Gimpel, 2016, section 2)."""
+
+    kind: Literal["quick_gelu"] = "quick_gelu"
+
+
 class SiLU(Plain):
     """x sigmoid(x), also called swish (Elfwing et al., 2017)."""
 
@@ -80,10 +86,35 @@ class SquaredReLU(Plain):
     kind: Literal["squared_relu"] = "squared_relu"
 
 
-class SwiGLU(Gated):
-    """silu(gate) * up (Shazeer, 2020)."""
+class XIELU(Plain):
+    """a_p x^2 + b x above 0, a_n (exp(x) - 1 - x) + b x below, with two learned numbers per layer
+    (Huang and Schlag, 2025; Apertus)."""
 
-    kind: Literal["swiglu"] = "swiglu"
+    kind: Literal["xielu"] = "xielu"
+    alpha_positive: float = Field(0.8, gt=0)
+    """Initial a_p = softplus(p)."""
+    alpha_negative: float = Field(0.8, gt=0)
+    """Initial a_n = beta + softplus(n); above beta."""
+    beta: float = Field(0.5, gt=0)
+    """The slope b at 0."""
+
+
+class GLU(Gated):
+    """sigmoid(gate) * up (Dauphin et al., 2016)."""
+
+    kind: Literal["glu"] = "glu"
+
+
+class Bilinear(Gated):
+    """gate * up (Mnih and Hinton, 2007; Shazeer, 2020)."""
+
+    kind: Literal["bilinear"] = "bilinear"
+
+
+class ReGLU(Gated):
+    """relu(gate) * up (Shazeer, 2020)."""
+
+    kind: Literal["reglu"] = "reglu"
 
 
 class GeGLU(Gated):
@@ -94,7 +125,25 @@ class GeGLU(Gated):
     """Exact error function, or its tanh approximation."""
 
 
-class ReGLU(Gated):
-    """relu(gate) * up (Shazeer, 2020)."""
+class SwiGLU(Gated):
+    """silu(gate) * up (Shazeer, 2020)."""
 
-    kind: Literal["reglu"] = "reglu"
+    kind: Literal["swiglu"] = "swiglu"
+
+
+class ClampedSwiGLU(Gated):
+    """g sigmoid(sharpness g) * (u + 1), with g = min(gate, limit) and u = up cut to +-limit (gpt-oss)."""
+
+    kind: Literal["clamped_swiglu"] = "clamped_swiglu"
+    limit: float = Field(7.0, gt=0)
+    """Largest gate, and largest size of up."""
+    sharpness: float = Field(1.702, gt=0)
+    """Slope of the sigmoid."""
+
+
+class GEGELU(Gated):
+    """quick_gelu(g) * (u + 1), with g = min(gate, limit) and u = up cut to +-limit (Phi-3 small)."""
+
+    kind: Literal["gegelu"] = "gegelu"
+    limit: float = Field(20.0, gt=0)
+    """Largest gate, and largest size of up."""

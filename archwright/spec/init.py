@@ -8,7 +8,8 @@ from archwright.spec.choice import AutoFloat, Choice
 
 
 class Init(Choice):
-    """The axis of initialisations. Norm weights start at 1 and biases at 0 in all of them."""
+    """The axis of initialisations. Norms start as if they had no weight, and biases at 0, in all of
+    them."""
 
     axis: ClassVar[str] = "init"
 
@@ -19,6 +20,9 @@ class Glorot(Init):
     kind: Literal["glorot"] = "glorot"
     embedding_std: AutoFloat = "auto"
     """Standard deviation of embeddings, cut at 3 sigma; auto: 1, or dim^-0.5 with a tied head."""
+    branch_ends: Literal["alike", "depth", "layer", "zero"] = "alike"
+    """What ends a branch: as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
+    counted from 1, or zero, so that every layer begins as the identity."""
 
 
 class GPT2(Init):
@@ -28,3 +32,24 @@ class GPT2(Init):
     kind: Literal["gpt2"] = "gpt2"
     std: float = Field(0.02, gt=0)
     """Standard deviation of matrices and of the embedding."""
+    embedding_std: AutoFloat = "auto"
+    """Standard deviation of embeddings; auto: std. A norm after a small one moves it fast
+    (RWKV's SmallInit takes 1e-4)."""
+    branch_ends: Literal["alike", "depth", "layer", "zero"] = "depth"
+    """What ends a branch: as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
+    counted from 1, or zero, so that every layer begins as the identity."""
+
+
+class MuP(Init):
+    """Maximal update parametrisation, by which the best learning rate stays as a model grows wider
+    (Yang et al., 2022, table 8). With m = dim / base_dim, matrices have deviation std / sqrt(m) and 1 / m
+    of AdamW's rate, and logits are divided by m."""
+
+    kind: Literal["mup"] = "mup"
+    base_dim: int = Field(256, ge=1)
+    """The width at which nothing changes, where rates were tuned."""
+    std: float = Field(0.02, gt=0)
+    """Standard deviation of matrices at base_dim, and of the embedding and head at any."""
+    branch_ends: Literal["alike", "depth", "layer", "zero"] = "depth"
+    """What ends a branch: as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
+    counted from 1, or zero, so that every layer begins as the identity."""

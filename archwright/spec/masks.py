@@ -1,4 +1,7 @@
-"""Masks: which keys a query may see. Documents and padding come with the batch and narrow them."""
+"""Masks: which keys a query may see. Documents and padding come with the batch and narrow them.
+
+A place is counted in tokens from the start of its document.
+"""
 
 from typing import ClassVar, Literal
 
@@ -11,12 +14,29 @@ class Mask(Choice):
     """The axis of attention masks."""
 
     axis: ClassVar[str] = "mask"
+    causal: ClassVar[bool] = True
+    """Whether no query sees a key behind it, so that text can be written token by token."""
 
 
 class Causal(Mask):
-    """Every key up to the query itself."""
+    """Every key up to the query itself: k <= q."""
 
     kind: Literal["causal"] = "causal"
+
+
+class Full(Mask):
+    """Every key, before and behind (Devlin et al., 2018)."""
+
+    kind: Literal["full"] = "full"
+    causal: ClassVar[bool] = False
+
+
+class Prefix(Mask):
+    """Every key of the prefix, and every key up to the query: k < size or k <= q (Raffel et al., 2019)."""
+
+    kind: Literal["prefix"] = "prefix"
+    size: int = Field(64, ge=1)
+    """Length of the prefix, in tokens; `prefix_lengths` of a batch replaces it."""
 
 
 class Window(Mask):
@@ -25,3 +45,61 @@ class Window(Mask):
     kind: Literal["window"] = "window"
     size: int = Field(4096, ge=1)
     """Number of visible keys, in tokens."""
+
+
+class SymmetricWindow(Mask):
+    """The keys at most `radius` away: |q - k| <= radius (Beltagy et al., 2020)."""
+
+    kind: Literal["symmetric_window"] = "symmetric_window"
+    causal: ClassVar[bool] = False
+    radius: int = Field(256, ge=0)
+    """Farthest visible key on either side, in tokens."""
+
+
+class DilatedWindow(Mask):
+    """Every `dilation`-th of the keys behind, `size` of them: q, q - d, q - 2d ...
+    (Beltagy et al., 2020, section 3.1)."""
+
+    kind: Literal["dilated_window"] = "dilated_window"
+    size: int = Field(256, ge=1)
+    """Number of visible keys."""
+    dilation: int = Field(2, ge=1)
+    """Distance between neighbouring visible keys, in tokens."""
+
+
+class Chunked(Mask):
+    """The keys of the query's own chunk up to itself (Llama 4)."""
+
+    kind: Literal["chunked"] = "chunked"
+    size: int = Field(8192, ge=1)
+    """Length of a chunk, in tokens."""
+
+
+class WindowGlobal(Mask):
+    """The last `size` keys and the first `num_global` (Beltagy et al., 2020; Xiao et al., 2023)."""
+
+    kind: Literal["window_global"] = "window_global"
+    size: int = Field(4096, ge=1)
+    """Number of keys in the window, the query's own included."""
+    num_global: int = Field(4, ge=1)
+    """Tokens at the start that every later query sees."""
+
+
+class Strided(Mask):
+    """The last `stride` keys and every `stride`-th before: q - k < l or (q - k) mod l = 0
+    (Child et al., 2019, section 4.3)."""
+
+    kind: Literal["strided"] = "strided"
+    stride: int = Field(128, ge=1)
+    """The stride l, in tokens."""
+
+
+class Fixed(Mask):
+    """The query's own block of `stride` keys, and the last `num_summary` keys of every block before
+    (Child et al., 2019, section 4.3)."""
+
+    kind: Literal["fixed"] = "fixed"
+    stride: int = Field(128, ge=1)
+    """Length l of a block, in tokens."""
+    num_summary: int = Field(8, ge=1)
+    """The c keys at each block's end that all later blocks see."""

@@ -1,6 +1,7 @@
 """A model's architecture as data: the default layer's axes, what some layers do differently, and
 what stands around the layers."""
 
+import math
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,11 +13,11 @@ from archwright.spec.embeddings import Embedding, Head
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import FeedForward, Hidden, SwiGLU
 from archwright.spec.fingerprint import fingerprint
-from archwright.spec.init import Glorot, Init
+from archwright.spec.init import GPT2, Glorot, Init
 from archwright.spec.merge import merge, validated
 from archwright.spec.norms import Norm, RMSNorm
 from archwright.spec.positions import Position, RoPE
-from archwright.spec.residuals import PreNorm, Residual
+from archwright.spec.residuals import DeepNorm, PreNorm, Residual
 
 DEFAULT_VOCAB_SIZE = 4096
 """Stands in for vocab_size = "auto" where no tokenizer is at hand."""
@@ -166,15 +167,14 @@ class ModelSpec(StackSpec):
 
         enforce(self)
         values = self.model_dump()
-        values.update(_resolved_layer(values, self.dim))
+        values.update(_resolved_layer(self.layers_by_kind["default"], self))
         values["layer_kinds"] = {
-            name: _resolved_layer(self.layers_by_kind[name].model_dump(), self.dim)
-            for name in self.layer_kinds
+            name: _resolved_layer(self.layers_by_kind[name], self) for name in self.layer_kinds
         }
         if self.vocab_size == "auto":
             values["vocab_size"] = round_up(vocab_size or DEFAULT_VOCAB_SIZE, 64)
         if values["init"].get("embedding_std") == "auto":
-            values["init"]["embedding_std"] = self.dim**-0.5 if self.head.tied else 1.0
+            values["init"]["embedding_std"] = embedding_std(self)
         return validated(ModelSpec, values)
 
     def hash(self) -> str:
@@ -197,15 +197,42 @@ def _as_tables(value: Any) -> Any:
     return [_as_tables(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _resolved_layer(values: dict[str, Any], dim: int) -> dict[str, Any]:
+def _resolved_layer(layer: LayerSpec, model: ModelSpec) -> dict[str, Any]:
     """Replace "auto" in one layer's values."""
-    layer = LayerSpec.model_validate({axis: values[axis] for axis in LayerSpec.model_fields})
-    resolved = layer.model_dump()
+    values = layer.model_dump()
     if isinstance(layer.attention, SoftmaxAttention):
-        resolved["attention"].update(heads(layer.attention, dim))
+        values["attention"].update(heads(layer.attention, model.dim))
+        _fill(values["attention"]["scale"], dim=values["attention"]["head_dim"])
     if isinstance(layer.feedforward, Hidden):
-        resolved["feedforward"]["hidden_dim"] = hidden_dim(layer.feedforward, dim)
-    return resolved
+        values["feedforward"]["hidden_dim"] = hidden_dim(layer.feedforward, model.dim)
+    if isinstance(layer.position, RoPE):
+        scaling = values["position"]["scaling"]
+        _fill(scaling, original_length=model.context_length)
+        _fill(scaling, attention_factor=attention_factor(scaling))
+    if isinstance(layer.residual, DeepNorm):
+        alpha, gain = (2 * model.num_layers) ** 0.25, (8 * model.num_layers) ** -0.25
+        _fill(values["residual"], alpha=alpha, gain=gain)
+    return values
+
+
+def _fill(table: dict[str, Any], **numbers: float) -> None:
+    """Put numbers in the place of "auto"."""
+    table.update({key: n for key, n in numbers.items() if table.get(key) == "auto"})
+
+
+def attention_factor(scaling: dict[str, Any]) -> float:
+    """Return what YaRN (Peng et al., 2023, eq. 22) and LongRoPE multiply cosines and sines by."""
+    log = math.log(scaling.get("factor", 1.0))
+    if scaling["kind"] == "longrope":
+        return math.sqrt(1 + log / math.log(max(2, scaling["original_length"])))
+    return 0.1 * log + 1
+
+
+def embedding_std(model: ModelSpec) -> float:
+    """Return the standard deviation of embeddings as a number."""
+    if isinstance(model.init, GPT2):
+        return model.init.std
+    return model.dim**-0.5 if model.head.tied else 1.0
 
 
 def heads(attention: SoftmaxAttention, dim: int) -> dict[str, int]:

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from archwright.spec.choice import Choice
 
+Weight = Literal["plain", "unit_offset", "none"]
+"""What a normed value is multiplied by: w, 1 + w, or nothing."""
+
 
 class Norm(Choice):
     """The axis of norms."""
@@ -25,6 +28,8 @@ class LayerNorm(Norm):
     kind: Literal["layer"] = "layer"
     eps: float = Field(1e-5, gt=0)
     """Added to the variance."""
+    weight: Weight = "plain"
+    """Multiply by w, by 1 + w (Nemotron), or by nothing (OLMo)."""
     bias: bool = True
     """Learn an offset beside the weight."""
 
@@ -35,3 +40,7 @@ class RMSNorm(Norm):
     kind: Literal["rms"] = "rms"
     eps: float = Field(1e-5, gt=0)
     """Added to the mean square."""
+    weight: Weight = "plain"
+    """Multiply by w, by 1 + w (Gemma), or by nothing (Llama 4's query and key norm)."""
+    multiply: Literal["wide", "narrow"] = "wide"
+    """Multiply in float32 and then cast to the input's dtype (OLMo 2), or after the cast (Llama)."""

@@ -4,7 +4,96 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import Choice
+from archwright.spec.choice import AutoFloat, AutoInt, Choice, Floats
+
+
+class Scaling(Choice):
+    """The axis of what is done to RoPE's frequencies f to reach texts longer than those trained on."""
+
+    axis: ClassVar[str] = "scaling"
+
+
+class NoScaling(Scaling):
+    """Frequencies as they are."""
+
+    kind: Literal["none"] = "none"
+
+
+class LinearScaling(Scaling):
+    """f / factor: positions are interpolated (Chen et al., 2023)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: float = Field(2.0, ge=1)
+    """How many times longer the text may be."""
+
+
+class DynamicNTK(Scaling):
+    """theta' = theta (s n / L - (s - 1))^(r / (r - 2)) once the text's length n exceeds L
+    (Peng et al., 2023, section 3.3)."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    factor: float = Field(2.0, ge=1)
+    """The factor s."""
+    original_length: AutoInt = "auto"
+    """The length L that was trained on, in tokens; auto: context_length."""
+
+
+class YaRN(Scaling):
+    """Slow frequencies are divided by the factor, fast ones kept, those between are blended; cosines and
+    sines are multiplied by attention_factor (Peng et al., 2023, section 3.4)."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: float = Field(2.0, ge=1)
+    """How many times longer the text may be."""
+    original_length: AutoInt = "auto"
+    """The length that was trained on, in tokens; auto: context_length."""
+    beta_fast: float = Field(32.0, gt=0)
+    """What turns more often than this within the original length is kept."""
+    beta_slow: float = Field(1.0, gt=0)
+    """What turns less often than this within the original length is divided."""
+    attention_factor: AutoFloat = "auto"
+    """Multiplies cosines and sines; auto: 0.1 ln(factor) + 1."""
+    truncate: bool = True
+    """Round the ends of the blended stretch to whole frequencies."""
+
+
+class Llama3Scaling(Scaling):
+    """Long wavelengths are divided by the factor, short ones kept, those between are blended
+    (Llama 3.1)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: float = Field(8.0, ge=1)
+    """How many times longer the text may be."""
+    original_length: AutoInt = "auto"
+    """The length that was trained on, in tokens; auto: context_length."""
+    low_freq_factor: float = Field(1.0, gt=0)
+    """Wavelengths above original_length / low_freq_factor are divided."""
+    high_freq_factor: float = Field(4.0, gt=0)
+    """Wavelengths below original_length / high_freq_factor are kept."""
+
+
+class LongRoPE(Scaling):
+    """Each frequency is divided by a number of its own, from one list up to the original length and from
+    another beyond; cosines and sines are multiplied by a factor (Ding et al., 2024)."""
+
+    kind: Literal["longrope"] = "longrope"
+    short: Floats = ()
+    """Divisors up to the original length, one for each pair of coordinates; empty: all 1."""
+    long: Floats = ()
+    """Divisors of all positions of a text that is longer; empty: all 1."""
+    factor: float = Field(2.0, ge=1)
+    """How many times longer the text may be."""
+    original_length: AutoInt = "auto"
+    """The length that was trained on, in tokens; auto: context_length."""
+    attention_factor: AutoFloat = "auto"
+    """Multiplies cosines and sines; auto: sqrt(1 + ln(factor) / ln(original_length))."""
+
+
+class Proportional(Scaling):
+    """The rotating pairs have the frequencies that they would have in a head that rotates whole:
+    theta^(-2i/head_dim), and pairs span the whole head (Gemma 4)."""
+
+    kind: Literal["proportional"] = "proportional"
 
 
 class Position(Choice):
@@ -28,6 +117,8 @@ class Sinusoidal(Position):
     absolute: ClassVar[bool] = True
     theta: float = Field(10_000.0, gt=1)
     """Base of the wavelengths, which run from 2 pi to 2 pi theta tokens."""
+    layout: Literal["interleaved", "half"] = "interleaved"
+    """Sine and cosine take turns as in the paper, or all sines come first as in Marian."""
 
 
 class Learned(Position):
@@ -35,6 +126,8 @@ class Learned(Position):
 
     kind: Literal["learned"] = "learned"
     absolute: ClassVar[bool] = True
+    offset: int = Field(0, ge=0)
+    """Row of position 0, as the table may begin with rows for other uses (2 in OPT)."""
 
 
 class RoPE(Position):
@@ -47,3 +140,35 @@ class RoPE(Position):
     """Share of each head's coordinates that rotate (the first ones)."""
     pairing: Literal["half", "interleaved"] = "half"
     """Which coordinates form a pair: (i, i + r/2) as in Llama, or (2i, 2i + 1) as in the paper."""
+    scaling: Scaling = NoScaling()
+    """What is done to the frequencies for longer texts."""
+
+
+class ALiBi(Position):
+    """Scores fall with distance: slope_h (k - q), with a slope for each head (Press et al., 2021)."""
+
+    kind: Literal["alibi"] = "alibi"
+    scaled: bool = False
+    """Multiply the slopes by the score scale too, as Falcon does; BLOOM and MPT do not."""
+
+
+class T5Bias(Position):
+    """A learned number per head for each bucket of distances, added to the scores
+    (Raffel et al., 2019, section 2.1)."""
+
+    kind: Literal["t5"] = "t5"
+    num_buckets: int = Field(32, ge=2)
+    """Rows of the table; near distances have one each, far ones share on a log scale."""
+    max_distance: int = Field(128, ge=2)
+    """Distances from here on share the last bucket."""
+    shared: bool = True
+    """One table for all layers (T5), or one for each (umT5)."""
+
+
+class TransformerXL(Position):
+    """Scores q (k + r) + u k + v r, with r a linear map of the sinusoidal vector of the distance and u, v
+    learned per head (Dai et al., 2019, section 3.3; Gopher)."""
+
+    kind: Literal["transformer_xl"] = "transformer_xl"
+    theta: float = Field(10_000.0, gt=1)
+    """Base of the wavelengths of the distance's vector."""

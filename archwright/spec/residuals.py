@@ -1,18 +1,52 @@
 """Residual wiring: how branches join the stream that runs through the layers."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from archwright.spec.choice import Choice, Probability
+from pydantic import GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from archwright.spec.choice import AutoFloat, Choice, Probability, Spec
+
+
+class PerBranch(Spec):
+    """A number for each branch; a plain number stands for both."""
+
+    attention: float = 1.0
+    feedforward: float = 1.0
+
+    def __getitem__(self, branch: str) -> float:
+        number: float = getattr(self, branch)
+        return number
+
+    @model_validator(mode="before")
+    @classmethod
+    def _both_alike(cls, value: Any) -> Any:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return dict.fromkeys(cls.model_fields, float(value))
+        return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        table = super().__get_pydantic_json_schema__(schema, handler)
+        return {"anyOf": [{"type": "number"}, table]}
 
 
 class Residual(Choice):
-    """The axis of residual wirings, each stated for one branch f; a layer applies it per branch."""
+    """The axis of residual wirings, each stated for one branch f; a layer applies it per branch.
+
+    Every f below stands for multiplier * dropout(f).
+    """
 
     axis: ClassVar[str] = "residual"
     final_norm: ClassVar[bool]
     """Whether the stream leaves the layers without a norm, so that one must follow."""
     dropout: Probability = 0.0
     """Share of each branch's output dropped in training."""
+    multiplier: PerBranch = PerBranch()
+    """What a branch is multiplied by before it is added (Granite; MiniMax's beta)."""
 
 
 class PostNorm(Residual):
@@ -34,3 +68,40 @@ class SandwichNorm(Residual):
 
     kind: Literal["sandwich"] = "sandwich"
     final_norm: ClassVar[bool] = True
+
+
+class OutputNorm(Residual):
+    """x = x + norm(f(x)) (Liu et al., 2021, Swin v2; OLMo 2)."""
+
+    kind: Literal["output"] = "output"
+    final_norm: ClassVar[bool] = True
+
+
+class Parallel(Residual):
+    """x = x + attention(norm(x)) + feedforward(norm(x)), both from the same x
+    (Wang and Komatsuzaki, 2021; PaLM)."""
+
+    kind: Literal["parallel"] = "parallel"
+    final_norm: ClassVar[bool] = True
+    num_norms: Literal[1, 2] = 1
+    """One norm for both branches (GPT-J, PaLM), or one each (GPT-NeoX)."""
+
+
+class NormedResidual(Residual):
+    """h = norm(x), x = alpha h + f(h): the stream itself is normed (MiniMax; BLOOM's option)."""
+
+    kind: Literal["normed"] = "normed"
+    final_norm: ClassVar[bool] = True
+    alpha: PerBranch = PerBranch()
+    """What the normed stream is multiplied by."""
+
+
+class DeepNorm(Residual):
+    """x = norm(alpha x + f(x)), with smaller initial values in the branches (Wang et al., 2022)."""
+
+    kind: Literal["deepnorm"] = "deepnorm"
+    final_norm: ClassVar[bool] = False
+    alpha: AutoFloat = "auto"
+    """Weight of the stream; auto: (2 num_layers)^(1/4)."""
+    gain: AutoFloat = "auto"
+    """Multiplies the initial values of value, out and feed-forward maps; auto: (8 num_layers)^(-1/4)."""
