@@ -1,25 +1,41 @@
 """Attention branches: softmax attention in heads, from MHA over GQA to MQA."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from archwright.parts.kernels import KERNELS
+from archwright.parts.kernels import KERNELS, Scores
 from archwright.parts.linear import Linear, narrow
 from archwright.parts.masks import View
 from archwright.parts.positions import Rotary, Rotation
 from archwright.spec import attention as spec
 
+Heads = Float[Tensor, "batch length heads head_dim"]
+
+
+class Memory(Protocol):
+    """What an attention knows of a cache."""
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep keys and values of new tokens; return those of all tokens that these may see."""
+
 
 class SoftmaxAttention(nn.Module):
-    """out(concat_h(softmax(q_h k_g^T / sqrt(head_dim)) v_g)): head h reads key-value head
+    """out(concat_h(softmax(scale q_h k_g^T) v_g)): head h reads key-value head
     g = h // (num_heads / num_kv_heads).
 
-    Queries and keys are normed per head if asked, then turned by the rotary part. Shapes: x and the
-    result [batch, length, dim]; q [batch, length, num_heads, head_dim]; k and v with num_kv_heads.
+    Queries and keys are normed if asked, turned by the rotary part, or get a bias of their scores from
+    the relative part. Shapes: x and the result [batch, length, dim]; q [batch, length, num_heads,
+    head_dim]; k and v with num_kv_heads.
 
-    Vaswani et al., 2017, section 3.2; Ainslie et al., 2023, GQA; Henry et al., 2020, QK-norm.
+    Vaswani et al., 2017, section 3.2; Ainslie et al., 2023, GQA; options as in the spec.
+
+    Args:
+        relative: adds a bias to scores; one that all layers share is not owned here.
+        shared: whether `relative` belongs to the model.
     """
 
     def __init__(
@@ -29,39 +45,145 @@ class SoftmaxAttention(nn.Module):
         *,
         query_norm: nn.Module,
         key_norm: nn.Module,
-        rotary: Rotary | None,
+        value_norm: nn.Module | None = None,
+        rotary: Rotary | None = None,
+        relative: nn.Module | None = None,
+        shared: bool = False,
     ) -> None:
         super().__init__()
         assert spec.num_heads != "auto"
         assert spec.num_kv_heads != "auto"
         assert spec.head_dim != "auto"
-        self.spec, self.head_dim, self.scale = spec, spec.head_dim, spec.head_dim**-0.5
+        self.spec, self.head_dim = spec, spec.head_dim
+        self.scale = score_scale(spec.scale, spec.head_dim)
         width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.query = Linear(dim, width, bias=spec.bias.query)
         self.key = Linear(dim, kv_width, bias=spec.bias.key)
         self.value = Linear(dim, kv_width, bias=spec.bias.value)
         self.out = Linear(width, dim, bias=spec.bias.out, ends_branch=True)
-        self.query_norm, self.key_norm = query_norm, key_norm
+        gates = {"none": 0, "head": spec.num_heads, "value": width}[spec.gate]
+        self.gate = Linear(dim, gates) if gates else None
+        self.query_norm, self.key_norm, self.value_norm = query_norm, key_norm, value_norm
+        self.sinks = nn.Parameter(torch.zeros(spec.num_heads)) if spec.sinks else None
+        self.position = None if shared else relative
         self.kernel = KERNELS["sdpa"]
-        self._rotary = (rotary,)  # owned by the model; the tuple keeps it from registration here
+        self._shared = (rotary, relative)  # the tuple keeps what the model owns from registration
+
+    @property
+    def inputs(self) -> list[Linear]:
+        """The maps that read x, which a parallel layer computes together with those of other branches."""
+        return [self.query, self.key, self.value, *([] if self.gate is None else [self.gate])]
 
     def forward(
-        self, x: Float[Tensor, "batch length dim"], view: View, rotation: Rotation | None
+        self,
+        x: Float[Tensor, "batch length dim"],
+        view: View,
+        rotation: Rotation | None = None,
+        memory: Memory | None = None,
+        projected: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        x, heads = narrow(x), (*x.shape[:-1], -1, self.head_dim)
-        q = self.query_norm(self.query(x).view(heads))
-        k = self.key_norm(self.key(x).view(heads))
-        v = self.value(x).view(heads)
-        rotary = self._rotary[0]
-        if rotary is not None and rotation is not None:
-            q, k = rotary.rotate(q, rotation), rotary.rotate(k, rotation)
-        dropout = self.spec.dropout if self.training else 0.0
-        mixed = self.kernel(q, k, v, view, self.scale, dropout)
+        if projected is None:
+            x = narrow(x)
+            projected = [read(x) for read in self.inputs]
+        q, k, v = (self._heads(p) for p in projected[:3])
+        q, k, v = self._normed(q, k, v)
+        q, k, v = self._placed(q, k, v, view, rotation, memory)
+        q = self._lengthened(q, view)
+        relative = self._shared[1]
+        bias = None
+        if relative is not None:
+            q, bias = relative(q, view, self.scale)
+        mixed = self.kernel(q, k, v, view, self._scores(bias))
+        if self.gate is not None:
+            gate = torch.sigmoid(projected[3])
+            mixed = mixed * gate.view(*mixed.shape[:3], -1)
         out: Tensor = self.out(mixed.flatten(-2))
         return out
 
+    def _heads(self, projected: Tensor) -> Heads:
+        """Cut a projection into heads, after its clip."""
+        if self.spec.clip != "none":
+            projected = projected.clamp(-self.spec.clip, self.spec.clip)
+        return projected.unflatten(-1, (-1, self.head_dim))
+
+    def _normed(self, q: Heads, k: Heads, v: Heads) -> tuple[Heads, Heads, Heads]:
+        if self.spec.qk_norm_place == "before":
+            q, k = self._qk_normed(q, k)
+        if self.value_norm is not None:
+            v = self.value_norm(v)
+        return q, k, v if self.spec.value_scale == 1 else v * self.spec.value_scale
+
+    def _qk_normed(self, q: Heads, k: Heads) -> tuple[Heads, Heads]:
+        if self.spec.qk_norm_over == "projection":
+            q = self.query_norm(q.flatten(-2)).unflatten(-1, (-1, self.head_dim))
+            return q, self.key_norm(k.flatten(-2)).unflatten(-1, (-1, self.head_dim))
+        return self.query_norm(q), self.key_norm(k)
+
+    def _placed(
+        self,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        view: View,
+        rotation: Rotation | None,
+        memory: Memory | None,
+    ) -> tuple[Heads, Heads, Heads]:
+        """Turn queries and keys, norm them if that comes after, and join the keys that were read before.
+
+        Where angles follow the length of the text, kept keys are not turned yet: all turn anew.
+        """
+        rotary = self._shared[0]
+        late = memory is not None and rotary is not None and rotary.follows_length
+        if late and memory is not None:
+            k, v = memory.extend(k, v)
+        if rotary is not None and rotation is not None:
+            of_keys = rotation
+            if late and view.kept is not None:
+                of_keys = rotary(view.kept.positions_or_range(), view.kept.spans_or_end())
+            q, k = rotary.rotate(q, rotation), rotary.rotate(k, of_keys)
+        if self.spec.qk_norm_place == "after":
+            q, k = self._qk_normed(q, k)
+        if memory is not None and not late:
+            k, v = memory.extend(k, v)
+        return q, k, v
+
+    def _lengthened(self, q: Heads, view: View) -> Heads:
+        """Multiply queries by what grows with their position."""
+        scale = self.spec.length_scale
+        if not isinstance(scale, spec.LogLengthScale):
+            return q
+        steps = (view.places.positions_or_range() + scale.offset) // scale.period
+        factor = 1 + scale.coefficient * torch.log1p(steps.float())
+        return q * factor[..., None, None].to(q.dtype)
+
+    def _scores(self, bias: Any) -> Scores:
+        return Scores(
+            self.scale,
+            self.spec.dropout if self.training else 0.0,
+            None if self.spec.softcap == "none" else self.spec.softcap,
+            bias,
+            self.sinks,
+        )
+
+    def reset_parameters(self) -> None:
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+
     def extra_repr(self) -> str:
         return f"{self.spec.num_heads} heads of {self.head_dim}, {self.spec.num_kv_heads} kv"
+
+
+def score_scale(scale: spec.ScoreScale, head_dim: int) -> float:
+    """Return what q k^T is multiplied by."""
+    match scale:
+        case spec.SqrtScale(dim=dim):
+            return float(head_dim if dim == "auto" else dim) ** -0.5
+        case spec.InverseScale(numerator=numerator):
+            return numerator / head_dim
+        case spec.FixedScale(value=value):
+            return value
+        case _:
+            return 1.0
 
 
 ATTENTIONS: dict[type[spec.Attention], Any] = {spec.SoftmaxAttention: SoftmaxAttention}

@@ -1,6 +1,7 @@
-"""Masks. One description each: a predicate on (query, key), from which the dense mask, the block
-structure of a fast kernel and the FLOP count follow."""
+"""Masks. One description each: a predicate on (query, key), how far it reaches, and how many keys a query
+sees. The dense mask, the block structure of fast kernels, what a cache keeps and the FLOP count follow."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +16,12 @@ from archwright.spec import masks as spec
 
 @runtime_checkable
 class Pattern(Protocol):
-    """Which keys a query may see, by their index in the row."""
+    """Which keys a query may see, by their index in the document."""
+
+    behind: int | None
+    """The farthest key behind that any query sees, in tokens; None: no limit."""
+    ahead: int | None
+    """The farthest key ahead; 0 in causal masks, None: no limit."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Return True where the query at `query` may see the key at `key` (shapes broadcast)."""
@@ -23,11 +29,27 @@ class Pattern(Protocol):
     def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
         """Return the range [start, stop) outside which queries first .. last see no key."""
 
-    def pairs(self, length: int) -> int:
-        """Return how many (query, key) pairs a text of `length` tokens has."""
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        """Return how many keys each query sees in a text of `length` tokens."""
 
 
-class Causal:
+def pairs(pattern: Pattern, length: int) -> int:
+    """Return how many (query, key) pairs a text of `length` tokens has."""
+    return int(pattern.num_keys(torch.arange(length), length).sum())
+
+
+class _Reaching:
+    """What follows from how far a mask reaches, for masks that reach alike from every query."""
+
+    behind: int | None = None
+    ahead: int | None = 0
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        start = 0 if self.behind is None else max(0, first - self.behind)
+        return start, length if self.ahead is None else min(last + self.ahead + 1, length)
+
+
+class Causal(_Reaching):
     """key <= query."""
 
     def __init__(self, spec: spec.Causal) -> None:
@@ -36,80 +58,275 @@ class Causal:
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return key <= query
 
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        return query + 1
+
+
+class Full(_Reaching):
+    """Every key."""
+
+    ahead = None
+
+    def __init__(self, spec: spec.Full) -> None:
+        self.spec = spec
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key >= 0) & (query >= 0)
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        return torch.full_like(query, length)
+
+
+class Prefix(_Reaching):
+    """key < size or key <= query."""
+
+    ahead = None
+
+    def __init__(self, spec: spec.Prefix, size: int | Tensor | None = None) -> None:
+        self.spec, self.size = spec, spec.size if size is None else size
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) | ((key < self.size) & (query < self.size))
+
     def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        return 0, min(last + 1, length)
+        inside = first < self.spec.size
+        return 0, min(max(last + 1, self.spec.size if inside else 0), length)
 
-    def pairs(self, length: int) -> int:
-        return length * (length + 1) // 2
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        size = min(self.spec.size, length)
+        return torch.where(query < size, size, query + 1)
 
 
-class Window:
+class Window(_Reaching):
     """query - size < key <= query: `size` keys, the query's own included."""
 
     def __init__(self, spec: spec.Window) -> None:
-        self.spec = spec
+        self.spec, self.behind = spec, spec.size - 1
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (key > query - self.spec.size)
 
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        return (query + 1).clamp(max=self.spec.size)
+
+
+class SymmetricWindow(_Reaching):
+    """|query - key| <= radius."""
+
+    def __init__(self, spec: spec.SymmetricWindow) -> None:
+        self.spec, self.behind, self.ahead = spec, spec.radius, spec.radius
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query - key).abs() <= self.spec.radius
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        before = query.clamp(max=self.spec.radius)
+        return before + 1 + (length - 1 - query).clamp(max=self.spec.radius)
+
+
+class DilatedWindow(_Reaching):
+    """query - key in {0, d, 2d, ..., (size - 1) d}."""
+
+    def __init__(self, spec: spec.DilatedWindow) -> None:
+        self.spec, self.behind = spec, (spec.size - 1) * spec.dilation
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        distance = query - key
+        near = (distance >= 0) & (distance <= (self.spec.size - 1) * self.spec.dilation)
+        return near & (distance % self.spec.dilation == 0)
+
     def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        return max(0, first - self.spec.size + 1), min(last + 1, length)
+        step, most = self.spec.dilation, self.spec.size - 1
+        queries = range(first, min(last + 1, first + step))
+        return min(q - min(q // step, most) * step for q in queries), min(last + 1, length)
 
-    def pairs(self, length: int) -> int:
-        size = min(self.spec.size, length)
-        return size * length - size * (size - 1) // 2
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        return (query // self.spec.dilation + 1).clamp(max=self.spec.size)
 
 
-MASKS: dict[type[spec.Mask], Any] = {spec.Causal: Causal, spec.Window: Window}
+class Chunked(_Reaching):
+    """key <= query, both in the same chunk of `size` tokens."""
+
+    def __init__(self, spec: spec.Chunked) -> None:
+        self.spec, self.behind = spec, spec.size - 1
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key // self.spec.size == query // self.spec.size)
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        return first // self.spec.size * self.spec.size, min(last + 1, length)
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        return query % self.spec.size + 1
+
+
+class WindowGlobal(_Reaching):
+    """key <= query, and key among the last `size` or the first `num_global`."""
+
+    def __init__(self, spec: spec.WindowGlobal) -> None:
+        self.spec = spec
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        near = key > query - self.spec.size
+        return (key <= query) & (near | (key < self.spec.num_global))
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        return (query + 1).clamp(max=self.spec.size + self.spec.num_global)
+
+
+class Strided(_Reaching):
+    """0 <= query - key < stride, or query - key a multiple of the stride."""
+
+    def __init__(self, spec: spec.Strided) -> None:
+        self.spec = spec
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        distance, stride = query - key, self.spec.stride
+        return (distance >= 0) & ((distance < stride) | (distance % stride == 0))
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        stride = self.spec.stride
+        queries = range(first, min(last + 1, first + stride))
+        return min(q % stride if q >= stride else 0 for q in queries), min(last + 1, length)
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        return (query + 1).clamp(max=self.spec.stride) + query // self.spec.stride
+
+
+class Fixed(_Reaching):
+    """key <= query, and key in the query's block of `stride` or among the last `num_summary` of its own."""
+
+    def __init__(self, spec: spec.Fixed) -> None:
+        self.spec = spec
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        stride = self.spec.stride
+        summary = key % stride >= stride - self.spec.num_summary
+        return (key <= query) & ((key // stride == query // stride) | summary)
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        stride = self.spec.stride
+        own = first // stride * stride
+        start = min(own, max(0, stride - self.spec.num_summary)) if own else 0
+        return start, min(last + 1, length)
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        stride = self.spec.stride
+        return query % stride + 1 + query // stride * min(self.spec.num_summary, stride)
+
+
+MASKS: dict[type[spec.Mask], Any] = {
+    spec.Causal: Causal,
+    spec.Full: Full,
+    spec.Prefix: Prefix,
+    spec.Window: Window,
+    spec.SymmetricWindow: SymmetricWindow,
+    spec.DilatedWindow: DilatedWindow,
+    spec.Chunked: Chunked,
+    spec.WindowGlobal: WindowGlobal,
+    spec.Strided: Strided,
+    spec.Fixed: Fixed,
+}
 
 
 @dataclass(frozen=True)
 class View:
-    """A mask over the places of one batch: what each query sees, whole or block by block.
+    """A mask between the queries of one batch and the keys they may see: the batch's own, or those a
+    cache has kept. What each query sees, whole or block by block.
 
     Padding sees itself and is seen by nothing else, so no row of weights is ever empty.
     """
 
     pattern: Pattern
     places: Places
+    kept: Places | None = None
+    """Where the keys stand, if they are not the batch's own alone. An index below 0 is an empty slot."""
+    hides_nothing: bool = False
+    """Whether every query is known to see every key."""
+
+    @property
+    def keys_at(self) -> Places:
+        """Where the keys stand."""
+        return self.places if self.kept is None else self.kept
 
     @property
     def is_plain_causal(self) -> bool:
         """Whether this is the causal mask and nothing more, which kernels know by name."""
-        return self.places.plain and isinstance(self.pattern, Causal)
+        own = self.kept is None
+        return own and self.places.plain and isinstance(self.pattern, Causal)
 
     @cached_property
-    def dense(self) -> Bool[Tensor, "rows 1 length length"]:
+    def dense(self) -> Bool[Tensor, "rows 1 queries keys"]:
         """The whole mask: True where a query (third axis) sees a key (fourth axis)."""
-        return self.block(0, self.places.length, 0, self.places.length)
+        return self.block(0, self.places.length, 0, self.keys_at.length)
 
     def block(
         self, first: int, stop: int, key_first: int, key_stop: int
     ) -> Bool[Tensor, "rows 1 queries keys"]:
         """Return the mask between queries [first, stop) and keys [key_first, key_stop)."""
-        index = self.places.index_or_range()
+        at, kept = self.places, self.keys_at
         queries, keys = slice(first, stop), slice(key_first, key_stop)
-        seen = self.pattern.visible(index[:, queries, None], index[:, None, keys])
-        if self.places.documents is not None:
-            documents = self.places.documents
-            seen = seen & (documents[:, queries, None] == documents[:, None, keys])
-        if self.places.valid is not None:
-            valid = self.places.valid
-            seen = seen & valid[:, queries, None] & valid[:, None, keys]
-            seen = seen | _diagonal(seen, first, key_first)
+        index = kept.index_or_range()[:, None, keys]
+        seen = self._pattern.visible(at.index_or_range()[:, queries, None], index)
+        if at.documents is not None and kept.documents is not None:
+            seen = seen & (at.documents[:, queries, None] == kept.documents[:, None, keys])
+        if self.kept is not None and kept.index is not None:
+            seen = seen & (index >= 0)
+        if kept.valid is not None:
+            seen = seen & kept.valid[:, None, keys]
+        if at.valid is not None:
+            # Padding must see something: itself, or anything where it has no place of its own.
+            itself = _diagonal(seen, first, key_first) if self.kept is None else torch.ones_like(seen)
+            seen = torch.where(at.valid[:, queries, None], seen, itself)
         return seen[:, None]
+
+    def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """Return the mask as a function of (row, head, query, key), as FlexAttention asks for it."""
+        pattern, at, kept = self.pattern, self.places, self.keys_at
+        index, index_of_keys = at.index_or_range(), kept.index_or_range()
+        by_row = [int(x.shape[0] > 1) for x in (index, index_of_keys)]
+
+        def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            here, there = index[b * by_row[0], q], index_of_keys[b * by_row[1], k]
+            if at.prefix is not None and isinstance(pattern, Prefix):
+                seen = Prefix(pattern.spec, at.prefix[b]).visible(here, there)
+            else:
+                seen = pattern.visible(here, there)
+            seen = seen & (there >= 0)
+            if at.documents is not None and kept.documents is not None:
+                seen = seen & (at.documents[b, q] == kept.documents[b, k])
+            if kept.valid is not None:
+                seen = seen & kept.valid[b, k]
+            if at.valid is not None:
+                itself = q == k if self.kept is None else k >= 0
+                seen = torch.where(at.valid[b, q], seen, itself)
+            return seen
+
+        return mask_mod
 
     def keys(self, first: int, stop: int) -> tuple[int, int]:
         """Return the range of keys outside which queries [first, stop) see nothing.
 
-        With padding, index and place in the row differ, and only a mask that hides all that follows
-        still bounds the range.
+        In a packed row index and column differ, but only by what begins before a document; with padding
+        only a mask that hides all that follows still bounds the range.
         """
-        length = self.places.length
-        start, end = self.pattern.keys(first, stop - 1, length)
+        length = self.keys_at.length
+        if self.kept is not None:
+            return 0, length
+        if self.places.plain and self.places.index is None:
+            return self.pattern.keys(first, stop - 1, length)
+        behind, ahead = self.pattern.behind, self.pattern.ahead
         if self.places.valid is not None:
-            return 0, stop if end <= stop else length
-        return start, end
+            return 0, stop if ahead == 0 else length
+        start = 0 if behind is None else max(0, first - behind)
+        return start, length if ahead is None else min(stop + ahead, length)
+
+    @property
+    def _pattern(self) -> Pattern:
+        """The pattern, with the prefix that a batch brings."""
+        if self.places.prefix is None or not isinstance(self.pattern, Prefix):
+            return self.pattern
+        return Prefix(self.pattern.spec, self.places.prefix[:, None, None])
 
 
 def _diagonal(like: Tensor, first: int, key_first: int) -> Tensor:

@@ -11,22 +11,28 @@ from torch import Tensor
 class Places:
     """The places of a batch's tokens.
 
-    Visibility follows `index`, the count of real tokens before a token in its row, so that it is
-    the same with padding on either side. Encodings follow `positions`, which start anew in each
-    document unless they are given. None stands for the plain case: 0, 1, 2, ... in every row.
+    Visibility follows `index`, the count of real tokens before a token in its document, so that it is
+    the same with padding on either side and in a packed row. Encodings follow `positions`, which are
+    the index unless they are given. None stands for the plain case: start, start + 1, ... in every row.
     """
 
     length: int
     device: torch.device
+    start: int = 0
+    """The index of the first token in the plain case: how many tokens were read before."""
     positions: Int[Tensor, "rows length"] | None = None
     index: Int[Tensor, "batch length"] | None = None
     documents: Int[Tensor, "batch length"] | None = None
     valid: Bool[Tensor, "batch length"] | None = None
+    prefix: Int[Tensor, " batch"] | None = None
+    """Length of each row's prefix, where a batch brings its own."""
+    spans: Int[Tensor, "rows length"] | None = None
+    """How long each token's text is so far; see `spans_or_end`."""
 
     @property
     def plain(self) -> bool:
         """Whether only the mask itself decides what is seen."""
-        return self.documents is None and self.valid is None
+        return self.documents is None and self.valid is None and self.prefix is None
 
     def positions_or_range(self) -> Int[Tensor, "rows length"]:
         """Return positions of shape [batch, length], or [1, length] where all rows are alike."""
@@ -36,8 +42,34 @@ class Places:
         """Return the index of shape [batch, length], or [1, length] where all rows are alike."""
         return self._range() if self.index is None else self.index
 
+    def spans_or_end(self) -> Int[Tensor, "rows length"]:
+        """Return the last position of each token's document, plus one: the length of its text so far."""
+        if self.spans is not None:
+            return self.spans
+        ends = self.positions_or_range() + 1
+        if self.documents is None:
+            if self.valid is not None:
+                ends = torch.where(self.valid, ends, 0)
+            return ends.amax(-1, keepdim=True).expand(-1, self.length)
+        ends = ends.expand(self.documents.shape)
+        if self.valid is not None:
+            ends = ends.masked_fill(~self.valid, 0)
+        # Positions rise within a document, so its end is the largest from here to its last token.
+        stretch = _starts(self.documents).cumsum(-1)
+        last = torch.zeros_like(stretch).scatter_reduce(-1, stretch - 1, ends, "amax")
+        return last.gather(-1, stretch - 1)
+
     def _range(self) -> Tensor:
-        return torch.arange(self.length, device=self.device)[None]
+        return torch.arange(self.start, self.start + self.length, device=self.device)[None]
+
+
+@dataclass(frozen=True)
+class Read:
+    """What was read before a batch: per row, where the next token of the same document stands."""
+
+    next_index: Int[Tensor, " batch"]
+    document: Int[Tensor, " batch"] | None
+    """The document that each row was left in; None where none were told apart."""
 
 
 def places(
@@ -45,6 +77,10 @@ def places(
     positions: Int[Tensor, "*rows length"] | None = None,
     document_ids: Int[Tensor, "batch length"] | None = None,
     padding_mask: Bool[Tensor, "batch length"] | None = None,
+    prefix_lengths: Int[Tensor, " batch"] | None = None,
+    *,
+    start: int = 0,
+    read: Read | None = None,
 ) -> Places:
     """Return the places of a batch.
 
@@ -53,10 +89,37 @@ def places(
         document_ids: tokens with different ids do not see each other; a document is one stretch of
             its row.
         padding_mask: True where a token is real, False where it is padding.
+        prefix_lengths: how many tokens of each row are its prefix, for masks that have one.
+        start: tokens read before, where all rows are alike.
+        read: what each row has read before, where they are not.
 
     Raises:
         ValueError: a shape that does not fit the tokens.
     """
+    _check(tokens, document_ids, padding_mask, prefix_lengths)
+    valid = None if padding_mask is None else padding_mask.bool()
+    index = None
+    if valid is not None or document_ids is not None or read is not None:
+        index = _index(tokens, document_ids, valid, read)
+    positions = index if positions is None else _rows(positions, tokens)
+    return Places(
+        tokens.shape[1],
+        tokens.device,
+        start,
+        positions,
+        index,
+        document_ids,
+        valid,
+        prefix_lengths,
+    )
+
+
+def _check(
+    tokens: Tensor,
+    document_ids: Tensor | None,
+    padding_mask: Tensor | None,
+    prefix_lengths: Tensor | None,
+) -> None:
     if tokens.ndim != 2:
         raise ValueError(f"tokens: found shape {list(tokens.shape)}; expected [batch, length]")
     for name, given in [("document_ids", document_ids), ("padding_mask", padding_mask)]:
@@ -65,15 +128,35 @@ def places(
                 f"{name}: found shape {list(given.shape)}; "
                 f"expected that of the tokens, {list(tokens.shape)}"
             )
-    valid = None if padding_mask is None else padding_mask.bool()
-    index = None if valid is None else (valid.long().cumsum(-1) - 1).clamp(min=0)
-    if positions is not None:
-        positions = _rows(positions, tokens)
-    elif document_ids is not None:
-        positions = _within_documents(document_ids, index)
-    else:
-        positions = index
-    return Places(tokens.shape[1], tokens.device, positions, index, document_ids, valid)
+    if prefix_lengths is not None and prefix_lengths.shape != tokens.shape[:1]:
+        raise ValueError(
+            f"prefix_lengths: found shape {list(prefix_lengths.shape)}; "
+            f"expected one number for each row, [{tokens.shape[0]}]"
+        )
+
+
+def _index(
+    tokens: Tensor, documents: Tensor | None, valid: Tensor | None, read: Read | None
+) -> Tensor:
+    """Count the real tokens before each token in its document, those read before included."""
+    real = torch.ones_like(tokens) if valid is None else valid.long()
+    before = real.cumsum(-1) - real
+    carried = 0 if read is None else read.next_index[:, None]
+    if documents is None:
+        return before + carried
+    starts = _starts(documents)
+    if read is not None and read.document is not None:
+        starts[:, 0] = (documents[:, 0] != read.document) | (read.next_index == 0)
+    started = starts.cumsum(-1) > 0
+    first = torch.where(starts, before, 0).cummax(-1).values
+    return before - first + torch.where(started, 0, carried)
+
+
+def _starts(documents: Tensor) -> Tensor:
+    """Return True where a document begins; the first token of a row begins one."""
+    starts = torch.ones_like(documents, dtype=torch.bool)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return starts
 
 
 def _rows(positions: Tensor, tokens: Tensor) -> Tensor:
@@ -84,13 +167,3 @@ def _rows(positions: Tensor, tokens: Tensor) -> Tensor:
             f"expected {list(tokens.shape)} or [{tokens.shape[1]}]"
         )
     return positions
-
-
-def _within_documents(documents: Tensor, index: Tensor | None) -> Tensor:
-    """Count from the first token of each document's stretch."""
-    if index is None:
-        index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    starts = torch.ones_like(documents, dtype=torch.bool)
-    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    first = torch.where(starts, index, 0).cummax(-1).values
-    return index - first

@@ -4,63 +4,145 @@ The stream keeps its dtype, float32 under autocast; a branch's narrower result i
 sum of two dtypes is slow.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from archwright.parts.linear import Linear, narrow, project
 from archwright.spec import residuals as spec
 
 Stream = Float[Tensor, "batch length dim"]
-Branches = Mapping[str, Callable[[Tensor], Tensor]]
+
+
+class Branch(Protocol):
+    """What a layer computes of a vector."""
+
+    inputs: Sequence[Linear]
+    """Its maps that read the vector."""
+
+    def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
+        """Return the branch of x; `projected` are its inputs' results, if they are known."""
+
+
+Branches = Mapping[str, Branch]
 NewNorm = Callable[[], nn.Module]
 
 
-class PostNorm(nn.Module):
+class Wiring(nn.Module):
+    """What all wirings share: a norm for each branch, and what happens to a branch before it is added."""
+
+    def __init__(self, spec: spec.Residual, branches: list[str], new_norm: NewNorm) -> None:
+        super().__init__()
+        self.dropout, self.multiplier = spec.dropout, spec.multiplier
+        self.norms = nn.ModuleDict({name: new_norm() for name in branches})
+
+    def added(self, name: str, out: Tensor, x: Stream) -> Stream:
+        """Return multiplier * dropout(out) in the dtype of the stream."""
+        out = F.dropout(out, self.dropout, self.training).to(x.dtype)
+        return out if self.multiplier[name] == 1 else out * self.multiplier[name]
+
+
+class PostNorm(Wiring):
     """x = norm(x + f(x)) for each branch f in turn (Vaswani et al., 2017, section 3.1)."""
 
-    def __init__(self, spec: spec.PostNorm, branches: list[str], new_norm: NewNorm) -> None:
-        super().__init__()
-        self.dropout = spec.dropout
-        self.norms = nn.ModuleDict({name: new_norm() for name in branches})
-
     def forward(self, x: Stream, branches: Branches) -> Stream:
         for name, branch in branches.items():
-            out = F.dropout(branch(x), self.dropout, self.training)
-            x = self.norms[name](x + out.to(x.dtype))
+            x = self.norms[name](x + self.added(name, branch(x), x))
         return x
 
 
-class PreNorm(nn.Module):
+class PreNorm(Wiring):
     """x = x + f(norm(x)) for each branch f in turn (Xiong et al., 2020, figure 1b)."""
 
-    def __init__(self, spec: spec.PreNorm, branches: list[str], new_norm: NewNorm) -> None:
-        super().__init__()
-        self.dropout = spec.dropout
-        self.norms = nn.ModuleDict({name: new_norm() for name in branches})
-
     def forward(self, x: Stream, branches: Branches) -> Stream:
         for name, branch in branches.items():
-            out = F.dropout(branch(self.norms[name](x)), self.dropout, self.training)
-            x = x + out.to(x.dtype)
+            x = x + self.added(name, branch(self.norms[name](x)), x)
         return x
 
 
-class SandwichNorm(nn.Module):
+class SandwichNorm(Wiring):
     """x = x + norm_out(f(norm_in(x))) for each branch f in turn (Ding et al., 2021, section 2.4)."""
 
     def __init__(self, spec: spec.SandwichNorm, branches: list[str], new_norm: NewNorm) -> None:
-        super().__init__()
-        self.dropout = spec.dropout
-        self.norms = nn.ModuleDict({name: new_norm() for name in branches})
+        super().__init__(spec, branches, new_norm)
         self.out_norms = nn.ModuleDict({name: new_norm() for name in branches})
 
     def forward(self, x: Stream, branches: Branches) -> Stream:
         for name, branch in branches.items():
             out = self.out_norms[name](branch(self.norms[name](x)))
-            x = x + F.dropout(out, self.dropout, self.training).to(x.dtype)
+            x = x + self.added(name, out, x)
+        return x
+
+
+class OutputNorm(Wiring):
+    """x = x + norm(f(x)) for each branch f in turn (OLMo 2, section 3.1)."""
+
+    def forward(self, x: Stream, branches: Branches) -> Stream:
+        for name, branch in branches.items():
+            x = x + self.added(name, self.norms[name](branch(x)), x)
+        return x
+
+
+class Parallel(Wiring):
+    """x = x + sum of f(norm_f(x)) over all branches f, with one norm for all or one each.
+
+    With one norm, the maps that read it are computed as one product. Chowdhery et al., 2022, PaLM,
+    section 2; Black et al., 2022, GPT-NeoX, section 2.1.
+    """
+
+    def __init__(self, spec: spec.Parallel, branches: list[str], new_norm: NewNorm) -> None:
+        super().__init__(spec, branches if spec.num_norms == 2 else ["shared"], new_norm)
+
+    def forward(self, x: Stream, branches: Branches) -> Stream:
+        if "shared" in self.norms:
+            outs = _together(self.norms["shared"](x), branches)
+        else:
+            outs = {name: branch(self.norms[name](x)) for name, branch in branches.items()}
+        for name, out in outs.items():
+            x = x + self.added(name, out, x)
+        return x
+
+
+def _together(x: Tensor, branches: Branches) -> dict[str, Tensor]:
+    """Return every branch of one vector, whose maps are read as one."""
+    maps = [read for branch in branches.values() for read in branch.inputs]
+    if len(branches) < 2 or any(not branch.inputs for branch in branches.values()):
+        return {name: branch(x) for name, branch in branches.items()}
+    projected = iter(project(narrow(x), maps))
+    return {
+        name: branch(x, [next(projected) for _ in branch.inputs])
+        for name, branch in branches.items()
+    }
+
+
+class NormedResidual(Wiring):
+    """h = norm(x), x = alpha h + f(h) for each branch f in turn (MiniMax-01, section 2.2)."""
+
+    def __init__(self, spec: spec.NormedResidual, branches: list[str], new_norm: NewNorm) -> None:
+        super().__init__(spec, branches, new_norm)
+        self.alpha = spec.alpha
+
+    def forward(self, x: Stream, branches: Branches) -> Stream:
+        for name, branch in branches.items():
+            h = self.norms[name](x)
+            x = h * self.alpha[name] + self.added(name, branch(h), h)
+        return x
+
+
+class DeepNorm(Wiring):
+    """x = norm(alpha x + f(x)) for each branch f in turn (Wang et al., 2022, DeepNet, section 3)."""
+
+    def __init__(self, spec: spec.DeepNorm, branches: list[str], new_norm: NewNorm) -> None:
+        super().__init__(spec, branches, new_norm)
+        assert spec.alpha != "auto"
+        self.alpha = spec.alpha
+
+    def forward(self, x: Stream, branches: Branches) -> Stream:
+        for name, branch in branches.items():
+            x = self.norms[name](x * self.alpha + self.added(name, branch(x), x))
         return x
 
 
@@ -68,4 +150,8 @@ RESIDUALS: dict[type[spec.Residual], Any] = {
     spec.PostNorm: PostNorm,
     spec.PreNorm: PreNorm,
     spec.SandwichNorm: SandwichNorm,
+    spec.OutputNorm: OutputNorm,
+    spec.Parallel: Parallel,
+    spec.NormedResidual: NormedResidual,
+    spec.DeepNorm: DeepNorm,
 }

@@ -102,6 +102,8 @@ class Position(Choice):
     axis: ClassVar[str] = "position"
     absolute: ClassVar[bool] = False
     """Added to the embedding once, for the whole model, instead of acting inside attention."""
+    scores: ClassVar[bool] = False
+    """Added to attention's scores, instead of turning queries and keys."""
 
 
 class NoPosition(Position):
@@ -148,6 +150,7 @@ class ALiBi(Position):
     """Scores fall with distance: slope_h (k - q), with a slope for each head (Press et al., 2021)."""
 
     kind: Literal["alibi"] = "alibi"
+    scores: ClassVar[bool] = True
     scaled: bool = False
     """Multiply the slopes by the score scale too, as Falcon does; BLOOM and MPT do not."""
 
@@ -157,6 +160,7 @@ class T5Bias(Position):
     (Raffel et al., 2019, section 2.1)."""
 
     kind: Literal["t5"] = "t5"
+    scores: ClassVar[bool] = True
     num_buckets: int = Field(32, ge=2)
     """Rows of the table; near distances have one each, far ones share on a log scale."""
     max_distance: int = Field(128, ge=2)
@@ -170,5 +174,6 @@ class TransformerXL(Position):
     learned per head (Dai et al., 2019, section 3.3; Gopher)."""
 
     kind: Literal["transformer_xl"] = "transformer_xl"
+    scores: ClassVar[bool] = True
     theta: float = Field(10_000.0, gt=1)
     """Base of the wavelengths of the distance's vector."""

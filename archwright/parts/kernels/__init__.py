@@ -6,14 +6,15 @@ from torch import Tensor
 
 from archwright.parts.kernels.blockwise import blockwise
 from archwright.parts.kernels.eager import eager
+from archwright.parts.kernels.flex import flex
+from archwright.parts.kernels.scores import Scores as Scores
 from archwright.parts.kernels.sdpa import sdpa
 from archwright.parts.masks import View
 
-Kernel = Callable[[Tensor, Tensor, Tensor, View, float, float], Tensor]
-"""(query [b, t, h, d], key [b, t, kv, d], value [b, t, kv, d], view, scale, dropout)
--> [b, t, h, d].
+Kernel = Callable[[Tensor, Tensor, Tensor, View, Scores], Tensor]
+"""(query [b, t, h, d], key [b, s, kv, d], value [b, s, kv, d], view, scores) -> [b, t, h, d].
 
-weights = softmax(scale * query key^T) over the visible keys; out = weights value; h / kv
-neighbouring query heads share a key-value head."""
+weights = softmax(scale * query key^T) over the visible keys, as `Scores` says; out = weights value;
+h / kv neighbouring query heads share a key-value head."""
 
-KERNELS: dict[str, Kernel] = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise}
+KERNELS: dict[str, Kernel] = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise, "flex": flex}

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from archwright.parts.kernels.scores import Scores
+from archwright.parts.kernels.sdpa import sdpa
 from archwright.parts.masks import View
 
 BLOCK = 128
@@ -31,19 +33,43 @@ class Block(NamedTuple):
     masked_first: int
     """Where the stretch of keys begins that holds all that is hidden, counted from key_first."""
     masked_stop: int
+    hidden: Tensor
+    """True where a query does not see a key, [rows, 1, queries, keys]."""
     hiding: Tensor | None
     """Added to the scores of the keys [masked_first, masked_stop): 0 or -inf, [rows, 1, 1, queries, keys]."""
 
 
-def blockwise(
-    query: Tensor, key: Tensor, value: Tensor, view: View, scale: float, dropout: float
-) -> Tensor:
+def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
     """The same as the reference, block by block."""
+    if view.hides_nothing:
+        return sdpa(query, key, value, view, scores)
     blocks = _blocks(view, query.dtype)
+    if not scores.plain:
+        return _by_autograd(query, key, value, blocks, scores)
     out: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        query, key, value, blocks, scale, dropout
+        query, key, value, blocks, scores.scale, scores.dropout
     )
     return out
+
+
+def _by_autograd(
+    query: Tensor, key: Tensor, value: Tensor, blocks: list[Block], scores: Scores
+) -> Tensor:
+    """Blocks whose scores are capped, have a bias or a sink: torch's own operations, one by one."""
+    kv, heads = key.shape[2], query.shape[2]
+    k, v = (x.transpose(1, 2) for x in (key, value))  # [b, kv, s, d]
+    parts = []
+    for block in blocks:
+        seen = slice(block.key_first, block.key_stop)
+        q = query[:, block.first : block.stop].transpose(1, 2).unflatten(1, (kv, heads // kv))
+        products = q @ k[:, :, None, seen].transpose(-1, -2)  # [b, kv, group, queries, keys]
+        bias = None
+        if scores.bias is not None:
+            bias = scores.bias.block(block.first, block.stop, block.key_first, block.key_stop)
+        weights = scores.weights(products.flatten(1, 2), block.hidden, bias).to(v.dtype)
+        weights = F.dropout(weights, scores.dropout).unflatten(1, (kv, heads // kv))
+        parts.append((weights @ v[:, :, None, seen]).flatten(1, 2))
+    return torch.cat(parts, 2).transpose(1, 2)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -65,13 +91,13 @@ def _block(view: View, first: int, stop: int, dtype: torch.dtype) -> Block:
     hidden = ~view.block(first, stop, key_first, key_stop)  # [rows, 1, queries, keys]
     masked = hidden.any(-2).any(0)[0].nonzero().flatten().tolist()
     if not masked:
-        return Block(first, stop, key_first, key_stop, 0, 0, None)
+        return Block(first, stop, key_first, key_stop, 0, 0, hidden, None)
     masked_first = masked[0] // ALIGNED * ALIGNED
     masked_stop = min(-(-(masked[-1] + 1) // ALIGNED) * ALIGNED, key_stop - key_first)
-    hidden = hidden[..., masked_first:masked_stop]
-    hiding = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-    hiding = hiding.masked_fill_(hidden, -torch.inf)[:, :, None]
-    return Block(first, stop, key_first, key_stop, masked_first, masked_stop, hiding)
+    part = hidden[..., masked_first:masked_stop]
+    hiding = torch.zeros(part.shape, dtype=dtype, device=part.device)
+    hiding = hiding.masked_fill_(part, -torch.inf)[:, :, None]
+    return Block(first, stop, key_first, key_stop, masked_first, masked_stop, hidden, hiding)
 
 
 class _Blockwise(torch.autograd.Function):

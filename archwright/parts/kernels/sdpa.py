@@ -1,24 +1,47 @@
 """torch's scaled_dot_product_attention: flash and memory-efficient kernels where they exist."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from archwright.parts.kernels.eager import eager
+from archwright.parts.kernels.scores import Scores
 from archwright.parts.masks import View
 
 
-def sdpa(
-    query: Tensor, key: Tensor, value: Tensor, view: View, scale: float, dropout: float
-) -> Tensor:
-    """The same as the reference, through torch's fused kernels."""
+def sdpa(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
+    """The same as the reference, through torch's fused kernels, which know no soft-cap."""
+    if scores.softcap is not None:
+        return eager(query, key, value, view, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
+    causal = view.is_plain_causal and scores.plain
+    mask = None if causal or (view.hides_nothing and scores.plain) else _mask(q, k, view, scores)
+    if scores.sinks is not None:  # a key of zeros with a score of its own, and a value of zeros
+        k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
     out = F.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=None if view.is_plain_causal else view.dense,
-        is_causal=view.is_plain_causal,
-        dropout_p=dropout,
-        scale=scale,
+        attn_mask=mask,
+        is_causal=causal,
+        dropout_p=scores.dropout,
+        scale=scores.scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
     return out.transpose(1, 2)
+
+
+def _mask(q: Tensor, k: Tensor, view: View, scores: Scores) -> Tensor:
+    """Return what is seen, or what is added to scores where they have a bias or a sink."""
+    seen = view.dense
+    if scores.plain:
+        return seen
+    added = torch.zeros((), dtype=q.dtype, device=q.device)
+    if scores.bias is not None:
+        added = scores.bias.block(0, q.shape[2], 0, k.shape[2]).to(q.dtype)
+    added = torch.where(seen, added, -torch.inf)
+    if scores.sinks is None:
+        return added
+    sinks = scores.sinks.to(q.dtype)[:, None, None]
+    shape = (added.shape[0], q.shape[1], q.shape[2])
+    return torch.cat((added.expand(*shape, -1), sinks.expand(*shape, 1)), -1)

@@ -1,4 +1,4 @@
-"""Position encodings: added to the embedding (absolute) or turning queries and keys (rotary)."""
+"""Rotary positions: turning queries and keys."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,50 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.parts.linear import Embedding
-from archwright.parts.places import Places
+from archwright.parts.positions.scaling import at_length, frequencies, num_rotary
 from archwright.spec import positions as spec
-
-
-class Sinusoidal(nn.Module):
-    """P[p, 2i] = sin(p theta^(-2i/dim)), P[p, 2i+1] = cos(p theta^(-2i/dim)), added to the
-    embedding.
-
-    Shapes: [rows, length, dim] for positions [rows, length]. Vaswani et al., 2017, section 3.5.
-    """
-
-    def __init__(self, spec: spec.Sinusoidal, dim: int, context_length: int) -> None:
-        super().__init__()
-        self.dim, self.theta = dim, spec.theta
-
-    def forward(self, places: Places) -> Float[Tensor, "rows length dim"]:
-        positions = places.positions_or_range()
-        pairs = torch.arange(0, self.dim, 2, device=positions.device, dtype=torch.float64)
-        angles = positions[..., None] * self.theta ** (-pairs / self.dim)
-        table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
-        return table[..., : self.dim].float()
-
-
-class Learned(nn.Module):
-    """P[p] = weight[p], a trained table of shape [context_length, dim], added to the embedding.
-
-    Raises:
-        ValueError: the text is longer than the table.
-    """
-
-    def __init__(self, spec: spec.Learned, dim: int, context_length: int) -> None:
-        super().__init__()
-        self.table = Embedding(context_length, dim)
-
-    def forward(self, places: Places) -> Float[Tensor, "rows length dim"]:
-        rows = self.table.weight.shape[0]
-        if places.length > rows:
-            raise ValueError(
-                f"found {places.length} tokens; expected at most context_length = {rows}, "
-                "as learned positions end there"
-            )
-        rows_of: Tensor = self.table(places.positions_or_range())
-        return rows_of
+from archwright.spec.positions import DynamicNTK, LongRoPE
 
 
 class Rotation(NamedTuple):
@@ -72,20 +31,36 @@ class Rotary(nn.Module):
     pairs are (i, i + r/2) or (2i, 2i + 1). Angles are float32 or wider. One instance serves all
     layers; `forward` is called once a pass and its result goes to `rotate` in each of them.
 
-    Su et al., 2021, RoFormer, section 3.4.2.
+    Su et al., 2021, RoFormer, section 3.4.2; scalings as in `scaling.py`.
     """
 
     def __init__(self, spec: spec.RoPE, head_dim: int) -> None:
         super().__init__()
         self.spec, self.head_dim = spec, head_dim
-        self.num_rotary = int(head_dim * spec.fraction)
+        self.num_rotary = num_rotary(spec, head_dim)
         self.frequencies: Tensor
-        self.register_buffer("frequencies", self._frequencies(), persistent=False)
+        self.register_buffer("frequencies", frequencies(spec, head_dim), persistent=False)
 
-    def forward(self, positions: Int[Tensor, "rows length"]) -> Rotation:
-        """Return the rotation at given positions."""
-        angles = positions[..., None, None].to(self.frequencies.dtype) * self.frequencies
-        cos, sin = angles.cos(), angles.sin()
+    @property
+    def follows_length(self) -> bool:
+        """Whether angles depend on the length of the whole text, so that keys must be kept unturned."""
+        return isinstance(self.spec.scaling, DynamicNTK | LongRoPE)
+
+    def forward(
+        self,
+        positions: Int[Tensor, "rows length"],
+        spans: Int[Tensor, "rows length"] | None = None,
+    ) -> Rotation:
+        """Return the rotation at given positions, of texts that are `spans` tokens long so far (the last
+        position plus one if not given)."""
+        of_text = self.frequencies
+        if self.follows_length:
+            if spans is None:
+                spans = positions.amax(-1, keepdim=True).expand_as(positions) + 1
+            of_text = at_length(self.spec, self.frequencies, spans)[..., None, :]
+        angles = positions[..., None, None].to(self.frequencies.dtype) * of_text
+        factor = getattr(self.spec.scaling, "attention_factor", 1.0)
+        cos, sin = angles.cos() * factor, angles.sin() * factor
         if self.spec.pairing == "half":
             cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         else:
@@ -105,18 +80,15 @@ class Rotary(nn.Module):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.frequencies.copy_(self._frequencies())
+            self.frequencies.copy_(frequencies(self.spec, self.head_dim))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
         """Follow the model to its device, but never to a narrower dtype, which cannot hold angles."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.frequencies.dtype in (torch.float16, torch.bfloat16):
-            self.frequencies = self._frequencies().to(self.frequencies.device)
+            exact = frequencies(self.spec, self.head_dim)
+            self.frequencies = exact.to(self.frequencies.device)
         return self
-
-    def _frequencies(self) -> Tensor:
-        exponents = torch.arange(0, self.num_rotary, 2, dtype=torch.float32) / self.num_rotary
-        return 1.0 / self.spec.theta**exponents
 
     def extra_repr(self) -> str:
         return f"theta {self.spec.theta:g}, {self.num_rotary} coordinates, {self.spec.pairing}"
@@ -154,13 +126,3 @@ def _partner(x: Tensor, num_rotary: int, halves: bool) -> Tensor:
 def _for_all_heads(table: Tensor, heads: int) -> Tensor:
     """Repeat a table that all rows share for every head: long rows of one layout multiply much faster."""
     return table.expand(-1, -1, heads, -1).contiguous() if table.shape[0] == 1 else table
-
-
-ABSOLUTE_POSITIONS: dict[type[spec.Position], Any] = {
-    spec.Sinusoidal: Sinusoidal,
-    spec.Learned: Learned,
-}
-"""Added to the embedding: constructed with (spec, dim, context_length), called with the places."""
-
-ROTARY_POSITIONS: dict[type[spec.Position], Any] = {spec.RoPE: Rotary}
-"""Turning queries and keys: constructed with (spec, head_dim)."""

@@ -1,0 +1,312 @@
+"""The cache: keys and values of what a model has read, so that it need not read it again.
+
+Its contract is one verb, `extend`: a layer hands over the keys and values of new tokens and gets back those
+of all tokens that they may see. How much is kept follows from the layer's mask: all, or as many of the
+last tokens as the mask reaches back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from archwright.parts.masks import Causal, Pattern, View, Window
+from archwright.parts.places import Places, Read, places
+from archwright.spec.errors import UserError
+
+FIRST_CAPACITY = 64
+"""Slots that a growing cache begins with."""
+
+EMPTY = -1
+"""The index of a slot without a token."""
+
+
+class Memory(Protocol):
+    """What an attention sees of a cache."""
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep keys and values of new tokens; return those of all tokens that these may see."""
+
+
+class Cache:
+    """What a model has read of a batch of texts; `Decoder.new_cache` makes one, `forward` fills it.
+
+    Rows may have padding on either side, in any call. What is kept of a row is its real tokens.
+    """
+
+    def __init__(self, masks: Mapping[str, Pattern], mask_of_layer: Iterable[str]) -> None:
+        self.num_read = 0
+        """Tokens read, padding included."""
+        self._masks = masks
+        self._read: Read | None = None
+        self._shelves: dict[int | None, Shelf] = {}
+        names = list(mask_of_layer)
+        for name in filter(None, names):
+            reach = _reach(masks[name])
+            self._shelves.setdefault(reach, Shelf(reach))
+        self._layers = [
+            LayerMemory(self._shelves[_reach(masks[name])]) if name else None for name in names
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all keys and values that are held."""
+        return sum(layer.num_bytes for layer in self._layers if layer is not None)
+
+    def layer(self, number: int) -> LayerMemory | None:
+        """Return the memory of one layer; a layer without attention has none."""
+        return self._layers[number]
+
+    def places(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None,
+        document_ids: Tensor | None,
+        padding_mask: Tensor | None,
+        prefix_lengths: Tensor | None,
+    ) -> Places:
+        """Return where new tokens stand behind those that were read, and make room for them.
+
+        Raises:
+            ValueError: shapes that do not fit, or a prefix that is not read in one piece.
+        """
+        self._check(tokens, document_ids, prefix_lengths)
+        ragged = self._read is not None or padding_mask is not None or document_ids is not None
+        if ragged and self._read is None:  # so far all rows were alike
+            so_far = torch.full_like(tokens[:, 0], self.num_read)
+            self._read = Read(so_far, None)
+        where = places(
+            tokens,
+            positions,
+            document_ids,
+            padding_mask,
+            prefix_lengths,
+            start=self.num_read,
+            read=self._read,
+        )
+        for shelf in self._shelves.values():
+            shelf.take(where, tokens.shape[0], self.num_read)
+        self.num_read += tokens.shape[1]
+        if ragged:
+            self._read = _after(where)
+        return where
+
+    def view(self, name: str, where: Places) -> View:
+        """Return what new tokens see through a mask."""
+        pattern = self._masks[name]
+        # Where all rows are alike, one new token sees all that is kept for a mask without gaps.
+        alone = where.length == 1 and self._read is None
+        whole = alone and isinstance(pattern, Causal | Window)
+        return View(pattern, where, self._shelves[_reach(pattern)].seen, hides_nothing=whole)
+
+    def _check(
+        self, tokens: Tensor, document_ids: Tensor | None, prefix_lengths: Tensor | None
+    ) -> None:
+        told_apart = self._read is not None and self._read.document is not None
+        if self.num_read and (document_ids is None) == told_apart:
+            found, before = ("none", "some") if told_apart else ("some", "none")
+            raise ValueError(
+                f"document_ids: found {found} beside a cache that was filled with {before}; "
+                "expected them in every call or in none"
+            )
+        if not self.num_read:
+            self._batch = tokens.shape[0]
+        elif tokens.shape[0] != self._batch:
+            raise ValueError(
+                f"tokens: found {tokens.shape[0]} rows; the cache holds {self._batch}"
+            )
+        for pattern in self._masks.values():
+            if pattern.ahead != 0:
+                _check_prefix(pattern, tokens, self.num_read, prefix_lengths)
+
+
+def _check_prefix(
+    pattern: Pattern, tokens: Tensor, num_read: int, prefix_lengths: Tensor | None
+) -> None:
+    """A prefix sees itself whole, so it must come whole."""
+    name = type(pattern).__name__
+    if not hasattr(pattern, "size"):
+        raise UserError(
+            f"attention.mask: {name} lets tokens see what follows them, so nothing can be written token "
+            "by token; read the text whole, without a cache"
+        )
+    size = int(pattern.size) if prefix_lengths is None else int(prefix_lengths.max())
+    if num_read and prefix_lengths is not None:
+        raise ValueError("prefix_lengths: found in a later call; expected in the first one alone")
+    if not num_read and tokens.shape[1] < size:
+        raise ValueError(
+            f"tokens: found {tokens.shape[1]}, fewer than the prefix of {size}; a prefix must be read "
+            "in one piece: give it whole, or give prefix_lengths"
+        )
+
+
+def _reach(pattern: Pattern) -> int | None:
+    """Return how many of the last tokens a mask can still show; None for all."""
+    return None if pattern.behind is None else pattern.behind + 1
+
+
+def _after(where: Places) -> Read:
+    """Return where the next token of each row would stand."""
+    index = where.index_or_range()
+    real = torch.ones_like(index) if where.valid is None else where.valid.long()
+    last = index[:, -1] + real[:, -1]  # padding already carries the count of what was before it
+    return Read(last, None if where.documents is None else where.documents[:, -1])
+
+
+@dataclass
+class Shelf:
+    """The slots in which all layers of one reach keep their tokens.
+
+    The n-th real token of a row lies in slot n, or n modulo the reach: what it replaces there is out of
+    sight. One slot more, the last, takes what is not kept.
+    """
+
+    reach: int | None
+    capacity: int = 0
+    slots: Int[Tensor, "batch length"] | None = None
+    """Where the tokens of this call go."""
+    num_before: int = 0
+    """Slots in use before this call, in the fullest row."""
+    num_used: int = 0
+    """Slots in use after it."""
+    seen: Places | None = None
+    """Where the keys stand that `extend` returns; None for the new tokens alone."""
+    _count: Int[Tensor, " batch"] | None = None
+    """Real tokens that each row has read."""
+    _fields: dict[str, Tensor] = field(default_factory=dict)
+    """Index, position, document and span of the token in each slot, [batch, capacity + 1]."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether new tokens see more than the shelf holds, and so are shown beside it."""
+        assert self.slots is not None
+        return self.reach is not None and self.slots.shape[1] > 1
+
+    def take(self, where: Places, batch: int, num_read: int) -> None:
+        """Decide where new tokens go, and where the keys stand that they will see."""
+        self._grow(num_read + where.length)
+        self.num_before = self._limited(num_read)
+        self.num_used = self._limited(num_read + where.length)
+        new = _fields(where, batch)
+        self.slots = self._assigned(where, batch)
+        before = {name: kept[:, : self.num_before].clone() for name, kept in self._fields.items()}
+        for name, values in new.items():
+            if name not in self._fields:
+                self._fields[name] = values.new_full((batch, self.capacity + 1), EMPTY)
+            if name == "spans":  # what was read of a text grows with it
+                self._fields[name].copy_(values[:, :1].expand(-1, self.capacity + 1))
+            self._fields[name].scatter_(1, self.slots, values)
+        if not num_read:
+            self.seen = None
+        elif self.joins:
+            joined = {name: torch.cat((before[name], new[name]), 1) for name in new}
+            self.seen = _places(joined, where, before["index"] >= 0)
+        else:
+            kept = {name: values[:, : self.num_used] for name, values in self._fields.items()}
+            self.seen = _places(kept, where)
+
+    def _limited(self, number: int) -> int:
+        return number if self.reach is None else min(number, self.reach)
+
+    def _grow(self, needed: int) -> None:
+        """Double the slots until they suffice; a reach needs no more than itself."""
+        before = self.capacity
+        while self.capacity < self._limited(needed):
+            self.capacity = self._limited(max(FIRST_CAPACITY, 2 * self.capacity, needed))
+        if before and self.capacity > before:
+            for name, kept in self._fields.items():
+                grown = kept.new_full((kept.shape[0], self.capacity + 1), EMPTY)
+                grown[:, :before] = kept[:, :before]
+                self._fields[name] = grown
+
+    def _assigned(self, where: Places, batch: int) -> Tensor:
+        """Return the slot of each new token: by its number in the row, or the last for what is not kept."""
+        real = torch.ones(batch, where.length, dtype=torch.long, device=where.device)
+        if where.valid is not None:
+            real = where.valid.long()
+        count = real.new_zeros(batch) if self._count is None else self._count
+        order = count[:, None] + real.cumsum(-1) - real
+        self._count = count + real.sum(-1)
+        kept = real.bool()
+        if self.reach is not None:
+            kept = kept & (order >= self._count[:, None] - self.reach)
+            order = order % self.reach
+        return torch.where(kept, order, self.capacity)
+
+
+class LayerMemory:
+    """The keys and values of one layer, [batch, slots, heads, head_dim] each."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._held: list[Tensor] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are held."""
+        return sum(held.nbytes for held in self._held)
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep keys and values of new tokens; return those of all tokens that these may see."""
+        shelf, new = self._shelf, (key, value)
+        if not self._held:
+            self._held = [_empty(x, shelf.capacity) for x in new]
+        elif self._held[0].shape[1] <= shelf.capacity:
+            self._held = [_grown(held, shelf.capacity) for held in self._held]
+        before = [held[:, : shelf.num_before] for held in self._held]
+        if shelf.seen is not None and shelf.joins:
+            shown = [torch.cat((held, x), 1) for held, x in zip(before, new, strict=True)]
+        assert shelf.slots is not None
+        for held, x in zip(self._held, new, strict=True):
+            held.scatter_(1, shelf.slots[:, :, None, None].expand_as(x), x.detach())
+        if shelf.seen is None:
+            shown = list(new)
+        elif not shelf.joins:
+            shown = [held[:, : shelf.num_used] for held in self._held]
+        return shown[0], shown[1]
+
+
+def _empty(like: Tensor, capacity: int) -> Tensor:
+    batch, _, heads, dim = like.shape
+    return like.new_zeros(batch, capacity + 1, heads, dim)
+
+
+def _grown(held: Tensor, capacity: int) -> Tensor:
+    grown = _empty(held, capacity)
+    grown[:, : held.shape[1] - 1] = held[:, :-1]
+    return grown
+
+
+def _fields(where: Places, batch: int) -> dict[str, Tensor]:
+    """Return all that is known of new tokens, [batch, length] each."""
+    fields = {
+        "index": where.index_or_range(),
+        "positions": where.positions_or_range(),
+        "spans": where.spans_or_end(),
+    }
+    if where.documents is not None:
+        fields["documents"] = where.documents
+    return {name: values.expand(batch, -1).long() for name, values in fields.items()}
+
+
+def _places(fields: dict[str, Tensor], where: Places, held: Tensor | None = None) -> Places:
+    """Return where keys stand: those in slots, followed by new ones where `held` says which slots are full."""
+    valid = None
+    if held is not None:
+        new = where.valid
+        new = held.new_ones(held.shape[0], where.length) if new is None else new
+        valid = torch.cat((held, new), 1)
+    return Places(
+        fields["index"].shape[1],
+        where.device,
+        positions=fields["positions"],
+        index=fields["index"],
+        documents=fields.get("documents"),
+        valid=valid,
+        spans=fields["spans"],
+    )

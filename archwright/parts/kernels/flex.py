@@ -1,0 +1,80 @@
+"""torch's FlexAttention: one fused kernel from the same description of mask and scores, meant for CUDA.
+
+On a CPU it computes everything, and has no fused backward; there it serves to check the description.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from archwright.parts.kernels.eager import eager
+from archwright.parts.kernels.scores import ElementwiseBias, Scores
+from archwright.parts.masks import View
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
+    """The same as the reference, through FlexAttention; dropout and a bias that depends on the query's
+    content, which it does not know, go to the reference."""
+    if scores.dropout or not isinstance(scores.bias, ElementwiseBias | None):
+        return eager(query, key, value, view, scores)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
+    out, log_z = _flex(q.device.type)(
+        q,
+        k,
+        v,
+        score_mod=_score_mod(view, scores),
+        block_mask=None if view.hides_nothing else block_mask(view),
+        scale=scores.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+        return_lse=True,
+    )
+    if scores.sinks is not None:  # exp(log Z) of exp(log Z) + exp(sink)
+        share = torch.sigmoid(log_z - scores.sinks.to(log_z.dtype)[:, None])
+        out = out * share[..., None].to(out.dtype)
+    return out.transpose(1, 2)
+
+
+def block_mask(view: View) -> BlockMask:
+    """Return which blocks of (query, key) a mask shows whole, in part or not at all; made once per view."""
+    known: dict[str, BlockMask] = view.__dict__.setdefault("block_mask", {})
+    if "made" not in known:
+        at, kept = view.places, view.keys_at
+        rows = max(view.block(0, 1, 0, 1).shape[0], 1)
+        known["made"] = create_block_mask(
+            view.mask_mod(),
+            B=rows if rows > 1 else None,
+            H=None,
+            Q_LEN=at.length,
+            KV_LEN=kept.length,
+            device=str(at.device),
+        )
+    return known["made"]
+
+
+def _score_mod(view: View, scores: Scores) -> Callable[..., Tensor] | None:
+    """Return what becomes of one score: it is capped, and its bias added."""
+    cap, bias = scores.softcap, scores.bias
+    if cap is None and bias is None:
+        return None
+    queries, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
+    row = 0 if queries.shape[0] == 1 else 1
+    key_row = 0 if keys.shape[0] == 1 else 1
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        if cap is not None:
+            score = cap * torch.tanh(score / cap)
+        if bias is not None:
+            score = score + bias.value(h, queries[b * row, q], keys[b * key_row, k])
+        return score
+
+    return score_mod
+
+
+@cache
+def _flex(device: str) -> Callable[..., Any]:
+    """Return the kernel, fused by the compiler where that is its purpose."""
+    return torch.compile(flex_attention) if device == "cuda" else flex_attention

@@ -1,0 +1,77 @@
+"""How scores become weights, besides the mask."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class Bias(Protocol):
+    """What a position encoding adds to scores, block by block."""
+
+    def block(
+        self, first: int, stop: int, key_first: int, key_stop: int
+    ) -> Float[Tensor, "rows heads queries keys"]:
+        """Return what is added between queries [first, stop) and keys [key_first, key_stop)."""
+
+
+class ElementwiseBias:
+    """A bias that depends on the head and on two positions alone: `value(head, query, key)`.
+
+    Shapes broadcast; a block and one number of a fused kernel come from the same function.
+    """
+
+    def __init__(
+        self,
+        value: Callable[[Tensor, Tensor, Tensor], Tensor],
+        num_heads: int,
+        queries: Int[Tensor, "rows queries"],
+        keys: Int[Tensor, "rows keys"],
+    ) -> None:
+        self.value, self.queries, self.keys = value, queries, keys
+        self.heads = torch.arange(num_heads, device=queries.device)[:, None, None]
+
+    def block(
+        self, first: int, stop: int, key_first: int, key_stop: int
+    ) -> Float[Tensor, "rows heads queries keys"]:
+        queries = self.queries[:, None, first:stop, None]
+        return self.value(self.heads, queries, self.keys[:, None, None, key_first:key_stop])
+
+
+@dataclass(frozen=True)
+class Scores:
+    """weights = softmax(cap(scale q k^T) + bias) over the visible keys and the sink.
+
+    cap(s) = softcap tanh(s / softcap); a sink is a key without a value, whose score is given.
+    """
+
+    scale: float
+    dropout: float = 0.0
+    softcap: float | None = None
+    bias: Bias | None = None
+    sinks: Float[Tensor, " heads"] | None = None
+    """One logit for each head, counted in the denominator alone."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether only the scale and the mask act."""
+        return self.softcap is None and self.bias is None and self.sinks is None
+
+    def weights(
+        self, products: Tensor, hidden: Tensor | None, bias: Tensor | None
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the weights of products q k^T, in float32 or wider."""
+        scores = products.to(torch.promote_types(products.dtype, torch.float32)) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        if bias is not None:
+            scores = scores + bias
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, -torch.inf)
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]

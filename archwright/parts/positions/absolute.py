@@ -1,0 +1,60 @@
+"""Positions added to the embedding."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from archwright.parts.linear import Embedding
+from archwright.parts.places import Places
+from archwright.spec import positions as spec
+
+
+class Sinusoidal(nn.Module):
+    """P[p, 2i] = sin(p theta^(-2i/dim)), P[p, 2i+1] = cos(p theta^(-2i/dim)), or all sines before all
+    cosines.
+
+    Shapes: [rows, length, dim] for positions [rows, length]. Vaswani et al., 2017, section 3.5.
+    """
+
+    def __init__(self, spec: spec.Sinusoidal, dim: int, context_length: int) -> None:
+        super().__init__()
+        self.spec, self.dim = spec, dim
+
+    def forward(self, places: Places) -> Float[Tensor, "rows length dim"]:
+        interleaved = self.spec.layout == "interleaved"
+        return sines(places.positions_or_range(), self.dim, self.spec.theta, interleaved)
+
+
+def sines(
+    positions: Tensor, dim: int, theta: float, interleaved: bool
+) -> Float[Tensor, "*batch dim"]:
+    """Return sin and cos of position * theta^(-2i/dim), in turns or in halves."""
+    pairs = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float64)
+    angles = positions[..., None] * theta ** (-pairs / dim)
+    if interleaved:
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :dim].float()
+    return torch.cat((angles.sin(), angles.cos()[..., : dim // 2]), dim=-1).float()
+
+
+class Learned(nn.Module):
+    """P[p] = weight[p + offset], a trained table of shape [context_length + offset, dim].
+
+    Raises:
+        ValueError: the text is longer than the table.
+    """
+
+    def __init__(self, spec: spec.Learned, dim: int, context_length: int) -> None:
+        super().__init__()
+        self.offset = spec.offset
+        self.table = Embedding(context_length + spec.offset, dim)
+
+    def forward(self, places: Places) -> Float[Tensor, "rows length dim"]:
+        rows = self.table.weight.shape[0] - self.offset
+        length = places.start + places.length
+        if length > rows:
+            raise ValueError(
+                f"found {length} tokens; expected at most context_length = {rows}, "
+                "as learned positions end there"
+            )
+        rows_of: Tensor = self.table(places.positions_or_range() + self.offset)
+        return rows_of

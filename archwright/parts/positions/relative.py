@@ -1,0 +1,133 @@
+"""Positions added to scores. Each is called with the queries of a layer and what they see, and returns the
+queries and the bias (see `kernels/scores.py`)."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from archwright.parts.kernels.scores import Bias, ElementwiseBias
+from archwright.parts.linear import Embedding, Linear
+from archwright.parts.masks import View
+from archwright.parts.positions.absolute import sines
+from archwright.spec import positions as spec
+
+Queries = Float[Tensor, "batch length heads head_dim"]
+
+
+class ALiBi(nn.Module):
+    """score + slope_h (k - q), with the slopes of `alibi_slopes`. Press et al., 2021, section 3."""
+
+    def __init__(
+        self, spec: spec.ALiBi, dim: int, num_heads: int, head_dim: int, *, two_way: bool
+    ) -> None:
+        super().__init__()
+        self.spec, self.num_heads = spec, num_heads
+        self.slopes: Tensor
+        self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
+
+    def forward(self, query: Queries, view: View, scale: float) -> tuple[Queries, Bias]:
+        slopes = self.slopes * scale if self.spec.scaled else self.slopes
+
+        def value(head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            distance = k - q if view.pattern.ahead == 0 else -(k - q).abs()
+            return slopes[head] * distance
+
+        return query, _elementwise(value, self.num_heads, view)
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.slopes.copy_(alibi_slopes(self.num_heads))
+
+
+def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
+    """Return 2^(-8k/n), k = 1 .. n, for the largest power of two n <= num_heads, then every other slope
+    of 2n heads (Press et al., 2021, and their code for other numbers of heads)."""
+    n = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * k / n) for k in range(1, n + 1)]
+    slopes += [2 ** (-8 * k / (2 * n)) for k in range(1, 2 * (num_heads - n), 2)]
+    return torch.tensor(slopes)
+
+
+class T5Bias(nn.Module):
+    """score + table[bucket(k - q), head], with a table of shape [num_buckets, num_heads].
+
+    Near distances have a bucket each, far ones share on a log scale; where keys ahead are seen, they have
+    half of the buckets. Raffel et al., 2019, section 2.1.
+    """
+
+    def __init__(
+        self, spec: spec.T5Bias, dim: int, num_heads: int, head_dim: int, *, two_way: bool
+    ) -> None:
+        super().__init__()
+        self.spec, self.num_heads, self.two_way = spec, num_heads, two_way
+        self.table = Embedding(spec.num_buckets, num_heads)
+
+    def forward(self, query: Queries, view: View, scale: float) -> tuple[Queries, Bias]:
+        table = self.table.weight
+
+        def value(head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return table[self.buckets(k - q), head]
+
+        return query, _elementwise(value, self.num_heads, view)
+
+    def buckets(self, distance: Tensor) -> Tensor:
+        """Return the bucket of each distance k - q."""
+        number = self.spec.num_buckets // (2 if self.two_way else 1)
+        ahead = (distance > 0).long() * number if self.two_way else 0
+        behind = distance.abs() if self.two_way else (-distance).clamp(min=0)
+        exact = number // 2
+        share = torch.log(behind.clamp(min=1).float() / exact)
+        share = share / math.log(self.spec.max_distance / exact)
+        far = (exact + (share * (number - exact)).long()).clamp(max=number - 1)
+        return torch.where(behind < exact, behind, far) + ahead
+
+
+class TransformerXL(nn.Module):
+    """score = scale (q k + u k + q r + v r), with r = W sines(q's position - k's), u and v learned.
+
+    Shapes: W [num_heads * head_dim, dim]; u and v [num_heads * head_dim]. Every layer has its own.
+    Dai et al., 2019, section 3.3.
+    """
+
+    def __init__(
+        self, spec: spec.TransformerXL, dim: int, num_heads: int, head_dim: int, *, two_way: bool
+    ) -> None:
+        super().__init__()
+        self.theta, self.dim, self.heads = spec.theta, dim, (num_heads, head_dim)
+        self.distance = Linear(dim, num_heads * head_dim)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
+        self.distance_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
+
+    def forward(self, query: Queries, view: View, scale: float) -> tuple[Queries, Bias]:
+        at, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
+        least, most = int(at.min() - keys.max()), int(at.max() - keys.min())
+        distances = torch.arange(least, most + 1, device=query.device)
+        vectors = sines(distances, self.dim, self.theta, interleaved=False)
+        r = self.distance(vectors.to(self.distance.weight.dtype)).unflatten(-1, self.heads)
+        u, v = (b.view(self.heads).to(query.dtype) for b in (self.content_bias, self.distance_bias))
+        return query + u, _DistanceBias((query + v) * scale, r.to(query.dtype), at - least, keys)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.content_bias)
+        nn.init.zeros_(self.distance_bias)
+
+
+class _DistanceBias:
+    """q r for every distance, read at that of each pair. Shapes: q [b, t, h, d], r [distances, h, d]."""
+
+    def __init__(self, query: Tensor, r: Tensor, queries: Tensor, keys: Tensor) -> None:
+        self.query, self.r, self.queries, self.keys = query, r, queries, keys
+
+    def block(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
+        of_all = torch.einsum("bqhd,nhd->bhqn", self.query[:, first:stop], self.r)
+        keys = self.keys[:, None, key_first:key_stop]
+        rows = (self.queries[:, first:stop, None] - keys)[:, None]
+        return of_all.gather(-1, rows.expand(*of_all.shape[:3], -1))
+
+
+def _elementwise(value: Callable[[Tensor, Tensor, Tensor], Tensor], num_heads: int, view: View) -> ElementwiseBias:
+    queries, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
+    return ElementwiseBias(value, num_heads, queries, keys)
