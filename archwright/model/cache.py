@@ -117,9 +117,7 @@ class Cache:
         if not self.num_read:
             self._batch = tokens.shape[0]
         elif tokens.shape[0] != self._batch:
-            raise ValueError(
-                f"tokens: found {tokens.shape[0]} rows; the cache holds {self._batch}"
-            )
+            raise ValueError(f"tokens: found {tokens.shape[0]} rows; the cache holds {self._batch}")
         for pattern in self._masks.values():
             if pattern.ahead != 0:
                 _check_prefix(pattern, tokens, self.num_read, prefix_lengths)

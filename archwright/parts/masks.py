@@ -276,7 +276,9 @@ class View:
             seen = seen & kept.valid[:, None, keys]
         if at.valid is not None:
             # Padding must see something: itself, or anything where it has no place of its own.
-            itself = _diagonal(seen, first, key_first) if self.kept is None else torch.ones_like(seen)
+            itself = (
+                _diagonal(seen, first, key_first) if self.kept is None else torch.ones_like(seen)
+            )
             seen = torch.where(at.valid[:, queries, None], seen, itself)
         return seen[:, None]
 

@@ -128,6 +128,8 @@ class _DistanceBias:
         return of_all.gather(-1, rows.expand(*of_all.shape[:3], -1))
 
 
-def _elementwise(value: Callable[[Tensor, Tensor, Tensor], Tensor], num_heads: int, view: View) -> ElementwiseBias:
+def _elementwise(
+    value: Callable[[Tensor, Tensor, Tensor], Tensor], num_heads: int, view: View
+) -> ElementwiseBias:
     queries, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
     return ElementwiseBias(value, num_heads, queries, keys)
