@@ -10,6 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from archwright.optim.muon import Muon
 from archwright.parts.linear import Embedding
+from archwright.parts.norms import NORMS
 from archwright.spec.run_spec import AdamW as AdamWSpec
 from archwright.spec.run_spec import Muon as MuonSpec
 from archwright.spec.run_spec import Optimizer as OptimizerSpec
@@ -60,7 +61,8 @@ def roles(model: nn.Module) -> dict[str, Role]:
     embedding: the table of an embedding module, also where a head shares it.
     head: the map to the vocabulary: a module named `head`; without one, the last matrix with the
         shape of the largest embedding.
-    kernel: the weight of a convolution. vector: what has one dimension or none.
+    kernel: the weight of a convolution. vector: what has one dimension or none, and all weights of
+        norms, which may have a row for each head.
     matrix: all else; more than two dimensions are stacks of matrices, as in experts.
     """
     modules = dict(model.named_modules())
@@ -69,7 +71,7 @@ def roles(model: nn.Module) -> dict[str, Role]:
         owner = modules[name.rpartition(".")[0]]
         if isinstance(owner, nn.Embedding | nn.EmbeddingBag | Embedding):
             found[name] = "embedding"
-        elif parameter.ndim < 2:
+        elif parameter.ndim < 2 or isinstance(owner, tuple(NORMS.values())):
             found[name] = "vector"
         elif isinstance(owner, _ConvNd):
             found[name] = "kernel"

@@ -1,5 +1,7 @@
 """The two weights everything is made of: a linear map and a table of embeddings."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -11,6 +13,9 @@ class Linear(nn.Module):
 
     Args:
         ends_branch: the map writes into the residual stream; some initialisations scale it down.
+
+    Attributes:
+        gain: what the weight an initialisation draws is multiplied by (DeepNorm).
     """
 
     def __init__(
@@ -18,6 +23,7 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.d_in, self.d_out, self.ends_branch = d_in, d_out, ends_branch
+        self.gain = 1.0
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
 
@@ -40,6 +46,22 @@ class Embedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]} x {self.weight.shape[1]}"
+
+
+def project(
+    x: Float[Tensor, "*batch d_in"], maps: Sequence[Linear]
+) -> list[Float[Tensor, "*batch _"]]:
+    """Apply several maps to the same x as one product, [W_1; W_2; ...] x, cut up afterwards.
+
+    One large product keeps a device busier than several small ones, at the price of a copy of the
+    weights. A map without a bias adds zeros.
+    """
+    if len(maps) < 2:
+        return [m(x) for m in maps]
+    biases = [m.weight.new_zeros(m.d_out) if m.bias is None else m.bias for m in maps]
+    bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None
+    y = F.linear(x, torch.cat([m.weight for m in maps]), bias)
+    return list(y.split([m.d_out for m in maps], dim=-1))
 
 
 def narrow(x: Tensor) -> Tensor:

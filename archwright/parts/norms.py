@@ -1,5 +1,6 @@
 """Norms. Means and squares are taken in float32 or wider; the result has the input's dtype."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,82 +15,131 @@ from archwright.spec import norms as spec
 class NoNorm(nn.Identity):
     """y = x."""
 
-    def __init__(self, spec: spec.NoNorm, dim: int) -> None:
+    def __init__(self, spec: spec.NoNorm, dim: int, heads: int | None = None) -> None:
         super().__init__()
 
 
-class LayerNorm(nn.Module):
-    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis, var without
-    Bessel's correction.
+class _Weighted(nn.Module):
+    """What norms share: a weight w or 1 + w and a bias, for all heads together or for each."""
 
-    Shapes: x and y [..., dim]; weight and bias [dim]. Ba et al., 2016, Layer Normalization, eq. 4.
-    """
-
-    def __init__(self, spec: spec.LayerNorm, dim: int) -> None:
+    def __init__(
+        self, spec: spec.LayerNorm | spec.RMSNorm, dim: int, heads: int | None, *, bias: bool
+    ) -> None:
         super().__init__()
-        self.eps = spec.eps
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if spec.bias else None
+        self.spec, self.eps, self.dim = spec, spec.eps, dim
+        self.shape = (dim,) if heads is None else (heads, dim)
+        self.weight = None if spec.weight == "none" else nn.Parameter(torch.empty(self.shape))
+        self.bias = nn.Parameter(torch.empty(self.shape)) if bias else None
+        self.reset_parameters()
 
-    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        wide = x if x.dtype == torch.float64 else x.float()
-        weight = self.weight.to(wide.dtype)
-        bias = None if self.bias is None else self.bias.to(wide.dtype)
-        return F.layer_norm(wide, weight.shape, weight, bias, self.eps).to(x.dtype)
+    def factor(self, dtype: torch.dtype) -> Tensor | None:
+        """Return what normed values are multiplied by, formed in `dtype`."""
+        if self.weight is None:
+            return None
+        weight = self.weight.to(dtype)
+        return 1 + weight if self.spec.weight == "unit_offset" else weight
 
     def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
+        if self.weight is not None:
+            nn.init.constant_(self.weight, self.spec.weight == "plain")
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def extra_repr(self) -> str:
+        return f"{' x '.join(map(str, self.shape))}, {self.spec.weight} weight"
 
-class RMSNorm(nn.Module):
+
+class LayerNorm(_Weighted):
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis, var without
+    Bessel's correction.
+
+    Shapes: x and y [..., dim]; weight and bias [dim]. With heads: x and y [..., heads, dim]; weight and
+    bias [heads, dim]. Instead of the weight stands 1 + weight, formed in float32, or nothing, if asked.
+    Ba et al., 2016, Layer Normalization, eq. 4.
+    """
+
+    def __init__(self, spec: spec.LayerNorm, dim: int, heads: int | None = None) -> None:
+        super().__init__(spec, dim, heads, bias=spec.bias)
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        wide = _widened(x)
+        weight = self.factor(wide.dtype)
+        bias = None if self.bias is None else self.bias.to(wide.dtype)
+        if len(self.shape) == 1:
+            return F.layer_norm(wide, self.shape, weight, bias, self.eps).to(x.dtype)
+        y = F.layer_norm(wide, (self.dim,), eps=self.eps)
+        y = y if weight is None else y * weight
+        return (y if bias is None else y + bias).to(x.dtype)
+
+
+class RMSNorm(_Weighted):
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last axis.
 
-    Shapes: x and y [..., dim]; weight [dim].
+    Shapes: x and y [..., dim]; weight [dim]. With heads: x and y [..., heads, dim]; weight [heads, dim].
+    Instead of the weight stands 1 + weight, formed in float32, or nothing, if asked. A wide product is
+    cast to the dtype of x afterwards, of a narrow one both factors before.
     Zhang and Sennrich, 2019, Root Mean Square Layer Normalization, eq. 4.
     """
 
-    def __init__(self, spec: spec.RMSNorm, dim: int) -> None:
-        super().__init__()
-        self.eps = spec.eps
-        self.weight = nn.Parameter(torch.ones(dim))
+    def __init__(self, spec: spec.RMSNorm, dim: int, heads: int | None = None) -> None:
+        super().__init__(spec, dim, heads, bias=False)
+        self.narrow = spec.multiply == "narrow"
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        wide = x if x.dtype == torch.float64 else x.float()
-        weight = self.weight.to(wide.dtype)
-        y: Tensor = _RMSNorm.apply(wide, weight, self.eps)  # type: ignore[no-untyped-call]
-        return y.to(x.dtype)
+        wide = _widened(x)
+        weight = self.factor(wide.dtype)
+        narrow = self.narrow and x.dtype != wide.dtype
+        if weight is None or (len(self.shape) == 1 and not narrow):
+            return self._normed(wide, weight).to(x.dtype)
+        y = self._normed(wide, None)
+        if narrow:
+            return y.to(x.dtype) * weight.to(x.dtype)
+        return (y * weight).to(x.dtype)
 
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        y: Tensor = _RMSNorm.apply(x, weight, self.eps)  # type: ignore[no-untyped-call]
+        return y
 
 
 class _RMSNorm(torch.autograd.Function):
     """y = x s w with s = 1 / sqrt(mean(x^2) + eps), in as few passes over memory as torch allows.
 
     With g the gradient of y: that of w is the sum over rows of g x s, and that of x is
-    s (g w - x s^2 mean(g w x)).
+    s (g w - x s^2 mean(g w x)). Without w, it is 1.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight)
+        return x * scale if weight is None else (x * scale).mul_(weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
-        grad = grads[0]
-        with torch.autocast(x.device.type, enabled=False):
+        grad, grad_weight = grads[0], None
+        with _no_autocast(x.device.type):
             by_row = (grad * x).reshape(-1, x.shape[-1])
-            grad_weight = by_row.t().mv(scale.flatten())
-            along = by_row.mv(weight).view_as(scale)
+            if weight is None:
+                along = by_row.sum(-1).view_as(scale)
+            else:
+                grad_weight = by_row.t().mv(scale.flatten())
+                along = by_row.mv(weight).view_as(scale)
         pull = along.mul_(scale.pow(3)).div_(-x.shape[-1])
-        return (grad * weight).mul_(scale).addcmul_(x, pull), grad_weight, None
+        grad = grad * scale if weight is None else (grad * weight).mul_(scale)
+        return grad.addcmul_(x, pull), grad_weight, None
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """Keep products wide in a backward pass under autocast, which the meta device does not know."""
+    known = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
 NORMS: dict[type[spec.Norm], Any] = {

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from archwright.parts.feedforward import FEEDFORWARDS
+from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES, XIELU
+from archwright.parts.linear import project
 from archwright.spec import feedforward as spec
 
 
@@ -27,16 +28,42 @@ def relu(x: float) -> float:
     return x if x > 0 else 0.0
 
 
-CASES: list[tuple[spec.Hidden, Callable[[float], float]]] = [
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def xielu(x: float, a_p: float = 1.3, a_n: float = 1.1, b: float = 0.4) -> float:
+    return a_p * x * x + b * x if x > 0 else a_n * (math.exp(x) - 1 - x) + b * x
+
+
+def times(f: Callable[[float], float]) -> Callable[[float, float], float]:
+    return lambda g, u: f(g) * u
+
+
+def clamped(limit: float, sharpness: float) -> Callable[[float, float], float]:
+    def f(g: float, u: float) -> float:
+        g, u = min(g, limit), max(-limit, min(u, limit))
+        return g * sigmoid(sharpness * g) * (u + 1)
+
+    return f
+
+
+CASES: list[tuple[spec.Hidden, Callable[..., float]]] = [
     (spec.ReLU(), relu),
     (spec.GELU(), gelu),
     (spec.GELU(approximate="tanh"), gelu_tanh),
     (spec.SiLU(), silu),
     (spec.SquaredReLU(), lambda x: relu(x) ** 2),
-    (spec.SwiGLU(), silu),
-    (spec.GeGLU(), gelu),
-    (spec.GeGLU(approximate="tanh"), gelu_tanh),
-    (spec.ReGLU(), relu),
+    (spec.QuickGELU(), lambda x: x * sigmoid(1.702 * x)),
+    (spec.XIELU(alpha_positive=1.3, alpha_negative=1.1, beta=0.4), xielu),
+    (spec.SwiGLU(), times(silu)),
+    (spec.GeGLU(), times(gelu)),
+    (spec.GeGLU(approximate="tanh"), times(gelu_tanh)),
+    (spec.ReGLU(), times(relu)),
+    (spec.GLU(), times(sigmoid)),
+    (spec.Bilinear(), times(lambda x: x)),
+    (spec.ClampedSwiGLU(limit=1.1, sharpness=1.3), clamped(1.1, 1.3)),
+    (spec.GEGELU(limit=0.9), clamped(0.9, 1.702)),
 ]
 IDS = [f"{choice.kind} {getattr(choice, 'approximate', '')}".strip() for choice, _ in CASES]
 
@@ -45,8 +72,11 @@ def made(choice: spec.Hidden, **changes: object) -> torch.nn.Module:
     choice = choice.model_validate(choice.model_dump() | {"hidden_dim": 7} | changes)
     part: torch.nn.Module = FEEDFORWARDS[type(choice)](choice, 5)
     torch.manual_seed(0)
-    for parameter in part.parameters():
-        torch.nn.init.normal_(parameter)
+    for name, parameter in part.named_parameters():
+        fan_in = parameter.shape[1] if parameter.ndim == 2 else 1.0
+        torch.nn.init.normal_(parameter, 0.0, 1.5 * fan_in**-0.5 if "weight" in name else 0.3)
+    if isinstance(part.activation, XIELU):
+        part.double().activation.reset_parameters()
     return part.double()
 
 
@@ -70,7 +100,7 @@ def test_formula(choice: spec.Hidden, f: Callable[[float], float], bias: dict[st
     for b, t in np.ndindex(2, 3):
         up = dot(part.up, x[b, t].numpy())
         if choice.gated:
-            hidden = [f(g) * u for g, u in zip(dot(part.gate, x[b, t].numpy()), up, strict=True)]
+            hidden = [f(g, u) for g, u in zip(dot(part.gate, x[b, t].numpy()), up, strict=True)]
         else:
             hidden = [f(u) for u in up]
         np.testing.assert_allclose(
@@ -85,7 +115,24 @@ def test_biases_and_shapes_are_those_of_the_spec(choice: spec.Hidden, f: object)
     }
     expected = {"up.weight": (7, 5), "up.bias": (7,), "down.weight": (5, 7)}
     gate = {"gate.weight": (7, 5), "gate.bias": (7,)} if choice.gated else {}
-    assert shapes == expected | gate
+    numbers = dict.fromkeys(("activation.positive", "activation.negative"), (1,))
+    assert shapes == expected | gate | (numbers if choice.kind == "xielu" else {})
+
+
+def test_every_choice_is_tested() -> None:
+    assert {type(choice) for choice, _ in CASES} == set(FEEDFORWARDS) == {*ACTIVATIONS, *GATES}
+
+
+@pytest.mark.parametrize(("choice", "f"), CASES, ids=IDS)
+def test_what_is_projected_already_is_not_projected_again(choice: spec.Hidden, f: object) -> None:
+    part = made(choice, bias={"up": True})
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    assert part.inputs == ([part.gate, part.up] if choice.gated else [part.up])
+    projected = project(x, part.inputs)
+    for linear in part.inputs:
+        linear.weight = None
+    found = part(x, projected)
+    torch.testing.assert_close(found, made(choice, bias={"up": True})(x))
 
 
 @pytest.mark.parametrize(("choice", "f"), CASES, ids=IDS)
@@ -130,3 +177,31 @@ def test_bfloat16_under_autocast(choice: spec.Hidden, f: object) -> None:
     assert found.dtype == torch.bfloat16
     assert all(p.grad.dtype == torch.float32 for p in part.parameters())
     assert (found.double() - expected).norm() < 0.02 * expected.norm()
+
+
+class TestXIELU:
+    def test_it_starts_where_the_spec_says(self) -> None:
+        part = XIELU(spec.XIELU(alpha_positive=0.9, alpha_negative=0.8, beta=0.3))
+        part.reset_parameters()
+        a_p = math.log(1 + math.exp(part.positive.item()))
+        a_n = 0.3 + math.log(1 + math.exp(part.negative.item()))
+        assert (a_p, a_n) == (pytest.approx(0.9, rel=1e-6), pytest.approx(0.8, rel=1e-6))
+
+    def test_far_out_and_near_zero_it_stays_exact(self) -> None:
+        part = XIELU(spec.XIELU())
+        part.reset_parameters()
+        x = torch.tensor([-1e4, -100.0, -1e-3, 0.0, 1e-3, 200.0], requires_grad=True)
+        y = part(x)
+        y.sum().backward()
+        expected = [xielu(v, 0.8, 0.8, 0.5) for v in x.tolist()]
+        assert y.tolist() == pytest.approx(expected, rel=1e-5)
+        slopes = [1.6 * v + 0.5 if v > 0 else 0.8 * math.expm1(v) + 0.5 for v in x.tolist()]
+        assert x.grad.tolist() == pytest.approx(slopes, rel=1e-5)
+
+    def test_narrow_values_are_computed_wide(self) -> None:
+        part = XIELU(spec.XIELU())
+        part.reset_parameters()
+        x = torch.linspace(-3, 3, 301).bfloat16()
+        assert part(x).dtype == torch.bfloat16
+        expected = torch.tensor([xielu(v, 0.8, 0.8, 0.5) for v in x.tolist()])
+        torch.testing.assert_close(part(x).float(), expected, rtol=2**-8, atol=0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from archwright.parts.linear import Embedding, Linear
+from archwright.parts.linear import Embedding
 from archwright.parts.output import Head
 from archwright.spec.embeddings import Head as HeadSpec
 
@@ -39,19 +39,3 @@ def test_a_tied_head_is_the_embedding() -> None:
     assert part.weight is embedding.weight
     x = torch.randn(2, 4, dtype=torch.float64)
     torch.testing.assert_close(part(x), x @ embedding.weight.T)
-
-
-def test_linear() -> None:
-    part = Linear(3, 2, bias=True).double()
-    with torch.no_grad():
-        part.weight.copy_(torch.tensor([[1.0, 2, 3], [4, 5, 6]]))
-        part.bias.copy_(torch.tensor([10.0, 20]))
-    assert part(torch.tensor([[1.0, 0, -1]]).double()).tolist() == [[8, 18]]
-    assert Linear(3, 2).bias is None
-
-
-def test_embedding() -> None:
-    part = Embedding(3, 2)
-    with torch.no_grad():
-        part.weight.copy_(torch.arange(6).view(3, 2))
-    assert part(torch.tensor([[2, 0]])).tolist() == [[[4, 5], [0, 1]]]
