@@ -1,11 +1,13 @@
 """One layer: branches wired by a residual choice."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from archwright.parts.attention import Memory
+from archwright.parts.linear import Linear
 from archwright.parts.masks import View
 from archwright.parts.positions import Rotation
 
@@ -37,11 +39,33 @@ class Layer(nn.Module):
         x: Float[Tensor, "batch length dim"],
         view: View | None,
         rotation: Rotation | None,
+        memory: Memory | None = None,
     ) -> Float[Tensor, "batch length dim"]:
-        branches: dict[str, Callable[[Tensor], Tensor]] = {}
+        branches: dict[str, _Branch] = {}
         if self.attention is not None:
-            branches["attention"] = partial(self.attention, view=view, rotation=rotation)
+            seen: dict[str, Any] = {"view": view, "rotation": rotation}
+            if memory is not None:
+                seen["memory"] = memory
+            branches["attention"] = _Branch(self.attention, seen)
         if self.feedforward is not None:
-            branches["feedforward"] = self.feedforward
+            branches["feedforward"] = _Branch(self.feedforward, {})
         out: Tensor = self.residual(x, branches)
+        return out
+
+
+class _Branch:
+    """A branch with what it needs besides x."""
+
+    def __init__(self, module: nn.Module, given: dict[str, Any]) -> None:
+        self.module, self.given = module, given
+
+    @property
+    def inputs(self) -> Sequence[Linear]:
+        """Its maps that read x; one from outside may not tell."""
+        inputs: Sequence[Linear] = getattr(self.module, "inputs", ())
+        return inputs
+
+    def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
+        given = self.given if projected is None else {**self.given, "projected": projected}
+        out: Tensor = self.module(x, **given)
         return out

@@ -1,5 +1,6 @@
 """From a spec to a model: the one place where parts meet."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +12,15 @@ from archwright.model.decoder import Decoder
 from archwright.parts.attention import ATTENTIONS
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, initialise
-from archwright.parts.linear import Embedding
+from archwright.parts.linear import Embedding, Linear
 from archwright.parts.masks import MASKS, Pattern
 from archwright.parts.norms import NORMS
 from archwright.parts.output import Head
-from archwright.parts.positions import ABSOLUTE_POSITIONS, ROTARY_POSITIONS
+from archwright.parts.positions import (
+    ABSOLUTE_POSITIONS,
+    ROTARY_POSITIONS,
+    SCORE_POSITIONS,
+)
 from archwright.parts.residuals import RESIDUALS
 from archwright.spec.attention import NoAttention, SoftmaxAttention
 from archwright.spec.choice import Choice
@@ -25,6 +30,7 @@ from archwright.spec.masks import Mask
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import Norm
 from archwright.spec.positions import NoPosition, Position
+from archwright.spec.residuals import DeepNorm
 
 
 def build(
@@ -56,36 +62,49 @@ def build(
 
 @dataclass
 class _Shared:
-    """What layers share by name: masks and rotary encodings, one for each distinct choice."""
+    """What layers share by name: masks and position encodings, one for each distinct choice."""
 
     masks: dict[str, Pattern] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
+    relatives: dict[str, nn.Module] = field(default_factory=dict)
     choices: dict[str, Any] = field(default_factory=dict)
     """What each of them was made from."""
 
     def mask(self, choice: Mask) -> str:
         """Return the name of a mask, made if it is new."""
-        name = self._name("mask", choice)
-        if name not in self.masks:
-            self.masks[name] = _part(MASKS, choice)(choice)
-        return name
+        return self._named("mask", self.masks, choice, lambda: _part(MASKS, choice)(choice))
 
     def rotary(self, choice: Position, head_dim: int) -> str:
         """Return the name of a rotary encoding, made if it is new; nothing for other positions."""
-        if choice.absolute or isinstance(choice, NoPosition):
+        if choice.absolute or choice.scores or isinstance(choice, NoPosition):
             return ""
-        name = self._name("rotary", (choice, head_dim))
-        if name not in self.rotaries:
-            self.rotaries[name] = _part(ROTARY_POSITIONS, choice)(choice, head_dim)
-        return name
+        part = _part(ROTARY_POSITIONS, choice)
+        key = (choice, head_dim)
+        return self._named("rotary", self.rotaries, key, lambda: part(choice, head_dim))
 
-    def _name(self, axis: str, choice: Any) -> str:
-        known = [name for name in self.choices if name.startswith(axis)]
-        for name in known:
+    def relative(
+        self, choice: Position, *sizes: int, two_way: bool
+    ) -> tuple[nn.Module | None, bool]:
+        """Return what is added to scores, and whether the model owns it; None for other positions."""
+        if not choice.scores:
+            return None, False
+        part = _part(SCORE_POSITIONS, choice)
+
+        def new() -> nn.Module:
+            module: nn.Module = part(choice, *sizes, two_way=two_way)
+            return module
+
+        if not getattr(choice, "shared", False):
+            return new(), False
+        name = self._named("relative", self.relatives, (choice, *sizes, two_way), new)
+        return self.relatives[name], True
+
+    def _named(self, axis: str, made: dict[str, Any], choice: Any, new: Callable[[], Any]) -> str:
+        for name in made:
             if self.choices[name] == choice:
                 return name
-        name = f"{axis}_{len(known)}"
-        self.choices[name] = choice
+        name = f"{axis}_{len(made)}"
+        self.choices[name], made[name] = choice, new()
         return name
 
 
@@ -107,6 +126,7 @@ def _assemble(spec: ModelSpec) -> Decoder:
         ),
         masks=shared.masks,
         rotaries=shared.rotaries,
+        relatives=shared.relatives,
     )
 
 
@@ -114,28 +134,75 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
     attention = feedforward = None
     mask = rotary = ""
     if isinstance(layer.attention, SoftmaxAttention):
-        head_dim = layer.attention.head_dim
-        assert head_dim != "auto"
+        assert layer.attention.head_dim != "auto"
         mask = shared.mask(layer.attention.mask)
-        rotary = shared.rotary(layer.position, head_dim)
-        attention = _part(ATTENTIONS, layer.attention)(
-            layer.attention,
-            spec.dim,
-            query_norm=_norm(layer.attention.qk_norm, head_dim),
-            key_norm=_norm(layer.attention.qk_norm, head_dim),
-            rotary=shared.rotaries.get(rotary),
-        )
+        rotary = shared.rotary(layer.position, layer.attention.head_dim)
+        attention = _attention(layer, layer.attention, spec.dim, shared, mask, rotary)
     elif not isinstance(layer.attention, NoAttention):
         attention = _part(ATTENTIONS, layer.attention)(layer.attention, spec.dim)
     if not isinstance(layer.feedforward, NoFeedForward):
         feedforward = _part(FEEDFORWARDS, layer.feedforward)(layer.feedforward, spec.dim)
     branches = {"attention": attention, "feedforward": feedforward}
+    if isinstance(layer.residual, DeepNorm):
+        _shrink(layer.residual, branches)
     residual = _part(RESIDUALS, layer.residual)(
         layer.residual,
         [name for name, branch in branches.items() if branch is not None],
         lambda: _norm(layer.norm, spec.dim),
     )
     return Layer(residual, attention, feedforward, mask=mask, rotary=rotary)
+
+
+def _attention(
+    layer: LayerSpec,
+    attention: SoftmaxAttention,
+    dim: int,
+    shared: _Shared,
+    mask: str,
+    rotary: str,
+) -> nn.Module:
+    num_heads, head_dim, num_kv_heads = (
+        attention.num_heads,
+        attention.head_dim,
+        attention.num_kv_heads,
+    )
+    assert num_heads != "auto"
+    assert head_dim != "auto"
+    assert num_kv_heads != "auto"
+    two_way = shared.masks[mask].ahead != 0
+    sizes = (dim, num_heads, head_dim)
+    relative, is_shared = shared.relative(layer.position, *sizes, two_way=two_way)
+    module: nn.Module = _part(ATTENTIONS, attention)(
+        attention,
+        dim,
+        query_norm=_norm_of_heads(attention, num_heads, head_dim),
+        key_norm=_norm_of_heads(attention, num_kv_heads, head_dim),
+        value_norm=_norm(attention.v_norm, head_dim),
+        rotary=shared.rotaries.get(rotary),
+        relative=relative,
+        shared=is_shared,
+    )
+    return module
+
+
+def _norm_of_heads(attention: SoftmaxAttention, num_heads: int, head_dim: int) -> nn.Module:
+    """Return the norm of queries or keys, over what the spec says."""
+    if attention.qk_norm_over == "projection":
+        return _norm(attention.qk_norm, num_heads * head_dim)
+    if attention.qk_norm_over == "head":
+        return _norm(attention.qk_norm, head_dim)
+    part = _part(NORMS, attention.qk_norm)
+    module: nn.Module = part(attention.qk_norm, head_dim, heads=num_heads)
+    return module
+
+
+def _shrink(residual: DeepNorm, branches: Mapping[str, nn.Module | None]) -> None:
+    """Give all maps but those of queries and keys the smaller initial values of DeepNorm."""
+    assert residual.gain != "auto"
+    for branch in branches.values():
+        for name, module in branch.named_modules() if branch is not None else ():
+            if isinstance(module, Linear) and name not in ("query", "key"):
+                module.gain = residual.gain
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:

@@ -1,6 +1,6 @@
 """The decoder: tokens in, logits out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -9,11 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.model.block import Layer
+from archwright.model.cache import Cache
 from archwright.parts.kernels import KERNELS
 from archwright.parts.linear import Embedding
 from archwright.parts.masks import Pattern, View
 from archwright.parts.output import Head
 from archwright.parts.places import places
+from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
 
@@ -39,11 +41,12 @@ class Decoder(nn.Module):
         head: Head,
         masks: Mapping[str, Pattern],
         rotaries: Mapping[str, nn.Module],
+        relatives: Mapping[str, nn.Module],
     ) -> None:
         super().__init__()
         self.spec, self.masks = spec, dict(masks)
         self.embedding, self.position = embedding, position
-        self.rotaries = nn.ModuleDict(rotaries)
+        self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)
         self.layers = nn.ModuleList(layers)
         self.norm, self.head = norm, head
 
@@ -54,6 +57,8 @@ class Decoder(nn.Module):
         positions: Int[Tensor, "*rows length"] | None = None,
         document_ids: Int[Tensor, "batch length"] | None = None,
         padding_mask: Bool[Tensor, "batch length"] | None = None,
+        prefix_lengths: Int[Tensor, " batch"] | None = None,
+        cache: Cache | None = None,
     ) -> Output:
         """Return logits for the token after each token.
 
@@ -63,25 +68,42 @@ class Decoder(nn.Module):
             document_ids: tokens with different ids do not see each other.
             padding_mask: True where a token is real; padding is seen by no token, on whichever side
                 it stands.
+            prefix_lengths: how many tokens of each row see each other whole, for prefix masks.
+            cache: what was read before, from `new_cache`; the tokens go on from there and are added to it.
 
         Raises:
             ValueError: shapes that do not fit, or a text longer than learned positions.
         """
-        where = places(tokens, positions, document_ids, padding_mask)
-        views = {name: View(mask, where) for name, mask in self.masks.items()}
+        given = (tokens, positions, document_ids, padding_mask, prefix_lengths)
+        where = places(*given) if cache is None else cache.places(*given)
+        views = {
+            name: View(mask, where) if cache is None else cache.view(name, where)
+            for name, mask in self.masks.items()
+        }
         rotations = {
-            name: rotary(where.positions_or_range()) for name, rotary in self.rotaries.items()
+            name: rotary(where.positions_or_range(), where.spans_or_end())
+            for name, rotary in self.rotaries.items()
         }
         x = self.embedding(tokens)
         if self.position is not None:
             x = x + self.position(where).to(x.dtype)
         x = F.dropout(x, self.spec.embedding.dropout, self.training)
-        for layer in cast(Iterable[Layer], self.layers):
-            x = layer(x, views.get(layer.mask), rotations.get(layer.rotary))
+        for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
+            memory = None if cache is None else cache.layer(i)
+            x = layer(x, views.get(layer.mask), rotations.get(layer.rotary), memory)
         return Output(logits=self.head(self.norm(x)))
 
+    def new_cache(self) -> Cache:
+        """Return an empty cache, to be given to `forward`.
+
+        Raises:
+            UserError: an attention that cannot go on from what it has read.
+        """
+        return Cache(self.masks, _masks_of_layers(self))
+
     def use_kernel(self, name: str) -> "Decoder":
-        """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise."""
+        """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise,
+        flex."""
         for layer in self.layers:
             if hasattr(layer.attention, "kernel"):
                 layer.attention.kernel = KERNELS[name]
@@ -93,6 +115,17 @@ class Decoder(nn.Module):
 
     def __repr__(self) -> str:
         return describe(self.spec, self.num_parameters())
+
+
+def _masks_of_layers(model: Decoder) -> Iterator[str]:
+    """Yield the name of each layer's mask, empty where it has no attention."""
+    for i, layer in enumerate(cast(Iterable[Layer], model.layers)):
+        if layer.attention is not None and not layer.mask:
+            raise UserError(
+                f"layers.{i}.attention: {type(layer.attention).__name__} keeps nothing of what it has "
+                "read; expected text as a whole, without a cache"
+            )
+        yield layer.mask
 
 
 def describe(spec: ModelSpec, num_parameters: int) -> str:

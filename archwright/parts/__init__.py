@@ -7,14 +7,14 @@ from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS
 from archwright.parts.masks import MASKS
 from archwright.parts.norms import NORMS
-from archwright.parts.positions import ABSOLUTE_POSITIONS, ROTARY_POSITIONS
+from archwright.parts.positions import ABSOLUTE_POSITIONS, ROTARY_POSITIONS, SCORE_POSITIONS
 from archwright.parts.residuals import RESIDUALS
 from archwright.spec.choice import Choice
 
 TABLES: dict[str, list[dict[Any, Any]]] = {
     "norm": [NORMS],
     "residual": [RESIDUALS],
-    "position": [ABSOLUTE_POSITIONS, ROTARY_POSITIONS],
+    "position": [ABSOLUTE_POSITIONS, SCORE_POSITIONS, ROTARY_POSITIONS],
     "mask": [MASKS],
     "attention": [ATTENTIONS],
     "feedforward": [FEEDFORWARDS],
@@ -36,8 +36,14 @@ def register(choice: type[Choice], part: type) -> None:
         raise ValueError(
             f"{choice.__name__}: expected a subclass of one of the axes {', '.join(TABLES)}"
         )
-    absolute = getattr(choice, "absolute", True)
-    table = tables[0] if absolute else tables[-1]
+    table = _table_of_position(choice) if choice.axis == "position" else tables[0]
     if table.get(choice, part) is not part:
         raise ValueError(f"{choice.__name__}: has its part {table[choice].__name__} already")
     table[choice] = part
+
+
+def _table_of_position(choice: type[Choice]) -> dict[Any, Any]:
+    """Return the table of a position encoding, which depends on where it acts."""
+    if getattr(choice, "absolute", False):
+        return ABSOLUTE_POSITIONS
+    return SCORE_POSITIONS if getattr(choice, "scores", False) else ROTARY_POSITIONS

@@ -1,5 +1,6 @@
 """Attention branches: softmax attention in heads, from MHA over GQA to MQA."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -104,7 +105,7 @@ class SoftmaxAttention(nn.Module):
         """Cut a projection into heads, after its clip."""
         if self.spec.clip != "none":
             projected = projected.clamp(-self.spec.clip, self.spec.clip)
-        return projected.unflatten(-1, (-1, self.head_dim))
+        return projected.view(*projected.shape[:-1], -1, self.head_dim)
 
     def _normed(self, q: Heads, k: Heads, v: Heads) -> tuple[Heads, Heads, Heads]:
         if self.spec.qk_norm_place == "before":
@@ -177,7 +178,7 @@ def score_scale(scale: spec.ScoreScale, head_dim: int) -> float:
     """Return what q k^T is multiplied by."""
     match scale:
         case spec.SqrtScale(dim=dim):
-            return float(head_dim if dim == "auto" else dim) ** -0.5
+            return math.pow(head_dim if dim == "auto" else dim, -0.5)
         case spec.InverseScale(numerator=numerator):
             return numerator / head_dim
         case spec.FixedScale(value=value):

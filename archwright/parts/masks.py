@@ -18,10 +18,13 @@ from archwright.spec import masks as spec
 class Pattern(Protocol):
     """Which keys a query may see, by their index in the document."""
 
-    behind: int | None
-    """The farthest key behind that any query sees, in tokens; None: no limit."""
-    ahead: int | None
-    """The farthest key ahead; 0 in causal masks, None: no limit."""
+    @property
+    def behind(self) -> int | None:
+        """The farthest key behind that any query sees, in tokens; None: no limit."""
+
+    @property
+    def ahead(self) -> int | None:
+        """The farthest key ahead; 0 in causal masks, None: no limit."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Return True where the query at `query` may see the key at `key` (shapes broadcast)."""
@@ -65,7 +68,7 @@ class Causal(_Reaching):
 class Full(_Reaching):
     """Every key."""
 
-    ahead = None
+    ahead: int | None = None
 
     def __init__(self, spec: spec.Full) -> None:
         self.spec = spec
@@ -80,7 +83,7 @@ class Full(_Reaching):
 class Prefix(_Reaching):
     """key < size or key <= query."""
 
-    ahead = None
+    ahead: int | None = None
 
     def __init__(self, spec: spec.Prefix, size: int | Tensor | None = None) -> None:
         self.spec, self.size = spec, spec.size if size is None else size

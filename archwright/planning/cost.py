@@ -8,6 +8,7 @@ from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
 from archwright.parts.attention import SoftmaxAttention
 from archwright.parts.linear import Linear
+from archwright.parts.masks import pairs
 
 BACKWARD = 2
 """Cost of a backward pass in forward passes: one product for the input's gradient, one for the weight's."""
@@ -42,5 +43,5 @@ def _attention_flops(model: Decoder, length: int) -> Iterator[float]:
     for layer in model.layers:
         assert isinstance(layer, Layer)
         if isinstance(layer.attention, SoftmaxAttention):
-            pairs = model.masks[layer.mask].pairs(length)
-            yield 4.0 * layer.attention.query.d_out * pairs / length
+            visible = pairs(model.masks[layer.mask], length)
+            yield 4.0 * layer.attention.query.d_out * visible / length

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from archwright.model.decoder import Decoder
-from archwright.parts.kernels import KERNELS
+from archwright.parts.kernels import KERNELS, Scores
 from archwright.parts.masks import View
 from archwright.parts.places import Places
 from archwright.planning.machine import measure_peak
@@ -207,7 +207,7 @@ def _kernel_time(
 
     def once() -> None:
         view = View(model.masks[layer.mask], where)
-        KERNELS[name](q, k, v, view, attention.scale, 0.0).sum().backward()
+        KERNELS[name](q, k, v, view, Scores(attention.scale)).sum().backward()
         if device.type == "cuda":
             torch.cuda.synchronize()
 

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
 
 from archwright.parts.kernels.eager import eager
 from archwright.parts.kernels.scores import ElementwiseBias, Scores
@@ -22,7 +27,7 @@ def flex(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) 
     if scores.dropout or not isinstance(scores.bias, ElementwiseBias | None):
         return eager(query, key, value, view, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
-    out, log_z = _flex(q.device.type)(
+    out, aux = _flex(q.device.type)(
         q,
         k,
         v,
@@ -30,12 +35,13 @@ def flex(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) 
         block_mask=None if view.hides_nothing else block_mask(view),
         scale=scores.scale,
         enable_gqa=q.shape[1] != k.shape[1],
-        return_lse=True,
+        return_aux=AuxRequest(lse=True),
     )
-    if scores.sinks is not None:  # exp(log Z) of exp(log Z) + exp(sink)
-        share = torch.sigmoid(log_z - scores.sinks.to(log_z.dtype)[:, None])
+    if scores.sinks is not None:  # the share exp(log Z) / (exp(log Z) + exp(sink))
+        share = torch.sigmoid(aux.lse - scores.sinks.to(aux.lse.dtype)[:, None])
         out = out * share[..., None].to(out.dtype)
-    return out.transpose(1, 2)
+    by_token: Tensor = out.transpose(1, 2)
+    return by_token
 
 
 def block_mask(view: View) -> BlockMask:
@@ -58,6 +64,7 @@ def block_mask(view: View) -> BlockMask:
 def _score_mod(view: View, scores: Scores) -> Callable[..., Tensor] | None:
     """Return what becomes of one score: it is capped, and its bias added."""
     cap, bias = scores.softcap, scores.bias
+    assert isinstance(bias, ElementwiseBias | None)
     if cap is None and bias is None:
         return None
     queries, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
@@ -77,4 +84,5 @@ def _score_mod(view: View, scores: Scores) -> Callable[..., Tensor] | None:
 @cache
 def _flex(device: str) -> Callable[..., Any]:
     """Return the kernel, fused by the compiler where that is its purpose."""
-    return torch.compile(flex_attention) if device == "cuda" else flex_attention
+    kernel: Callable[..., Any] = flex_attention
+    return torch.compile(kernel) if device == "cuda" else kernel

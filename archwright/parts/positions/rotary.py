@@ -36,6 +36,10 @@ class Rotary(nn.Module):
 
     def __init__(self, spec: spec.RoPE, head_dim: int) -> None:
         super().__init__()
+        if "auto" in spec.scaling.model_dump().values():
+            raise ValueError(
+                'scaling: found "auto"; give original_length and attention_factor, or a resolved spec'
+            )
         self.spec, self.head_dim = spec, head_dim
         self.num_rotary = num_rotary(spec, head_dim)
         self.frequencies: Tensor
