@@ -10,7 +10,10 @@ ROOMS = ("parts", "model", "losses", "optim", "generation")
 jaxtyping.install_import_hook([f"archwright.{room}" for room in ROOMS], "beartype.beartype")
 
 import torch  # noqa: E402
+import torch.nn.attention.flex_attention  # noqa: E402
 
+# On a CPU, FlexAttention would trace every call with a compiler only to run it as it is.
+torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # type: ignore[attr-defined]
 torch.set_num_threads(1)
 settings.register_profile(
     "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

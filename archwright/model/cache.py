@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from jaxtyping import Int
@@ -24,13 +23,6 @@ FIRST_CAPACITY = 64
 
 EMPTY = -1
 """The index of a slot without a token."""
-
-
-class Memory(Protocol):
-    """What an attention sees of a cache."""
-
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep keys and values of new tokens; return those of all tokens that these may see."""
 
 
 class Cache:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -14,9 +14,11 @@ from archwright.parts.masks import View
 from archwright.parts.positions import Rotary, Rotation
 from archwright.spec import attention as spec
 
-Heads = Float[Tensor, "batch length heads head_dim"]
+Heads = Tensor
+"""[batch, length, heads, head_dim], with the number of heads of queries or of keys and values."""
 
 
+@runtime_checkable
 class Memory(Protocol):
     """What an attention knows of a cache."""
 

@@ -1,7 +1,6 @@
 """Masks. One description each: a predicate on (query, key), how far it reaches, and how many keys a query
 sees. The dense mask, the block structure of fast kernels, what a cache keeps and the FLOP count follow."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -285,29 +284,28 @@ class View:
             seen = torch.where(at.valid[:, queries, None], seen, itself)
         return seen[:, None]
 
-    def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """Return the mask as a function of (row, head, query, key), as FlexAttention asks for it."""
-        pattern, at, kept = self.pattern, self.places, self.keys_at
-        index, index_of_keys = at.index_or_range(), kept.index_or_range()
-        by_row = [int(x.shape[0] > 1) for x in (index, index_of_keys)]
-
-        def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            here, there = index[b * by_row[0], q], index_of_keys[b * by_row[1], k]
-            if at.prefix is not None and isinstance(pattern, Prefix):
-                seen = Prefix(pattern.spec, at.prefix[b]).visible(here, there)
-            else:
-                seen = pattern.visible(here, there)
-            seen = seen & (there >= 0)
-            if at.documents is not None and kept.documents is not None:
-                seen = seen & (at.documents[b, q] == kept.documents[b, k])
-            if kept.valid is not None:
-                seen = seen & kept.valid[b, k]
-            if at.valid is not None:
-                itself = q == k if self.kept is None else k >= 0
-                seen = torch.where(at.valid[b, q], seen, itself)
-            return seen
-
-        return mask_mod
+    def sees(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether the query at a column of a row sees the key at a column (shapes broadcast)."""
+        at, kept = self.places, self.keys_at
+        here, there = (
+            index[row if len(index) > 1 else 0, column]
+            for index, column in (
+                (at.index_or_range(), query),
+                (kept.index_or_range(), key),
+            )
+        )
+        pattern = self.pattern
+        if at.prefix is not None and isinstance(pattern, Prefix):
+            pattern = Prefix(pattern.spec, at.prefix[row])
+        seen = pattern.visible(here, there) & (there >= 0)
+        if at.documents is not None and kept.documents is not None:
+            seen = seen & (at.documents[row, query] == kept.documents[row, key])
+        if kept.valid is not None:
+            seen = seen & kept.valid[row, key]
+        if at.valid is not None:
+            itself = query == key if self.kept is None else key >= 0
+            seen = torch.where(at.valid[row, query], seen, itself)
+        return seen
 
     def keys(self, first: int, stop: int) -> tuple[int, int]:
         """Return the range of keys outside which queries [first, stop) see nothing.

@@ -5,7 +5,7 @@ sum of two dtypes is slow.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -17,17 +17,9 @@ from archwright.spec import residuals as spec
 Stream = Float[Tensor, "batch length dim"]
 
 
-class Branch(Protocol):
-    """What a layer computes of a vector."""
-
-    inputs: Sequence[Linear]
-    """Its maps that read the vector."""
-
-    def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
-        """Return the branch of x; `projected` are its inputs' results, if they are known."""
-
-
-Branches = Mapping[str, Branch]
+Branches = Mapping[str, Callable[..., Tensor]]
+"""What a layer computes of a vector x, by name: called with x, or with x and its `projected` inputs where
+it has an attribute `inputs`, the maps that read x."""
 NewNorm = Callable[[], nn.Module]
 
 
@@ -108,12 +100,14 @@ class Parallel(Wiring):
 
 def _together(x: Tensor, branches: Branches) -> dict[str, Tensor]:
     """Return every branch of one vector, whose maps are read as one."""
-    maps = [read for branch in branches.values() for read in branch.inputs]
-    if len(branches) < 2 or any(not branch.inputs for branch in branches.values()):
+    inputs: dict[str, Sequence[Linear]] = {
+        name: getattr(branch, "inputs", ()) for name, branch in branches.items()
+    }
+    if len(branches) < 2 or not all(inputs.values()):
         return {name: branch(x) for name, branch in branches.items()}
-    projected = iter(project(narrow(x), maps))
+    projected = iter(project(narrow(x), [read for maps in inputs.values() for read in maps]))
     return {
-        name: branch(x, [next(projected) for _ in branch.inputs])
+        name: branch(x, [next(projected) for _ in inputs[name]])
         for name, branch in branches.items()
     }
 

@@ -47,7 +47,7 @@ def view(pattern: Causal | Window | None = None) -> View:
 
 
 def run(part: SoftmaxAttention, x: Tensor, seen: View | None = None) -> Tensor:
-    rotary = part._rotary[0]
+    rotary = part._shared[0]
     rotation = None if rotary is None else rotary(torch.arange(LENGTH)[None])
     out: Tensor = part(x, seen or view(), rotation)
     return out
@@ -70,7 +70,7 @@ def formula(part: SoftmaxAttention, x: Tensor, window: int = LENGTH) -> np.ndarr
             here = slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
             there = slice(g * HEAD_DIM, (g + 1) * HEAD_DIM)
             query, key = normed(q[:, here], part.query_norm), normed(k[:, there], part.key_norm)
-            if part._rotary[0] is not None:
+            if part._shared[0] is not None:
                 query, key = turned(query), turned(key)
             for t in range(LENGTH):
                 first = max(0, t - window + 1)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archwright.parts.masks import Causal, Pattern, View, Window
+from archwright.parts.masks import MASKS, Causal, Pattern, View, Window, pairs
 from archwright.parts.places import places
 from archwright.spec import masks as spec
 
@@ -16,15 +16,49 @@ def sees(mask: spec.Mask, query: int, key: int) -> bool:
     match mask:
         case spec.Causal():
             return key <= query
+        case spec.Full():
+            return True
+        case spec.Prefix(size=size):
+            return key <= query or (query < size and key < size)
         case spec.Window(size=size):
             return key in range(query - size + 1, query + 1)
+        case spec.SymmetricWindow(radius=radius):
+            return key in range(query - radius, query + radius + 1)
+        case spec.DilatedWindow(size=size, dilation=step):
+            return key in [query - i * step for i in range(size)]
+        case spec.Chunked(size=size):
+            return key in range(query - query % size, query + 1)
+        case spec.WindowGlobal(size=size, num_global=few):
+            return key <= query and (key in range(query - size + 1, query + 1) or key < few)
+        case spec.Strided(stride=stride):
+            return key <= query and (query - key < stride or (query - key) % stride == 0)
+        case spec.Fixed(stride=stride, num_summary=few):
+            summaries = [i for i in range(query + 1) if stride - i % stride <= few]
+            return key <= query and (key // stride == query // stride or key in summaries)
     raise AssertionError(mask)
 
 
-MASKS = [(spec.Causal(), Causal)] + [(spec.Window(size=n), Window) for n in (1, 2, 3, 7, 40)]
+CHOICES = [
+    spec.Causal(),
+    spec.Full(),
+    *[spec.Prefix(size=n) for n in (1, 3, 40)],
+    *[spec.Window(size=n) for n in (1, 2, 3, 7, 40)],
+    *[spec.SymmetricWindow(radius=n) for n in (0, 1, 4, 40)],
+    *[spec.DilatedWindow(size=n, dilation=d) for n, d in ((1, 3), (3, 1), (3, 2), (2, 5), (40, 3))],
+    *[spec.Chunked(size=n) for n in (1, 3, 4, 40)],
+    *[spec.WindowGlobal(size=n, num_global=g) for n, g in ((1, 1), (3, 2), (2, 7), (40, 40))],
+    *[spec.Strided(stride=n) for n in (1, 3, 5, 40)],
+    *[spec.Fixed(stride=n, num_summary=c) for n, c in ((1, 1), (3, 1), (4, 2), (3, 9), (40, 3))],
+]
 PATTERNS = pytest.mark.parametrize(
-    ("choice", "pattern"), [(choice, part(choice)) for choice, part in MASKS], ids=str
+    ("choice", "pattern"), [(choice, MASKS[type(choice)](choice)) for choice in CHOICES], ids=str
 )
+
+
+def test_all_masks_are_tested() -> None:
+    assert {type(choice) for choice in CHOICES} == {
+        mask for mask in MASKS if mask.__module__ == spec.__name__
+    }
 
 
 @PATTERNS
@@ -38,7 +72,9 @@ def test_the_predicate(choice: spec.Mask, pattern: Pattern) -> None:
 @PATTERNS
 def test_a_window_counts_the_query_s_own_key(choice: spec.Mask, pattern: Pattern) -> None:
     seen = int(pattern.visible(torch.tensor(50), torch.arange(100)).sum())
-    assert seen == (choice.size if isinstance(choice, spec.Window) else 51)
+    assert seen == sum(sees(choice, 50, key) for key in range(100))
+    if isinstance(choice, spec.Window):
+        assert seen == choice.size
 
 
 @PATTERNS
@@ -54,8 +90,8 @@ def test_the_range_of_keys_is_as_small_as_can_be(choice: spec.Mask, pattern: Pat
 @PATTERNS
 def test_the_number_of_pairs(choice: spec.Mask, pattern: Pattern) -> None:
     for length in (1, 2, 3, 8, 41):
-        pairs = sum(sees(choice, q, k) for q, k in product(range(length), repeat=2))
-        assert pattern.pairs(length) == pairs
+        expected = sum(sees(choice, q, k) for q, k in product(range(length), repeat=2))
+        assert pairs(pattern, length) == expected
 
 
 @st.composite
@@ -63,7 +99,7 @@ def views(draw: st.DrawFn) -> tuple[spec.Mask, View, list[list[int]], list[list[
     """Draw a mask over rows with documents and padding, wherever it stands."""
     length = draw(st.integers(1, 9))
     rows = draw(st.integers(1, 3))
-    choice, part = draw(st.sampled_from(MASKS))
+    choice = draw(st.sampled_from(CHOICES))
     cuts = st.lists(st.integers(0, 1), min_size=length, max_size=length)
     documents = draw(st.none() | st.lists(cuts, min_size=rows, max_size=rows))
     if documents is not None:  # each document one stretch
@@ -76,7 +112,12 @@ def views(draw: st.DrawFn) -> tuple[spec.Mask, View, list[list[int]], list[list[
         padding_mask=None if valid is None else torch.tensor(valid),
     )
     documents = documents or [[0] * length] * rows
-    return choice, View(part(choice), where), documents, valid or [[True] * length] * rows
+    return (
+        choice,
+        View(MASKS[type(choice)](choice), where),
+        documents,
+        valid or [[True] * length] * rows,
+    )
 
 
 def expected(
@@ -85,8 +126,10 @@ def expected(
     """Say whether a query sees a key: as if there were no padding, and within its document."""
     if not valid[query]:
         return query == key
-    before = [sum(valid[:i]) for i in (query, key)]  # the places the tokens would have
-    return valid[key] and documents[query] == documents[key] and sees(choice, *before)
+    if not valid[key] or documents[query] != documents[key]:
+        return False
+    start = documents.index(documents[query])  # the places the tokens would have by themselves
+    return sees(choice, *(sum(valid[start:i]) for i in (query, key)))
 
 
 @given(views())
@@ -119,14 +162,16 @@ def test_blocks_are_pieces_of_the_whole(
 class Everything:
     """A mask from outside that hides nothing: not even what follows."""
 
+    behind = ahead = None
+
     def visible(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (query == query) & (key == key)
 
     def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
         return 0, length
 
-    def pairs(self, length: int) -> int:
-        return length * length
+    def num_keys(self, query: torch.Tensor, length: int) -> torch.Tensor:
+        return torch.full_like(query, length)
 
 
 def test_padding_narrows_no_mask_that_looks_ahead() -> None:

@@ -16,16 +16,19 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from archwright.parts.kernels.eager import eager
 from archwright.parts.kernels.scores import ElementwiseBias, Scores
+from archwright.parts.kernels.sdpa import sdpa
 from archwright.parts.masks import View
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
-    """The same as the reference, through FlexAttention; dropout and a bias that depends on the query's
-    content, which it does not know, go to the reference."""
-    if scores.dropout or not isinstance(scores.bias, ElementwiseBias | None):
-        return eager(query, key, value, view, scores)
+    """The same as the reference, through FlexAttention. SDPA stands in for what that does not know:
+    dropout, a bias that depends on the query's content, and gradients on a CPU."""
+    on_cpu = query.device.type == "cpu" and torch.is_grad_enabled()
+    trains_on_cpu = on_cpu and any(x.requires_grad for x in (query, key, value))
+    elementwise = isinstance(scores.bias, ElementwiseBias | None)
+    if trains_on_cpu or scores.dropout or not elementwise:
+        return sdpa(query, key, value, view, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
     out, aux = _flex(q.device.type)(
         q,
@@ -51,7 +54,7 @@ def block_mask(view: View) -> BlockMask:
         at, kept = view.places, view.keys_at
         rows = max(view.block(0, 1, 0, 1).shape[0], 1)
         known["made"] = create_block_mask(
-            view.mask_mod(),
+            lambda b, h, q, k: view.sees(b, q, k),  # torch counts the arguments of a plain function
             B=rows if rows > 1 else None,
             H=None,
             Q_LEN=at.length,
@@ -78,7 +81,7 @@ def _score_mod(view: View, scores: Scores) -> Callable[..., Tensor] | None:
             score = score + bias.value(h, queries[b * row, q], keys[b * key_row, k])
         return score
 
-    return score_mod
+    return lambda score, b, h, q, k: score_mod(score, b, h, q, k)
 
 
 @cache
