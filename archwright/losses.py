@@ -1,5 +1,6 @@
 """What is minimised: cross-entropy with z-loss, summed over valid tokens, then divided."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from archwright.parts.linear import Linear
+
 IGNORE = -100
+
+LINEAR_CHUNK = 2**26
+"""Bytes of float32 logits at a time: enough rows for fast products, beside which adding up the gradients of
+the head costs little."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,85 @@ def cross_entropy(
     return Loss(total, nll_sum, z_term, num_targets)
 
 
+def linear_cross_entropy(
+    hidden: Float[Tensor, "*batch dim"],
+    head: Linear,
+    targets: Int[Tensor, "*batch"],
+    *,
+    z_loss: float = 0.0,
+    ignore_index: int = IGNORE,
+    num_valid: int | Tensor | None = None,
+) -> Loss:
+    """Return cross_entropy(head(hidden), targets, ...) without ever holding all logits.
+
+    Rows go through head and loss a chunk at a time. Where gradients are wanted, those of the chunk are
+    computed at once, before its logits are dropped: that costs no product more than a head outside,
+    while computing the logits again in the backward pass would add a third. What is kept instead is the
+    gradient of the head's parameters. Under autocast the head is computed as narrow as elsewhere, so
+    that a call belongs inside.
+    """
+    rows, flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    num_targets = (flat != ignore_index).sum()
+    divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=rows.device)
+    parameters = [p for p in head.parameters() if p.requires_grad]
+    wants_gradient = torch.is_grad_enabled() and (rows.requires_grad or bool(parameters))
+    total, nll_sum, z_term = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        rows, head, flat, z_loss, ignore_index, divisor.clamp(min=1), wants_gradient, *parameters
+    )
+    return Loss(total, nll_sum, z_term, num_targets)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Sums of loss and gradients over chunks; the divisor joins in the backward pass, after a loss
+    scale has kept narrow gradients from underflow."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Linear,
+        targets: Tensor,
+        z_loss: float,
+        ignore_index: int,
+        divisor: Tensor,
+        wants_gradient: bool,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        sums = torch.zeros(2, dtype=_wide(hidden.dtype), device=hidden.device)
+        gradients = [torch.zeros_like(p, dtype=_wide(p.dtype)) for p in (hidden, *parameters)]
+        for rows, chunk in _row_chunks(hidden, head):
+            with torch.set_grad_enabled(wants_gradient):
+                chunk.requires_grad_(wants_gradient)
+                logits = head(chunk)
+                with torch.autocast(hidden.device.type, enabled=False):
+                    loss = cross_entropy(
+                        logits, targets[rows], z_loss=z_loss, ignore_index=ignore_index, num_valid=1
+                    )
+            sums += torch.stack([loss.nll_sum, loss.z_term])
+            if wants_gradient:
+                of_chunk = torch.autograd.grad(loss.total, (chunk, *parameters))
+                gradients[0][rows] = of_chunk[0]
+                for gradient, more in zip(gradients[1:], of_chunk[1:], strict=True):
+                    gradient += more
+        if wants_gradient:
+            ctx.save_for_backward(divisor, *gradients)
+            ctx.dtypes = [p.dtype for p in (hidden, *parameters)]
+        nll_sum, z_term = sums[0], sums[1] / divisor
+        ctx.mark_non_differentiable(nll_sum, z_term)
+        return nll_sum / divisor + z_term, nll_sum, z_term
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        divisor, *gradients = ctx.saved_tensors
+        factor = total / divisor
+        of_hidden, *rest = (
+            (gradient * factor).to(dtype)
+            for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
+        )
+        return of_hidden, None, None, None, None, None, None, *rest
+
+
 class _CrossEntropy(torch.autograd.Function):
     """Loss and gradient in one sweep over rows, so that float32 exists only for a cache-sized chunk
     and each exponential is computed once."""
@@ -66,7 +152,7 @@ class _CrossEntropy(torch.autograd.Function):
         divisor: Tensor,
         wants_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = torch.promote_types(logits.dtype, torch.float32)
+        dtype = _wide(logits.dtype)
         # float16 would lose p / divisor to underflow before a loss scale arrives in backward.
         stored_divisor = torch.ones_like(divisor) if logits.dtype == torch.float16 else divisor
         gradient = torch.empty_like(logits) if wants_gradient else None
@@ -113,6 +199,18 @@ def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
     for rows in _chunks(gradient):
         scaled[rows] = gradient[rows] * factor
     return scaled
+
+
+def _row_chunks(hidden: Tensor, head: Linear) -> Iterator[tuple[slice, Tensor]]:
+    """Yield chunks of rows whose logits take at most LINEAR_CHUNK bytes in float32."""
+    size = max(1, LINEAR_CHUNK // (4 * head.d_out))
+    for start in range(0, len(hidden), size):
+        rows = slice(start, start + size)
+        yield rows, hidden[rows].detach()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _chunks(logits: Tensor) -> list[slice]:

@@ -8,7 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archwright import losses
-from archwright.losses import cross_entropy
+from archwright.losses import cross_entropy, linear_cross_entropy
+from archwright.parts.embeddings import Head
+from archwright.parts.linear import Linear
+from archwright.spec.embeddings import Head as HeadSpec
 
 
 def reference(
@@ -148,3 +151,139 @@ def test_evaluation_computes_no_gradient():
 def test_a_target_beyond_the_vocabulary_is_refused():
     with pytest.raises((IndexError, RuntimeError)):
         cross_entropy(torch.zeros(1, 5), torch.tensor([5]))
+
+
+HEADS = {
+    "plain": {},
+    "bias": {"bias": True},
+    "factors": {"bias": True, "multiplier": 0.7, "divisor": 1.3},
+    "soft-cap": {"softcap": 2.5, "multiplier": 1.5},
+}
+
+
+@pytest.fixture(params=[10**6, 5], ids=["one chunk", "uneven chunks"])
+def few_rows(request, monkeypatch):
+    monkeypatch.setattr(losses, "LINEAR_CHUNK", 4 * 37 * request.param)
+
+
+def made_head(options: dict[str, object]) -> Head:
+    head = Head(HeadSpec.model_validate(options), 6, 37)
+    generator = torch.Generator().manual_seed(2)
+    torch.nn.init.normal_(head.weight, 0.0, 1.5 / math.sqrt(6), generator=generator)
+    if head.bias is not None:
+        torch.nn.init.normal_(head.bias, 0.0, 0.3, generator=generator)
+    return head
+
+
+def hidden_batch() -> tuple[Tensor, Tensor]:
+    hidden = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    return hidden, batch()[1]
+
+
+def logits_by_hand(head: Head, hidden: Tensor, options: dict[str, float]) -> Tensor:
+    logits = torch.einsum("btd,vd->btv", hidden, head.weight)
+    logits = logits if head.bias is None else logits + head.bias
+    logits = logits * options.get("multiplier", 1.0) / options.get("divisor", 1.0)
+    cap = options.get("softcap")
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", HEADS)
+class TestLinear:
+    def test_value_and_gradients_are_those_of_the_formula(self, kind, dtype, z_loss, few_rows):
+        head, (hidden, targets) = made_head(HEADS[kind]), hidden_batch()
+        head, hidden = head.to(dtype), hidden.detach().to(dtype).requires_grad_()
+        wanted = [hidden, *head.parameters()]
+        loss = linear_cross_entropy(hidden, head, targets, z_loss=z_loss)
+        exact = made_head(HEADS[kind]).double()
+        wide = hidden.detach().double().requires_grad_()
+        logits = logits_by_hand(exact, wide, HEADS[kind])
+        expected = reference(logits, targets, z_loss, divisor=10)
+        close = {"rtol": 1e-9, "atol": 1e-11} if dtype == torch.float64 else {}
+        assert loss.total.dtype == dtype
+        torch.testing.assert_close(loss.total, expected.to(dtype), **close)
+        whole = cross_entropy(head(hidden), targets, z_loss=z_loss)
+        for part in ("nll_sum", "z_term", "num_targets"):
+            torch.testing.assert_close(getattr(loss, part), getattr(whole, part), **close)
+        found = torch.autograd.grad(2.5 * loss.total, wanted)
+        truth = torch.autograd.grad(2.5 * expected, [wide, *exact.parameters()])
+        for ours, theirs in zip(found, truth, strict=True):
+            torch.testing.assert_close(ours, theirs.to(dtype), **close)
+
+
+@pytest.mark.parametrize("kind", ["bias", "soft-cap"])
+def test_linear_under_autocast_is_as_good_as_all_logits_at_once(kind, few_rows):
+    head, (hidden, targets) = made_head(HEADS[kind]), hidden_batch()
+    logits = logits_by_hand(head.double(), hidden.double(), HEADS[kind])
+    truth = reference(logits, targets, 0.0, 10)
+    exact = torch.autograd.grad(truth, [hidden, *head.parameters()])
+    head.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, head, targets)
+    found = torch.autograd.grad(loss.total, [hidden, *head.parameters()])
+    assert loss.total.dtype == torch.float32
+    assert loss.total.item() == pytest.approx(truth.item(), rel=5e-3)
+    for ours, theirs in zip(found, exact, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).norm() < 0.02 * theirs.norm()
+
+
+def test_linear_gradients_of_a_tied_table_add_up(few_rows):
+    hidden, targets = hidden_batch()
+    table = torch.nn.Parameter(made_head({}).weight.detach().clone())
+    head = Head(HeadSpec(tied=True), 6, 37, table)
+
+    def gradient(loss_of):
+        x = table[targets.clamp(min=0)] + hidden.detach()
+        return torch.autograd.grad(loss_of(x).total, table)[0]
+
+    torch.testing.assert_close(
+        gradient(lambda x: linear_cross_entropy(x, head, targets)),
+        gradient(lambda x: cross_entropy(head(x), targets)),
+    )
+
+
+def test_linear_float16_gradients_do_not_underflow():
+    """The share of a token among many is smaller than float16 can say."""
+    head = Linear(2, 60_000).half()
+    torch.nn.init.zeros_(head.weight)
+    hidden = torch.ones(1, 2, dtype=torch.float16)
+    loss = linear_cross_entropy(hidden, head, torch.tensor([0]), num_valid=4096).total
+    (loss * 2.0**16).backward()
+    assert head.weight.grad[1, 0].item() == pytest.approx(2.0**16 / 60_000 / 4096, rel=1e-2)
+
+
+def test_linear_without_gradients_and_without_targets(few_rows):
+    head, (hidden, targets) = made_head({}), hidden_batch()
+    with torch.no_grad():
+        loss = linear_cross_entropy(hidden, head, targets)
+        torch.testing.assert_close(loss.total, cross_entropy(head(hidden), targets).total)
+    assert not loss.total.requires_grad
+    nothing = linear_cross_entropy(hidden, head, torch.full_like(targets, -100), z_loss=0.1)
+    nothing.total.backward()
+    assert nothing.total.item() == 0
+    assert not head.weight.grad.any()
+
+
+def test_linear_never_holds_all_logits():
+    """The largest tensor made is the gradient of the head, or a chunk."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            found = func(*args, **(kwargs or {}))
+            for made in found if isinstance(found, tuple | list) else (found,):
+                largest = max(largest, made.numel() if isinstance(made, Tensor) else 0)
+            return found
+
+    head, hidden = Linear(4, 20_000), torch.randn(2000, 4, requires_grad=True)
+    torch.nn.init.normal_(head.weight)
+    targets = torch.arange(2000)
+    with Watch():
+        linear_cross_entropy(hidden, head, targets).total.backward()
+    assert largest <= losses.LINEAR_CHUNK / 4 < hidden.shape[0] * 20_000 / 2

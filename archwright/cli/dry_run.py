@@ -73,7 +73,8 @@ def _cost(
     rows = -(-run.batch_size // run.accumulate)
     yield "text", text
     yield "parameters", f"{model.num_parameters():,}"
-    yield "memory", f"{words.size(least_memory(model, rows).total)} at least"
+    least = least_memory(model, rows, whole_logits=run.machine.loss == "whole").total
+    yield "memory", f"{words.size(least)} at least"
     yield "a token", f"{words.count(flops)} FLOPs"
     yield "a step", f"{run.tokens_per_step:,} tokens"
     if num_steps:

@@ -10,9 +10,10 @@ from torch import nn
 from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
 from archwright.parts.attention import ATTENTIONS
+from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
-from archwright.parts.init import INITS, initialise
-from archwright.parts.linear import Embedding, Linear
+from archwright.parts.init import INITS, Init, initialise
+from archwright.parts.linear import Linear
 from archwright.parts.masks import MASKS, Pattern
 from archwright.parts.norms import NORMS
 from archwright.parts.output import Head
@@ -50,13 +51,14 @@ def build(
         UserError: rules between axes that the spec breaks, one line each; a choice without a part.
     """
     spec = spec.resolved(vocab_size)
+    init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
     with torch.device("meta"):
-        model = _assemble(spec)
+        model = _assemble(spec, init)
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
         if spec.head.tied:  # to_empty gives each module a table of its own
             model.head.weight = model.embedding.weight
-        initialise(model, _part(INITS, spec.init)(spec.init, spec.num_layers), seed)
+        initialise(model, init, seed)
     return model.use_kernel("blockwise" if torch.device(device).type == "cpu" else "sdpa")
 
 
@@ -108,25 +110,26 @@ class _Shared:
         return name
 
 
-def _assemble(spec: ModelSpec) -> Decoder:
+def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     shared = _Shared()
     assert spec.vocab_size != "auto"
     layers = [_layer(spec.layer(i), spec, shared) for i in range(spec.num_layers)]
     absolute = _part(ABSOLUTE_POSITIONS, spec.position) if spec.position.absolute else None
-    embedding = Embedding(spec.vocab_size, spec.dim)
+    embedding = TokenEmbedding(spec.embedding, spec.dim, spec.vocab_size)
+    table = embedding.weight if spec.head.tied else None
     ends_normed = not spec.layer(spec.num_layers - 1).residual.final_norm
     return Decoder(
         spec,
         embedding=embedding,
         position=absolute(spec.position, spec.dim, spec.context_length) if absolute else None,
+        embedding_norm=_norm(spec.embedding.norm, spec.dim),
         layers=layers,
         norm=nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
-        head=Head(
-            spec.head, spec.dim, spec.vocab_size, embedding.weight if spec.head.tied else None
-        ),
+        head=Head(spec.head, spec.dim, spec.vocab_size, table, divisor=init.divisor),
         masks=shared.masks,
         rotaries=shared.rotaries,
         relatives=shared.relatives,
+        rates=init.rates,
     )
 
 

@@ -9,11 +9,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.model.block import Layer
+<<<<<<< HEAD
 from archwright.model.cache import Cache
+=======
+from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.kernels import KERNELS
-from archwright.parts.linear import Embedding
 from archwright.parts.masks import Pattern, View
-from archwright.parts.output import Head
 from archwright.parts.places import places
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -28,24 +29,31 @@ class Output:
 
 
 class Decoder(nn.Module):
-    """A stack of layers between an embedding and a head; `archwright.build` makes it from a spec."""
+    """A stack of layers between an embedding and a head; `archwright.build` makes it from a spec.
+
+    Args:
+        rates: what AdamW's rate is multiplied by, for roles of parameters that have another than 1.
+    """
 
     def __init__(
         self,
         spec: ModelSpec,
         *,
-        embedding: Embedding,
+        embedding: TokenEmbedding,
         position: nn.Module | None,
+        embedding_norm: nn.Module,
         layers: list[Layer],
         norm: nn.Module,
         head: Head,
         masks: Mapping[str, Pattern],
         rotaries: Mapping[str, nn.Module],
         relatives: Mapping[str, nn.Module],
+        rates: Mapping[str, float],
     ) -> None:
         super().__init__()
-        self.spec, self.masks = spec, dict(masks)
+        self.spec, self.masks, self.rates = spec, dict(masks), dict(rates)
         self.embedding, self.position = embedding, position
+        self.embedding_norm = embedding_norm
         self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)
         self.layers = nn.ModuleList(layers)
         self.norm, self.head = norm, head
@@ -74,6 +82,27 @@ class Decoder(nn.Module):
         Raises:
             ValueError: shapes that do not fit, or a text longer than learned positions.
         """
+        hidden = self.hidden(
+            tokens,
+            positions=positions,
+            document_ids=document_ids,
+            padding_mask=padding_mask,
+            prefix_lengths=prefix_lengths,
+            cache=cache,
+        )
+        return Output(logits=self.head(hidden))
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "batch length"],
+        *,
+        positions: Int[Tensor, "*rows length"] | None = None,
+        document_ids: Int[Tensor, "batch length"] | None = None,
+        padding_mask: Bool[Tensor, "batch length"] | None = None,
+        prefix_lengths: Int[Tensor, " batch"] | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
         given = (tokens, positions, document_ids, padding_mask, prefix_lengths)
         where = places(*given) if cache is None else cache.places(*given)
         views = {
@@ -87,11 +116,13 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         if self.position is not None:
             x = x + self.position(where).to(x.dtype)
+        x = self.embedding_norm(x)
         x = F.dropout(x, self.spec.embedding.dropout, self.training)
         for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
             memory = None if cache is None else cache.layer(i)
             x = layer(x, views.get(layer.mask), rotations.get(layer.rotary), memory)
-        return Output(logits=self.head(self.norm(x)))
+        normed: Tensor = self.norm(x)
+        return normed
 
     def new_cache(self) -> Cache:
         """Return an empty cache, to be given to `forward`.

@@ -29,7 +29,9 @@ def build_optimizers(
     """Return the optimizers of all trainable parameters by name: "adamw", and "muon" where chosen.
 
     `precision` is that of the run's matrix products; Muon computes its own in it. Every parameter
-    group keeps its peak rate as "initial_lr", from which `set_learning_rates` works.
+    group keeps its peak rate as "initial_lr", from which `set_learning_rates` works. Where the model
+    has `rates`, AdamW's rate is multiplied by that of a parameter's role (muP); Muon's is not, as the
+    size of its updates knows of widths already.
 
     Raises:
         ValueError: a model without trainable parameters.
@@ -41,7 +43,8 @@ def build_optimizers(
             by_role[role_of[name]].append((name, parameter))
     if not by_role:
         raise ValueError("the model has no trainable parameters: unfreeze some before training")
-    optimizers = OPTIMIZERS[type(spec)](by_role, spec, precision)
+    rates: Mapping[str, float] = getattr(model, "rates", {})
+    optimizers = OPTIMIZERS[type(spec)](by_role, spec, precision, rates)
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
@@ -96,18 +99,26 @@ def _head_by_shape(model: nn.Module, found: Mapping[str, Role]) -> dict[str, Rol
 
 
 def _adamw(
-    by_role: Mapping[Role, Parameters], spec: AdamWSpec, precision: torch.dtype
+    by_role: Mapping[Role, Parameters],
+    spec: AdamWSpec,
+    precision: torch.dtype,
+    rates: Mapping[str, float],
 ) -> Optimizers:
-    return {"adamw": _fused_adamw(by_role, spec.lr, spec)}
+    return {"adamw": _fused_adamw(by_role, spec.lr, spec, rates)}
 
 
-def _muon(by_role: Mapping[Role, Parameters], spec: MuonSpec, precision: torch.dtype) -> Optimizers:
+def _muon(
+    by_role: Mapping[Role, Parameters],
+    spec: MuonSpec,
+    precision: torch.dtype,
+    rates: Mapping[str, float],
+) -> Optimizers:
     """Muon for the matrices inside; AdamW for what is looked up, read out or no matrix."""
     rest: dict[Role, Parameters] = {r: named for r, named in by_role.items() if r != "matrix"}
     optimizers: Optimizers = {}
     if rest:
         lr = spec.lr if spec.adamw_lr == "auto" else spec.adamw_lr
-        optimizers["adamw"] = _fused_adamw(rest, lr, spec)
+        optimizers["adamw"] = _fused_adamw(rest, lr, spec, rates)
     if by_role.get("matrix"):
         optimizers["muon"] = Muon(
             by_role["matrix"],
@@ -123,16 +134,25 @@ def _muon(by_role: Mapping[Role, Parameters], spec: MuonSpec, precision: torch.d
 
 
 def _fused_adamw(
-    by_role: Mapping[Role, Parameters], lr: float, spec: AdamWSpec | MuonSpec
+    by_role: Mapping[Role, Parameters],
+    lr: float,
+    spec: AdamWSpec | MuonSpec,
+    rates: Mapping[str, float],
 ) -> torch.optim.AdamW:
     """AdamW that decays whatever multiplies: matrices, head and embedding, as GPT-3 and LLaMA are
     usually reproduced. Biases and gains have a natural size that decay would pull them from."""
-    named = [pair for role, pairs in by_role.items() if role != "vector" for pair in pairs]
+    alike: dict[tuple[bool, float], Parameters] = defaultdict(list)
+    for role, named in by_role.items():
+        alike[role != "vector", rates.get(role, 1.0)] += named
+    # A step takes off lr * weight_decay: a share of the weight that no factor of its rate should change.
     groups: list[dict[str, Any]] = [
-        {"params": named, "weight_decay": spec.weight_decay},
-        {"params": list(by_role.get("vector", [])), "weight_decay": 0.0},
+        {
+            "params": alike[decays, rate],
+            "lr": lr * rate,
+            "weight_decay": spec.weight_decay / rate if decays else 0.0,
+        }
+        for decays, rate in sorted(alike, reverse=True)
     ]
-    groups = [group for group in groups if group["params"]]
     fused = all(p.device.type in FUSED for group in groups for _, p in group["params"])
     return torch.optim.AdamW(groups, lr=lr, betas=spec.betas, eps=spec.eps, fused=fused or None)
 

@@ -2,7 +2,9 @@
 does not depend on what else a model has, and models that differ in one choice share all others."""
 
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,43 +13,99 @@ from torch import Tensor, nn
 from archwright.parts.linear import Embedding, Linear
 from archwright.spec import init as spec
 
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+"""Where a parameter's path names its layer, counted from 0."""
 
-class Glorot:
+
+class Init:
+    """What all initialisations have: the deviations that weights are drawn with, and, for widths to share
+    their rates, factors of AdamW's rates and a divisor of logits."""
+
+    rates: Mapping[str, float] = MappingProxyType({})
+    """What AdamW's rate is multiplied by, for roles of parameters that have another than 1."""
+    divisor: float = 1.0
+    """What the model divides its logits by."""
+
+    def __init__(self, spec: Any, num_layers: int, dim: int) -> None:
+        self.spec, self.num_layers = spec, num_layers
+
+    def std(self, module: Linear | Embedding) -> float:
+        """Return the standard deviation of a weight, branch ends aside."""
+        raise NotImplementedError
+
+    def draw(
+        self, module: Linear | Embedding, path: str, out: Tensor, generator: torch.Generator
+    ) -> None:
+        """Fill `out` with the weight of the module at `path`."""
+        std = self.std(module) * self.branch_end(module, path)
+        nn.init.normal_(out, 0.0, std, generator=generator)
+
+    def branch_end(self, module: Linear | Embedding, path: str) -> float:
+        """Return what a deviation is multiplied by where a map ends a branch."""
+        if not (isinstance(module, Linear) and module.ends_branch):
+            return 1.0
+        if self.spec.branch_ends == "layer":
+            layer = LAYER.search(path)
+            return (2 * (int(layer[1]) + 1)) ** -0.5 if layer else 1.0
+        factors = {"alike": 1.0, "depth": (2 * self.num_layers) ** -0.5, "zero": 0.0}
+        return float(factors[self.spec.branch_ends])
+
+
+class Glorot(Init):
     """Matrices N(0, 2 / (d_in + d_out)), embeddings N(0, embedding_std^2), both cut at 3 sigma.
 
     Glorot and Bengio, 2010, eq. 16, with a truncated normal.
     """
 
-    def __init__(self, spec: spec.Glorot, num_layers: int) -> None:
-        assert spec.embedding_std != "auto"
-        self.embedding_std = spec.embedding_std
-
-    def draw(self, module: Linear | Embedding, out: Tensor, generator: torch.Generator) -> None:
+    def std(self, module: Linear | Embedding) -> float:
         embeds = isinstance(module, Embedding)
-        std = self.embedding_std if embeds else (2.0 / sum(out.shape)) ** 0.5
-        nn.init.trunc_normal_(out, 0.0, std, -3 * std, 3 * std, generator=generator)
+        return float(self.spec.embedding_std if embeds else (2 / sum(module.weight.shape)) ** 0.5)
+
+    def draw(
+        self, module: Linear | Embedding, path: str, out: Tensor, generator: torch.Generator
+    ) -> None:
+        std = self.std(module) * self.branch_end(module, path)
+        if std == 0:  # which cannot be cut
+            nn.init.zeros_(out)
+        else:
+            nn.init.trunc_normal_(out, 0.0, std, -3 * std, 3 * std, generator=generator)
 
 
-class GPT2:
-    """Matrices and embeddings N(0, std^2); maps that end a branch divided by sqrt(2 num_layers).
+class GPT2(Init):
+    """Matrices N(0, std^2), embeddings N(0, embedding_std^2); maps that end a branch divided by
+    sqrt(2 num_layers).
 
     Radford et al., 2019, Language Models are Unsupervised Multitask Learners, section 2.3.
     """
 
-    def __init__(self, spec: spec.GPT2, num_layers: int) -> None:
-        self.std, self.num_layers = spec.std, num_layers
-
-    def draw(self, module: Linear | Embedding, out: Tensor, generator: torch.Generator) -> None:
-        ends_branch = isinstance(module, Linear) and module.ends_branch
-        std = self.std * (2 * self.num_layers) ** -0.5 if ends_branch else self.std
-        nn.init.normal_(out, 0.0, std, generator=generator)
+    def std(self, module: Linear | Embedding) -> float:
+        embeds = isinstance(module, Embedding)
+        return float(self.spec.embedding_std if embeds else self.spec.std)
 
 
-INITS: dict[type[spec.Init], Any] = {spec.Glorot: Glorot, spec.GPT2: GPT2}
+class MuP(Init):
+    """Matrices N(0, std^2 / m), embeddings and head N(0, std^2), m = dim / base_dim; AdamW's rate of
+    matrices is divided by m, and so are the logits.
+
+    Then every activation moves by as much in a step as at base_dim, whatever the width.
+    Yang et al., 2022, Tensor Programs V, table 8.
+    """
+
+    def __init__(self, spec: spec.MuP, num_layers: int, dim: int) -> None:
+        super().__init__(spec, num_layers, dim)
+        self.divisor = dim / spec.base_dim
+        self.rates = {"matrix": 1 / self.divisor}
+
+    def std(self, module: Linear | Embedding) -> float:
+        inside = isinstance(module, Linear) and not module.reads_out
+        return float(self.spec.std * (self.divisor**-0.5 if inside else 1.0))
+
+
+INITS: dict[type[spec.Init], Any] = {spec.Glorot: Glorot, spec.GPT2: GPT2, spec.MuP: MuP}
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, init: Any, seed: int) -> None:
+def initialise(model: nn.Module, init: Init, seed: int) -> None:
     """Give every tensor its initial value: weights from `init`, others as `reset_parameters` says.
 
     Raises:
@@ -75,13 +133,13 @@ def _reset(module: nn.Module, path: str, seed: int) -> None:
 
 
 def _initialise_weights(
-    module: Linear | Embedding, path: str, init: Any, seed: int, done: set[int]
+    module: Linear | Embedding, path: str, init: Init, seed: int, done: set[int]
 ) -> None:
     if id(module.weight) not in done:  # a tied table is the embedding's
         done.add(id(module.weight))
         drawn = torch.empty(module.weight.shape)
-        init.draw(module, drawn, keyed_generator(seed, f"{path}.weight"))
-        module.weight.copy_(drawn)
+        init.draw(module, path, drawn, keyed_generator(seed, f"{path}.weight"))
+        module.weight.copy_(drawn.mul_(module.gain) if isinstance(module, Linear) else drawn)
     if isinstance(module, Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 

@@ -16,7 +16,10 @@ class Linear(nn.Module):
 
     Attributes:
         gain: what the weight an initialisation draws is multiplied by (DeepNorm).
+        reads_out: the map is the head.
     """
+
+    reads_out = False
 
     def __init__(
         self, d_in: int, d_out: int, *, bias: bool = False, ends_branch: bool = False

@@ -9,7 +9,11 @@ from archwright.model.decoder import Decoder
 PER_PARAMETER = 16
 """Bytes: weight, gradient and AdamW's two moments in float32."""
 PER_LOGIT = 4
-"""Bytes: a logit and its gradient, each in 16 bits."""
+"""Bytes: a logit and its gradient, each in 16 bits; or a logit in float32."""
+WHOLE_LOGITS = 2**28
+"""Bytes of float32 logits above which a loss is computed in chunks, where that is left open."""
+PER_ACTIVATION = 2
+"""Bytes: a value in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -20,19 +24,30 @@ class LeastMemory:
     """Of weights, gradients and moments."""
     logits: int
     """Of a part of a batch."""
+    activations: int
+    """Of a part of a batch: what enters each layer."""
 
     @property
     def total(self) -> int:
         """Bytes in all."""
-        return self.model + self.logits
+        return self.model + self.logits + self.activations
 
 
-def least_memory(model: Decoder, rows: int) -> LeastMemory:
+def least_memory(model: Decoder, rows: int, *, whole_logits: bool = True) -> LeastMemory:
     """Return the bytes that a step on `rows` full rows needs at least; the model may be a meta one."""
-    rows_and_tokens = rows * model.spec.context_length
+    logits = logit_bytes(model, rows)
+    values = rows * model.spec.context_length * model.spec.dim * model.spec.num_layers
+    return LeastMemory(
+        model.num_parameters() * PER_PARAMETER,
+        logits if whole_logits else min(logits, WHOLE_LOGITS),
+        values * PER_ACTIVATION,
+    )
+
+
+def logit_bytes(model: Decoder, rows: int) -> int:
+    """Return the bytes of float32 logits of `rows` full rows."""
     assert model.spec.vocab_size != "auto"
-    logits = rows_and_tokens * model.spec.vocab_size * PER_LOGIT
-    return LeastMemory(model.num_parameters() * PER_PARAMETER, logits)
+    return rows * model.spec.context_length * model.spec.vocab_size * PER_LOGIT
 
 
 def total_memory(device: str) -> int:

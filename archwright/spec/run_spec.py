@@ -180,6 +180,9 @@ class MachineSpec(Spec):
     """torch's name for how float32 products are computed; auto: "medium" where that is true float32 and faster."""
     kernel: Literal["auto", "eager", "sdpa", "blockwise"] = "auto"
     """Attention kernel; auto: the fastest for the mask and device."""
+    loss: Literal["auto", "whole", "chunked"] = "auto"
+    """All logits of a part of a batch at once, or a chunk at a time, which saves memory; auto: chunks where
+    float32 logits would take more than 256 MiB."""
     compile: Literal["none", "block"] = "none"
     """torch.compile for each layer; pays on a GPU, or in runs of over some minutes."""
     threads: AutoInt = "auto"

@@ -17,6 +17,7 @@ from archwright.parts.kernels import KERNELS, Scores
 from archwright.parts.masks import View
 from archwright.parts.places import Places
 from archwright.planning.machine import measure_peak
+from archwright.planning.memory import WHOLE_LOGITS, gigabytes, logit_bytes
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.precision import DTYPES
@@ -96,6 +97,14 @@ def decide_kernel(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
         said = ", ".join(f"{name} {1e3 * t:.1f} ms" for name, t in times.items())
         decisions.decide("kernel", best, f"one layer forward and backward: {said}")
     model.use_kernel(decisions.machine.kernel)
+
+
+def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
+    """Compute the loss in chunks where the logits of a part of a batch are many."""
+    if decisions.machine.loss == "auto":
+        logits = logit_bytes(model, -(-run.batch_size // run.accumulate))
+        kind = "chunked" if logits > WHOLE_LOGITS else "whole"
+        decisions.decide("loss", kind, f"float32 logits would take {gigabytes(logits)}")
 
 
 def environment(decisions: Decisions) -> dict[str, Any]:

@@ -121,6 +121,7 @@ class Session:
             precision=self.precision,
             clip=None if clip == "none" else clip,
             z_loss=self.run.z_loss,
+            chunked=self.run.machine.loss == "chunked",
             accumulate=self.run.accumulate,
         )
 

@@ -14,7 +14,7 @@ from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, Muon, RunSpec, parse_budget
 from archwright.training.compiling import compile_layers
-from archwright.training.machine import Decisions, decide, decide_kernel, decided
+from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss, decided
 from archwright.training.material import Material
 from archwright.training.progress import Progress
 from archwright.training.session import Session, steps_for_budget
@@ -38,6 +38,7 @@ def settle(run: RunSpec, material: Material, progress: Progress) -> tuple[Sessio
     if run.init.from_:
         _take_weights(model, Path(run.init.from_), progress)
     decide_kernel(decisions, model, run)
+    decide_loss(decisions, model, run)
     decisions.decide("compile", *compile_layers(model, run.machine.compile))
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
     session = Session(run, model, batches)
@@ -79,7 +80,8 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
         model = build(run.model, device="meta", vocab_size=num_tokens)
     except RuntimeError as error:
         raise UserError(f"model: too large to be built: {str(error).splitlines()[0]}") from error
-    needed = least_memory(model, -(-run.batch_size // run.accumulate))
+    rows = -(-run.batch_size // run.accumulate)
+    needed = least_memory(model, rows, whole_logits=machine.loss == "whole")
     total = total_memory(machine.device)
     if needed.model > total:
         raise UserError(

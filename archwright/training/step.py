@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from archwright.losses import cross_entropy
+from archwright.losses import Loss, cross_entropy, linear_cross_entropy
 from archwright.optim import clip_gradients, set_learning_rates
 from archwright.training.precision import Precision
 
@@ -49,21 +50,19 @@ def train_step(
     clip: float | None = 1.0,
     z_loss: float = 0.0,
     accumulate: int = 1,
+    chunked: bool = False,
 ) -> StepResult:
     """Forward and backward over the parts of a batch, clip, update: `rate` is the share of the peak rates.
 
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
     gradients add up to the batch's. A loss or a gradient that is not finite
-    updates nothing.
+    updates nothing. `chunked` logits never exist all at once.
     """
     num_valid = max(1, int((batch.targets >= 0).sum()))
     loss, z_term = 0.0, 0.0
     for part in batch.parts(accumulate):
-        with precision.autocast():
-            logits = model(
-                part.tokens, positions=part.positions, document_ids=part.document_ids
-            ).logits
-        of_part = cross_entropy(logits, part.targets, z_loss=z_loss, num_valid=num_valid)
+        loss_of = _chunked_loss if chunked else _whole_loss
+        of_part = loss_of(model, part, precision, z_loss=z_loss, num_valid=num_valid)
         precision.scaled(of_part.total).backward()
         loss += of_part.nll_sum.item() / num_valid
         z_term += of_part.z_term.item()
@@ -79,3 +78,15 @@ def train_step(
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
     return StepResult(loss, z_term, grad_norm, finite)
+
+
+def _whole_loss(model: nn.Module, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:
+    with precision.autocast():
+        logits = model(part.tokens, positions=part.positions, document_ids=part.document_ids).logits
+    return cross_entropy(logits, part.targets, **settings)
+
+
+def _chunked_loss(model: Any, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:
+    with precision.autocast():
+        hidden = model.hidden(part.tokens, positions=part.positions, document_ids=part.document_ids)
+        return linear_cross_entropy(hidden, model.head, part.targets, **settings)

@@ -126,8 +126,13 @@ def test_a_tensor_depends_on_its_seed_and_name_alone() -> None:
     model = build(SPEC, seed=5)
     name = "layers.1.feedforward.down.weight"
     expected = torch.empty_like(dict(model.named_parameters())[name])
-    init = Glorot(spec.Glorot(embedding_std=1.0), 2)
-    init.draw(model.layers[1].feedforward.down, expected, keyed_generator(5, name))
+    init = Glorot(spec.Glorot(embedding_std=1.0), 2, 256)
+    init.draw(
+        model.layers[1].feedforward.down,
+        name.removesuffix(".weight"),
+        expected,
+        keyed_generator(5, name),
+    )
     assert torch.equal(dict(model.named_parameters())[name], expected)
     # Golden, so that runs paired by their seed stay so from release to release.
     assert expected[0, 0].item() == pytest.approx(0.0253367, abs=1e-6)
@@ -139,7 +144,7 @@ def test_weights_may_be_drawn_again() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
-    initialise(model, Glorot(spec.Glorot(embedding_std=256**-0.5), 2), 7)
+    initialise(model, Glorot(spec.Glorot(embedding_std=256**-0.5), 2, 256), 7)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, drawn[name])
 
@@ -157,7 +162,7 @@ def test_parts_of_torch_are_keyed_as_well() -> None:
     for disturbance in range(2):
         torch.manual_seed(disturbance)
         model = nn.ModuleDict({"a": Strange(), "b": Strange()})
-        initialise(model, Glorot(spec.Glorot(embedding_std=1.0), 1), 0)
+        initialise(model, Glorot(spec.Glorot(embedding_std=1.0), 1, 256), 0)
         drawn.append(model)
     one, other = drawn
     assert torch.equal(one["a"].inner.weight, other["a"].inner.weight)
@@ -178,4 +183,4 @@ def test_a_part_that_cannot_set_its_tensors_is_refused(kind: str) -> None:
     """Built on the meta device, they would hold whatever the memory held."""
     model = nn.ModuleDict({"a": Forgetful(kind)})
     with pytest.raises(TypeError, match="Forgetful at a has tensors; give it a reset_parameters"):
-        initialise(model, Glorot(spec.Glorot(embedding_std=1.0), 1), 0)
+        initialise(model, Glorot(spec.Glorot(embedding_std=1.0), 1, 256), 0)

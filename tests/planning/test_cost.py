@@ -11,7 +11,7 @@ from archwright.model import build
 from archwright.model.decoder import Decoder
 from archwright.planning.cost import flops_per_token, parameters_by_part
 from archwright.planning.machine import measure_peak
-from archwright.planning.memory import gigabytes, least_memory, total_memory
+from archwright.planning.memory import WHOLE_LOGITS, gigabytes, least_memory, total_memory
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 
@@ -97,7 +97,11 @@ def test_the_least_memory() -> None:
     found = least_memory(model, 10)
     assert found.model == 16 * model.num_parameters()
     assert found.logits == 10 * 32 * 128 * 4
-    assert found.total == found.model + found.logits
+    assert found.activations == 10 * 32 * 64 * 2
+    assert found.total == found.model + found.logits + found.activations
+    assert least_memory(model, 10, whole_logits=False) == found
+    many = least_memory(model, 10**6, whole_logits=False)
+    assert many.logits == WHOLE_LOGITS < least_memory(model, 10**6).logits
 
 
 def test_there_is_memory() -> None:

@@ -52,7 +52,16 @@ def test_every_auto_becomes_a_value(run: RunSpec, material: Material) -> None:
     assert session.run.evaluate.stride == 16
     assert session.run.model.vocab_size == 320  # 256 bytes, end-of-text, rounded up to 64
     assert set(decisions.reasons) == {
-        *("device", "threads", "float32_products", "precision", "kernel", "compile", "num_steps")
+        *(
+            "device",
+            "threads",
+            "float32_products",
+            "precision",
+            "kernel",
+            "loss",
+            "compile",
+            "num_steps",
+        )
     }
 
 
@@ -64,10 +73,26 @@ def test_given_values_are_kept_and_have_no_reason(run: RunSpec, material: Materi
         precision="fp32",
         float32_products="highest",
         kernel="sdpa",
+        loss="whole",
         threads=1,
         num_steps=17,
     )
-    assert set(decisions.reasons) == {"compile"}
+    assert set(decisions.reasons) == {"loss", "compile"}
+
+
+@pytest.mark.parametrize(("given", "kept"), [("auto", "chunked"), ("whole", "whole")])
+def test_many_logits_are_computed_in_chunks(
+    run: RunSpec, material: Material, given: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_a_part = -(-run.batch_size // 2) * run.model.context_length * 320 * 4
+    run = run.override("accumulate=2", f"machine.loss={given}", "budget=2steps")
+    for at_most, auto in ((of_a_part, "whole"), (of_a_part - 1, "chunked")):
+        monkeypatch.setattr(machine_room, "WHOLE_LOGITS", at_most)
+        session, decisions = settle(run, material, Silent())
+        assert session.run.machine.loss == (auto if given == "auto" else given)
+        assert ("loss" in decisions.reasons) == (given == "auto")
+    assert session.run.machine.loss == kept
+    assert session.step().finite
 
 
 def test_the_asked_run_is_what_the_settled_one_trains(run: RunSpec, material: Material) -> None:

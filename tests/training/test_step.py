@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from archwright import losses
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.spec.model_spec import ModelSpec
@@ -162,3 +163,21 @@ def test_bf16_is_near_fp32() -> None:
         results[name] = stepped(build(SPEC, seed=3), batch(), precision=precision)
     assert results["bf16"].loss == pytest.approx(results["fp32"].loss, rel=1e-2)
     assert results["bf16"].loss != results["fp32"].loss
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_with_few_logits_at_a_time_is_the_same(
+    accumulate: int, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "LINEAR_CHUNK", 7 * 64 * 4)
+    spec = SPEC.override(f"head.tied={str(tied).lower()}", "head.bias=true", "head.softcap=5.0")
+    whole = build(spec, seed=3).double()
+    chunked = copy.deepcopy(whole)
+    one = stepped(whole, batch(), z_loss=0.01, accumulate=accumulate)
+    other = stepped(chunked, batch(), z_loss=0.01, accumulate=accumulate, chunked=True)
+    assert other.loss == pytest.approx(one.loss, rel=1e-12)
+    assert other.z_loss == pytest.approx(one.z_loss, rel=1e-12)
+    assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-9)
+    for ours, theirs in zip(chunked.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from archwright.parts.embeddings import Head
 from archwright.parts.linear import Embedding
-from archwright.parts.output import Head
 from archwright.spec.embeddings import Head as HeadSpec
 
 
