@@ -57,7 +57,9 @@ def architecture(history: History, result: Result) -> Section:
 def training_recipe(history: History, result: Result) -> Section:
     """State how the model was trained, on what."""
     said = "Text, optimizer and schedule. Marked: what differs from archwright's defaults."
-    rows = choices.spec_rows(history.spec, leave_out=("model", "name", "machine", "tensorboard"))
+    rows = choices.spec_rows(
+        history.spec, leave_out=("model", "name", "machine", "tensorboard", "probes")
+    )
     return Section("Training", [*_texts(history, result), Table(said, choices.HEAD, rows)])
 
 
