@@ -122,7 +122,7 @@ class Loop:
             "step": number,
             "tokens": number * self.session.run.tokens_per_step,
             "seconds": round(self.session.standing.seconds, 4),
-            "values": probes.values,
+            "values": {name: _rounded(rows) for name, rows in probes.values.items()},
         }
         self.folder.append_probes(record)
 
@@ -165,3 +165,8 @@ class Loop:
         if every:
             return self.session.standing.step % every == 0
         return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+
+
+def _rounded(rows: dict[str, float]) -> dict[str, float]:
+    """Return six significant digits, as a record has hundreds of numbers."""
+    return {row: float(f"{value:.6g}") for row, value in rows.items()}
