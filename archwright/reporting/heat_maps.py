@@ -236,12 +236,12 @@ def _scale(picture: Picture, values: Values) -> dict[str, Any]:
         "tickformat": ".0%" if picture.shown.endswith("%") else "~g",
     }
     if picture.decades and (marks := decade_marks(values)):
-        bar |= {"tickvals": np.log10(marks), "ticktext": [f"{mark:g}" for mark in marks]}
+        bar |= {"tickvals": np.log10(marks), "ticktext": [f"{mark:.3g}" for mark in marks]}
     return bar
 
 
 def decade_marks(values: Values) -> list[float]:
-    """Return two to seven round numbers within the span of the positive values."""
+    """Return up to seven round numbers within the span of the positive values, or ends and middle."""
     positive = values[np.isfinite(values) & (values > 0)]
     if not len(positive):
         return []
@@ -253,7 +253,7 @@ def decade_marks(values: Values) -> list[float]:
         if len(marks) <= 7:
             break
     marks = marks[:: max(1, math.ceil(len(marks) / 7))]
-    return marks if len(marks) > 1 else [float(f"{end:.2g}") for end in dict.fromkeys((low, high))]
+    return marks if len(marks) > 1 else list(dict.fromkeys((low, math.sqrt(low * high), high)))
 
 
 def _along(history: History, lines: Sequence[Line]) -> dict[str, Any]:
