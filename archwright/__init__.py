@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from archwright.spec.run_spec import RunSpec as RunSpec
     from archwright.training.evaluation import evaluate_text as evaluate_text
     from archwright.training.probes import Probes as Probes
+    from archwright.training.profiling import profile as profile
     from archwright.training.train import resume as resume
     from archwright.training.train import train as train
 
@@ -46,6 +47,7 @@ _HOMES = {
     "load": "archwright.spec.read",
     "load_run": "archwright.spec.read",
     "open_run": "archwright.runs.opened",
+    "profile": "archwright.training.profiling",
     "register": "archwright.parts",
     "resume": "archwright.training.train",
     "train": "archwright.training.train",
