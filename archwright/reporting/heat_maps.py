@@ -38,8 +38,8 @@ PICTURES = {
     "gradient_norm": Picture(
         "Gradient norm by layer",
         "before clipping",
-        "Healthy: layers within about a factor of ten of each other, fading calmly. Warning: a layer that "
-        "darkens towards one end of the stack by powers of ten, or a whole column that flares up.",
+        "Healthy: layers within about a factor of ten of each other, fading calmly. Warning: norms that "
+        "change by powers of ten towards one end of the stack, or a whole column that flares up.",
         decades=True,
     ),
     "residual_rms": Picture(
