@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from archwright.spec.read import load_run as load_run
     from archwright.spec.run_spec import RunSpec as RunSpec
     from archwright.training.evaluation import evaluate_text as evaluate_text
+    from archwright.training.probes import Probes as Probes
+    from archwright.training.profiling import profile as profile
     from archwright.training.train import resume as resume
     from archwright.training.train import train as train
 
@@ -36,6 +38,7 @@ _HOMES = {
     "Decoder": "archwright.model.decoder",
     "ModelSpec": "archwright.spec.model_spec",
     "OpenRun": "archwright.runs.opened",
+    "Probes": "archwright.training.probes",
     "RunSpec": "archwright.spec.run_spec",
     "UserError": "archwright.spec.errors",
     "build": "archwright.model.build",
@@ -44,6 +47,7 @@ _HOMES = {
     "load": "archwright.spec.read",
     "load_run": "archwright.spec.read",
     "open_run": "archwright.runs.opened",
+    "profile": "archwright.training.profiling",
     "register": "archwright.parts",
     "resume": "archwright.training.train",
     "train": "archwright.training.train",

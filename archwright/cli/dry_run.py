@@ -21,7 +21,11 @@ from archwright.training.settle import resolved, with_steps
 NAMING = ("source", "sources", "name")
 """Keys that say where a model comes from, not what it is."""
 
-OFTEN = {"evaluate.every": "ten times in the run", "checkpoint.every": "about every minute"}
+OFTEN = {
+    "evaluate.every": "ten times in the run",
+    "checkpoint.every": "about every minute",
+    "probes.every": "never",
+}
 """What 0 means there."""
 
 

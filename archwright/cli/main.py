@@ -13,6 +13,7 @@ VERBS = {
     "train": "train a model or a recipe on text, or go on with a run",
     "generate": "let a trained model write",
     "eval": "measure a trained model on text: nats per token, perplexity, bits per byte",
+    "profile": "measure where the time of a training step goes, part by part",
     "report": "write a run's page of curves and numbers",
     "list": "list published models, recipes, runs, or all choices of every axis",
     "show": "show what a model chose, and where each value comes from",

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_run, toml_value
 from archwright.spec.rules import suspicions
 from archwright.spec.run_rules import enforce_run
-from archwright.spec.run_spec import MachineSpec, PartsFile, RunSpec
+from archwright.spec.run_spec import PartsFile, RunSpec
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
@@ -25,6 +26,7 @@ WHAT is a recipe (demo), a model (modern), or a TOML file of either. KEY=VALUE c
   data.tokenizer.kind=bytes                 bpe (trained on the text), bytes, or file
   budget=60s                                or 3m, 400steps, 10Mtokens, 1e15flops
   optimizer.kind=muon optimizer.lr=0.01     batch_size=8 seed=1 schedule.warmup=100
+  probes.every=20                           heat maps of gradients, updates, attention, activations
 
 The same command again goes on where the run stopped. Ctrl-C saves and leaves."""
 
@@ -90,18 +92,23 @@ def _train(spec: RunSpec, out: str | None, parts: Mapping[str, str], quiet: bool
         _check_parts(RunFolder(path), parts)
     folder = RunFolder.create(path, spec)
     if folder.settled and not quiet:
-        for line in _ignored(spec.machine, folder.spec.machine):
+        settled = folder.spec
+        pairs = {
+            "machine": (spec.machine, settled.machine),
+            "probes": (spec.probes, settled.probes),
+        }
+        for line in (line for name in pairs for line in _ignored(name, *pairs[name])):
             print(f"archwright: warning: {line}", file=sys.stderr)
     return _run(folder, quiet)
 
 
-def _ignored(asked: MachineSpec, settled: MachineSpec) -> list[str]:
-    """Return what was asked of the machine, but is decided already otherwise."""
+def _ignored(name: str, asked: Spec, settled: Spec) -> list[str]:
+    """Return what was asked, but is decided already otherwise."""
     return [
-        f"machine.{key}: {toml_value(value)} is too late, the run was begun with "
+        f"{name}.{key}: {toml_value(value)} is too late, the run was begun with "
         f"{toml_value(getattr(settled, key))} and goes on so"
         for key, value in asked.model_dump().items()
-        if value not in (MachineSpec.model_fields[key].default, getattr(settled, key))
+        if value not in (type(asked).model_fields[key].default, getattr(settled, key))
     ]
 
 

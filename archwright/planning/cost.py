@@ -34,8 +34,12 @@ def flops_per_token(model: Decoder, length: int) -> float:
     a multiplication and an addition counting as two. Norms, activations and the softmax are left out.
     """
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, Linear))
-    attention = sum(_attention_flops(model, length))
-    return (1 + BACKWARD) * (2.0 * products + attention)
+    return (1 + BACKWARD) * (2.0 * products + attention_flops(model, length))
+
+
+def attention_flops(model: Decoder, length: int) -> float:
+    """Return the FLOPs per token of scores and their use in all layers, forward."""
+    return sum(_attention_flops(model, length), 0.0)
 
 
 def _attention_flops(model: Decoder, length: int) -> Iterator[float]:

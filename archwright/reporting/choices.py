@@ -1,6 +1,7 @@
 """The choices of a spec as rows of a table, with what differs from the defaults marked."""
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 from pydantic_core import PydanticUndefined
@@ -8,6 +9,7 @@ from pydantic_core import PydanticUndefined
 from archwright.reporting.document import Row
 from archwright.spec.choice import Spec
 from archwright.spec.docstrings import field_docstrings
+from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
 HEAD = ("Part", "Choice", "Options", "Meaning")
@@ -40,10 +42,11 @@ def automatic_paths(spec: ModelSpec) -> set[str]:
     resolved = spec.resolved(_vocab_size(spec))
     kept, found = spec, set()
     for path in _paths_with_auto(spec):
-        freed = kept.override(f"{path}=auto")
-        if freed.resolved(_vocab_size(spec)) == resolved:
-            kept = freed
-            found.add(path)
+        with suppress(UserError):  # what "auto" leads to may not even fit the rest
+            freed = kept.override(f"{path}=auto")
+            if freed.resolved(_vocab_size(spec)) == resolved:
+                kept = freed
+                found.add(path)
     return found
 
 

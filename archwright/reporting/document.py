@@ -37,7 +37,8 @@ class Chart:
 
     A trace is a plotly trace. With `along` (a table of columns) in place of `x`, it follows the
     page's switch. Text of the form `$name` is the colour `--name` of `look/page.css`, in light and
-    in dark; `"$shades"` is the colour scale of heat maps.
+    in dark; `"$shades"` is the colour scale of heat maps. A heat map with `decades` gets colours
+    by the logarithm of `z`; its labels find value and step in `customdata`.
     """
 
     kind: ClassVar[str] = "chart"
@@ -54,6 +55,8 @@ class Chart:
     """What the vertical axis counts."""
     note: str = ""
     wide: bool = False
+    height: float | None = None
+    """In rem, where the usual one does not do."""
 
     @property
     def follows(self) -> bool:

@@ -41,6 +41,8 @@ class History:
     events: Sequence[Line]
     environment: Mapping[str, Any]
     sample: str
+    probes: Sequence[Line] = ()
+    """What probes saw: a line per probed step."""
 
     @property
     def num_steps(self) -> int:
@@ -89,6 +91,7 @@ def read_history(run_folder: RunFolder) -> History:
         events=kinds.get("event", []),
         environment=run_folder.environment(),
         sample=run_folder.samples(),
+        probes=run_folder.probes(),
     )
 
 

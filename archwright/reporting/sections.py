@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from archwright.reporting import choices, curves, words
+from archwright.reporting import choices, curves, heat_maps, words
 from archwright.reporting.document import Fact, Facts, Row, Section, Table, Text, Verbatim
 from archwright.reporting.history import History
 from archwright.reporting.result import Result
@@ -26,6 +26,17 @@ def training_curves(history: History, result: Result) -> Section | None:
     if result.steps == 0:
         return None
     return Section("Curves", [curves.loss_chart(history), *curves.step_charts(history)])
+
+
+def probes(history: History, result: Result) -> Section | None:
+    """Draw what went on inside the model, if the run looked."""
+    drawn = heat_maps.heat_maps(history)
+    every = history.spec.probes.every
+    said = (
+        f"Inside the model at the first step and every {words.exact(every)} steps: training from left "
+        "to right, layers from below upwards. probes.jsonl has all numbers."
+    )
+    return Section("Probes", [Text(said), *drawn]) if drawn else None
 
 
 def events(history: History, result: Result) -> Section | None:
@@ -57,7 +68,9 @@ def architecture(history: History, result: Result) -> Section:
 def training_recipe(history: History, result: Result) -> Section:
     """State how the model was trained, on what."""
     said = "Text, optimizer and schedule. Marked: what differs from archwright's defaults."
-    rows = choices.spec_rows(history.spec, leave_out=("model", "name", "machine", "tensorboard"))
+    rows = choices.spec_rows(
+        history.spec, leave_out=("model", "name", "machine", "tensorboard", "probes")
+    )
     return Section("Training", [*_texts(history, result), Table(said, choices.HEAD, rows)])
 
 
@@ -97,6 +110,7 @@ def reproduce(history: History, result: Result) -> Section:
 SECTIONS: tuple[Callable[[History, Result], Section | None], ...] = (
     numbers,
     training_curves,
+    probes,
     sample,
     architecture,
     training_recipe,

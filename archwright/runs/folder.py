@@ -31,6 +31,7 @@ class RunFolder:
     checkpoints/        to resume from                       environment.json  where it ran
     model.safetensors   the final weights                    report.html       its curves
     tokenizer/          what makes its tokens                lock, lock.json   who is training it
+    probes.jsonl        what was seen inside the model, one line per probed step
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -38,6 +39,7 @@ class RunFolder:
         self.spec_file = self.path / "spec.toml"
         self.asked_file = self.path / "asked.toml"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.probes_file = self.path / "probes.jsonl"
         self.checkpoints_folder = self.path / "checkpoints"
         self.model_file = self.path / "model.safetensors"
         self.tokenizer_folder = self.path / "tokenizer"
@@ -127,6 +129,10 @@ class RunFolder:
         """Return the records of the run so far, oldest first; damaged lines are left out."""
         return read_records(self.metrics_file)
 
+    def probes(self) -> list[Record]:
+        """Return what probes saw, a record per probed step; none where the run had no probes."""
+        return read_records(self.probes_file)
+
     def environment(self) -> Record:
         """Return what is known of the machine and the software; empty before that is written."""
         try:
@@ -183,12 +189,18 @@ class RunFolder:
         assert {"kind", "step"} <= record.keys()
         append_record(self.metrics_file, record)
 
+    def append_probes(self, record: Mapping[str, Any]) -> None:
+        """Add a record, which has at least `kind` and `step`, to what probes saw."""
+        assert {"kind", "step"} <= record.keys()
+        append_record(self.probes_file, record)
+
     def cut_back(self, step: int) -> None:
         """Make the run what it was at `step`: later records and checkpoints go; with -1, all.
 
         For the holder of the lock, before it resumes from the checkpoint of `step`.
         """
         cut_records(self.metrics_file, step)
+        cut_records(self.probes_file, step)
         checkpoint.remove_after(self.checkpoints_folder, step)
         checkpoint.remove_stale(self.checkpoints_folder)
         for stale in self.path.glob(".*.tmp"):

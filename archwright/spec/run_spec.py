@@ -163,6 +163,13 @@ class CheckpointSpec(Spec):
     """How many of the newest stay."""
 
 
+class ProbesSpec(Spec):
+    """What is looked at inside the model while it trains; it changes nothing of the training."""
+
+    every: int = Field(0, ge=0)
+    """Steps between looks at gradients, updates, attention and activations; 0: never."""
+
+
 class InitFrom(Spec):
     """Existing weights to start from."""
 
@@ -231,7 +238,7 @@ def _checked_budget(value: Any) -> Any:
 class RunSpec(Spec):
     """A training run. Dotted keys reach every value: `model.dim`, `optimizer.lr`, `data.text`."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset({"name", "machine", "tensorboard"})
+    not_identity: ClassVar[frozenset[str]] = frozenset({"name", "machine", "tensorboard", "probes"})
     name: str = ""
     """What the run is called; its folder is runs/<name>."""
     model: ModelSpec = ModelSpec()
@@ -250,6 +257,7 @@ class RunSpec(Spec):
     """Weight of the mean square of log Z, which keeps logits from drifting (PaLM, section 5)."""
     evaluate: EvaluateSpec = EvaluateSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    probes: ProbesSpec = ProbesSpec()
     init: InitFrom = InitFrom()
     seed: int = Field(0, ge=0, lt=2**63)
     """Of initial values, order of the data and dropout."""

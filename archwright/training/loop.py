@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from archwright.runs import RunFolder
@@ -10,6 +11,7 @@ from archwright.runs.metrics import Record
 from archwright.training.evaluation import Evaluation
 from archwright.training.interrupt import Interrupt
 from archwright.training.machine import peak_memory
+from archwright.training.probes import STEPS, Probes
 from archwright.training.progress import Progress
 from archwright.training.session import Session, is_spike
 from archwright.training.step import StepResult
@@ -77,13 +79,17 @@ class Loop:
         self._saved_at = time.monotonic()
 
     def _step(self) -> None:
-        start, rate = time.perf_counter(), self.session.rate
-        result = self.session.step()
-        seconds = time.perf_counter() - start
+        begun, standing = time.perf_counter(), self.session.standing
+        number, rate = standing.step + 1, self.session.rate
+        with self._probed(number) as probes:
+            start = time.perf_counter()
+            result = self.session.step()
+            seconds = time.perf_counter() - start
+        standing.seconds += time.perf_counter() - begun
+        if probes:
+            self._record_probes(number, probes)
         if not result.finite:
             self._diverged(result)
-        standing = self.session.standing
-        standing.seconds += seconds
         speed = self.session.run.tokens_per_step / seconds
         self.record(
             "train",
@@ -97,6 +103,28 @@ class Loop:
         )
         self._watch(result.loss)
         self.progress.update(standing.step, result.loss, speed)
+
+    @contextmanager
+    def _probed(self, number: int) -> Iterator[Probes | None]:
+        """Let probes look at the first step, and from then on at every so many."""
+        every = self.session.run.probes.every
+        if not every or (number > 1 and number % every):
+            yield None
+            return
+        probes = self.session.look()
+        with probes.watching(STEPS):
+            yield probes
+
+    def _record_probes(self, number: int, probes: Probes) -> None:
+        """Write what probes saw in a step, also in one that failed, where it tells the most."""
+        record = {
+            "kind": "probes",
+            "step": number,
+            "tokens": number * self.session.run.tokens_per_step,
+            "seconds": round(self.session.standing.seconds, 4),
+            "values": {name: _rounded(rows) for name, rows in probes.values.items()},
+        }
+        self.folder.append_probes(record)
 
     def _watch(self, loss: float) -> None:
         """Count spikes, against losses that were none."""
@@ -137,3 +165,8 @@ class Loop:
         if every:
             return self.session.standing.step % every == 0
         return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+
+
+def _rounded(rows: dict[str, float]) -> dict[str, float]:
+    """Return six significant digits, as a record has hundreds of numbers."""
+    return {row: float(f"{value:.6g}") for row, value in rows.items()}

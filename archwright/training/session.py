@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ from archwright.model.decoder import Decoder
 from archwright.optim import Optimizers, build_optimizers, learning_rate
 from archwright.spec.run_spec import RunSpec
 from archwright.training.precision import Precision
+from archwright.training.probes import PASSES, Probes
 from archwright.training.step import StepResult, TensorBatch, train_step
+
+PROBED_TOKENS = 4096
+"""Tokens of the pass that probes look at."""
 
 
 @dataclass
@@ -74,6 +79,25 @@ class Session:
         if result.finite:
             self.standing.step += 1
         return result
+
+    def look(self) -> Probes:
+        """Return probes that have seen a pass over the first rows of the coming batch.
+
+        It is a pass of its own, uncompiled and without dropout, which leaves those of the training,
+        and all random numbers, as they are without probes.
+        """
+        scaler = self.precision.scaler
+        scale = float(scaler.get_scale()) if scaler else 1.0
+        probes = Probes(self.model, self.optimizers.values(), loss_scale=scale)
+        rows = max(1, PROBED_TOKENS // self.run.model.context_length)
+        batch = to_device(self.batches.at(self.standing.step), self.device)
+        first = batch.parts(-(-self.run.batch_size // rows))[0]
+        compiled = self.run.machine.compile != "none"
+        stance = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        self.model.eval()
+        with torch.no_grad(), stance, self.precision.autocast(), probes.watching(PASSES):
+            self.model(first.tokens, positions=first.positions, document_ids=first.document_ids)
+        return probes
 
     def time_step(self, seconds: float) -> float:
         """Return the median seconds of a step, and leave a session that has not trained as it was.

@@ -15,7 +15,7 @@ NORMS = 'expected one of "layer", "none", "rms"'
 MISTAKES: dict[str, list[str]] = {
     # verbs, options and names
     "trian demo": [
-        '"trian": no such verb; there are train, generate, eval, report, list, show, diff, schema, '
+        '"trian": no such verb; there are train, generate, eval, profile, report, list, show, diff, schema, '
         'check. Did you mean "train"?'
     ],
     "train": ["train what? Name a recipe, a model or a TOML file, such as: archwright train demo"],

@@ -63,6 +63,15 @@ def test_another_spec(run: Path, trained: Path, capsys: pytest.CaptureFixture[st
     )
 
 
+def test_probes_begin_with_the_run(
+    run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*same_run(trained, "probes.every=2"), "--out", str(run)]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "archwright: warning: probes.every: 2 is too late, the run was begun with 0 and goes on so"
+    )
+
+
 def test_what_the_machine_decided_stays(
     run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ QUICK = (
     "generate --help",
     "eval --help",
     "report --help",
+    "profile --help",
 )
 HEAVY = {"torch", "numpy", "rich", "tokenizers", "tiktoken", "plotly", "safetensors"}
 PRESET = resources.files("archwright.presets") / "models" / "modern.toml"

@@ -43,6 +43,12 @@ def test_numbers_that_auto_leads_to_are_not_marked() -> None:
     assert set(marks(spec)) == {"dim"}
 
 
+def test_a_number_whose_auto_would_fit_nothing_is_marked() -> None:
+    """With heads of 64, which auto takes, a width of 64 has one head, too few for two key-value heads."""
+    spec = ModelSpec().override("dim=64", "attention.num_heads=4", "attention.num_kv_heads=2")
+    assert {"dim", "attention"} <= marks(spec).keys()
+
+
 def test_every_value_of_the_model_is_in_the_table() -> None:
     spec = ModelSpec().resolved()
     said = " ".join(" ".join(row.cells[:3]) for row in choices.model_rows(spec))

@@ -261,6 +261,35 @@ def test_a_heat_map_is_one_more_section(visitor: Visitor, tmp_path: Path) -> Non
     tab.close()
 
 
+def test_colours_by_decades_tell_and_save_the_values(visitor: Visitor, tmp_path: Path) -> None:
+    trace = {
+        "type": "heatmap",
+        "along": {"step": [1, 20, 40], "tokens": [100, 2000, 4000]},
+        "y": ["layer 0", "layer 1"],
+        "z": [[1e-3, 0.0, None], [1.0, 10.0, 100.0]],
+        "decades": True,
+        "colorscale": "$shades",
+        "hovertemplate": "%{y} at step %{customdata[1]} is %{customdata[0]}",
+    }
+    chart = Chart("norms", "Norms", "They grow.", [trace], height=30)
+    axes = [Axis("tokens", "Tokens", "tokens", "%{x}")]
+    page = Page("t", "k", "head", "rest", [Section("Probes", [chart])], axes)
+    path = tmp_path / "page.html"
+    path.write_text(page.html())
+    tab = visitor.open(path)
+    assert of_plots(tab, "p.data[0].z") == [[[-3, None, None], [0, 1, 2]]]
+    assert of_plots(tab, "p.clientHeight") == [30 * 16]
+    box = tab.locator("#chart-norms .nsewdrag").first.bounding_box()
+    for offset in (0, 3):
+        tab.mouse.move(box["x"] + box["width"] - 9 + offset, box["y"] + 9)
+    tab.wait_for_selector("#chart-norms .hoverlayer text")
+    said = tab.locator("#chart-norms .hoverlayer").text_content()
+    assert "layer 1 at step 40 is 100" in said
+    rows = saved(tab, "Download the data of Norms as CSV").decode().splitlines()
+    assert rows[1:4] == [",layer 0,1,100,0.001", ",layer 0,20,2000,0", ",layer 0,40,4000,"]
+    tab.close()
+
+
 def test_nothing_was_requested_and_nothing_complained(visitor: Visitor, tab: Any) -> None:
     files = [url for url in visitor.requests if url.startswith("file:")]
     others = [url for url in visitor.requests if not url.startswith(("file:", "data:", "blob:"))]

@@ -50,6 +50,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     run.write_environment({"threads": 2, "peak": {"fp32": float("inf")}})
     run.write_samples("Once é\n")
     run.append({"kind": "train", "step": 1, "loss": 2.5})
+    run.append_probes({"kind": "probes", "step": 1, "values": {"log_z": {"head": float("nan")}}})
+    assert run.probes() == [{"kind": "probes", "step": 1, "values": {"log_z": {"head": None}}}]
     assert run.environment() == {"threads": 2, "peak": {"fp32": None}}
     assert run.samples() == "Once é\n"
     assert run.metrics() == [{"kind": "train", "step": 1, "loss": 2.5}]
@@ -176,12 +178,14 @@ def test_cut_back(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
     for step in (0, 10, 20, 25):
         run.append({"kind": "train", "step": step})
+        run.append_probes({"kind": "probes", "step": step, "values": {}})
     paths = {step: make_checkpoint(run, step) for step in (10, 20)}
     (run.checkpoints_folder / ".tmp-25").mkdir()
     (run.path / ".spec.toml.123.tmp").touch()
     assert run.checkpoints() == paths
     run.cut_back(10)
     assert [record["step"] for record in run.metrics()] == [0, 10]
+    assert [record["step"] for record in run.probes()] == [0, 10]
     assert [p.name for p in run.checkpoints_folder.iterdir()] == ["step-10"]
     assert not list(run.path.glob(".*.tmp"))
     run.cut_back(-1)

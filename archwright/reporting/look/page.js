@@ -29,8 +29,14 @@
   // Drawing
 
   function traces(chart) {
-    return chart.traces.map(({along, ...trace}) => {
+    return chart.traces.map(({along, decades, ...trace}) => {
       const drawn = {cliponaxis: false, ...paint(trace)};
+      if (along && trace.z) {
+        drawn.customdata = trace.z.map(row => row.map((value, i) => [value, along.step[i]]));
+      }
+      if (decades) {
+        drawn.z = trace.z.map(row => row.map(value => value > 0 ? Math.log10(value) : null));
+      }
       if (along) drawn.x = along[axis.column].map(value => value / axis.divide);
       return drawn;
     });

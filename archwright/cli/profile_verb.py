@@ -1,0 +1,180 @@
+"""archwright profile"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load, preset_names
+from archwright.spec.rules import enforce
+
+if TYPE_CHECKING:
+    from archwright.training.profiling import PartProfile, Profile
+
+ABOUT = """\
+Measure where the time of a training step goes: forward, backward and update of a model on random tokens,
+part by part, beside the FLOPs and the bytes of each part. What moves many bytes for few FLOPs, as norms
+do, takes more of the time than of the arithmetic.
+
+Times are medians over steps. FLOPs count a multiplication and an addition as two; those of the attention
+kernel are of the keys that are seen. Bytes are what each operation reads and writes, as if nothing stayed
+in a cache. "other" is the sums of gradients where a value was used twice, and what passes between
+operations."""
+
+EXAMPLES = """\
+  archwright profile modern dim=256 num_layers=4
+  archwright profile textbook dim=256 num_layers=4 --length 1024 --batch-size 2
+  archwright profile modern norm.kind=layer --precision bf16 --seconds 30
+  archwright profile mine.toml --kernel eager --json"""
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+KERNELS = ("auto", "eager", "sdpa", "blockwise")
+
+
+def run(words: Sequence[str]) -> int:
+    """Print a table of parts and what is to be said of it."""
+    parser = Parser("profile", ABOUT, EXAMPLES)
+    parser.add_argument("model", metavar="MODEL", help="a model or a TOML file")
+    parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
+    parser.add_argument("--batch-size", type=int, default=4, metavar="N", help="rows (default: 4)")
+    parser.add_argument("--length", type=int, metavar="T", help="tokens (default: the context)")
+    parser.add_argument(
+        "--precision", default="auto", metavar="P", help="fp32, bf16 or fp16 (default: faster)"
+    )
+    parser.add_argument(
+        "--kernel", default="auto", metavar="K", help="eager, sdpa, blockwise (default: fastest)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="how long to measure (default: 10)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_parts_option(parser)
+    options = parser.parse(words)
+    load_parts(options.parts)
+    spec = _checked(options)
+    from archwright.spec.run_spec import MachineSpec
+    from archwright.training.profiling import profile
+
+    machine = MachineSpec(precision=options.precision, kernel=options.kernel)
+    with _bar() as told:
+        found = profile(
+            spec,
+            batch_size=options.batch_size,
+            length=options.length,
+            machine=machine,
+            seconds=options.seconds,
+            told=told,
+        )
+    print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_said(found)))
+    return 0
+
+
+def _checked(options: argparse.Namespace) -> ModelSpec:
+    """Return the model, or say all that is wrong with the options."""
+    lines = [
+        f"--{name}: found {value}; expected at least 1"
+        for name, value in (("batch-size", options.batch_size), ("length", options.length))
+        if value is not None and value < 1
+    ]
+    if not 0 < options.seconds < 86400:
+        lines.append(f"--seconds: found {options.seconds:g}; expected more than 0")
+    for name, known in (("precision", PRECISIONS), ("kernel", KERNELS)):
+        if (value := getattr(options, name)) not in known:
+            expected = f"expected one of {', '.join(known)}.{nearest(value, known)}"
+            lines.append(f'--{name}: found "{value}"; {expected}')
+    if options.model in preset_names("runs"):
+        lines.append(f'"{options.model}" is a recipe; profile its model')
+    if lines:
+        raise UserError(*lines)
+    spec = load(options.model).override(*options.assignments)
+    enforce(spec)
+    return spec
+
+
+def _said(found: "Profile") -> Iterator[str]:
+    """Yield the table, and below it what stands out."""
+    from archwright.reporting import words
+
+    machine, total = found.machine, found.total
+    yield (
+        f"{words.count(found.num_parameters)} parameters, {found.batch_size} rows of {found.length} "
+        f"tokens, {machine.precision}, {machine.kernel} kernel, {_where(found)}"
+    )
+    yield ""
+    yield from _table(found)
+    yield ""
+    yield (
+        f"A plain step takes {1e3 * found.step:.4g} ms, "
+        f"{words.count(found.batch_size * found.length / found.step)} tokens/s; "
+        f"{words.percent(total.products / found.step / found.peak)} of the measured peak of matrix "
+        f"products, {words.rate(found.peak)}. Medians of {found.num_steps} steps."
+    )
+    yield from _compared(found)
+
+
+def _where(found: "Profile") -> str:
+    threads = found.machine.threads
+    return f"{found.machine.device}, {threads} thread{'s' * (threads != 1)}"
+
+
+def _table(found: "Profile") -> Iterator[str]:
+    head = ("part", "ms", "share", "forward", "backward", "FLOPs", "bytes", "FLOP/s", "bytes/s")
+    parts = [part for part in found.parts if part.seconds or part.num_bytes]
+    rows = [head, *(_row(part, found.total) for part in (*parts, found.total))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    for row in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
+        yield "  ".join((f"{row[0]:<{widths[0]}}", *cells)).rstrip()
+
+
+def _row(part: "PartProfile", total: "PartProfile") -> tuple[str, ...]:
+    from archwright.reporting import words
+
+    def speed(amount: float) -> str:
+        return words.count(amount / part.seconds) if part.seconds and amount else "-"
+
+    return (
+        part.name,
+        f"{1e3 * part.seconds:.2f}",
+        words.percent(part.seconds / total.seconds),
+        f"{1e3 * part.forward:.2f}",
+        f"{1e3 * part.backward:.2f}",
+        words.count(part.flops),
+        words.count(part.num_bytes),
+        speed(part.flops),
+        speed(part.num_bytes),
+    )
+
+
+def _compared(found: "Profile") -> Iterator[str]:
+    """Say which shares the parts have that cost more time than their arithmetic suggests."""
+    from archwright.reporting import words
+
+    total = found.total
+    for part in found.parts[:-1]:  # the last is the rest
+        time, flops = part.seconds / total.seconds, part.flops / total.flops
+        if (part.name == "norms" and part.seconds) or (flops and time > 0.03 and time > 2 * flops):
+            yield (
+                f"{part.name}: {words.percent(flops)} of the FLOPs, "
+                f"{words.percent(part.num_bytes / total.num_bytes)} of the bytes, "
+                f"{words.percent(time)} of the time"
+            )
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[float], None]]:
+    """Show on a terminal how much of the measurement is done."""
+    if not sys.stderr.isatty():
+        yield lambda share: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True, refresh_per_second=2) as bar:
+        task = bar.add_task("measuring", total=1.0)
+        yield lambda share: bar.update(task, completed=share)

@@ -1,0 +1,274 @@
+"""What probes saw inside a model, as heat maps: training from left to right, layers from below upwards."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archwright.reporting import words
+from archwright.reporting.document import Chart
+from archwright.reporting.history import History, Line
+
+Values = NDArray[np.float64]
+
+COLUMNS = 300
+"""Probed steps that are drawn at most, evenly chosen."""
+ROWS_OF_A_SMALL_CHART = 24
+REM_PER_ROW = 0.75
+"""Height of a row where there are many, in the page's unit of length."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """How a quantity is drawn, and what to look for."""
+
+    title: str
+    unit: str
+    note: str
+    decades: bool = False
+    """Whether colours follow the logarithm, as the quantity spans powers of ten."""
+    shown: str = ".3~g"
+
+
+PICTURES = {
+    "gradient_norm": Picture(
+        "Gradient norm by layer",
+        "before clipping",
+        "Healthy: layers within about a factor of ten of each other, fading calmly. Warning: norms that "
+        "change by powers of ten towards one end of the stack, or a whole column that flares up.",
+        decades=True,
+    ),
+    "residual_rms": Picture(
+        "Residual stream",
+        "root mean square",
+        "Healthy: a gentle growth with depth that settles (or 1 everywhere after post-norms). Warning: "
+        "one layer that multiplies it, or growth over time that does not end.",
+        decades=True,
+    ),
+    "attention_logit": Picture(
+        "Largest attention logit",
+        "before a cap",
+        "Healthy: up to some tens, and level. Warning: steady growth towards a hundred and more, where "
+        "the softmax saturates and the loss soon spikes; a norm of queries and keys stops it.",
+    ),
+    "attention_entropy": Picture(
+        "Attention entropy",
+        "nats, mean over heads",
+        "Healthy: it falls from the logarithm of the visible keys to some spread of sharp and broad "
+        "layers. Warning: a layer that drops to nearly 0, whose queries then all see a single key.",
+    ),
+    "dead_activations": Picture(
+        "Dead activations",
+        "of a feed-forward's units",
+        "Healthy: next to none. Warning: a share that grows and never comes back, which is capacity that "
+        "gets no gradient any more; common with ReLU and rates that are too high.",
+        shown=".1%",
+    ),
+    "log_z": Picture(
+        "Log Z",
+        "mean, nats",
+        "Healthy: it stays within a few nats. Warning: a steady drift, which low precision suffers from; "
+        "a little z_loss ends it.",
+    ),
+    "update_ratio": Picture(
+        "Update to weight",
+        "ratio of root mean squares",
+        "Healthy: about 1e-3 in most matrices, falling with the learning rate. Warning: above 1e-2 past "
+        "the warm-up (the rate is too high), or below 1e-5 in one kind of matrix (it hardly learns). Colours span the "
+        "matrices of the layers.",
+        decades=True,
+    ),
+    "weight_rms": Picture(
+        "Weights",
+        "root mean square",
+        "Healthy: it levels off where decay and updates balance. Warning: one kind of matrix that keeps "
+        "growing, or one that shrinks to nothing. Colours span the matrices of the layers.",
+        decades=True,
+    ),
+}
+"""Pictures in their order on the page; a probe that is not here is drawn under its own name."""
+
+
+def heat_maps(history: History) -> list[Chart]:
+    """Return a chart for each quantity that probes recorded."""
+    lines = [line for line in history.probes if line.get("values")]
+    known = dict.fromkeys(name for line in lines for name in line["values"])
+    ordered = [name for name in PICTURES if name in known]
+    ordered += [name for name in known if name not in PICTURES]
+    return [_chart(name, history, lines) for name in ordered]
+
+
+def table(name: str, lines: Sequence[Line]) -> tuple[list[str], Values]:
+    """Return the rows of a quantity and its values [rows, steps], NaN where there is none."""
+    found = [line["values"].get(name, {}) for line in lines]
+    rows = list(dict.fromkeys(row for values in found for row in values))
+    numbers = [[values.get(row) for values in found] for row in rows]
+    return rows, np.array(numbers, dtype=np.float64).reshape(len(rows), len(lines))
+
+
+def in_bands(rows: Sequence[str]) -> list[int]:
+    """Return the order in which like rows of all layers stand together, as they first appear.
+
+    `layers.0.up, layers.0.down, layers.1.up, layers.1.down` become two bands, up and down.
+    """
+    kinds = list(dict.fromkeys(kind(row) for row in rows))
+    return sorted(range(len(rows)), key=lambda i: kinds.index(kind(rows[i])))
+
+
+def kind(row: str) -> str:
+    """Return what a row is in its layer: `layers.3.attention.query` is an `attention.query`."""
+    layer = _LAYER.fullmatch(row)
+    return layer["rest"] or "layer" if layer else row
+
+
+_LAYER = re.compile(r"[^.0-9]+\.(?P<number>\d+)(?:\.(?P<rest>.*))?")
+
+
+def _chart(name: str, history: History, lines: Sequence[Line]) -> Chart:
+    plain = Picture(name.replace("_", " ").capitalize(), "", "")
+    picture = PICTURES.get(name, plain)
+    kept = np.unique(np.linspace(0, len(lines) - 1, min(len(lines), COLUMNS)).astype(int))
+    rows, values = table(name, [lines[i] for i in kept])
+    order = in_bands(rows)
+    rows, values = [rows[i] for i in order], values[order]
+    along = _along(history, [lines[i] for i in kept])
+    draw = _line if len(rows) == 1 else _map
+    trace, axis = draw(picture, rows, values)
+    tall = len(rows) > ROWS_OF_A_SMALL_CHART
+    return Chart(
+        name=name.replace("_", "-"),
+        title=picture.title,
+        summary=_summary(picture, rows, values),
+        traces=[{**trace, "along": along}],
+        layout={"showlegend": False, "yaxis": axis},
+        unit=picture.unit,
+        note=picture.note,
+        wide=tall,
+        height=max(17.0, REM_PER_ROW * len(rows) + 5) if tall else None,
+    )
+
+
+def _map(picture: Picture, rows: list[str], values: Values) -> tuple[dict[str, Any], Any]:
+    """Return the cells, and the axis that names their rows."""
+    names, bands = _names(rows), _bands(rows)
+    # Embedding and head are of another size; colours that reach to them would tell nothing of the layers.
+    inside = values[[_LAYER.fullmatch(row) is not None for row in rows]] if bands else values
+    trace = {
+        "type": "heatmap",
+        "y": names,
+        "z": values,
+        "decades": picture.decades,
+        "colorscale": "$shades",
+        "colorbar": _scale(picture, inside),
+        "hoverongaps": False,
+        "hovertemplate": f"%{{y}}, step %{{customdata[1]:,}}<br><b>%{{customdata[0]:{picture.shown}}}</b>"
+        "<extra></extra>",
+        **_span(picture, inside),
+    }
+    return trace, {"type": "category", "showgrid": False, **bands}
+
+
+def _line(picture: Picture, rows: list[str], values: Values) -> tuple[dict[str, Any], Any]:
+    """Return the only row as a curve."""
+    trace = {
+        "type": "scatter",
+        "mode": "lines" if values.shape[1] > 1 else "markers",
+        "name": rows[0],
+        "y": values[0],
+        "line": {"width": 2, "color": "$training"},
+        "marker": {"color": "$training", "size": 8},
+        "hovertemplate": f"%{{y:{picture.shown}}}",
+    }
+    return trace, {"nticks": 6, "tickformat": "~g"}
+
+
+def _names(rows: Sequence[str]) -> list[str]:
+    """Name the rows by their layer, and by their kind where there are several."""
+    several = len({kind(row) for row in rows if _LAYER.fullmatch(row)}) > 1
+    names = []
+    for row in rows:
+        layer = _LAYER.fullmatch(row)
+        short = f"layer {layer['number']}" if layer else row
+        names.append(f"{short} {kind(row)}" if layer and several else short)
+    return names
+
+
+def _bands(rows: Sequence[str]) -> dict[str, Any]:
+    """Label the middle of each band, where there are several of many layers."""
+    kinds = [kind(row) for row in rows]
+    if len(set(kinds)) == len(kinds) or len({k for k in kinds if kinds.count(k) > 1}) < 2:
+        return {}
+    places: dict[str, list[int]] = {}
+    for i, each in enumerate(kinds):
+        places.setdefault(each, []).append(i)
+    middles = {each: sum(at) / len(at) for each, at in places.items()}
+    return {"tickvals": list(middles.values()), "ticktext": [_short(each) for each in middles]}
+
+
+def _short(name: str) -> str:
+    """Return the last two words of a path."""
+    return " ".join(name.split(".")[-2:])
+
+
+def _span(picture: Picture, values: Values) -> dict[str, float]:
+    """Return the ends of the colours; a quantity that is shown as it is starts from 0."""
+    finite = values[np.isfinite(values) & ((values > 0) | (not picture.decades))]
+    if picture.decades:
+        ends = np.log10(finite) if len(finite) else np.zeros(1)
+        return {"zmin": float(ends.min()), "zmax": float(max(ends.max(), ends.min() + 0.02))}
+    lowest, highest = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
+    return {"zmin": lowest, "zmax": max(highest, lowest + 0.1)}
+
+
+def _scale(picture: Picture, values: Values) -> dict[str, Any]:
+    """Return the colour bar, with the marks of a logarithm where that is drawn."""
+    bar: dict[str, Any] = {
+        "thickness": 8,
+        "outlinewidth": 0,
+        "len": 1,
+        "ypad": 4,
+        "xpad": 6,
+        "nticks": 6,
+        "tickformat": ".0%" if picture.shown.endswith("%") else "~g",
+    }
+    if picture.decades and (marks := decade_marks(values)):
+        bar |= {"tickvals": np.log10(marks), "ticktext": [f"{mark:.3g}" for mark in marks]}
+    return bar
+
+
+def decade_marks(values: Values) -> list[float]:
+    """Return up to seven round numbers within the span of the positive values, or ends and middle."""
+    positive = values[np.isfinite(values) & (values > 0)]
+    if not len(positive):
+        return []
+    low, high = float(positive.min()), float(positive.max())
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        marks = [float(f"{digit}e{power}") for power in powers for digit in digits]
+        marks = [mark for mark in marks if low <= mark <= high]
+        if len(marks) <= 7:
+            break
+    marks = marks[:: max(1, math.ceil(len(marks) / 7))]
+    return marks if len(marks) > 1 else list(dict.fromkeys((low, math.sqrt(low * high), high)))
+
+
+def _along(history: History, lines: Sequence[Line]) -> dict[str, Any]:
+    columns: dict[str, Any] = {
+        c: [line[c] for line in lines] for c in ("step", "tokens", "seconds")
+    }
+    if history.flops_per_token:
+        columns["flops"] = [tokens * history.flops_per_token for tokens in columns["tokens"]]
+    return columns
+
+
+def _summary(picture: Picture, rows: Sequence[str], values: Values) -> str:
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return f"{picture.title}: nothing finite was seen."
+    low, high = words.significant(finite.min()), words.significant(finite.max())
+    steps = f"{words.exact(values.shape[1])} step{'s' * (values.shape[1] != 1)}"
+    return f"{picture.title} of {len(rows)} rows over {steps}: from {low} to {high}."

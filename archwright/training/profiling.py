@@ -1,0 +1,213 @@
+"""Where the time of a training step goes: measured by part, beside the part's FLOPs and bytes."""
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from archwright.losses import cross_entropy
+from archwright.model.build import build
+from archwright.model.decoder import Decoder
+from archwright.optim import build_optimizers, clip_gradients, set_learning_rates
+from archwright.planning.cost import BACKWARD, attention_flops
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.training.machine import Decisions, decide, decide_kernel
+from archwright.training.precision import Precision
+from archwright.training.settle import check_memory
+from archwright.training.step_costs import StepCosts
+from archwright.training.step_meter import PARTS, PHASES, StepMeter, Times, metered
+
+FEWEST = 3
+"""Steps that are measured at least, after one to warm up."""
+RATE = 1e-3
+"""Share of the learning rate that the measured updates take."""
+
+
+@dataclass(frozen=True)
+class PartProfile:
+    """What a part of a training step takes: seconds, FLOPs and bytes of one step."""
+
+    name: str
+    forward: float
+    """Seconds of the forward pass."""
+    backward: float
+    update: float
+    products: float
+    """FLOPs of matrix products; of the attention kernel, those of the keys that are seen."""
+    arithmetic: float
+    """FLOPs of everything else."""
+    num_bytes: float
+    """Bytes that its operations read and write."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in all."""
+        return self.forward + self.backward + self.update
+
+    @property
+    def flops(self) -> float:
+        """FLOPs in all."""
+        return self.products + self.arithmetic
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A training step by parts, and what it was measured on."""
+
+    parts: tuple[PartProfile, ...]
+    step: float
+    """Seconds of a whole step that is not taken apart, the median."""
+    num_steps: int
+    """Steps that were measured."""
+    batch_size: int
+    length: int
+    num_parameters: int
+    machine: MachineSpec
+    peak: float
+    """FLOP/s of matrix products on this machine in this precision."""
+
+    @property
+    def total(self) -> PartProfile:
+        """The sum of all parts."""
+        names = [name for name in PartProfile.__dataclass_fields__ if name != "name"]
+        sums = {name: sum(getattr(part, name) for part in self.parts) for name in names}
+        return PartProfile("whole step", **sums)
+
+    def record(self) -> dict[str, Any]:
+        """Return all values, ready for JSON."""
+        values = {k: v for k, v in vars(self).items() if k not in ("parts", "machine")}
+        machine = self.machine.model_dump(include={"device", "precision", "kernel", "threads"})
+        return {"parts": [asdict(part) for part in self.parts], **values, **machine}
+
+
+def profile(
+    spec: ModelSpec,
+    *,
+    batch_size: int = 4,
+    length: int | None = None,
+    machine: MachineSpec | None = None,
+    seconds: float = 10.0,
+    told: Callable[[float], None] = lambda share: None,
+) -> Profile:
+    """Return where the time of a training step of a model goes, on random tokens.
+
+    Args:
+        length: tokens per row; by default the model's context.
+        machine: device, precision, kernel and threads; what is "auto" is decided as for a run.
+        seconds: how long to measure; three steps are measured at least.
+        told: called with the share that is done.
+
+    Raises:
+        UserError: a model that breaks a rule or does not fit into memory.
+    """
+    if length is not None:
+        spec = spec.override(f"context_length={length}")
+    spec = spec.resolved()
+    assert spec.vocab_size != "auto"
+    run = RunSpec(model=spec, batch_size=batch_size)
+    decisions = decide(machine or MachineSpec())
+    check_memory(run, spec.vocab_size, decisions.machine)
+    model = build(spec, device=decisions.machine.device)
+    decide_kernel(decisions, model, run)
+    steps = _Steps(model, run, decisions)
+    costs = steps.counted()
+    whole, times = steps.measured(seconds, told)
+    return Profile(
+        parts=tuple(_part(name, times, costs) for name in PARTS),
+        step=whole,
+        num_steps=len(times),
+        batch_size=batch_size,
+        length=spec.context_length,
+        num_parameters=model.num_parameters(),
+        machine=decisions.machine,
+        peak=decisions.peak,
+    )
+
+
+class _Steps:
+    """Training steps of a model on one batch, told to a meter part by part."""
+
+    def __init__(self, model: Decoder, run: RunSpec, decisions: Decisions) -> None:
+        device = torch.device(decisions.machine.device)
+        self.model, self.meter = model, StepMeter(device)
+        self.precision = Precision(decisions.machine.precision, device)
+        self.optimizers = build_optimizers(model, run.optimizer, precision=self.precision.dtype)
+        set_learning_rates(self.optimizers, RATE)
+        shape, dice = (run.batch_size, model.spec.context_length), torch.Generator().manual_seed(0)
+        assert model.spec.vocab_size != "auto"
+        self.tokens = torch.randint(model.spec.vocab_size, shape, generator=dice).to(device)
+
+    def counted(self) -> StepCosts:
+        """Return the FLOPs and bytes of a step."""
+        costs = StepCosts(self.meter)
+        with metered(self.model, self.meter):
+            self.step(costs)
+        spec, tokens = self.model.spec, self.tokens.numel()
+        seen = (1 + BACKWARD) * attention_flops(self.model, spec.context_length) * tokens
+        costs.products["attention kernel"] = seen
+        return costs
+
+    def measured(self, seconds: float, told: Callable[[float], None]) -> tuple[float, list[Times]]:
+        """Return the median seconds of a plain step, and the times of metered ones between those."""
+        plain: list[float] = []
+        times: list[Times] = []
+        begun = time.perf_counter()
+        while len(times) <= FEWEST or time.perf_counter() - begun < seconds:
+            plain.append(self._timed())
+            with metered(self.model, self.meter):
+                self.step()
+                times.append(self.meter.times())
+            passed = (time.perf_counter() - begun) / max(seconds, 1e-9)
+            told(min(1.0, passed, len(times) / (FEWEST + 1)))
+        return statistics.median(plain[1:]), times[1:]
+
+    def step(self, counting: AbstractContextManager[Any] | None = None) -> None:
+        """Train on the batch."""
+        meter = self.meter
+        meter.begin()
+        with counting or nullcontext():
+            with self.precision.autocast():
+                logits = self.model(self.tokens).logits
+            with meter.at_work("loss"):
+                loss = cross_entropy(logits, self.tokens.roll(-1, 1)).total
+        meter.follow_back(loss)
+        meter.skip("backward")
+        with counting or nullcontext():
+            loss.backward()
+            meter.skip("update")
+            with meter.at_work("optimizer"):
+                clip_gradients(self.model.parameters(), 1.0)
+                for optimizer in self.optimizers.values():
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+
+    def _timed(self) -> float:
+        """Return the seconds of a step without a meter."""
+        start = time.perf_counter()
+        with self.precision.autocast():
+            logits = self.model(self.tokens).logits
+        cross_entropy(logits, self.tokens.roll(-1, 1)).total.backward()
+        clip_gradients(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if self.meter.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
+def _part(name: str, times: list[Times], costs: StepCosts) -> PartProfile:
+    """Return a part with the medians of its times."""
+    found = {p: statistics.median(t.get((name, p), 0.0) for t in times) for p in PHASES}
+    return PartProfile(
+        name,
+        **found,
+        products=costs.products[name],
+        arithmetic=costs.arithmetic[name],
+        num_bytes=costs.num_bytes[name],
+    )

@@ -1,0 +1,192 @@
+"""Which part of a model is at work at each moment of a step, forward and backward, and for how long."""
+
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archwright.model.decoder import Decoder
+from archwright.parts.norms import NORMS
+
+PHASES = ("forward", "backward", "update")
+Times = dict[tuple[str, str], float]
+"""Seconds by part and phase."""
+
+OTHER = "other"
+"""All that no part claims: sums of gradients where a value was used twice, and the engine between parts."""
+
+PARTS = (
+    "embedding",
+    "positions",
+    "norms",
+    "attention projections",
+    "attention kernel",
+    "feed-forward",
+    "residual adds",
+    "head",
+    "loss",
+    "optimizer",
+    OTHER,
+)
+"""Parts in the order of a table."""
+
+
+class StepMeter:
+    """A stack of the parts at work. Time belongs to the innermost, from one change to the next.
+
+    The backward pass is known by its forward: autograd numbers operations as they come, and each node
+    of the graph carries its number, which lies in the stretch of a part.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.phase = device, "forward"
+        self._stack: list[str] = [OTHER]
+        self._marks: list[tuple[Any, str, str]] = []
+        self._stretches: list[tuple[int, str]] = []
+
+    @property
+    def part(self) -> str:
+        """The part at work."""
+        return self._stack[-1]
+
+    def begin(self) -> None:
+        """Forget what was measured, and start."""
+        self._marks, self._stretches = [], []
+        self.skip("forward")
+
+    def skip(self, phase: str) -> None:
+        """Begin a phase; what passed since the last change belongs to nobody."""
+        self.phase = phase
+        self._marks.append((self._now(), "", phase))
+
+    def enter(self, part: str) -> None:
+        """Say that a part begins."""
+        self._mark()
+        self._stack.append(part)
+        self._stretch()
+
+    def leave(self) -> None:
+        """Say that the innermost part has ended."""
+        self._mark()
+        self._stack.pop()
+        self._stretch()
+
+    @contextmanager
+    def at_work(self, part: str) -> Iterator[None]:
+        """Give the time of a block to a part."""
+        self.enter(part)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def follow_back(self, loss: Tensor) -> None:
+        """Measure the backward pass of a loss whose forward pass was measured."""
+        starts = [number for number, _ in self._stretches]
+        for node in _nodes(loss.grad_fn):
+            place = bisect_right(starts, node._sequence_nr()) - 1
+            if type(node).__name__ != "AccumulateGrad" and place >= 0:
+                part = self._stretches[place][1]
+                node.register_prehook(lambda *_, part=part: self.enter(part))
+                node.register_hook(lambda *_: self.leave())
+
+    def times(self) -> Times:
+        """Return the seconds of each part and phase since the beginning."""
+        self._mark()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        found: Times = defaultdict(float)
+        for (before, _, _), (now, part, phase) in zip(self._marks, self._marks[1:], strict=False):
+            if part:
+                found[part, phase] += self._seconds(before, now)
+        return found
+
+    def _mark(self) -> None:
+        self._marks.append((self._now(), self.part, self.phase))
+
+    def _stretch(self) -> None:
+        if self.phase == "forward":
+            number = torch._C._autograd._get_sequence_nr()
+            self._stretches.append((number, self.part))
+
+    def _now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, before: Any, now: Any) -> float:
+        return float(before.elapsed_time(now) / 1e3 if self.device.type == "cuda" else now - before)
+
+
+@contextmanager
+def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
+    """Let the parts of a model tell a meter when they work."""
+    with ExitStack() as attached:
+        for module, part in parts_of(model):
+            _attach(module, part, meter, attached)
+        for module in model.modules():
+            for name, part in _FUNCTIONS.items():
+                if callable(function := getattr(module, name, None)):
+                    had = name in vars(module)
+                    setattr(module, name, _told(function, part, meter))
+                    undo = (setattr, module, name, function) if had else (delattr, module, name)
+                    attached.callback(*undo)
+        yield
+
+
+_FUNCTIONS = {"kernel": "attention kernel", "rotate": "positions"}
+"""Functions of modules that are parts of their own."""
+
+
+def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
+    """Yield modules and the parts they are, outer ones before inner ones."""
+    yield model.embedding, "embedding"
+    yield model.head, "head"
+    for module in (model.position, *model.rotaries.values()):
+        if module is not None:
+            yield module, "positions"
+    for layer in model.layers:
+        yield layer, "residual adds"  # all of it that its branches and norms do not claim
+        yield from ((m, "attention projections") for m in _branch(layer, "attention"))
+        yield from ((m, "feed-forward") for m in _branch(layer, "feedforward"))
+    norms = tuple(part for part in NORMS.values() if not issubclass(part, nn.Identity))
+    yield from ((m, "norms") for m in model.modules() if isinstance(m, norms))
+
+
+def _branch(layer: nn.Module, name: str) -> list[nn.Module]:
+    branch = getattr(layer, name, None)
+    return [branch] if isinstance(branch, nn.Module) else []
+
+
+def _attach(module: nn.Module, part: str, meter: StepMeter, attached: ExitStack) -> None:
+    before = module.register_forward_pre_hook(lambda m, x: meter.enter(part))
+    after = module.register_forward_hook(lambda m, x, out: meter.leave())
+    attached.callback(before.remove)
+    attached.callback(after.remove)
+
+
+def _told(function: Callable[..., Any], part: str, meter: StepMeter) -> Callable[..., Any]:
+    def told(*args: Any, **more: Any) -> Any:
+        with meter.at_work(part):
+            return function(*args, **more)
+
+    return told
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """Yield all nodes of an autograd graph."""
+    known, waiting = {root}, [root]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in known:
+                known.add(following)
+                waiting.append(following)
