@@ -16,7 +16,6 @@ from archwright.parts.init import INITS, Init, initialise
 from archwright.parts.linear import Linear
 from archwright.parts.masks import MASKS, Pattern
 from archwright.parts.norms import NORMS
-from archwright.parts.output import Head
 from archwright.parts.positions import (
     ABSOLUTE_POSITIONS,
     ROTARY_POSITIONS,

@@ -9,9 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.model.block import Layer
-<<<<<<< HEAD
 from archwright.model.cache import Cache
-=======
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import Pattern, View
