@@ -7,7 +7,9 @@ from torch import nn
 from archwright.model.build import build
 from archwright.optim.groups import OPTIMIZERS, build_optimizers, roles, set_learning_rates
 from archwright.optim.muon import Muon
+from archwright.parts.norms import RMSNorm
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.norms import RMSNorm as RMSNormSpec
 from archwright.spec.read import override
 from archwright.spec.run_spec import AdamW as AdamWSpec
 from archwright.spec.run_spec import Muon as MuonSpec
@@ -156,3 +158,25 @@ def test_a_model_of_vectors_needs_no_muon():
     assert set(build_optimizers(nn.LayerNorm(4), MuonSpec())) == {"adamw"}
     assert set(build_optimizers(nn.Linear(4, 4, bias=False), MuonSpec())) == {"muon"}
     assert isinstance(build_optimizers(nn.Linear(4, 4), MuonSpec())["muon"], Muon)
+
+
+def test_rates_of_a_model_are_those_of_adamw_and_leave_the_decay_alone():
+    model = small()
+    model.rates = {"matrix": 0.25, "head": 0.5}
+    role_of = roles(model)
+    groups = build_optimizers(model, AdamWSpec(lr=0.01, weight_decay=0.1))["adamw"].param_groups
+    assert {name for group in groups for name in group["param_names"]} == set(role_of)
+    for group in groups:
+        for name in group["param_names"]:
+            rate = model.rates.get(role_of[name], 1.0)
+            assert group["initial_lr"] == group["lr"] == pytest.approx(0.01 * rate), name
+            decay = 0.0 if role_of[name] == "vector" else 0.01 * 0.1
+            assert group["lr"] * group["weight_decay"] == pytest.approx(decay), name
+    optimizers = build_optimizers(model, MuonSpec(lr=0.02, adamw_lr=0.004))
+    assert {group["lr"] for group in optimizers["muon"].param_groups} == {0.02}
+    assert {group["lr"] for group in optimizers["adamw"].param_groups} == {0.002, 0.004}
+
+
+def test_rows_of_a_norm_are_vectors():
+    model = nn.ModuleDict({"norm": RMSNorm(RMSNormSpec(), 8, 4)})
+    assert roles(model) == {"norm.weight": "vector"}

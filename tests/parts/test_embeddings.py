@@ -1,41 +1,142 @@
+"""Both ends of a model beside sums in plain Python and numpy."""
+
 import math
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from archwright.parts.embeddings import Head
+from archwright.model import build
+from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.linear import Embedding
-from archwright.spec.embeddings import Head as HeadSpec
+from archwright.spec import embeddings as spec
+from archwright.spec.model_spec import ModelSpec
+
+HEADS = [
+    {},
+    {"bias": True},
+    {"multiplier": 0.3},
+    {"divisor": 1.7},
+    {"softcap": 2.0},
+    {"softcap": 30},
+    {"bias": True, "multiplier": 0.7, "divisor": 1.3, "softcap": 3.0},
+]
 
 
-def head(softcap: float | str = "none", **given: object) -> Head:
-    made = Head(HeadSpec.model_validate({"softcap": softcap}), 4, 6, **given)
+def head(options: dict[str, object], dim: int = 4, **given: object) -> Head:
+    made = Head(spec.Head.model_validate(options), dim, 6, **given)
     torch.manual_seed(0)
-    if not given:
-        torch.nn.init.normal_(made.weight)
+    torch.nn.init.normal_(made.weight, 0.0, 1.5 / math.sqrt(dim))
+    if made.bias is not None:
+        torch.nn.init.normal_(made.bias, 0.0, 0.3)
     return made.double()
 
 
-@pytest.mark.parametrize("softcap", ["none", 2.0, 30])
-def test_formula(softcap: float | str) -> None:
-    part = head(softcap)
+@pytest.mark.parametrize("options", HEADS, ids=str)
+def test_head(options: dict[str, float]) -> None:
+    part = head(options)
     x = torch.randn(2, 3, 4, dtype=torch.float64) * 5
     found = part(x)
+    bias = [0.0] * 6 if part.bias is None else part.bias.tolist()
     for b, t, v in np.ndindex(2, 3, 6):
-        logit = math.fsum(
-            w * y for w, y in zip(part.weight[v].tolist(), x[b, t].tolist(), strict=True)
-        )
-        expected = logit if softcap == "none" else softcap * math.tanh(logit / softcap)
+        pairs = zip(part.weight[v].tolist(), x[b, t].tolist(), strict=True)
+        logit = math.fsum(w * y for w, y in pairs) + bias[v]
+        logit = logit * options.get("multiplier", 1) / options.get("divisor", 1)
+        cap = options.get("softcap")
+        expected = logit if cap is None else cap * math.tanh(logit / cap)
         assert found[b, t, v].item() == pytest.approx(expected, rel=1e-12)
-    if softcap != "none":
-        assert found.abs().max() <= softcap
+    assert found.abs().max() <= options.get("softcap", math.inf)
+
+
+@pytest.mark.parametrize("options", HEADS, ids=str)
+def test_gradients_of_a_head(options: dict[str, float]) -> None:
+    part = head(options)
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    pull = torch.randn(3, 6, dtype=torch.float64)
+    part(x).backward(pull)
+    weight, rows = part.weight.detach().numpy(), x.detach().numpy()
+    factor = options.get("multiplier", 1) / options.get("divisor", 1)
+    bias = 0.0 if part.bias is None else part.bias.detach().numpy()
+    logits = (rows @ weight.T + bias) * factor
+    inner = pull.numpy() * factor
+    if "softcap" in options:
+        inner = inner * (1 - np.tanh(logits / options["softcap"]) ** 2)
+    np.testing.assert_allclose(x.grad, inner @ weight, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(part.weight.grad, inner.T @ rows, rtol=1e-10, atol=1e-12)
+    if part.bias is not None:
+        np.testing.assert_allclose(part.bias.grad, inner.sum(0), rtol=1e-10, atol=1e-12)
+
+
+def test_an_initialisation_divides_logits_as_well() -> None:
+    x = torch.randn(2, 4, dtype=torch.float64)
+    torch.testing.assert_close(
+        head({"divisor": 2.0}, divisor=3.0)(x) * 6, head({})(x), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_a_tied_head_is_the_embedding() -> None:
     embedding = Embedding(6, 4).double()
-    torch.nn.init.normal_(embedding.weight)
-    part = head(table=embedding.weight)
+    part = head({"tied": True}, table=embedding.weight)
     assert part.weight is embedding.weight
     x = torch.randn(2, 4, dtype=torch.float64)
     torch.testing.assert_close(part(x), x @ embedding.weight.T)
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("none", 1.0), ("sqrt_dim", 48**0.5), (12.0, 12.0)])
+def test_a_scaled_embedding(scale: str | float, factor: float) -> None:
+    part = TokenEmbedding(spec.Embedding(scale=scale), 48, 5).double()
+    torch.nn.init.normal_(part.weight)
+    tokens = torch.tensor([[4, 0, 4]])
+    table = part.weight.detach().numpy()
+    np.testing.assert_allclose(part(tokens).detach(), table[[[4, 0, 4]]] * factor, rtol=1e-14)
+    part(tokens).sum().backward()
+    expected = np.outer([1, 0, 0, 0, 2], [factor] * 48)
+    np.testing.assert_allclose(part.weight.grad, expected, rtol=1e-12)
+
+
+def test_the_scale_is_rounded_first() -> None:
+    """sqrt(3072) is 55.43, and 55.5 in bfloat16: Gemma was trained with the latter."""
+    part = TokenEmbedding(spec.Embedding(scale="sqrt_dim"), 3072, 2).bfloat16()
+    torch.nn.init.ones_(part.weight)
+    found = part(torch.tensor([0]))
+    assert found.dtype == torch.bfloat16
+    assert found[0, 0].item() == 55.5
+    torch.nn.init.constant_(part.weight, 1.0625)  # 55.43 of it is nearer to 59
+    assert part(torch.tensor([0]))[0, 0].item() == torch.tensor(1.0625 * 55.5).bfloat16().item()
+
+
+def captured(model: torch.nn.Module, tokens: Tensor) -> Tensor:
+    """Return what enters the first layer."""
+    seen: list[Tensor] = []
+    model.layers[0].register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    model(tokens)
+    return seen[0].detach()
+
+
+def test_scale_then_positions_then_norm_and_an_unscaled_head() -> None:
+    model = build(
+        ModelSpec(dim=16, num_layers=1, vocab_size=32, context_length=8).override(
+            "attention.num_heads=2",
+            "position.kind=learned",
+            "embedding.scale=sqrt_dim",
+            "embedding.norm.kind=layer",
+            "head.tied=true",
+        )
+    ).double()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.embedding_norm.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    table = model.embedding.weight.detach().numpy()
+    x = table[tokens.numpy()] * 4 + model.position.table.weight.detach().numpy()[:5]
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+    norm = model.embedding_norm
+    x = x * norm.weight.detach().numpy() + norm.bias.detach().numpy()
+    np.testing.assert_allclose(captured(model, tokens), x, rtol=1e-10, atol=1e-12)
+    hidden = model.hidden(tokens).detach().numpy()
+    np.testing.assert_allclose(
+        model(tokens).logits.detach(), hidden @ table.T, rtol=1e-10, atol=1e-12
+    )

@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
+from archwright.optim import build_optimizers
 from archwright.parts.init import INITS, Glorot, initialise, keyed_generator
 from archwright.spec import init as spec
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import AdamW
 
 SPEC = ModelSpec(dim=256, num_layers=2, vocab_size=512)
 CUT = 0.98658
@@ -52,6 +55,99 @@ class TestGPT2:
                 sigma = 0.05 / math.sqrt(2 * 8) if ends else 0.05
                 assert weight.std().item() == pytest.approx(sigma, rel=0.015), name
         assert weights("init.kind=gpt2")["embedding.weight"].abs().max() > 3.2 * 0.02  # not cut
+
+    def test_embeddings_may_have_a_deviation_of_their_own(self) -> None:
+        found = weights("init.kind=gpt2", "init.embedding_std=1e-4", "position.kind=learned")
+        for name in ("embedding.weight", "position.table.weight"):
+            assert found[name].std().item() == pytest.approx(1e-4, rel=0.015)
+        assert found["head.weight"].std().item() == pytest.approx(0.02, rel=0.015)
+
+
+class TestMuP:
+    def test_deviations(self) -> None:
+        """Hidden matrices shrink with the width, what is looked up or read out does not."""
+        words = ("init.kind=mup", "init.std=0.05", "init.base_dim=64", "init.branch_ends=alike")
+        for name, weight in weights(*words, "position.kind=learned").items():
+            if weight.ndim == 2:
+                inside = name.startswith("layers.")
+                sigma = 0.05 / math.sqrt(256 / 64) if inside else 0.05
+                assert weight.std().item() == pytest.approx(sigma, rel=0.015), name
+
+    def test_logits_are_divided_by_the_width(self) -> None:
+        mup = build(SPEC.override("init.kind=mup", "init.base_dim=64")).double()
+        plain = build(SPEC).double()
+        plain.load_state_dict(mup.state_dict())
+        tokens = torch.arange(6)[None]
+        torch.testing.assert_close(mup(tokens).logits * 4, plain(tokens).logits)
+
+    def test_rates_of_matrices_are_divided_by_the_width(self) -> None:
+        assert build(SPEC.override("init.kind=mup", "init.base_dim=64")).rates == {"matrix": 0.25}
+        assert build(SPEC).rates == {}
+
+    def test_every_width_moves_alike(self) -> None:
+        """The coordinate check: how far the logits and the last vectors are from 0 after a few steps."""
+        for kind, alike in (("mup", True), ("gpt2", False)):
+            small, _, wide = (sizes_after_training(kind, dim) for dim in (64, 128, 256))
+            growth = wide / small
+            assert (growth.max() < 1.7) == alike, (kind, growth)
+            assert growth.min() > 0.5
+
+
+def sizes_after_training(kind: str, dim: int) -> Tensor:
+    """Train on one batch, and return the root mean square of the change of stream and logits."""
+    words = [f"init.kind={kind}", "head.tied=false", "norm.kind=rms", "attention.head_dim=32"]
+    words += ["init.base_dim=64"] if kind == "mup" else []
+    words += [f"dim={dim}", "vocab_size=64", "num_layers=2", "context_length=32"]
+    model = build(SPEC.override(*words, "init.std=0.1"))
+    optimizers = build_optimizers(model, AdamW(lr=0.01, weight_decay=0.0))
+    tokens = torch.randint(64, (4, 33), generator=torch.Generator().manual_seed(0))
+
+    def seen() -> tuple[Tensor, Tensor]:
+        streams: list[Tensor] = []
+        hook = model.norm.register_forward_pre_hook(lambda _, given: streams.append(given[0]))
+        logits = model(tokens[:, :-1]).logits
+        hook.remove()
+        return streams[0], logits
+
+    before = [x.detach() for x in seen()]
+    for _ in range(4):
+        loss = cross_entropy(seen()[1], tokens[:, 1:]).total
+        model.zero_grad()
+        loss.backward()
+        optimizers["adamw"].step()
+    changes = [x.detach() - y for x, y in zip(seen(), before, strict=True)]
+    return torch.stack([change.square().mean().sqrt() for change in changes])
+
+
+BRANCH_ENDS = {
+    "alike": lambda layer: 1.0,
+    "depth": lambda layer: 1 / math.sqrt(2 * 8),
+    "layer": lambda layer: 1 / math.sqrt(2 * layer),
+    "zero": lambda layer: 0.0,
+}
+
+
+@pytest.mark.parametrize("kind", ["glorot", "gpt2", "mup"])
+@pytest.mark.parametrize("ends", BRANCH_ENDS)
+def test_what_ends_a_branch(kind: str, ends: str) -> None:
+    words = (f"init.kind={kind}", "num_layers=8", "dim=128", "attention.num_heads=2")
+    found = weights(*words, f"init.branch_ends={ends}")
+    plain = weights(*words, "init.branch_ends=alike")
+    for name, weight in found.items():
+        factor = 1.0
+        if name.endswith(("out.weight", "down.weight")):
+            factor = BRANCH_ENDS[ends](int(name.split(".")[1]) + 1)
+        torch.testing.assert_close(weight, plain[name] * factor, msg=name)
+
+
+def test_a_gain_multiplies_what_is_drawn() -> None:
+    model = build(SPEC, seed=3)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    model.layers[1].attention.value.gain = 0.25
+    initialise(model, Glorot(spec.Glorot(embedding_std=1.0), 2, 256), 3)
+    for name, parameter in model.named_parameters():
+        factor = 0.25 if name == "layers.1.attention.value.weight" else 1.0
+        assert torch.equal(parameter, before[name] * factor), name
 
 
 @pytest.mark.parametrize("kind", [kind.model_fields["kind"].default for kind in INITS])
