@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from archwright.model.decoder import Decoder
+from archwright.parts.masks import Prefix
 from archwright.spec.errors import UserError
 
 
@@ -53,16 +54,61 @@ def _drawn(
     max_tokens: int,
     stop: int | None,
 ) -> Iterator[int]:
-    """Yield tokens one by one; the model sees as many of the last ones as it was trained on."""
+    """Yield tokens one by one, each from what the model says after all before it."""
     model.eval()
-    context = model.spec.context_length
-    tokens = prompt[None]
-    for _ in range(max_tokens):
-        token = choose(model(tokens[:, -context:]).logits[0, -1])
+    reader = Reader(model)
+    logits = reader.read(prompt)
+    for i in range(max_tokens):
+        token = choose(logits)
         if token == stop:
             return
         yield token
-        tokens = torch.cat((tokens, tokens.new_tensor([[token]])), dim=1)
+        if i + 1 < max_tokens:
+            logits = reader.read(prompt.new_tensor([token]))
+
+
+class Reader:
+    """Reads a text on and on, and says what may follow.
+
+    What was read is kept in a cache. A model that reaches back without limit never sees more than it was
+    trained on: at context_length it begins anew with the last half, so that a token costs the same however
+    long the text. One that sees only so far back reads on for ever. An attention without a cache
+    reads the last context_length tokens again for every one.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        self.model, self.context = model, model.spec.context_length
+        self._text = torch.empty(0, dtype=torch.long)
+        self._cache = model.new_cache() if model.can_cache else None
+
+    def read(self, tokens: Int[Tensor, " length"]) -> Float[Tensor, " vocab"]:
+        """Return the logits after these tokens, which follow those read before."""
+        tokens = self._with_context(tokens)
+        prefix = None
+        if self._cache is not None and not self._cache.num_read:
+            prefix = self._prefix(len(tokens))
+        hidden = self.model.hidden(tokens[None], prefix_lengths=prefix, cache=self._cache)
+        logits: Tensor = self.model.head(hidden[:, -1])[0]
+        return logits
+
+    def _with_context(self, tokens: Tensor) -> Tensor:
+        """Return what is to be read: the new tokens, behind some of those before where it begins anew."""
+        if self._cache is not None and self.model.reads_on:
+            return tokens
+        self._text = torch.cat((self._text.to(tokens.device), tokens))[-self.context :]
+        if self._cache is None:
+            return self._text
+        if self._cache.num_read + len(tokens) <= self.context:
+            return tokens
+        if self._cache.num_read:
+            self._text = self._text[-max(1, self.context // 2) :]
+            self._cache = self.model.new_cache()
+        return self._text  # of a long prompt, as much as can be read
+
+    def _prefix(self, length: int) -> Tensor | None:
+        """Return how much of a prompt is prefix, for masks that have one."""
+        sizes = [mask.size for mask in self.model.masks.values() if isinstance(mask, Prefix)]
+        return torch.tensor([min(length, *sizes)]) if sizes else None
 
 
 def draw(

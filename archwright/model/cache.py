@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from archwright.parts.masks import Causal, Pattern, View, Window
+from archwright.parts.masks import Causal, Pattern, Prefix, View, Window
 from archwright.parts.places import Places, Read, places
 from archwright.spec.errors import UserError
 
@@ -32,6 +32,12 @@ class Cache:
     """
 
     def __init__(self, masks: Mapping[str, Pattern], mask_of_layer: Iterable[str]) -> None:
+        for pattern in masks.values():
+            if pattern.ahead != 0 and not isinstance(pattern, Prefix):
+                raise UserError(
+                    f"attention.mask: {type(pattern).__name__} lets tokens see what follows them, so "
+                    "that nothing can be written token by token; read texts whole, without a cache"
+                )
         self.num_read = 0
         """Tokens read, padding included."""
         self._masks = masks
@@ -111,23 +117,17 @@ class Cache:
         elif tokens.shape[0] != self._batch:
             raise ValueError(f"tokens: found {tokens.shape[0]} rows; the cache holds {self._batch}")
         for pattern in self._masks.values():
-            if pattern.ahead != 0:
+            if isinstance(pattern, Prefix):
                 _check_prefix(pattern, tokens, self.num_read, prefix_lengths)
 
 
 def _check_prefix(
-    pattern: Pattern, tokens: Tensor, num_read: int, prefix_lengths: Tensor | None
+    pattern: Prefix, tokens: Tensor, num_read: int, prefix_lengths: Tensor | None
 ) -> None:
     """A prefix sees itself whole, so it must come whole."""
-    name = type(pattern).__name__
-    if not hasattr(pattern, "size"):
-        raise UserError(
-            f"attention.mask: {name} lets tokens see what follows them, so nothing can be written token "
-            "by token; read the text whole, without a cache"
-        )
-    size = int(pattern.size) if prefix_lengths is None else int(prefix_lengths.max())
     if num_read and prefix_lengths is not None:
         raise ValueError("prefix_lengths: found in a later call; expected in the first one alone")
+    size = int(pattern.size if prefix_lengths is None else prefix_lengths.max())
     if not num_read and tokens.shape[1] < size:
         raise ValueError(
             f"tokens: found {tokens.shape[1]}, fewer than the prefix of {size}; a prefix must be read "

@@ -122,11 +122,23 @@ class Decoder(nn.Module):
         normed: Tensor = self.norm(x)
         return normed
 
+    @property
+    def can_cache(self) -> bool:
+        """Whether every attention keeps what it has read; one from outside may not."""
+        layers = cast(Iterable[Layer], self.layers)
+        return all(layer.attention is None or bool(layer.mask) for layer in layers)
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether a text may go on for ever: no layer reaches back without limit, and no position ends."""
+        bounded = all(mask.behind is not None for mask in self.masks.values())
+        return bounded and not self.spec.position.absolute
+
     def new_cache(self) -> Cache:
         """Return an empty cache, to be given to `forward`.
 
         Raises:
-            UserError: an attention that cannot go on from what it has read.
+            UserError: a mask that lets tokens see what follows, or an attention without a cache.
         """
         return Cache(self.masks, _masks_of_layers(self))
 

@@ -177,3 +177,8 @@ class TransformerXL(Position):
     scores: ClassVar[bool] = True
     theta: float = Field(10_000.0, gt=1)
     """Base of the wavelengths of the distance's vector."""
+
+
+def rotary_dim(rope: RoPE, head_dim: int) -> int:
+    """Return how many coordinates of a head are paired."""
+    return head_dim if isinstance(rope.scaling, Proportional) else int(head_dim * rope.fraction)

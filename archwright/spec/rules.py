@@ -7,11 +7,11 @@ from typing import Any
 
 from archwright.spec.attention import NoAttention, SoftmaxAttention
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.feedforward import Hidden, NoFeedForward
+from archwright.spec.feedforward import XIELU, Hidden, NoFeedForward
 from archwright.spec.init import Glorot
-from archwright.spec.masks import Window
+from archwright.spec.masks import Prefix, Window
 from archwright.spec.model_spec import LayerSpec, ModelSpec, NoEncoder, heads, hidden_dim
-from archwright.spec.positions import RoPE
+from archwright.spec.positions import RoPE, T5Bias, rotary_dim
 
 Check = Callable[[ModelSpec], Iterator[str]]
 LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
@@ -103,13 +103,55 @@ def rope_needs_pairs(spec: ModelSpec) -> Iterator[str]:
     for at, layer, attention in _attentions(spec):
         if isinstance(layer.position, RoPE):
             head_dim = heads(attention, spec.dim)["head_dim"]
-            rotary = int(head_dim * layer.position.fraction)
-            if rotary % 2 or rotary == 0:
+            rotary = rotary_dim(layer.position, head_dim)
+            if rotary % 2 or rotary == 0 or head_dim * layer.position.fraction < 2:
                 yield (
                     f'{at}position.kind: found "rope" over {rotary} coordinates of heads of '
                     f"{head_dim}; expected an even number above 0: change attention.head_dim or "
                     "position.fraction"
                 )
+
+
+@_rule("LongRoPE divides each frequency by a number of its own.")
+def longrope_has_a_divisor_for_each_pair(spec: ModelSpec) -> Iterator[str]:
+    for at, layer, attention in _attentions(spec):
+        if not isinstance(layer.position, RoPE):
+            continue
+        pairs = rotary_dim(layer.position, heads(attention, spec.dim)["head_dim"]) // 2
+        scaling = layer.position.scaling
+        for name in ("short", "long"):
+            divisors = getattr(scaling, name, ())
+            if len(divisors) not in (0, pairs):
+                yield (
+                    f"{at}position.scaling.{name}: found {len(divisors)} numbers; expected one for "
+                    f"each of {pairs} pairs of coordinates, or none"
+                )
+
+
+@_rule("T5 has buckets for near distances, and far ones beyond them.")
+def t5_buckets_reach_further_than_they_count(spec: ModelSpec) -> Iterator[str]:
+    for at, layer, attention in _attentions(spec):
+        if not isinstance(layer.position, T5Bias):
+            continue
+        two_way = not attention.mask.causal or isinstance(attention.mask, Prefix)
+        number = layer.position.num_buckets // (2 if two_way else 1)
+        if number < 2 or layer.position.max_distance <= number // 2:
+            yield (
+                f"{at}position.max_distance: found {layer.position.max_distance} with num_buckets = "
+                f"{layer.position.num_buckets}; expected more than {max(number // 2, 1)}, and two "
+                "buckets or more for each direction"
+            )
+
+
+@_rule("xIELU's negative side is steeper than its slope at 0.")
+def xielu_starts_above_beta(spec: ModelSpec) -> Iterator[str]:
+    for at, layer in _layers(spec):
+        f = layer.feedforward
+        if isinstance(f, XIELU) and f.alpha_negative <= f.beta:
+            yield (
+                f"{at}feedforward.alpha_negative: found {f.alpha_negative:g}; expected more than "
+                f"beta = {f.beta:g}"
+            )
 
 
 @_rule("Positions that are added to the embedding belong to the whole model.")

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 
 from archwright.spec.errors import UserError
+from archwright.spec.masks import Mask, Prefix
 from archwright.spec.rules import enforce
 from archwright.spec.run_spec import RunSpec
 
 
 def enforce_run(run: RunSpec) -> None:
     """Raise a UserError with one line for each broken rule of the run and its model."""
-    lines = [line for rule in (_rows, _stride, _tokenizer) for line in rule(run)]
+    lines = [line for rule in (_rows, _stride, _tokenizer, _hidden_future) for line in rule(run)]
     try:
         enforce(run.model)
     except UserError as error:
@@ -35,6 +36,18 @@ def _stride(run: RunSpec) -> Iterator[str]:
             f"evaluate.stride: found {stride}; expected at most "
             f"model.context_length = {run.model.context_length}, or tokens are left out"
         )
+
+
+def _hidden_future(run: RunSpec) -> Iterator[str]:
+    """What is to be predicted is not seen."""
+    for name, layer in run.model.layers_by_kind.items():
+        mask = getattr(layer.attention, "mask", None)
+        if isinstance(mask, Prefix) or (isinstance(mask, Mask) and not mask.causal):
+            at = "model." if name == "default" else f"model.layer_kinds.{name}."
+            yield (
+                f'{at}attention.mask.kind: found "{mask.kind}", through which tokens see what follows '
+                "them; training to predict the next token expects a causal mask"
+            )
 
 
 def _tokenizer(run: RunSpec) -> Iterator[str]:

@@ -69,13 +69,25 @@ def tokens(model: Decoder, prompt: Tensor = PROMPT, **settings: Any) -> list[int
     return list(sample(model, prompt, **{"max_tokens": 20} | settings))
 
 
-def test_greedy_is_the_argmax_over_the_last_context(model: Decoder) -> None:
+def test_greedy_is_the_argmax_and_begins_anew_with_the_last_half(model: Decoder) -> None:
     text = PROMPT.tolist()
+    read = list(text)
     model.eval()
     for _ in range(20):
         with torch.no_grad():
-            text.append(int(model(torch.tensor([text[-8:]])).logits[0, -1].argmax()))
+            text.append(int(model(torch.tensor([read])).logits[0, -1].argmax()))
+        read = [*read, text[-1]] if len(read) < 8 else text[-4:]
     assert tokens(model.train(), temperature=0.0) == text[3:]
+
+
+def test_a_model_that_sees_only_so_far_reads_on(model: Decoder) -> None:
+    spec = model.spec.override("attention.mask.kind=window", "attention.mask.size=3")
+    model = build(spec, seed=2).eval()
+    text = PROMPT.tolist()
+    for _ in range(20):
+        with torch.no_grad():
+            text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
+    assert tokens(model, temperature=0.0) == text[3:]
 
 
 def test_the_seed_decides(model: Decoder) -> None:

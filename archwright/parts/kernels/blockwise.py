@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
     """The same as the reference, block by block."""
-    if view.hides_nothing:
+    if view.kept is not None:  # few queries: blocks would be more work than they save
         return sdpa(query, key, value, view, scores)
     blocks = _blocks(view, query.dtype)
     if not scores.plain:

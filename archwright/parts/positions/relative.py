@@ -103,7 +103,7 @@ class TransformerXL(nn.Module):
 
     def forward(self, query: Queries, view: View, scale: float) -> tuple[Queries, Bias]:
         at, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
-        least, most = int(at.min() - keys.max()), int(at.max() - keys.min())
+        least, most = _distances(view)
         distances = torch.arange(least, most + 1, device=query.device)
         vectors = sines(distances, self.dim, self.theta, interleaved=False)
         r = self.distance(vectors.to(self.distance.weight.dtype)).unflatten(-1, self.heads)
@@ -113,6 +113,15 @@ class TransformerXL(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.content_bias)
         nn.init.zeros_(self.distance_bias)
+
+
+def _distances(view: View) -> tuple[int, int]:
+    """Return the least and the largest distance of a query from a key; looked up where it is known."""
+    at, keys = view.places, view.keys_at
+    if at.positions is None and keys.positions is None:
+        return at.start - keys.start - keys.length + 1, at.start - keys.start + at.length - 1
+    queries, others = at.positions_or_range(), keys.positions_or_range()
+    return int(queries.min() - others.max()), int(queries.max() - others.min())
 
 
 class _DistanceBias:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.parts.positions.scaling import at_length, frequencies, num_rotary
+from archwright.parts.positions.scaling import at_length, frequencies
 from archwright.spec import positions as spec
-from archwright.spec.positions import DynamicNTK, LongRoPE
+from archwright.spec.positions import DynamicNTK, LongRoPE, rotary_dim
 
 
 class Rotation(NamedTuple):
@@ -41,7 +41,7 @@ class Rotary(nn.Module):
                 'scaling: found "auto"; give original_length and attention_factor, or a resolved spec'
             )
         self.spec, self.head_dim = spec, head_dim
-        self.num_rotary = num_rotary(spec, head_dim)
+        self.num_rotary = rotary_dim(spec, head_dim)
         self.frequencies: Tensor
         self.register_buffer("frequencies", frequencies(spec, head_dim), persistent=False)
 

@@ -9,16 +9,9 @@ from torch import Tensor
 from archwright.spec import positions as spec
 
 
-def num_rotary(rope: spec.RoPE, head_dim: int) -> int:
-    """Return how many coordinates of a head are paired."""
-    if isinstance(rope.scaling, spec.Proportional):
-        return head_dim
-    return int(head_dim * rope.fraction)
-
-
 def frequencies(rope: spec.RoPE, head_dim: int) -> Float[Tensor, " pairs"]:
     """Return theta^(-2i/r) after the scaling, as far as that does not depend on the text's length."""
-    rotary = num_rotary(rope, head_dim)
+    rotary = spec.rotary_dim(rope, head_dim)
     plain = 1.0 / rope.theta ** (torch.arange(0, rotary, 2, dtype=torch.float32) / rotary)
     match rope.scaling:
         case spec.LinearScaling(factor=factor):
