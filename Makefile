@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check bench bench-full docs clean
+.PHONY: help demo test laws check bench bench-full docs clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -14,6 +14,9 @@ demo: $(VENV)/.installed  ## train a language model on this CPU in three minutes
 
 test: $(VENV)/.installed-dev check  ## run all checks and tests
 	$(BIN)/python -m pytest
+
+laws: $(VENV)/.installed-dev  ## try a thousand random architectures against every law (6 minutes)
+	COMPOSITIONS=1000 $(BIN)/python -m pytest tests/laws -s
 
 check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 	$(BIN)/ruff check .

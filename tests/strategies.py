@@ -23,17 +23,53 @@ SMALL: Ranges = {
         st.sampled_from(["dim", "norm", "attention.bias"]), TEXT, max_size=2
     ),
     "dim": st.sampled_from([8, 16, 16, 24, 32, 32, 48, 64]),
-    "num_layers": st.integers(1, 4),
+    "num_layers": st.integers(1, 3),
     "vocab_size": st.sampled_from([16, 33, 64]),
-    "context_length": st.integers(1, 24),
+    "context_length": st.sampled_from([1, 2, 3, 5, 8, 12, 12, 16, 24]),
     "num_heads": st.sampled_from(["auto", 1, 2, 3, 4]),
     "num_kv_heads": st.sampled_from(["auto", "auto", 1, 2]),
-    "head_dim": st.sampled_from(["auto", "auto", 4, 5, 8]),
+    "head_dim": st.sampled_from(["auto", "auto", 4, 8, 8]),
     "hidden_dim": st.sampled_from(["auto", 8, 24]),
     "size": st.integers(1, 12),
     "theta": st.floats(10, 1e6),
     "fraction": st.sampled_from([0.25, 0.5, 1.0]),
     "eps": st.floats(1e-8, 1e-2),
+    "PerBranch.attention": st.sampled_from([1.0, 0.3, 1.5]),
+    "PerBranch.feedforward": st.sampled_from([1.0, 0.5, 2.0]),
+    "offset": st.integers(0, 2),
+    "Head.multiplier": st.floats(0.5, 2),
+    "DeepNorm.alpha": st.just("auto") | st.floats(0.3, 2),
+    "DeepNorm.gain": st.just("auto") | st.floats(0.3, 2),
+    "divisor": st.floats(0.5, 2),
+    "Embedding.scale": st.sampled_from(["none", "sqrt_dim", 2.5]),
+    "radius": st.integers(0, 6),
+    "dilation": st.integers(1, 4),
+    "num_global": st.integers(1, 3),
+    "stride": st.integers(1, 6),
+    "num_summary": st.integers(1, 3),
+    "factor": st.floats(1, 8),
+    "original_length": st.just("auto") | st.integers(4, 24),
+    "attention_factor": st.just("auto") | st.floats(0.5, 1.5),
+    "beta_fast": st.floats(2, 32),
+    "beta_slow": st.floats(0.5, 1.5),
+    "low_freq_factor": st.floats(0.5, 1),
+    "high_freq_factor": st.floats(2, 4),
+    "short": st.just(()),
+    "long": st.just(()),
+    "num_buckets": st.sampled_from([4, 5, 8]),
+    "max_distance": st.integers(5, 16),
+    "numerator": st.floats(1, 4),
+    "FixedScale.value": st.floats(0.1, 1),
+    "period": st.integers(1, 6),
+    "coefficient": st.floats(0, 1),
+    "clip": st.just("none") | st.floats(1, 10),
+    "value_scale": st.floats(0.5, 2),
+    "alpha_positive": st.floats(0.5, 1),
+    "alpha_negative": st.floats(0.6, 1),
+    "beta": st.just(0.5),
+    "limit": st.floats(2, 20),
+    "sharpness": st.floats(1, 2),
+    "base_dim": st.sampled_from([8, 16]),
     "std": st.floats(1e-3, 1),
     "embedding_std": st.just("auto") | st.floats(1e-3, 2),
     "softcap": st.just("none") | st.floats(1, 100),
@@ -56,14 +92,16 @@ def run_specs() -> st.SearchStrategy[RunSpec]:
 
 
 def specs(cls: type[Spec], ranges: Ranges = {}) -> st.SearchStrategy[Any]:  # noqa: B006
-    """Draw a spec field by field: from `ranges` by the field's name, or else by its type and limits."""
+    """Draw a spec field by field: from `ranges` by name, with or without the class, or by type and limits."""
     fields = {
         name: field
         for name, field in cls.model_fields.items()
         if name not in ("kind", "layer_kinds", "layers", "encoder")
     }
     drawn = {
-        field.alias or name: ranges.get(name, _field(field, ranges))
+        field.alias or name: ranges.get(
+            f"{cls.__name__}.{name}", ranges.get(name, _field(field, ranges))
+        )
         for name, field in fields.items()
     }
     if issubclass(cls, LayerSpec) and cls is not LayerSpec:

@@ -108,7 +108,7 @@ class Reader:
     def _prefix(self, length: int) -> Tensor | None:
         """Return how much of a prompt is prefix, for masks that have one."""
         sizes = [mask.size for mask in self.model.masks.values() if isinstance(mask, Prefix)]
-        return torch.tensor([min(length, *sizes)]) if sizes else None
+        return torch.tensor([min(length, *sizes)]) if length < max(sizes, default=0) else None
 
 
 def draw(

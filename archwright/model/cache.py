@@ -116,23 +116,27 @@ class Cache:
             self._batch = tokens.shape[0]
         elif tokens.shape[0] != self._batch:
             raise ValueError(f"tokens: found {tokens.shape[0]} rows; the cache holds {self._batch}")
-        for pattern in self._masks.values():
-            if isinstance(pattern, Prefix):
-                _check_prefix(pattern, tokens, self.num_read, prefix_lengths)
+        self._check_prefix(prefix_lengths)
 
-
-def _check_prefix(
-    pattern: Prefix, tokens: Tensor, num_read: int, prefix_lengths: Tensor | None
-) -> None:
-    """A prefix sees itself whole, so it must come whole."""
-    if num_read and prefix_lengths is not None:
-        raise ValueError("prefix_lengths: found in a later call; expected in the first one alone")
-    size = int(pattern.size if prefix_lengths is None else prefix_lengths.max())
-    if not num_read and tokens.shape[1] < size:
-        raise ValueError(
-            f"tokens: found {tokens.shape[1]}, fewer than the prefix of {size}; a prefix must be read "
-            "in one piece: give it whole, or give prefix_lengths"
-        )
+    def _check_prefix(self, prefix_lengths: Tensor | None) -> None:
+        """A prefix sees itself whole, so it must come whole, in the first call."""
+        if not self.num_read:
+            self._prefix = prefix_lengths
+        elif prefix_lengths is not None:
+            raise ValueError(
+                "prefix_lengths: found in a later call; expected in the first one alone"
+            )
+        sizes = [mask.size for mask in self._masks.values() if isinstance(mask, Prefix)]
+        if not (self.num_read and sizes):
+            return
+        read = torch.tensor(self.num_read) if self._read is None else self._read.next_index.cpu()
+        whole = torch.tensor(max(sizes)) if self._prefix is None else self._prefix.cpu()
+        if (read < whole).any():
+            raise ValueError(
+                f"tokens: found {int(read.min())} before these, fewer than the prefix of "
+                f"{int(whole.max())}; a prefix must be read in one piece: give it whole, or give "
+                "prefix_lengths"
+            )
 
 
 def _reach(pattern: Pattern) -> int | None:

@@ -29,8 +29,8 @@ class ElementwiseBias:
         self,
         value: Callable[[Tensor, Tensor, Tensor], Tensor],
         num_heads: int,
-        queries: Int[Tensor, "rows queries"],
-        keys: Int[Tensor, "rows keys"],
+        queries: Int[Tensor, "*rows queries"],
+        keys: Int[Tensor, "*others keys"],
     ) -> None:
         self.value, self.queries, self.keys = value, queries, keys
         self.heads = torch.arange(num_heads, device=queries.device)[:, None, None]

@@ -1,0 +1,88 @@
+"""The number of parameters of a model, from its spec alone: formulas, no modules."""
+
+from archwright.spec import norms, positions, residuals
+from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.feedforward import XIELU, Hidden
+from archwright.spec.model_spec import LayerSpec, ModelSpec
+
+
+def count(spec: ModelSpec) -> int:
+    """Return the number of parameters of a resolved spec."""
+    d, vocab = spec.dim, int(spec.vocab_size)
+    total = vocab * d + norm(spec.embedding.norm, d)
+    if not spec.head.tied:
+        total += vocab * d
+    if spec.head.bias:
+        total += vocab
+    if isinstance(spec.position, positions.Learned):
+        total += (spec.context_length + spec.position.offset) * d
+    layers = [spec.layer(i) for i in range(spec.num_layers)]
+    total += sum(layer(each, d) for each in layers)
+    total += sum(shared_tables(layers))
+    if not isinstance(layers[-1].residual, residuals.PostNorm | residuals.DeepNorm):
+        total += norm(spec.norm, d)
+    return total
+
+
+def layer(each: LayerSpec, d: int) -> int:
+    """Return the number of parameters of one layer, shared tables left out."""
+    branches = [
+        f(each, d) for f, kind in ((attention, each.attention), (feedforward, each.feedforward)) if kind.kind != "none"
+    ]  # fmt: skip
+    num_norms = len(branches)
+    if isinstance(each.residual, residuals.SandwichNorm):
+        num_norms *= 2
+    if isinstance(each.residual, residuals.Parallel) and each.residual.num_norms == 1:
+        num_norms = 1
+    return sum(branches) + num_norms * norm(each.norm, d)
+
+
+def attention(each: LayerSpec, d: int) -> int:
+    a, position = each.attention, each.position
+    assert isinstance(a, SoftmaxAttention)
+    head_dim, width, kv = (
+        int(a.head_dim),
+        int(a.num_heads) * int(a.head_dim),
+        int(a.num_kv_heads) * int(a.head_dim),
+    )
+    total = d * (width + 2 * kv) + width * d
+    total += a.bias.query * width + (a.bias.key + a.bias.value) * kv + a.bias.out * d
+    total += {"none": 0, "head": d * int(a.num_heads), "value": d * width}[a.gate]
+    total += int(a.num_heads) if a.sinks else 0
+    over = {"head": (head_dim, head_dim), "projection": (width, kv), "each_head": (width, kv)}
+    total += sum(norm(a.qk_norm, n) for n in over[a.qk_norm_over]) + norm(a.v_norm, head_dim)
+    if isinstance(position, positions.TransformerXL):
+        total += d * width + 2 * width
+    if isinstance(position, positions.T5Bias) and not position.shared:
+        total += position.num_buckets * int(a.num_heads)
+    return total
+
+
+def feedforward(each: LayerSpec, d: int) -> int:
+    f = each.feedforward
+    assert isinstance(f, Hidden)
+    hidden, maps = int(f.hidden_dim), 2 if f.gated else 1
+    total = (maps + 1) * d * hidden + f.bias.up * maps * hidden + f.bias.down * d
+    return total + (2 if isinstance(f, XIELU) else 0)
+
+
+def norm(choice: norms.Norm, d: int) -> int:
+    match choice:
+        case norms.LayerNorm(weight=weight, bias=bias):
+            return d * ((weight != "none") + bias)
+        case norms.RMSNorm(weight=weight):
+            return d * (weight != "none")
+    return 0
+
+
+def shared_tables(layers: list[LayerSpec]) -> list[int]:
+    """Return the sizes of tables that layers of one choice share."""
+    found = {}
+    for each in layers:
+        a, position = each.attention, each.position
+        if isinstance(a, SoftmaxAttention) and isinstance(position, positions.T5Bias):
+            two_way = a.mask.kind in ("full", "symmetric_window", "prefix")
+            if position.shared:
+                key = (position, a.num_heads, a.head_dim, two_way)
+                found[key] = position.num_buckets * int(a.num_heads)
+    return list(found.values())

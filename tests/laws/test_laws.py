@@ -1,0 +1,57 @@
+"""Random compositions of everything there is: each is refused by a rule, or obeys every law.
+
+`make test` draws a few, `make laws` a thousand. What fails is shrunk and printed as TOML.
+"""
+
+import os
+from collections import Counter
+
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from archwright.model import build
+from archwright.spec.errors import UserError
+from archwright.spec.fingerprint import differing
+from archwright.spec.model_spec import ModelSpec
+from tests.laws.laws import LAWS, Case
+from tests.strategies import model_specs
+
+COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
+"""How many that no rule refuses must be seen."""
+
+MOST_REFUSED = 0.4
+
+refusals: Counter[str] = Counter()
+obeyed: Counter[str] = Counter()
+
+
+@settings(max_examples=int(COMPOSITIONS / (1 - MOST_REFUSED)) + 1)
+@given(model_specs(), st.integers(0, 2**20))
+def test_every_composition_is_refused_by_name_or_lawful(spec: ModelSpec, seed: int) -> None:
+    case = Case(spec, seed)
+    if broken := case.broken():
+        refusals.update(broken)
+        refusals["refused"] += 1
+        with pytest.raises(UserError):
+            build(spec, device="meta")
+        return
+    obeyed["compositions"] += 1
+    for law in LAWS:
+        try:
+            law(case)
+        except Exception as error:
+            shown = f"{law.__name__}: {error}\n\nseed {seed}\n{tomli_w.dumps(differing(spec))}"
+            raise AssertionError(shown) from error
+
+
+def test_few_are_refused() -> None:
+    """The share of refused compositions, by rule; after the test above."""
+    if not obeyed:
+        pytest.skip("no composition was drawn in this process")
+    drawn = obeyed["compositions"] + refusals["refused"]
+    by_rule = {name: number for name, number in refusals.most_common() if name != "refused"}
+    print(f"\n{drawn} compositions, {refusals['refused']} refused: {by_rule}")
+    assert refusals["refused"] <= MOST_REFUSED * drawn
+    assert obeyed["compositions"] >= COMPOSITIONS

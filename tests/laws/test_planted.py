@@ -1,0 +1,179 @@
+"""Faults planted on purpose: each is caught by a law, or by the formula of the part it is in.
+
+The table in docs/testing.md lists them.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from archwright.model import cache as caching
+from archwright.model.cache import Shelf
+from archwright.parts import init as initialising
+from archwright.parts.kernels import KERNELS, Scores, eager, sdpa
+from archwright.parts.masks import Causal, View, Window
+from archwright.parts.places import Places
+from archwright.parts.residuals import PostNorm, PreNorm
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.residuals import PostNorm as PostNormSpec
+from tests.laws import laws
+from tests.laws.laws import Case
+from tests.parts.test_residuals import test_formula as wiring_formula
+
+SMALL = ModelSpec(dim=16, num_layers=2, vocab_size=33, context_length=12).override(
+    "attention.num_heads=4", "attention.num_kv_heads=2", "attention.head_dim=4"
+)
+WINDOW = ("attention.mask.kind=window", "attention.mask.size=3")
+Plant = Callable[[pytest.MonkeyPatch], None]
+building = sys.modules["archwright.model.build"]  # the package has a function of that name
+FAULTS: dict[str, tuple[Plant, Callable[[Case], None], tuple[str, ...]]] = {}
+
+
+def fault(law: Callable[[Case], None], *assignments: str) -> Callable[[Plant], Plant]:
+    """Say which law catches a fault, in which model."""
+
+    def add(plant: Plant) -> Plant:
+        FAULTS[plant.__name__] = (plant, law, assignments)
+        return plant
+
+    return add
+
+
+@fault(laws.visibility, *WINDOW)
+def a_window_of_one_key_more(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Window, "visible", lambda self, q, k: (k <= q) & (k >= q - self.spec.size))
+
+
+@fault(laws.visibility)
+def a_mask_that_shows_the_next_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Causal, "visible", lambda self, q, k: k <= q + 1)
+
+
+@fault(laws.visibility)
+def documents_that_see_each_other(patch: pytest.MonkeyPatch) -> None:
+    _blinded(patch, documents=None)
+
+
+@fault(laws.alone_or_in_company)
+def padding_that_is_seen(patch: pytest.MonkeyPatch) -> None:
+    _blinded(patch, valid=None)
+
+
+@fault(laws.alone_or_in_company, "position.kind=sinusoidal")
+def positions_that_run_on_through_documents(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Places, "positions_or_range", lambda self: self._range())
+
+
+@fault(laws.kernels_agree, "attention.softcap=2.0")
+def a_kernel_without_the_soft_cap(patch: pytest.MonkeyPatch) -> None:
+    def forgetful(q: Tensor, k: Tensor, v: Tensor, view: View, scores: Scores) -> Tensor:
+        return sdpa(q, k, v, view, Scores(scores.scale, bias=scores.bias, sinks=scores.sinks))
+
+    patch.setitem(KERNELS, "sdpa", forgetful)
+
+
+@fault(laws.kernels_agree)
+def heads_that_read_the_wrong_keys(patch: pytest.MonkeyPatch) -> None:
+    def confused(q: Tensor, k: Tensor, v: Tensor, view: View, scores: Scores) -> Tensor:
+        times = q.shape[2] // k.shape[2]
+        return eager(q, k.repeat(1, 1, times, 1), v.repeat(1, 1, times, 1), view, scores)
+
+    patch.setitem(KERNELS, "blockwise", confused)
+
+
+@fault(laws.cached_is_uncached)
+def a_piece_that_is_shifted_by_one(patch: pytest.MonkeyPatch) -> None:
+    whole = caching.places
+
+    def shifted(*args: Any, start: int = 0, **given: Any) -> Places:
+        return whole(*args, start=start + (start > 0), **given)
+
+    patch.setattr(caching, "places", shifted)
+
+
+@fault(laws.cached_is_uncached, *WINDOW)
+def a_cache_that_forgets_a_token_too_soon(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(caching, "_reach", lambda pattern: pattern.behind)
+
+
+@fault(laws.cached_rows_of_different_lengths)
+def a_cache_that_keeps_padding(patch: pytest.MonkeyPatch) -> None:
+    assigned = Shelf._assigned
+
+    def careless(self: Shelf, where: Places, batch: int) -> Tensor:
+        blind = Places(where.length, where.device, where.start)
+        return assigned(self, blind, batch)
+
+    patch.setattr(Shelf, "_assigned", careless)
+
+
+@fault(laws.cached_rows_of_different_lengths)
+def rows_that_go_on_from_the_longest(patch: pytest.MonkeyPatch) -> None:
+    after = caching._after
+
+    def level(where: Places) -> caching.Read:
+        read = after(where)
+        return caching.Read(read.next_index.amax().expand_as(read.next_index), read.document)
+
+    patch.setattr(caching, "_after", level)
+
+
+@fault(laws.same_seed_same_weights)
+def initial_values_that_depend_on_what_was_drawn_before(patch: pytest.MonkeyPatch) -> None:
+    drawing = torch.Generator().manual_seed(0)
+    patch.setattr(initialising, "keyed_generator", lambda seed, name: drawing)
+
+
+@fault(laws.shapes_on_meta, "head.tied=true")
+def a_tied_head_with_a_table_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    head = building.Head
+    patch.setattr(
+        building, "Head", lambda spec, dim, vocab, table, **more: head(spec, dim, vocab, **more)
+    )
+
+
+@fault(laws.weights_return, "attention.sinks=true")
+def sinks_that_are_not_saved(patch: pytest.MonkeyPatch) -> None:
+    state = building.Decoder.state_dict
+
+    def partial(self: nn.Module, *args: Any, **given: Any) -> Any:
+        found = state(self, *args, **given)
+        return {name: torch.zeros_like(t) if "sinks" in name else t for name, t in found.items()}
+
+    patch.setattr(building.Decoder, "state_dict", partial)
+
+
+def _blinded(patch: pytest.MonkeyPatch, **fields: None) -> None:
+    """Let every view forget something of the batch."""
+    seen = View.block
+
+    def forgetful(self: View, *block: int) -> Tensor:
+        places = self.places.__class__(**(vars(self.places) | fields))
+        return seen(View(self.pattern, places), *block)
+
+    patch.setattr(View, "block", forgetful)
+
+
+@pytest.mark.parametrize("planted", sorted(FAULTS))
+def test_it_is_caught(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, law, assignments = FAULTS[planted]
+    spec = SMALL.override(*assignments)
+
+    def holds() -> None:
+        for seed in range(8):
+            law(Case(spec, seed))
+
+    holds()
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError)):
+        holds()
+
+
+def test_norms_in_the_wrong_place_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PostNorm, "forward", PreNorm.forward)
+    with pytest.raises(AssertionError):
+        wiring_formula(PostNormSpec(), ["attention", "feedforward"])
