@@ -7,6 +7,7 @@ from pathlib import Path
 from archwright.reporting.words import listed
 from archwright.spec.catalogue import (
     BASE,
+    TOP,
     Family,
     Kind,
     Option,
@@ -37,7 +38,8 @@ HEAD = f"""\
 
 Every choice that a model can be made of: its formula, where it is from, which presets made it, and how to ask for it.
 
-A choice stands on an **axis** and is named by its `kind`; it has options of its own. On the command line both are dotted keys:
+A choice stands on an **axis** and is named by its `kind`; it has options of its own. Both are dotted
+keys on the command line:
 
 ```sh
 archwright train {BASE} model.attention.mask.kind=window model.attention.mask.size=64
@@ -65,7 +67,8 @@ for each one without:
 {command(LAYERS)}
 ```
 
-`archwright list choices NAME` shows any part of this page, with what `--parts FILE` adds to it.
+`archwright list choices NAME` shows any part of this page, with what `--parts FILE` adds to it, and
+`archwright train {BASE} --dry-run` the values of a run that are no choices: data, evaluation, checkpoints, machine.
 """
 
 
@@ -115,13 +118,14 @@ def _section(section: Section, usage: Usage) -> Iterator[str]:
         yield "Options of all kinds:\n"
     yield from _options(section.options, usage)
     for family in section.families:
-        yield from _family(family, usage)
+        yield f"{family.meaning} This is so for {_which(family, section)}.\n"
+        yield from _options(family.options, usage)
     for kind in section.kinds:
         yield from _kind(section, kind, usage)
 
 
 def _places(section: Section) -> Iterator[str]:
-    if not section.path:
+    if section.path in TOP:
         return
     where = listed([f"`{place}`" for place in section.places])
     default = f", by default `{section.default}`" if section.default else ""
@@ -129,9 +133,12 @@ def _places(section: Section) -> Iterator[str]:
     yield f"Asked for at {where}{f'; the first is{default[1:]}' if several else default}.\n"
 
 
-def _family(family: Family, usage: Usage) -> Iterator[str]:
-    yield f"{listed([f'`{kind}`' for kind in family.kinds])}: {family.meaning}\n"
-    yield from _options(family.options, usage)
+def _which(family: Family, section: Section) -> str:
+    """Name the kinds of a family, or those that are not in it where these are fewer."""
+    others = [kind.name for kind in section.kinds if kind.name not in family.kinds]
+    most = len(others) < len(family.kinds) / 2
+    words = listed([f"`{name}`" for name in (others if most else family.kinds)])
+    return f"all kinds but {words}" if most and others else "all kinds" if most else words
 
 
 def _kind(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
@@ -154,7 +161,7 @@ def _options(options: Sequence[Option], usage: Usage) -> Iterator[str]:
         asks = f"`{quoted(option.asks)}`"
         values = f"a {_link(option.opens, option.opens.replace('_', ' '))}"
         presets = usage.of_option(option)
-        used = f" Used by {named(presets)}." if presets else ""
+        used = f" Set by {named(presets)}." if presets else ""
         cells = (
             asks,
             f"`{option.default}`" if option.default else "none: give one",

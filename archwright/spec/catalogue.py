@@ -5,7 +5,7 @@ A section is an axis with its kinds, or a table of options that is no axis.
 
 import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
@@ -178,9 +178,8 @@ class Usage:
     def _add(self, preset: str, chosen: Iterator[tuple[str, Spec]]) -> None:
         for path, spec in chosen:
             _note(self._kinds, (path, type(spec)), preset)
-            for name, field in type(spec).model_fields.items():
-                if getattr(spec, name) != field.get_default(call_default_factory=True):
-                    _note(self._options, (type(spec), name), preset)
+            for name in _differences(spec):
+                _note(self._options, (type(spec), name), preset)
 
 
 def _chosen_by_model(model: ModelSpec) -> Iterator[tuple[str, Spec]]:
@@ -198,6 +197,16 @@ def _chosen(path: str, spec: Spec) -> Iterator[tuple[str, Spec]]:
     for name in type(spec).model_fields:
         if isinstance(inner := getattr(spec, name), Spec):
             yield from _chosen(f"{path}.{name}", inner)
+
+
+def _differences(spec: Spec) -> Iterator[str]:
+    """Yield the options that are not at their defaults, those of tables by dotted path."""
+    for name, field in type(spec).model_fields.items():
+        value, default = getattr(spec, name), field.get_default(call_default_factory=True)
+        if value != default:
+            yield name
+        if _is_spec(type(value)) and not isinstance(value, Choice) and type(value) is type(default):
+            yield from (f"{name}.{k}" for k, v in value if v != getattr(default, k))
 
 
 def _note(table: dict[Any, list[str]], key: Any, preset: str) -> None:
@@ -271,13 +280,13 @@ def _belongs(cls: type[Spec], option: Option) -> bool:
 
 
 def _families(axis: type[Choice], at: str) -> Iterator[Family]:
-    """Yield what some kinds have in common, the largest group first."""
+    """Yield what some kinds have in common, the smallest group first."""
     members: dict[type[Choice], list[str]] = {}
     for kind, cls in axis.kinds.items():
         for base in _bases(cls):
             if base is not axis:
                 members.setdefault(base, []).append(kind)
-    for base in sorted(members, key=lambda base: -len(members[base])):
+    for base in sorted(members, key=lambda base: len(members[base])):
         above = {name for other in _bases(base) for name in other.model_fields}
         options = tuple(_options(base, at, leave_out=above))
         yield Family(tuple(members[base]), _sentence(base.__doc__), options)
@@ -295,6 +304,7 @@ def _bases(cls: type[Spec]) -> list[type[Choice]]:
 def _options(
     cls: type[Spec], at: str, leave_out: Iterable[str] = (), *, leave_out_tables: bool = False
 ) -> Iterator[Option]:
+    """Yield the options that a class has, with those of the tables among them below each."""
     docstrings = field_docstrings(cls)
     for name, field in cls.model_fields.items():
         key = field.alias or name
@@ -314,7 +324,8 @@ def _options(
                 meaning=meaning,
             )
         if table:
-            yield from _options(inner, f"{at}{key}.")
+            for below in _options(inner, f"{at}{key}."):
+                yield replace(below, owner=cls, name=f"{name}.{below.name}")
 
 
 def _asks(path: str, field: FieldInfo) -> Iterator[str]:

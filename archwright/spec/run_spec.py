@@ -65,7 +65,8 @@ Betas = Annotated[
 
 class AdamW(Optimizer):
     """Adam with decoupled weight decay on matrices: w = w - lr (m / (sqrt(v) + eps) + weight_decay w), with
-    running means m of the gradient and v of its square (Loshchilov and Hutter, 2017)."""
+    running means m of the gradient and v of its square, corrected for their start at 0
+    (Loshchilov and Hutter, 2017)."""
 
     kind: Literal["adamw"] = "adamw"
     lr: float = Field(3e-3, gt=0)
@@ -79,7 +80,9 @@ class AdamW(Optimizer):
 
 
 class Muon(Optimizer):
-    """Momentum made orthogonal, for hidden matrices (Jordan et al., 2024); AdamW for the rest."""
+    """Momentum made orthogonal, for hidden matrices: W = (1 - lr weight_decay) W - lr 0.2 sqrt(max(d_out, d_in))
+    U V^T, with U S V^T the singular value decomposition of the momentum (Jordan et al., 2024); AdamW for
+    the rest."""
 
     kind: Literal["muon"] = "muon"
     lr: float = Field(1e-2, gt=0)
@@ -112,7 +115,7 @@ class Schedule(Choice):
 
 
 class Cosine(Schedule):
-    """Half a cosine from the peak to `final` (Loshchilov and Hutter, 2016)."""
+    """final + (1 - final) (1 + cos(pi t)) / 2, t from 0 after warm-up to 1 at the end (Loshchilov and Hutter, 2016)."""
 
     kind: Literal["cosine"] = "cosine"
     final: float = Field(0.1, ge=0, le=1)
@@ -120,7 +123,7 @@ class Cosine(Schedule):
 
 
 class WSD(Schedule):
-    """Warm up, stay, then a straight line to `final` over the last share `decay` of the run (Hu et al., 2024)."""
+    """1, then 1 - (1 - final) t over the last share `decay` of the run, t from 0 to 1 (Hu et al., 2024)."""
 
     kind: Literal["wsd"] = "wsd"
     decay: float = Field(0.2, gt=0, le=1)
@@ -130,7 +133,7 @@ class WSD(Schedule):
 
 
 class Linear(Schedule):
-    """A straight line from the peak to `final` (Devlin et al., 2018)."""
+    """1 - (1 - final) t, t from 0 after warm-up to 1 at the end (Devlin et al., 2018)."""
 
     kind: Literal["linear"] = "linear"
     final: float = Field(0.0, ge=0, le=1)
@@ -138,13 +141,13 @@ class Linear(Schedule):
 
 
 class Constant(Schedule):
-    """The peak throughout, after warm-up."""
+    """1 after warm-up."""
 
     kind: Literal["constant"] = "constant"
 
 
 class InverseSqrt(Schedule):
-    """sqrt(warmup / step), counted from 1, after warm-up (Vaswani et al., 2017, section 5.3)."""
+    """sqrt((warmup + 1) / (step + 1)) after warm-up, with steps counted from 0 (Vaswani et al., 2017, section 5.3)."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
 
