@@ -9,10 +9,12 @@ from archwright.spec.catalogue import (
     Option,
     Section,
     Usage,
+    axes,
     command,
     quoted,
     refusal,
     sections,
+    sentence,
 )
 from archwright.spec.errors import UserError, nearest
 
@@ -22,7 +24,7 @@ INDENT = "    "
 def print_choices() -> None:
     """Print every kind of every axis."""
     rows = [["axis", "kind", "what it is"]]
-    rows += [[s.name, kind.name, kind.meaning] for s in sections() for kind in s.kinds]
+    rows += [[a.axis, kind, sentence(c.__doc__)] for a in axes() for kind, c in a.kinds.items()]
     print_table(rows)
     print(
         "archwright list choices NAME says more: of an axis (mask), a table (head) or a kind (rope)."

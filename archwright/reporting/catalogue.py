@@ -118,7 +118,7 @@ def _section(section: Section, usage: Usage) -> Iterator[str]:
         yield "Options of all kinds:\n"
     yield from _options(section.options, usage)
     for family in section.families:
-        yield f"{family.meaning} This is so for {_which(family, section)}.\n"
+        yield f"{family.meaning} Kinds: {_which(family, section)}.\n"
         yield from _options(family.options, usage)
     for kind in section.kinds:
         yield from _kind(section, kind, usage)
@@ -138,7 +138,7 @@ def _which(family: Family, section: Section) -> str:
     others = [kind.name for kind in section.kinds if kind.name not in family.kinds]
     most = len(others) < len(family.kinds) / 2
     words = listed([f"`{name}`" for name in (others if most else family.kinds)])
-    return f"all kinds but {words}" if most and others else "all kinds" if most else words
+    return f"all but {words}" if most and others else "all" if most else words
 
 
 def _kind(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:

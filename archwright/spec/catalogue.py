@@ -119,12 +119,13 @@ class _Place:
 
 def sections() -> list[Section]:
     """Return every axis and table, in the order of a model, those that joined from outside included."""
-    found: dict[type[Spec], list[_Place]] = {}
-    for place in [_Place("", RunSpec), *_walk(RunSpec)]:
-        if _is_axis(place.cls) or place.path in ORDER:
-            found.setdefault(place.cls, []).append(place)
-    made = [_section(sorted(places, key=_rank)) for places in found.values()]
-    return sorted(made, key=lambda section: _rank(_Place(section.path, section.cls)))
+    return [_section(places) for places in _places()]
+
+
+def axes() -> list[type[Choice]]:
+    """Return every axis, in the order of a model."""
+    first = [places[0].cls for places in _places()]
+    return [cls for cls in first if _is_axis(cls)]
 
 
 def command(asks: Iterable[str]) -> str:
@@ -135,6 +136,11 @@ def command(asks: Iterable[str]) -> str:
 def quoted(asks: Iterable[str]) -> str:
     """Return assignments as a shell wants them."""
     return shlex.join(asks)
+
+
+def sentence(text: str | None) -> str:
+    """Return a docstring as running text."""
+    return " ".join((text or "").split())
 
 
 @cache
@@ -215,6 +221,17 @@ def _note(table: dict[Any, list[str]], key: Any, preset: str) -> None:
         names.append(preset)
 
 
+def _places() -> list[list[_Place]]:
+    """Return the places of each axis and of each table with a section, the first of them first."""
+    found: dict[type[Spec], list[_Place]] = {}
+    for place in [_Place("", RunSpec), *_walk(RunSpec)]:
+        if _is_axis(place.cls) or place.path in ORDER:
+            found.setdefault(place.cls, []).append(place)
+    return sorted(
+        (sorted(places, key=_rank) for places in found.values()), key=lambda p: _rank(p[0])
+    )
+
+
 def _walk(cls: type[Spec], at: str = "", needs: tuple[str, ...] = ()) -> Iterator[_Place]:
     """Yield every table below a spec, over all kinds of each axis."""
     for name, field in cls.model_fields.items():
@@ -245,7 +262,7 @@ def _section(places: list[_Place]) -> Section:
         path=place.path,
         places=tuple(place.path for place in places),
         cls=cls,
-        meaning=_sentence(
+        meaning=sentence(
             (cls.__doc__ or "").split("\n\n")[0] if place.path in TOP else cls.__doc__
         ),
         default=place.default,
@@ -260,14 +277,20 @@ def _kind(place: _Place, kind: str, cls: type[Choice]) -> Kind:
     if _is_stack(cls):  # whose axes have sections of their own
         shared |= {*LayerSpec.model_fields, "layer_kinds", "layers"}
     options = tuple(_options(cls, f"{place.path}.", leave_out=shared))
-    base = flatten(load_run(BASE).model_dump(by_alias=True))
+    base = _base()
     needs = [
         need for need in place.needs if base.get(need.partition("=")[0]) != need.partition("=")[2]
     ]
     asks = [*needs, f"{place.path}.kind={kind}"]
     if kind != place.default:
         asks += [ask for option in options if _belongs(cls, option) for ask in option.asks]
-    return Kind(cls, kind, _sentence(cls.__doc__), tuple(asks), options)
+    return Kind(cls, kind, sentence(cls.__doc__), tuple(asks), options)
+
+
+@cache
+def _base() -> dict[str, Any]:
+    """Return every value of the base, by dotted path."""
+    return flatten(load_run(BASE).model_dump(by_alias=True))
 
 
 def _belongs(cls: type[Spec], option: Option) -> bool:
@@ -289,7 +312,7 @@ def _families(axis: type[Choice], at: str) -> Iterator[Family]:
     for base in sorted(members, key=lambda base: len(members[base])):
         above = {name for other in _bases(base) for name in other.model_fields}
         options = tuple(_options(base, at, leave_out=above))
-        yield Family(tuple(members[base]), _sentence(base.__doc__), options)
+        yield Family(tuple(members[base]), sentence(base.__doc__), options)
 
 
 def _bases(cls: type[Spec]) -> list[type[Choice]]:
@@ -311,7 +334,7 @@ def _options(
         inner: Any = field.annotation
         if name in UNLISTED or name in leave_out or (leave_out_tables and _is_spec(inner)):
             continue
-        meaning = _sentence(docstrings.get(name))
+        meaning = sentence(docstrings.get(name))
         table = _is_spec(inner) and not _is_axis(inner)
         if not table or field.examples:
             yield Option(
@@ -409,11 +432,6 @@ def _written(value: Any) -> str:
         inner = [f'"{item}"' if isinstance(item, str) else _written(item) for item in value]
         return f"[{','.join(inner)}]"
     return "{}" if value == {} else str(value)
-
-
-def _sentence(text: str | None) -> str:
-    """Return a docstring as running text."""
-    return " ".join((text or "").split())
 
 
 def _rank(place: _Place) -> int:
