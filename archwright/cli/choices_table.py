@@ -8,7 +8,6 @@ from archwright.reporting.catalogue import named, used_by
 from archwright.spec.catalogue import (
     Option,
     Section,
-    Usage,
     axes,
     command,
     quoted,
@@ -17,6 +16,7 @@ from archwright.spec.catalogue import (
     sentence,
 )
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.usage import Usage
 
 INDENT = "    "
 
@@ -26,9 +26,7 @@ def print_choices() -> None:
     rows = [["axis", "kind", "what it is"]]
     rows += [[a.axis, kind, sentence(c.__doc__)] for a in axes() for kind, c in a.kinds.items()]
     print_table(rows)
-    print(
-        "archwright list choices NAME says more: of an axis (mask), a table (head) or a kind (rope)."
-    )
+    print("archwright list choices NAME says more of one of them.")
 
 
 def print_choices_of(name: str) -> None:

@@ -12,12 +12,12 @@ from archwright.spec.catalogue import (
     Kind,
     Option,
     Section,
-    Usage,
     command,
     quoted,
     refusal,
     sections,
 )
+from archwright.spec.usage import Usage
 
 FILE = Path(__file__).parents[2] / "docs" / "catalogue.md"
 
@@ -70,6 +70,11 @@ for each one without:
 `archwright list choices NAME` shows any part of this page, with what `--parts FILE` adds to it, and
 `archwright train {BASE} --dry-run` the values of a run that are no choices: data, evaluation, checkpoints, machine.
 """
+
+
+def write() -> None:
+    """Write the page into the checkout."""
+    FILE.write_text(markdown(), encoding="utf-8")
 
 
 def markdown() -> str:
@@ -181,4 +186,4 @@ def _title(name: str) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(markdown(), encoding="utf-8")
+    write()

@@ -16,8 +16,8 @@ from pydantic_core import PydanticUndefined
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError
-from archwright.spec.model_spec import LayerSpec, ModelSpec
-from archwright.spec.read import flatten, load, load_run, preset_names
+from archwright.spec.model_spec import LayerSpec
+from archwright.spec.read import flatten, load_run
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 
@@ -153,74 +153,6 @@ def refusal(asks: tuple[str, ...]) -> str:
     return ""
 
 
-class Usage:
-    """Which presets made which choices, counting the layers that they really have."""
-
-    def __init__(self) -> None:
-        self.presets = preset_names("models")
-        self._kinds: dict[tuple[str, type[Spec]], list[str]] = {}
-        self._options: dict[tuple[type[Spec], str], list[str]] = {}
-        for name in self.presets:
-            self._add(name, _chosen_by_model(load(name)))
-        for name in preset_names("runs"):
-            run = load_run(name)
-            self._add(name, _chosen("optimizer", run.optimizer))
-            self._add(name, _chosen("schedule", run.schedule))
-
-    def of_kind(self, path: str, cls: type[Spec]) -> list[str]:
-        """Return the presets that have this choice at a path."""
-        return self._kinds.get((path, cls), [])
-
-    def of_option(self, option: Option) -> list[str]:
-        """Return the presets that have another value than the default, wherever that is."""
-        names = [
-            name
-            for (cls, key), names in self._options.items()
-            if issubclass(cls, option.owner) and key == option.name
-            for name in names
-        ]
-        return sorted(set(names))
-
-    def _add(self, preset: str, chosen: Iterator[tuple[str, Spec]]) -> None:
-        for path, spec in chosen:
-            _note(self._kinds, (path, type(spec)), preset)
-            for name in _differences(spec):
-                _note(self._options, (type(spec), name), preset)
-
-
-def _chosen_by_model(model: ModelSpec) -> Iterator[tuple[str, Spec]]:
-    for name in dict.fromkeys(model.layers.names(model.num_layers)):
-        layer = model.layers_by_kind[name]
-        for axis in LayerSpec.model_fields:
-            yield from _chosen(f"model.{axis}", getattr(layer, axis))
-    for name in ModelSpec.model_fields:
-        if name not in LayerSpec.model_fields and isinstance(getattr(model, name), Spec):
-            yield from _chosen(f"model.{name}", getattr(model, name))
-
-
-def _chosen(path: str, spec: Spec) -> Iterator[tuple[str, Spec]]:
-    yield path, spec
-    for name in type(spec).model_fields:
-        if isinstance(inner := getattr(spec, name), Spec):
-            yield from _chosen(f"{path}.{name}", inner)
-
-
-def _differences(spec: Spec) -> Iterator[str]:
-    """Yield the options that are not at their defaults, those of tables by dotted path."""
-    for name, field in type(spec).model_fields.items():
-        value, default = getattr(spec, name), field.get_default(call_default_factory=True)
-        if value != default:
-            yield name
-        if _is_spec(type(value)) and not isinstance(value, Choice) and type(value) is type(default):
-            yield from (f"{name}.{k}" for k, v in value if v != getattr(default, k))
-
-
-def _note(table: dict[Any, list[str]], key: Any, preset: str) -> None:
-    names = table.setdefault(key, [])
-    if preset not in names:
-        names.append(preset)
-
-
 def _places() -> list[list[_Place]]:
     """Return the places of each axis and of each table with a section, the first of them first."""
     found: dict[type[Spec], list[_Place]] = {}
@@ -260,7 +192,7 @@ def _section(places: list[_Place]) -> Section:
     return Section(
         name=name,
         path=place.path,
-        places=tuple(place.path for place in places),
+        places=tuple(dict.fromkeys(place.path for place in places)),
         cls=cls,
         meaning=sentence(
             (cls.__doc__ or "").split("\n\n")[0] if place.path in TOP else cls.__doc__
