@@ -148,7 +148,7 @@ class RoPE(Position):
 
 class ALiBi(Position):
     """Scores fall with distance: slope_h (k - q), with slopes 2^(-8h/num_heads) for heads h = 1, 2 ...
-    (Press et al., 2021)."""
+    where their number is a power of two (Press et al., 2021)."""
 
     kind: Literal["alibi"] = "alibi"
     scores: ClassVar[bool] = True
