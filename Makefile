@@ -27,8 +27,9 @@ check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 bench: $(VENV)/.installed-bench  ## time training beside transformers (15 minutes)
 	$(BIN)/python bench/train_speed.py
 
-docs: $(VENV)/.installed-dev  ## make the generated data again
+docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m archwright.planning.counts
+	$(BIN)/python -m archwright.reporting.catalogue
 
 clean:  ## remove what make has made
 	rm -rf $(VENV) build *.egg-info

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.cli.words import Parser, add_parts_option, load_parts, print_table
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import load, load_run, parameter_counts, preset_names
@@ -13,6 +13,7 @@ ABOUT = "List published models, recipes, your runs, or all choices of every axis
 EXAMPLES = """\
   archwright list                the models and recipes
   archwright list choices        every axis and what it can be set to
+  archwright list choices mask   an axis with options, users, and how to ask for each kind
   archwright list runs           the runs in runs/"""
 
 WHAT = ("models", "recipes", "choices", "runs")
@@ -22,6 +23,9 @@ def run(words: Sequence[str]) -> int:
     """Print a table."""
     parser = Parser("list", ABOUT, EXAMPLES)
     parser.add_argument("what", nargs="?", metavar="WHAT", help=", ".join(WHAT))
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="of choices: an axis, a table or a kind"
+    )
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
@@ -29,11 +33,31 @@ def run(words: Sequence[str]) -> int:
     if options.what and options.what not in tables:
         hint = nearest(options.what, tables)
         raise UserError(f'list "{options.what}": expected one of {", ".join(tables)}.{hint}')
+    if options.name:
+        return _one(options.what, options.name)
     for what in [options.what] if options.what else ["models", "recipes"]:
         tables[what]()
     if not options.what:
         print("archwright show NAME says more; archwright list choices lists what can be changed.")
     return 0
+
+
+def _one(what: str, name: str) -> int:
+    """Print what is known of some choices."""
+    from archwright.cli.choices_table import print_choices_of
+
+    if what != "choices":
+        raise UserError(
+            f'list {what} "{name}": only choices can be named; see archwright list --help'
+        )
+    print_choices_of(name)
+    return 0
+
+
+def _choices() -> None:
+    from archwright.cli.choices_table import print_choices
+
+    print_choices()
 
 
 def _models() -> None:
@@ -64,16 +88,6 @@ def _recipes() -> None:
     print_table(rows)
 
 
-def _choices() -> None:
-    import archwright.spec.run_spec  # noqa: F401  (its axes join the list)
-
-    rows = [["axis", "kind", "what it is"]]
-    for axis in Choice.__subclasses__():
-        for kind, choice in sorted(axis.kinds.items()):
-            rows.append([axis.axis, kind, " ".join((choice.__doc__ or "").split())])
-    print_table(rows)
-
-
 def _runs() -> None:
     from archwright.runs import RUNS, find
 
@@ -91,20 +105,3 @@ def _runs() -> None:
 def _heads(attention: Choice) -> str:
     values = attention.model_dump()
     return "{num_heads}/{num_kv_heads} heads".format(**values) if "num_heads" in values else "none"
-
-
-def print_table(rows: list[list[str]]) -> None:
-    """Print rows in columns; the last column takes what is left of the line."""
-    import shutil
-    import textwrap
-
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    room = max(24, shutil.get_terminal_size((100, 24)).columns - indent)
-    for row in rows:
-        start = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        lines = textwrap.wrap(row[-1], room) or [""]
-        print((start[:indent] + lines[0]).rstrip())
-        for line in lines[1:]:
-            print(" " * indent + line)
-    print()

@@ -78,3 +78,26 @@ def check_run_parts(run: str, given: Mapping[str, str]) -> None:
         from archwright.cli.parts_files import check_parts
 
         check_parts(folder, given, same=False)
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Print rows in columns; the last column takes what is left of the line."""
+    import textwrap
+
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    room = max(24, terminal_width() - indent)
+    for row in rows:
+        start = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        lines = textwrap.wrap(row[-1], room) or [""]
+        print((start[:indent] + lines[0]).rstrip())
+        for line in lines[1:]:
+            print(" " * indent + line)
+    print()
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal; 100 where there is none."""
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns

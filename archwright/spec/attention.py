@@ -13,9 +13,13 @@ class AttentionBias(Switches):
     """Which projections carry a bias; `bias = true` or `false` sets all."""
 
     query: bool = False
+    """A bias after the projection to queries."""
     key: bool = False
+    """A bias after the projection to keys."""
     value: bool = False
+    """A bias after the projection to values."""
     out: bool = False
+    """A bias after the projection of the heads' results."""
 
 
 class ScoreScale(Choice):
@@ -25,11 +29,11 @@ class ScoreScale(Choice):
 
 
 class SqrtScale(ScoreScale):
-    """dim^-0.5 (Vaswani et al., 2017)."""
+    """dim^-0.5, with the width of a head for dim unless another is given (Vaswani et al., 2017)."""
 
     kind: Literal["sqrt"] = "sqrt"
-    dim: AutoInt = "auto"
-    """auto: head_dim; Gemma 2 and 3 give another (query_pre_attn_scalar)."""
+    dim: AutoInt = Field("auto", examples=[256])
+    """The width that counts; auto: head_dim; Gemma 2 and 3 give another (query_pre_attn_scalar)."""
 
 
 class InverseScale(ScoreScale):
@@ -44,7 +48,7 @@ class FixedScale(ScoreScale):
     """A given number (Granite's attention_multiplier)."""
 
     kind: Literal["fixed"] = "fixed"
-    value: float = Field(1.0, gt=0)
+    value: float = Field(1.0, gt=0, examples=[0.125])
     """The multiplier."""
 
 
@@ -72,14 +76,14 @@ class LogLengthScale(LengthScale):
     kind: Literal["log"] = "log"
     coefficient: float = Field(0.1, ge=0)
     """Growth with the logarithm."""
-    period: int = Field(8192, ge=1)
+    period: int = Field(8192, ge=1, examples=[64])
     """Tokens per step."""
     offset: int = Field(1, ge=0)
     """Added to positions, which count from 0: 1 in Llama 4, 0 in Ministral 3."""
 
 
 class Attention(Choice):
-    """The axis of attention branches."""
+    """The axis of attention branches: how tokens speak to each other."""
 
     axis: ClassVar[str] = "attention"
 
@@ -95,39 +99,41 @@ class SoftmaxAttention(Attention):
     shared by groups of query heads (Ainslie et al., 2023)."""
 
     kind: Literal["softmax"] = "softmax"
-    num_heads: AutoInt = "auto"
+    num_heads: AutoInt = Field("auto", examples=[8])
     """Query heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
-    num_kv_heads: AutoInt = "auto"
+    num_kv_heads: AutoInt = Field("auto", examples=[1])
     """Key and value heads; auto: as many as query heads (MHA); 1 is MQA; between them GQA."""
-    head_dim: AutoInt = "auto"
+    head_dim: AutoInt = Field("auto", examples=[128])
     """Width of a head; auto: dim / num_heads."""
-    bias: AttentionBias = Field(default_factory=AttentionBias, validate_default=True)
-    """Biases of the four projections."""
+    bias: AttentionBias = Field(
+        default_factory=AttentionBias, validate_default=True, examples=[True]
+    )
+    """Biases of all four projections."""
     scale: ScoreScale = SqrtScale()
     """What q k^T is multiplied by."""
     length_scale: LengthScale = NoLengthScale()
     """What queries are multiplied by as positions grow."""
-    qk_norm: Norm = NoNorm()
+    qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm over queries and keys (Henry et al., 2020)."""
     qk_norm_over: Literal["head", "each_head", "projection"] = "head"
     """Over a head with weights that all heads share (Qwen 3), with weights for each (Command R+), or over
     the whole projection (OLMo 2)."""
     qk_norm_place: Literal["before", "after"] = "before"
     """Before positions rotate, or after (Llama 4)."""
-    v_norm: Norm = NoNorm()
+    v_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms", "weight": "none"}])
     """Norm over each head's value (Gemma 3n)."""
-    value_scale: float = Field(1.0, gt=0)
+    value_scale: float = Field(1.0, gt=0, examples=[0.5])
     """Multiplies values (MiMo-V2)."""
-    clip: OptionalFloat = "none"
+    clip: OptionalFloat = Field("none", examples=[8.0])
     """Queries, keys and values are cut to +-clip right after their projection (MPT, DBRX, OLMo)."""
-    softcap: OptionalFloat = "none"
+    softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask (Gemma 2)."""
     sinks: bool = False
     """A learned logit per head in the denominator of the softmax (gpt-oss)."""
     gate: Literal["none", "value", "head"] = "none"
     """Multiply the heads' results by sigmoid(gate(x)): a gate for each value (Qwen3-Next), or for each
     head (Qiu et al., 2025)."""
-    mask: Mask = Causal()
+    mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
     """Which keys a query may see."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""

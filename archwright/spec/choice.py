@@ -20,7 +20,7 @@ AutoInt = Annotated[int, Field(ge=1)] | Literal["auto"]
 AutoFloat = Annotated[float, Field(gt=0)] | Literal["auto"]
 OptionalFloat = Annotated[float, Field(gt=0)] | Literal["none"]
 Floats = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(strict=False)]
-Probability = Annotated[float, Field(ge=0, lt=1)]
+Probability = Annotated[float, Field(ge=0, lt=1, examples=[0.1])]
 
 
 class Spec(BaseModel):

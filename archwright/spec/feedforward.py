@@ -11,11 +11,13 @@ class FeedForwardBias(Switches):
     """Which projections carry a bias; `bias = true` or `false` sets all."""
 
     up: bool = False
+    """A bias after the projection up, and after that of the gate."""
     down: bool = False
+    """A bias after the projection down."""
 
 
 class FeedForward(Choice):
-    """The axis of feed-forward branches."""
+    """The axis of feed-forward branches: how a token thinks by itself."""
 
     axis: ClassVar[str] = "feedforward"
 
@@ -32,23 +34,25 @@ class Hidden(FeedForward):
     ratio: ClassVar[float]
     """Hidden width over model width where hidden_dim is auto."""
     gated: ClassVar[bool]
-    hidden_dim: AutoInt = "auto"
+    hidden_dim: AutoInt = Field("auto", examples=[2048])
     """Width of the hidden layer; auto: 4 dim, or 8/3 dim where gated, rounded up to 64."""
-    bias: FeedForwardBias = Field(default_factory=FeedForwardBias, validate_default=True)
-    """Biases of the projections (`up` covers the gate)."""
+    bias: FeedForwardBias = Field(
+        default_factory=FeedForwardBias, validate_default=True, examples=[True]
+    )
+    """Biases of all projections."""
     dropout: Probability = 0.0
     """Share of hidden values dropped in training."""
 
 
 class Plain(Hidden):
-    """down(f(up(x))): two projections."""
+    """down(f(up(x))): two projections, with a function f (Vaswani et al., 2017, section 3.3)."""
 
     ratio: ClassVar[float] = 4.0
     gated: ClassVar[bool] = False
 
 
 class Gated(Hidden):
-    """down(f(gate(x)) * up(x)): three projections (Shazeer, 2020)."""
+    """down(f(gate(x)) * up(x)): three projections, with a function f of the gate (Shazeer, 2020)."""
 
     ratio: ClassVar[float] = 8 / 3
     gated: ClassVar[bool] = True

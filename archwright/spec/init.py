@@ -8,7 +8,7 @@ from archwright.spec.choice import AutoFloat, Choice
 
 
 class Init(Choice):
-    """The axis of initialisations. Norms start as if they had no weight, and biases at 0, in all of
+    """The axis of initial values. Norms start as if they had no weight, and biases at 0, in all of
     them."""
 
     axis: ClassVar[str] = "init"
@@ -18,7 +18,7 @@ class Glorot(Init):
     """Matrices: normal, variance 2 / (d_in + d_out), cut at 3 sigma (Glorot and Bengio, 2010)."""
 
     kind: Literal["glorot"] = "glorot"
-    embedding_std: AutoFloat = "auto"
+    embedding_std: AutoFloat = Field("auto", examples=[0.02])
     """Standard deviation of embeddings, cut at 3 sigma; auto: 1, or dim^-0.5 with a tied head."""
     branch_ends: Literal["alike", "depth", "layer", "zero"] = "alike"
     """What ends a branch: as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
@@ -32,7 +32,7 @@ class GPT2(Init):
     kind: Literal["gpt2"] = "gpt2"
     std: float = Field(0.02, gt=0)
     """Standard deviation of matrices and of the embedding."""
-    embedding_std: AutoFloat = "auto"
+    embedding_std: AutoFloat = Field("auto", examples=[0.02])
     """Standard deviation of embeddings; auto: std. A norm after a small one moves it fast
     (RWKV's SmallInit takes 1e-4)."""
     branch_ends: Literal["alike", "depth", "layer", "zero"] = "depth"
@@ -46,7 +46,7 @@ class MuP(Init):
     of AdamW's rate, and logits are divided by m."""
 
     kind: Literal["mup"] = "mup"
-    base_dim: int = Field(256, ge=1)
+    base_dim: int = Field(256, ge=1, examples=[128])
     """The width at which nothing changes, where rates were tuned."""
     std: float = Field(0.02, gt=0)
     """Standard deviation of matrices at base_dim, and of the embedding and head at any."""

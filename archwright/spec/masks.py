@@ -11,7 +11,7 @@ from archwright.spec.choice import Choice
 
 
 class Mask(Choice):
-    """The axis of attention masks."""
+    """The axis of attention masks: which keys a query may see."""
 
     axis: ClassVar[str] = "mask"
     causal: ClassVar[bool] = True
@@ -19,13 +19,13 @@ class Mask(Choice):
 
 
 class Causal(Mask):
-    """Every key up to the query itself: k <= q."""
+    """Every key up to the query itself: k <= q (Vaswani et al., 2017, section 3.2.3)."""
 
     kind: Literal["causal"] = "causal"
 
 
 class Full(Mask):
-    """Every key, before and behind (Devlin et al., 2018)."""
+    """Every key, before and behind the query (Devlin et al., 2018)."""
 
     kind: Literal["full"] = "full"
     causal: ClassVar[bool] = False
@@ -40,10 +40,10 @@ class Prefix(Mask):
 
 
 class Window(Mask):
-    """The last `size` keys, the query's own included (Child et al., 2019; Mistral 7B)."""
+    """The last `size` keys, the query's own included: 0 <= q - k < size (Child et al., 2019; Mistral 7B)."""
 
     kind: Literal["window"] = "window"
-    size: int = Field(4096, ge=1)
+    size: int = Field(4096, ge=1, examples=[64])
     """Number of visible keys, in tokens."""
 
 
@@ -52,7 +52,7 @@ class SymmetricWindow(Mask):
 
     kind: Literal["symmetric_window"] = "symmetric_window"
     causal: ClassVar[bool] = False
-    radius: int = Field(256, ge=0)
+    radius: int = Field(256, ge=0, examples=[32])
     """Farthest visible key on either side, in tokens."""
 
 
@@ -61,7 +61,7 @@ class DilatedWindow(Mask):
     (Beltagy et al., 2020, section 3.1)."""
 
     kind: Literal["dilated_window"] = "dilated_window"
-    size: int = Field(256, ge=1)
+    size: int = Field(256, ge=1, examples=[32])
     """Number of visible keys."""
     dilation: int = Field(2, ge=1)
     """Distance between neighbouring visible keys, in tokens."""
@@ -71,7 +71,7 @@ class Chunked(Mask):
     """The keys of the query's own chunk up to itself (Llama 4)."""
 
     kind: Literal["chunked"] = "chunked"
-    size: int = Field(8192, ge=1)
+    size: int = Field(8192, ge=1, examples=[64])
     """Length of a chunk, in tokens."""
 
 
@@ -79,7 +79,7 @@ class WindowGlobal(Mask):
     """The last `size` keys and the first `num_global` (Beltagy et al., 2020; Xiao et al., 2023)."""
 
     kind: Literal["window_global"] = "window_global"
-    size: int = Field(4096, ge=1)
+    size: int = Field(4096, ge=1, examples=[64])
     """Number of keys in the window, the query's own included."""
     num_global: int = Field(4, ge=1)
     """Tokens at the start that every later query sees."""
@@ -90,7 +90,7 @@ class Strided(Mask):
     (Child et al., 2019, section 4.3)."""
 
     kind: Literal["strided"] = "strided"
-    stride: int = Field(128, ge=1)
+    stride: int = Field(128, ge=1, examples=[16])
     """The stride l, in tokens."""
 
 
@@ -99,7 +99,7 @@ class Fixed(Mask):
     (Child et al., 2019, section 4.3)."""
 
     kind: Literal["fixed"] = "fixed"
-    stride: int = Field(128, ge=1)
+    stride: int = Field(128, ge=1, examples=[32])
     """Length l of a block, in tokens."""
     num_summary: int = Field(8, ge=1)
     """The c keys at each block's end that all later blocks see."""

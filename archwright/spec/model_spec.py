@@ -41,9 +41,12 @@ class LayerSpec(Spec):
 class Arrangement(Spec):
     """Which kind of layer stands where: `prefix` first, `suffix` last, `cycle` repeated between."""
 
-    prefix: Names = ()
+    prefix: Names = Field((), examples=[["default"]])
+    """Names of the first layers."""
     cycle: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = ("default",)
-    suffix: Names = ()
+    """Names that are repeated, from the first on, over the layers between."""
+    suffix: Names = Field((), examples=[["default"]])
+    """Names of the last layers."""
 
     def names(self, num_layers: int) -> tuple[str, ...]:
         """Return the kind of every layer, first to last."""
@@ -58,7 +61,10 @@ class StackSpec(LayerSpec):
 
     num_layers: int = Field(8, ge=1)
     """Number of layers."""
-    layer_kinds: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    layer_kinds: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        examples=[{"local": {"attention": {"mask": {"kind": "window", "size": 64}}}}],
+    )
     """Layers that differ from the default: name -> the values that differ."""
     layers: Arrangement = Arrangement()
     """Where each kind of layer stands."""
@@ -102,7 +108,7 @@ class StackSpec(LayerSpec):
 
 
 class Encoder(Choice):
-    """The axis of encoders."""
+    """The axis of encoders: what reads another text for the decoder."""
 
     axis: ClassVar[str] = "encoder"
 
@@ -114,7 +120,8 @@ class NoEncoder(Encoder):
 
 
 class EncoderStack(Encoder, StackSpec):
-    """A stack of layers that reads another text, which the decoder attends to."""
+    """A stack of layers that reads another text, which the decoder attends to (Vaswani et al., 2017). It has
+    the axes of a layer, such as `encoder.norm`, and an arrangement of its own."""
 
     kind: Literal["stack"] = "stack"
 
@@ -135,7 +142,7 @@ class ModelSpec(StackSpec):
     """Source of single values, by dotted path."""
     dim: int = Field(512, ge=1)
     """Width of the residual stream."""
-    vocab_size: AutoInt = "auto"
+    vocab_size: AutoInt = Field("auto", examples=[32_000])
     """Number of rows of the embedding; auto: the tokenizer's size rounded up to 64."""
     context_length: int = Field(256, ge=1)
     """Longest sequence trained on, in tokens."""

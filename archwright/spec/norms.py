@@ -11,7 +11,7 @@ Weight = Literal["plain", "unit_offset", "none"]
 
 
 class Norm(Choice):
-    """The axis of norms."""
+    """The axis of norms: what brings a vector back to a fixed scale."""
 
     axis: ClassVar[str] = "norm"
 

@@ -34,7 +34,7 @@ class DynamicNTK(Scaling):
     kind: Literal["dynamic"] = "dynamic"
     factor: float = Field(2.0, ge=1)
     """The factor s."""
-    original_length: AutoInt = "auto"
+    original_length: AutoInt = Field("auto", examples=[256])
     """The length L that was trained on, in tokens; auto: context_length."""
 
 
@@ -45,13 +45,13 @@ class YaRN(Scaling):
     kind: Literal["yarn"] = "yarn"
     factor: float = Field(2.0, ge=1)
     """How many times longer the text may be."""
-    original_length: AutoInt = "auto"
+    original_length: AutoInt = Field("auto", examples=[256])
     """The length that was trained on, in tokens; auto: context_length."""
     beta_fast: float = Field(32.0, gt=0)
     """What turns more often than this within the original length is kept."""
     beta_slow: float = Field(1.0, gt=0)
     """What turns less often than this within the original length is divided."""
-    attention_factor: AutoFloat = "auto"
+    attention_factor: AutoFloat = Field("auto", examples=[1.0])
     """Multiplies cosines and sines; auto: 0.1 ln(factor) + 1."""
     truncate: bool = True
     """Round the ends of the blended stretch to whole frequencies."""
@@ -64,7 +64,7 @@ class Llama3Scaling(Scaling):
     kind: Literal["llama3"] = "llama3"
     factor: float = Field(8.0, ge=1)
     """How many times longer the text may be."""
-    original_length: AutoInt = "auto"
+    original_length: AutoInt = Field("auto", examples=[256])
     """The length that was trained on, in tokens; auto: context_length."""
     low_freq_factor: float = Field(1.0, gt=0)
     """Wavelengths above original_length / low_freq_factor are divided."""
@@ -83,9 +83,9 @@ class LongRoPE(Scaling):
     """Divisors of all positions of a text that is longer; empty: all 1."""
     factor: float = Field(2.0, ge=1)
     """How many times longer the text may be."""
-    original_length: AutoInt = "auto"
+    original_length: AutoInt = Field("auto", examples=[256])
     """The length that was trained on, in tokens; auto: context_length."""
-    attention_factor: AutoFloat = "auto"
+    attention_factor: AutoFloat = Field("auto", examples=[1.0])
     """Multiplies cosines and sines; auto: sqrt(1 + ln(factor) / ln(original_length))."""
 
 
@@ -97,7 +97,7 @@ class Proportional(Scaling):
 
 
 class Position(Choice):
-    """The axis of position encodings."""
+    """The axis of position encodings: how a token knows where it stands."""
 
     axis: ClassVar[str] = "position"
     absolute: ClassVar[bool] = False
@@ -113,7 +113,7 @@ class NoPosition(Position):
 
 
 class Sinusoidal(Position):
-    """Fixed sines and cosines added to the embedding (Vaswani et al., 2017, section 3.5)."""
+    """Sines and cosines of position * theta^(-2i/dim), added to the embedding (Vaswani et al., 2017, section 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     absolute: ClassVar[bool] = True
@@ -128,26 +128,27 @@ class Learned(Position):
 
     kind: Literal["learned"] = "learned"
     absolute: ClassVar[bool] = True
-    offset: int = Field(0, ge=0)
+    offset: int = Field(0, ge=0, examples=[2])
     """Row of position 0, as the table may begin with rows for other uses (2 in OPT)."""
 
 
 class RoPE(Position):
-    """Rotate pairs of query and key coordinates by position times frequency (Su et al., 2021)."""
+    """Rotate pair i of query and key coordinates by position * theta^(-2i/r) (Su et al., 2021)."""
 
     kind: Literal["rope"] = "rope"
     theta: float = Field(10_000.0, gt=1)
-    """Base of the frequencies theta^(-2i/r)."""
-    fraction: float = Field(1.0, gt=0, le=1)
+    """Base of the frequencies theta^(-2i/r), with r the number of coordinates that rotate."""
+    fraction: float = Field(1.0, gt=0, le=1, examples=[0.25])
     """Share of each head's coordinates that rotate (the first ones)."""
     pairing: Literal["half", "interleaved"] = "half"
     """Which coordinates form a pair: (i, i + r/2) as in Llama, or (2i, 2i + 1) as in the paper."""
-    scaling: Scaling = NoScaling()
+    scaling: Scaling = Field(NoScaling(), examples=[{"kind": "yarn", "factor": 4.0}])
     """What is done to the frequencies for longer texts."""
 
 
 class ALiBi(Position):
-    """Scores fall with distance: slope_h (k - q), with a slope for each head (Press et al., 2021)."""
+    """Scores fall with distance: slope_h (k - q), with slopes 2^(-8h/num_heads) for heads h = 1, 2 ...
+    where their number is a power of two (Press et al., 2021)."""
 
     kind: Literal["alibi"] = "alibi"
     scores: ClassVar[bool] = True

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -12,8 +12,10 @@ from archwright.spec.choice import AutoFloat, Choice, Probability, Spec
 class PerBranch(Spec):
     """A number for each branch; a plain number stands for both."""
 
-    attention: float = 1.0
-    feedforward: float = 1.0
+    attention: float = Field(1.0, examples=[0.5])
+    """Of the attention branch."""
+    feedforward: float = Field(1.0, examples=[0.5])
+    """Of the feed-forward branch."""
 
     def __getitem__(self, branch: str) -> float:
         number: float = getattr(self, branch)
@@ -35,7 +37,8 @@ class PerBranch(Spec):
 
 
 class Residual(Choice):
-    """The axis of residual wirings, each stated for one branch f; a layer applies it per branch.
+    """The axis of residual wirings: how branches join the stream that runs through the layers. Each is
+    stated for one branch f; a layer applies it per branch.
 
     Every f below stands for multiplier * dropout(f).
     """
@@ -45,7 +48,7 @@ class Residual(Choice):
     """Whether the stream leaves the layers without a norm, so that one must follow."""
     dropout: Probability = 0.0
     """Share of each branch's output dropped in training."""
-    multiplier: PerBranch = PerBranch()
+    multiplier: PerBranch = Field(PerBranch(), examples=[0.5])
     """What a branch is multiplied by before it is added (Granite; MiniMax's beta)."""
 
 
@@ -92,7 +95,7 @@ class NormedResidual(Residual):
 
     kind: Literal["normed"] = "normed"
     final_norm: ClassVar[bool] = True
-    alpha: PerBranch = PerBranch()
+    alpha: PerBranch = Field(PerBranch(), examples=[0.5])
     """What the normed stream is multiplied by."""
 
 
@@ -101,7 +104,7 @@ class DeepNorm(Residual):
 
     kind: Literal["deepnorm"] = "deepnorm"
     final_norm: ClassVar[bool] = False
-    alpha: AutoFloat = "auto"
+    alpha: AutoFloat = Field("auto", examples=[2.0])
     """Weight of the stream; auto: (2 num_layers)^(1/4)."""
-    gain: AutoFloat = "auto"
+    gain: AutoFloat = Field("auto", examples=[0.5])
     """Multiplies the initial values of value, out and feed-forward maps; auto: (8 num_layers)^(-1/4)."""

@@ -52,7 +52,7 @@ class DataSpec(Spec):
 
 
 class Optimizer(Choice):
-    """The axis of optimizers."""
+    """The axis of optimizers: how a gradient becomes a step."""
 
     axis: ClassVar[str] = "optimizer"
 
@@ -64,47 +64,58 @@ Betas = Annotated[
 
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay on matrices (Loshchilov and Hutter, 2017)."""
+    """Adam with decoupled weight decay on matrices: w = w - lr (m / (sqrt(v) + eps) + weight_decay w), with
+    running means m of the gradient and v of its square, corrected for their start at 0
+    (Loshchilov and Hutter, 2017)."""
 
     kind: Literal["adamw"] = "adamw"
     lr: float = Field(3e-3, gt=0)
     """Peak learning rate."""
     betas: Betas = (0.9, 0.95)
+    """Decay of the running means of the gradient and of its square, per step."""
     eps: float = Field(1e-8, gt=0)
+    """Added to the root of the mean square."""
     weight_decay: float = Field(0.1, ge=0)
+    """Times the learning rate: the share of a weight that a step takes off."""
 
 
 class Muon(Optimizer):
-    """Momentum made orthogonal, for hidden matrices (Jordan et al., 2024); AdamW for the rest."""
+    """Momentum made orthogonal, for hidden matrices: W = (1 - lr weight_decay) W - lr 0.2 sqrt(max(d_out, d_in))
+    U V^T, with U S V^T the singular value decomposition of the momentum (Jordan et al., 2024); AdamW for
+    the rest."""
 
     kind: Literal["muon"] = "muon"
     lr: float = Field(1e-2, gt=0)
     """Peak learning rate of matrices, in AdamW's units: updates have a root mean square of 0.2."""
     momentum: float = Field(0.95, ge=0, lt=1)
+    """Decay of the running mean M of the gradient G, per step."""
     nesterov: bool = True
+    """Look ahead: (1 - momentum) G + momentum M in the place of M."""
     method: Literal["polar", "jordan"] = "polar"
     """Polynomials of the Newton-Schulz iterations: Polar Express (Amsel et al., 2025), or Jordan's."""
     steps: int = Field(3, ge=1, le=20)
     """Newton-Schulz iterations; "jordan" wants 5."""
     weight_decay: float = Field(0.1, ge=0)
-    adamw_lr: AutoFloat = "auto"
+    """Times the learning rate: the share of a weight that a step takes off."""
+    adamw_lr: AutoFloat = Field("auto", examples=[3e-3])
     """Peak learning rate of embedding, head and vectors; auto: `lr`."""
     betas: Betas = (0.9, 0.95)
-    """Of AdamW."""
+    """Of AdamW: decay of the running means of the gradient and of its square, per step."""
     eps: float = Field(1e-8, gt=0)
-    """Of AdamW."""
+    """Of AdamW: added to the root of the mean square."""
 
 
 class Schedule(Choice):
-    """The axis of learning-rate schedules: factors of the peak as pure functions of the step."""
+    """The axis of learning-rate schedules: factors of the peak as pure functions of the step. All begin
+    with a linear warm-up."""
 
     axis: ClassVar[str] = "schedule"
-    warmup: AutoInt | Literal[0] = "auto"
+    warmup: AutoInt | Literal[0] = Field("auto", examples=[100])
     """Steps of linear warm-up; auto: a twentieth of the run, at most 200."""
 
 
 class Cosine(Schedule):
-    """Half a cosine from the peak to `final` (Loshchilov and Hutter, 2016)."""
+    """final + (1 - final) (1 + cos(pi t)) / 2, t from 0 after warm-up to 1 at the end (Loshchilov and Hutter, 2016)."""
 
     kind: Literal["cosine"] = "cosine"
     final: float = Field(0.1, ge=0, le=1)
@@ -112,7 +123,7 @@ class Cosine(Schedule):
 
 
 class WSD(Schedule):
-    """Warm up, stay, decay linearly (Hu et al., 2024)."""
+    """1, then 1 - (1 - final) t over the last share `decay` of the run, t from 0 to 1 (Hu et al., 2024)."""
 
     kind: Literal["wsd"] = "wsd"
     decay: float = Field(0.2, gt=0, le=1)
@@ -122,7 +133,7 @@ class WSD(Schedule):
 
 
 class Linear(Schedule):
-    """A straight line from the peak to `final`."""
+    """1 - (1 - final) t, t from 0 after warm-up to 1 at the end (Devlin et al., 2018)."""
 
     kind: Literal["linear"] = "linear"
     final: float = Field(0.0, ge=0, le=1)
@@ -130,13 +141,13 @@ class Linear(Schedule):
 
 
 class Constant(Schedule):
-    """The peak, after warm-up."""
+    """1 after warm-up."""
 
     kind: Literal["constant"] = "constant"
 
 
 class InverseSqrt(Schedule):
-    """sqrt(warmup / step) after warm-up (Vaswani et al., 2017, section 5.3)."""
+    """sqrt((warmup + 1) / (step + 1)) after warm-up, with steps counted from 0 (Vaswani et al., 2017, section 5.3)."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
 
@@ -253,7 +264,7 @@ class RunSpec(Spec):
     schedule: Schedule = Cosine()
     clip: OptionalFloat = 1.0
     """Largest norm of the gradient; larger ones are scaled down to it."""
-    z_loss: float = Field(0.0, ge=0)
+    z_loss: float = Field(0.0, ge=0, examples=[1e-4])
     """Weight of the mean square of log Z, which keeps logits from drifting (PaLM, section 5)."""
     evaluate: EvaluateSpec = EvaluateSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()

@@ -13,6 +13,7 @@ import pytest
 from archwright.cli import main
 from archwright.cli.main import VERBS
 from archwright.runs import RunFolder
+from archwright.spec.masks import Mask
 from archwright.spec.read import load_run
 from tests.tiny import archwright, command, surroundings, tiny_words, write_text
 
@@ -21,6 +22,7 @@ QUICK = (
     "--version",
     "list",
     "list choices",
+    "list choices mask",
     "list runs",
     "show modern",
     "show modern --all --blame dim=256",
@@ -132,6 +134,58 @@ def test_list_choices(capsys: pytest.CaptureFixture[str]) -> None:
     found = {tuple(line.split()[:2]) for line in lines}
     expected = {("norm", "rms"), ("position", "rope"), ("optimizer", "muon"), ("schedule", "wsd")}
     assert expected | {("mask", "window"), ("residual", "sandwich")} <= found
+
+
+def test_list_choices_of_an_axis(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "list", "choices", "mask")
+    assert text.startswith("mask\n    The axis of attention masks")
+    assert "asked for at model.attention.mask, by default causal" in text
+    for kind, choice in Mask.kinds.items():
+        assert f"mask: {kind}\n    {(choice.__doc__ or '').split()[0]}" in text
+    kind = "model.attention.mask.kind=window model.attention.mask.size=64"
+    assert f"    archwright train modern {kind}\n        model.attention.mask.size=64\n" in text
+    assert "Takes a whole number at least 1; by default 4096." in text
+    assert "Used by modern and textbook." in text
+
+
+@pytest.mark.parametrize("name", ["mask", "attention.mask", "model.attention.mask", "mask.kind"])
+def test_an_axis_is_found_by_name_and_by_path(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert out(capsys, "list", "choices", name) == out(capsys, "list", "choices", "mask")
+
+
+@pytest.mark.parametrize("name", ["relu", "feedforward.relu", "feedforward.kind=relu", "ReLU"])
+def test_list_choices_of_a_kind(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "list", "choices", name)
+    assert "down(f(up(x)))" in text  # what it shares with others
+    assert "gate(x)" not in text
+    assert [line for line in text.splitlines() if ": " in line and line[0] != " "] == [
+        "feedforward: relu"
+    ]
+
+
+def test_list_choices_of_tables_and_of_what_cannot_be_had(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "model.head.softcap=30" in out(capsys, "list", "choices", "head")
+    assert "z_loss=0.0001" in out(capsys, "list", "choices", "run")
+    assert "not yet: model.encoder.kind" in out(capsys, "list", "choices", "encoder")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["choices", "nrom"], 'archwright: list choices "nrom": expected an axis, a table or a'),
+        (["choices", "norm.rsm"], 'Did you mean "norm"?'),
+        (["runs", "norm"], 'archwright: list runs "norm": only choices can be named'),
+    ],
+)
+def test_list_of_what_is_not_there(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_list_choices_fit_the_terminal(
