@@ -220,7 +220,8 @@ def _unknown_path(path: str, known: list[str]) -> str:
     if path in known or "layer_kinds" in keys or "sources" in keys:
         return ""
     same_leaf = [k for k in known if k.endswith(f".{path}")]
-    hint = f' Did you mean "{same_leaf[0]}"?' if same_leaf else nearest(path, known)
+    shallowest = min(same_leaf, key=lambda k: k.count("."), default="")
+    hint = f' Did you mean "{shallowest}"?' if shallowest else nearest(path, known)
     if not hint:
         hint = nearest(keys[-1], [k.split(".")[-1] for k in known])
     return f"{path}: unknown key.{hint}"
