@@ -6,10 +6,10 @@ from pydantic import GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from archwright.spec.choice import AutoFloat, Choice, Probability, Spec
+from archwright.spec.choice import Alike, AutoFloat, Choice, Probability
 
 
-class PerBranch(Spec):
+class PerBranch(Alike):
     """A number for each branch; a plain number stands for both."""
 
     attention: float = 1.0
