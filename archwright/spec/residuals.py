@@ -37,7 +37,7 @@ class PerBranch(Alike):
 class Residual(Choice):
     """The axis of residual wirings, each stated for one branch f; a layer applies it per branch.
 
-    Every f below stands for multiplier * dropout(f).
+    What a branch adds to the stream, as the formulas below say it, is multiplier times its dropout.
     """
 
     axis: ClassVar[str] = "residual"
