@@ -11,7 +11,7 @@ from archwright.spec.feedforward import Hidden, NoFeedForward
 from archwright.spec.init import Glorot
 from archwright.spec.masks import Window
 from archwright.spec.model_spec import LayerSpec, ModelSpec, NoEncoder, heads, hidden_dim
-from archwright.spec.positions import RoPE
+from archwright.spec.positions import Llama3Scaling, LongRoPE, Proportional, RoPE, T5Bias
 
 Check = Callable[[ModelSpec], Iterator[str]]
 LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
@@ -100,16 +100,65 @@ def heads_divide_dim(spec: ModelSpec) -> Iterator[str]:
 
 @_rule("RoPE rotates pairs of coordinates.")
 def rope_needs_pairs(spec: ModelSpec) -> Iterator[str]:
+    for at, position, head_dim in _ropes(spec):
+        rotary = _num_turning(position, head_dim)
+        if rotary % 2 or rotary == 0:
+            yield (
+                f'{at}position.kind: found "rope" over {rotary} coordinates of heads of '
+                f"{head_dim}; expected an even number above 0: change attention.head_dim or "
+                "position.fraction"
+            )
+
+
+def _ropes(spec: ModelSpec) -> Iterator[tuple[str, RoPE, int]]:
+    """Yield every rotary position with the width of the heads that it turns."""
     for at, layer, attention in _attentions(spec):
         if isinstance(layer.position, RoPE):
-            head_dim = heads(attention, spec.dim)["head_dim"]
-            rotary = int(head_dim * layer.position.fraction)
-            if rotary % 2 or rotary == 0:
+            yield at, layer.position, heads(attention, spec.dim)["head_dim"]
+
+
+def _num_turning(position: RoPE, head_dim: int) -> int:
+    if isinstance(position.scaling, Proportional):  # its pairs span the head, turning or not
+        return head_dim if head_dim % 2 else 2 * int(head_dim * position.fraction / 2)
+    return int(head_dim * position.fraction)
+
+
+@_rule("LongRoPE has a divisor for each pair of coordinates.")
+def longrope_divides_each_pair(spec: ModelSpec) -> Iterator[str]:
+    for at, position, head_dim in _ropes(spec):
+        if isinstance(position.scaling, LongRoPE):
+            pairs = _num_turning(position, head_dim) // 2
+            for name in ("short", "long"):
+                found = len(getattr(position.scaling, name))
+                if found not in (0, pairs):
+                    yield (
+                        f"{at}position.scaling.{name}: found {found} numbers; expected {pairs}, "
+                        "one for each pair of coordinates, or none"
+                    )
+
+
+@_rule("Llama 3's scaling blends between two wavelengths.")
+def llama3_has_a_stretch(spec: ModelSpec) -> Iterator[str]:
+    for at, position, _ in _ropes(spec):
+        scaling = position.scaling
+        if isinstance(scaling, Llama3Scaling):
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            if high <= low:
                 yield (
-                    f'{at}position.kind: found "rope" over {rotary} coordinates of heads of '
-                    f"{head_dim}; expected an even number above 0: change attention.head_dim or "
-                    "position.fraction"
+                    f"{at}position.scaling.high_freq_factor: found {high:g}; "
+                    f"expected more than low_freq_factor = {low:g}"
                 )
+
+
+@_rule("T5's last buckets hold more than one distance each.")
+def t5_buckets_widen(spec: ModelSpec) -> Iterator[str]:
+    for at, layer, _ in _attentions(spec):
+        position = layer.position
+        if isinstance(position, T5Bias) and position.max_distance <= position.num_buckets // 2:
+            yield (
+                f"{at}position.max_distance: found {position.max_distance}; expected more than "
+                f"{position.num_buckets // 2}, half of num_buckets"
+            )
 
 
 @_rule("Positions that are added to the embedding belong to the whole model.")
