@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from archwright.model import Decoder, build
-from archwright.model.cache import FIRST_CAPACITY, LayerMemory, Shelf
+from archwright.model import cache as cache_room
+from archwright.model.cache import LayerMemory, Shelf
 from archwright.parts.places import places
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -17,6 +18,8 @@ from archwright.spec.model_spec import ModelSpec
 SMALL = ModelSpec(dim=16, num_layers=2, context_length=512, vocab_size=32).override(
     "attention.num_heads=4", "attention.num_kv_heads=2"
 )
+FIRST_CAPACITY = 8
+"""Slots to begin with, fewer than outside tests."""
 SLOT = 2 * 2 * 4 * 8
 """Bytes of a token in one layer: key and value, two heads of four, float64."""
 MASKS: dict[str, list[str]] = {
@@ -41,6 +44,11 @@ MASKS: dict[str, list[str]] = {
 }
 REACH = {"window": 5, "chunked": 6, "dilated_window": 5}
 """Tokens that a mask reaches back, where it has an end."""
+
+
+@pytest.fixture(autouse=True)
+def _few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_room, "FIRST_CAPACITY", FIRST_CAPACITY)
 
 
 def small(mask: str, *words: str) -> Decoder:
@@ -84,13 +92,13 @@ class TestBytes:
         assert len(set(held)) == 3
 
     def test_a_long_text_at_once_takes_what_it_needs(self) -> None:
-        _, held = read(small("causal"), tokens(1, 301), [300, 1])
-        assert held == [2 * SLOT * 301, 2 * SLOT * 601]
+        _, held = read(small("causal"), tokens(1, 31), [30, 1])
+        assert held == [2 * SLOT * 31, 2 * SLOT * 61]
 
     @pytest.mark.parametrize("mask", REACH)
-    @pytest.mark.parametrize("sizes", [[1] * 40, [40], [3, 30, 1, 6]], ids=str)
+    @pytest.mark.parametrize("sizes", [[1] * 20, [20], [3, 10, 1, 6]], ids=len)
     def test_what_reaches_back_is_bounded(self, mask: str, sizes: list[int]) -> None:
-        _, held = read(small(mask), tokens(2, 40), sizes)
+        _, held = read(small(mask), tokens(2, 20), sizes)
         assert max(held) == held[-1] == 2 * 2 * SLOT * (REACH[mask] + 1)
 
     def test_each_layer_holds_what_its_own_mask_needs(self) -> None:
@@ -144,8 +152,8 @@ class TestPieces:
 
     @pytest.mark.parametrize("mask", ["causal", "window", "chunked", "mixed"])
     def test_a_cache_grows_without_losing_anything(self, mask: str) -> None:
-        model, row = small(mask), tokens(1, 150)
-        found, _ = read(model, row, [60, 1, 1, 1, 1, 1, 1, 70, 14])
+        model, row = small(mask), tokens(1, 40)
+        found, _ = read(model, row, [6, 1, 1, 1, 1, 1, 1, 20, 8])
         torch.testing.assert_close(found, whole(model, row), rtol=1e-9, atol=1e-9)
 
     def test_prefixes_of_rows_are_given_once(self) -> None:
