@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from archwright.spec.choice import Alike, AutoFloat, Choice, Probability
 
@@ -24,6 +24,8 @@ class PerBranch(Alike):
     def _both_alike(cls, value: Any) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return dict.fromkeys(cls.model_fields, float(value))
+        if not isinstance(value, (dict, cls)):
+            raise PydanticCustomError("per_branch", "expected a number or a table")
         return value
 
     @classmethod

@@ -118,6 +118,13 @@ def test_a_layer_kind_is_judged_beside_a_default_layer_that_is_wrong() -> None:
     ]
 
 
+@pytest.mark.parametrize("wrong", ["big", True, [1.0]])
+def test_what_a_number_for_both_branches_may_be(wrong: Any) -> None:
+    (line,) = lines_of({"residual": {"kind": "pre", "multiplier": wrong}})
+    assert line.startswith("residual.multiplier: found ")
+    assert line.endswith("; expected a number or a table")
+
+
 def test_paths_begin_at_the_top_of_a_run() -> None:
     values = {
         "model": {"layer_kinds": {"a": {"norm": {"kind": "rmz"}}}, "encoder": {"kind": "stack", "dim": 3}},
