@@ -10,7 +10,7 @@ from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import least_memory
 from archwright.reporting import words
 from archwright.reporting.terminal import print_resolved
-from archwright.spec.read import flatten, toml_value
+from archwright.spec.read import even_tables, flatten, told_as_one, toml_value
 from archwright.spec.run_spec import RunSpec, TokenizerSpec, parse_budget
 from archwright.text.bpe import raw_bytes
 from archwright.text.sources import STDIN, find_files
@@ -63,7 +63,8 @@ def _pairs(run: RunSpec) -> Iterator[tuple[str, object]]:
     values: dict[str, Any] = run.model_dump(by_alias=True)
     for name in NAMING:
         values["model"].pop(name)
-    for path, value in flatten(values).items():
+    even = [path for path, equal in even_tables(run).items() if equal]
+    for path, value in told_as_one(flatten(values), even).items():
         if value == "auto":
             yield path, "auto, settled when the run begins"
         else:

@@ -8,11 +8,13 @@ from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import (
     Origin,
+    even_tables,
     flatten,
     load_with_blame,
     override,
     parameter_counts,
     preset_names,
+    told_as_one,
     toml_value,
 )
 from archwright.spec.rules import suspicions
@@ -57,8 +59,10 @@ def _values(
     """Yield a line for each value that was set, or for all of them."""
     given = flatten(spec.model_dump())
     blame = {**blame, **_set_here(options.assignments, given)}
+    tables = [path for path, equal in even_tables(spec).items() if equal and _one(path, blame)]
+    given, blame = told_as_one(given, tables), told_as_one(blame, tables)
     rows: list[tuple[str, str, str]] = []
-    for path, value in flatten(spec.resolved().model_dump()).items():
+    for path, value in told_as_one(flatten(spec.resolved().model_dump()), tables).items():
         origin = blame.get(path, Origin("default"))
         shown = options.all or options.blame or origin.file != "default"
         if shown and path.split(".")[0] not in ("name", "source", "sources"):
@@ -68,6 +72,11 @@ def _values(
     widths = [max(len(row[i]) for row in rows) for i in range(2)] if rows else [0, 0]
     for path, text, said in rows:
         yield f"{path:<{widths[0]}}  {text:<{widths[1]}}  {said}".rstrip()
+
+
+def _one(table: str, blame: Mapping[str, Origin]) -> bool:
+    """Tell whether all values of a table come from one place."""
+    return len({origin for path, origin in blame.items() if path.startswith(f"{table}.")}) < 2
 
 
 def _set_here(assignments: Sequence[str], given: Mapping[str, object]) -> dict[str, Origin]:

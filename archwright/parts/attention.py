@@ -156,7 +156,8 @@ class SoftmaxAttention(nn.Module):
         if not isinstance(scale, spec.LogLengthScale):
             return q
         steps = (view.places.positions_or_range() + scale.offset) // scale.period
-        factor = 1 + scale.coefficient * torch.log1p(steps.float())
+        wide = torch.promote_types(q.dtype, torch.float32)
+        factor = 1 + scale.coefficient * torch.log1p(steps.to(wide))
         return q * factor[..., None, None].to(q.dtype)
 
     def _scores(self, bias: Any) -> Scores:

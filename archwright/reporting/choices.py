@@ -11,6 +11,7 @@ from archwright.spec.choice import Spec
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.residuals import PerBranch
 
 HEAD = ("Part", "Choice", "Options", "Meaning")
 
@@ -84,7 +85,7 @@ def _choice(
     for name, field in type(spec).model_fields.items():
         key, value = field.alias or name, getattr(spec, name)
         base = getattr(default, name) if same else field.get_default(call_default_factory=True)
-        if isinstance(value, Spec):
+        if isinstance(value, Spec) and not isinstance(value, PerBranch):
             inner.append((f"{path}.{key}", value, base))
         elif name != "kind":
             options += [] if _empty(value) else [(key, value)]
@@ -126,6 +127,9 @@ def _shown(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, PerBranch):
+        each = ", ".join(f"{name} {_shown(number)}" for name, number in value)
+        return f"({each})" if value.one is None else _shown(value.one)
     if isinstance(value, (tuple, list)):
         return ", ".join(_shown(item) for item in value) or "none"
     return str(value) if value != "" else "none"

@@ -56,7 +56,17 @@ class Spec(BaseModel):
         return found
 
 
-class Switches(Spec):
+class Alike(Spec):
+    """Values of one type that are told as one where all are equal, as a plain one stands for all."""
+
+    @property
+    def one(self) -> Any:
+        """The value of all fields; None where they differ."""
+        values = {getattr(self, name) for name in type(self).model_fields}
+        return values.pop() if len(values) == 1 else None
+
+
+class Switches(Alike):
     """Options that are on or off; a plain `true` or `false` stands for all of them."""
 
     @model_validator(mode="before")

@@ -162,7 +162,7 @@ class T5Bias(Position):
 
     kind: Literal["t5"] = "t5"
     scores: ClassVar[bool] = True
-    num_buckets: int = Field(32, ge=2)
+    num_buckets: int = Field(32, ge=4)
     """Rows of the table; near distances have one each, far ones share on a log scale."""
     max_distance: int = Field(128, ge=2)
     """Distances from here on share the last bucket."""

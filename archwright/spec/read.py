@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from archwright.spec.choice import Choice, Spec
+from archwright.spec.choice import Alike, Choice, Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.explain import show
 from archwright.spec.merge import merge, validated
@@ -109,7 +109,9 @@ def override(spec: S, assignments: Iterable[str]) -> S:
 
 def diff(old: Spec, new: Spec) -> list[str]:
     """Return one line for each value that differs, names and sources aside: `path: old -> new`."""
-    before, after = flatten(_dump(old)), flatten(_dump(new))
+    even = [even_tables(spec) for spec in (old, new)]
+    tables = {path for path in {**even[0], **even[1]} if all(e.get(path, True) for e in even)}
+    before, after = (told_as_one(flatten(_dump(spec)), tables) for spec in (old, new))
     lines = []
     for path in dict.fromkeys([*before, *after]):
         a, b = (toml_value(side[path]) if path in side else "-" for side in (before, after))
@@ -142,6 +144,27 @@ def flatten(values: Values, prefix: str = "") -> Values:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def even_tables(spec: Spec, prefix: str = "") -> dict[str, bool]:
+    """Return the path of each table that one value may stand for, and whether one does."""
+    found = {}
+    for name, field in type(spec).model_fields.items():
+        value, path = getattr(spec, name), prefix + (field.alias or name)
+        if isinstance(value, Alike):
+            found[path] = value.one is not None
+        elif isinstance(value, Spec):
+            found |= even_tables(value, f"{path}.")
+    if isinstance(spec, ModelSpec):
+        for name in spec.layer_kinds:
+            found |= even_tables(spec.layers_by_kind[name], f"{prefix}layer_kinds.{name}.")
+    return found
+
+
+def told_as_one(flat: Values, tables: Collection[str]) -> Values:
+    """Return dotted paths with one value for each of `tables`, all of whose values are equal."""
+    owners = {path: path.rpartition(".")[0] for path in flat}
+    return {owners[p] if owners[p] in tables else p: value for p, value in flat.items()}
 
 
 def toml_value(value: Any) -> str:

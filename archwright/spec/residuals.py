@@ -4,12 +4,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
-from archwright.spec.choice import AutoFloat, Choice, Probability, Spec
+from archwright.spec.choice import Alike, AutoFloat, Choice, Probability
 
 
-class PerBranch(Spec):
+class PerBranch(Alike):
     """A number for each branch; a plain number stands for both."""
 
     attention: float = Field(1.0, examples=[0.5])
@@ -26,6 +26,8 @@ class PerBranch(Spec):
     def _both_alike(cls, value: Any) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return dict.fromkeys(cls.model_fields, float(value))
+        if not isinstance(value, (dict, cls)):
+            raise PydanticCustomError("per_branch", "expected a number or a table")
         return value
 
     @classmethod
@@ -40,7 +42,7 @@ class Residual(Choice):
     """The axis of residual wirings: how branches join the stream that runs through the layers. Each is
     stated for one branch f; a layer applies it per branch.
 
-    Every f below stands for multiplier * dropout(f).
+    What a branch adds to the stream, as the formulas below say it, is multiplier times its dropout.
     """
 
     axis: ClassVar[str] = "residual"

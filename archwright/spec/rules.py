@@ -11,7 +11,7 @@ from archwright.spec.feedforward import XIELU, Hidden, NoFeedForward
 from archwright.spec.init import Glorot
 from archwright.spec.masks import Prefix, Window
 from archwright.spec.model_spec import LayerSpec, ModelSpec, NoEncoder, heads, hidden_dim
-from archwright.spec.positions import RoPE, T5Bias, rotary_dim
+from archwright.spec.positions import Llama3Scaling, LongRoPE, RoPE, T5Bias, rotary_dim
 
 Check = Callable[[ModelSpec], Iterator[str]]
 LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
@@ -100,36 +100,52 @@ def heads_divide_dim(spec: ModelSpec) -> Iterator[str]:
 
 @_rule("RoPE rotates pairs of coordinates.")
 def rope_needs_pairs(spec: ModelSpec) -> Iterator[str]:
+    for at, position, head_dim in _ropes(spec):
+        rotary = rotary_dim(position, head_dim)
+        if rotary % 2 or head_dim * position.fraction < 2:
+            yield (
+                f'{at}position.kind: found "rope" over {rotary} coordinates of heads of '
+                f"{head_dim}; expected an even number above 0: change attention.head_dim or "
+                "position.fraction"
+            )
+
+
+def _ropes(spec: ModelSpec) -> Iterator[tuple[str, RoPE, int]]:
+    """Yield every rotary position with the width of the heads that it turns."""
     for at, layer, attention in _attentions(spec):
         if isinstance(layer.position, RoPE):
-            head_dim = heads(attention, spec.dim)["head_dim"]
-            rotary = rotary_dim(layer.position, head_dim)
-            if rotary % 2 or rotary == 0 or head_dim * layer.position.fraction < 2:
-                yield (
-                    f'{at}position.kind: found "rope" over {rotary} coordinates of heads of '
-                    f"{head_dim}; expected an even number above 0: change attention.head_dim or "
-                    "position.fraction"
-                )
+            yield at, layer.position, heads(attention, spec.dim)["head_dim"]
 
 
-@_rule("LongRoPE divides each frequency by a number of its own.")
-def longrope_has_a_divisor_for_each_pair(spec: ModelSpec) -> Iterator[str]:
-    for at, layer, attention in _attentions(spec):
-        if not isinstance(layer.position, RoPE):
-            continue
-        pairs = rotary_dim(layer.position, heads(attention, spec.dim)["head_dim"]) // 2
-        scaling = layer.position.scaling
-        for name in ("short", "long"):
-            divisors = getattr(scaling, name, ())
-            if len(divisors) not in (0, pairs):
+@_rule("LongRoPE has a divisor for each pair of coordinates.")
+def longrope_divides_each_pair(spec: ModelSpec) -> Iterator[str]:
+    for at, position, head_dim in _ropes(spec):
+        if isinstance(position.scaling, LongRoPE):
+            pairs = rotary_dim(position, head_dim) // 2
+            for name in ("short", "long"):
+                found = len(getattr(position.scaling, name))
+                if found not in (0, pairs):
+                    yield (
+                        f"{at}position.scaling.{name}: found {found} numbers; expected {pairs}, "
+                        "one for each pair of coordinates, or none"
+                    )
+
+
+@_rule("Llama 3's scaling blends between two wavelengths.")
+def llama3_has_a_stretch(spec: ModelSpec) -> Iterator[str]:
+    for at, position, _ in _ropes(spec):
+        scaling = position.scaling
+        if isinstance(scaling, Llama3Scaling):
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            if high <= low:
                 yield (
-                    f"{at}position.scaling.{name}: found {len(divisors)} numbers; expected one for "
-                    f"each of {pairs} pairs of coordinates, or none"
+                    f"{at}position.scaling.high_freq_factor: found {high:g}; "
+                    f"expected more than low_freq_factor = {low:g}"
                 )
 
 
 @_rule("T5 has buckets for near distances, and far ones beyond them.")
-def t5_buckets_reach_further_than_they_count(spec: ModelSpec) -> Iterator[str]:
+def t5_buckets_widen(spec: ModelSpec) -> Iterator[str]:
     for at, layer, attention in _attentions(spec):
         if not isinstance(layer.position, T5Bias):
             continue

@@ -229,6 +229,18 @@ def test_show_blame(capsys: pytest.CaptureFixture[str]) -> None:
     assert len({line.index("# ") for line in text.splitlines()[3:]}) == 1
 
 
+def test_show_tells_values_that_are_alike_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["residual.multiplier=0.5", "attention.bias.out=true", "layer_kinds.a.norm.eps=0.1"]
+    lines = out(capsys, "show", "modern", "--all", *words).splitlines()
+    values = dict(line.split(maxsplit=1) for line in lines[3:] if line)
+    assert values["residual.multiplier"] == "0.5"
+    assert values["layer_kinds.a.residual.multiplier"] == "0.5"
+    assert values["feedforward.bias"] == "false"
+    assert (values["attention.bias.query"], values["attention.bias.out"]) == ("false", "true")
+    text = out(capsys, "show", "modern", "--blame", "attention.bias.out=false")
+    assert "attention.bias.out" in text  # as it comes from elsewhere than the others
+
+
 def test_show_warns(capsys: pytest.CaptureFixture[str]) -> None:
     assert "warning: vocab_size is 100" in out(capsys, "show", "modern", "vocab_size=100")
 
@@ -289,7 +301,8 @@ def test_dry_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_dry_run_of_a_time_budget(capsys: pytest.CaptureFixture[str]) -> None:
     found = out(capsys, "train", "demo", "--dry-run", "budget=7m")
     assert "the steps that fit into 7m, which are timed when it begins" in found
-    assert "schedule.warmup                auto, settled when the run begins" in found
+    values = dict(line.split(maxsplit=1) for line in found.splitlines() if len(line.split()) > 1)
+    assert values["schedule.warmup"] == "auto, settled when the run begins"
 
 
 def test_dry_run_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

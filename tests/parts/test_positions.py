@@ -37,6 +37,17 @@ class TestSinusoidal:
                 expected = math.cos(angle) if i % 2 else math.sin(angle)
                 assert table[0, p, i].item() == pytest.approx(expected, abs=1e-6)
 
+    @pytest.mark.parametrize("dim", [8, 7])
+    def test_all_sines_may_come_first(self, dim: int) -> None:
+        choice = spec.Sinusoidal(theta=100.0, layout="half")
+        table = Sinusoidal(choice, dim, 1)(plain(50))
+        sines = (dim + 1) // 2
+        for p in (0, 1, 7, 49):
+            for i in range(dim):
+                angle = p * 100.0 ** (-2 * (i % sines) / dim)
+                expected = math.sin(angle) if i < sines else math.cos(angle)
+                assert table[0, p, i].item() == pytest.approx(expected, abs=1e-6)
+
     def test_given_positions_and_any_length(self) -> None:
         part = Sinusoidal(spec.Sinusoidal(), 8, 4)
         given = torch.tensor([[100_000, 3, 3], [0, 1, 2]])
@@ -55,6 +66,15 @@ class TestLearned:
         given = torch.tensor([3, 0])
         found = part(places(torch.zeros(1, 2, dtype=torch.long), given))
         assert torch.equal(found[0], part.table.weight[given])
+
+    def test_the_table_may_begin_with_other_rows(self) -> None:
+        part = Learned(spec.Learned(offset=2), 6, 4)
+        torch.nn.init.normal_(part.table.weight)
+        assert part.table.weight.shape == (6, 6)
+        for p, row in enumerate(part(plain(4))[0]):
+            assert row.tolist() == part.table.weight[p + 2].tolist()
+        with pytest.raises(ValueError, match="found 5 tokens; expected at most context_length = 4"):
+            part(plain(5))
 
     def test_the_table_ends(self) -> None:
         part = Learned(spec.Learned(), 6, 4)

@@ -1,11 +1,17 @@
 """Residual wirings beside their formulas."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from archwright.model import block, build
+from archwright.parts.linear import Linear
 from archwright.parts.residuals import RESIDUALS
 from archwright.spec import residuals as spec
+from archwright.spec.model_spec import ModelSpec
 
 
 class Scale(nn.Module):
@@ -39,25 +45,47 @@ def made(choice: spec.Residual, names: list[str]) -> nn.Module:
     return part
 
 
-def by_formula(choice: spec.Residual, x: Tensor, names: list[str], norms: nn.Module) -> Tensor:
+def by_formula(choice: spec.Residual, x: Tensor, names: list[str], part: Any) -> Tensor:
+    start = x
     for name in names:
-        f, norm = BRANCHES[name], norms.norms[name]
+        f, norm = BRANCHES[name], part.norms["shared" if "shared" in part.norms else name]
+        beta = getattr(choice.multiplier, name)
         match choice:
             case spec.PostNorm():
-                x = norm(x + f(x))
+                x = norm(x + beta * f(x))
             case spec.PreNorm():
-                x = x + f(norm(x))
+                x = x + beta * f(norm(x))
             case spec.SandwichNorm():
-                x = x + norms.out_norms[name](f(norm(x)))
+                x = x + beta * part.out_norms[name](f(norm(x)))
+            case spec.OutputNorm():
+                x = x + beta * norm(f(x))
+            case spec.Parallel():
+                x = x + beta * f(norm(start))
+            case spec.NormedResidual():
+                x = getattr(choice.alpha, name) * norm(x) + beta * f(norm(x))
+            case spec.DeepNorm(alpha=alpha):
+                assert alpha != "auto"
+                x = norm(alpha * x + beta * f(x))
             case _:
                 raise AssertionError(choice)
     return x
 
 
-CHOICES = pytest.mark.parametrize("choice", [kind() for kind in RESIDUALS], ids=lambda c: c.kind)
+DEEPNORM = spec.DeepNorm(alpha=1.0, gain=1.0)
+"""Without "auto", which the whole model settles."""
+PLAIN = [DEEPNORM if kind is spec.DeepNorm else kind() for kind in RESIDUALS]
+UNEVEN = spec.PerBranch(attention=0.5, feedforward=-3.0)
+OTHERS = [
+    *[choice.model_copy(update={"multiplier": UNEVEN}) for choice in PLAIN],
+    spec.Parallel(num_norms=2),
+    spec.Parallel(num_norms=2, multiplier=UNEVEN),
+    spec.NormedResidual(alpha=spec.PerBranch(attention=2.5, feedforward=0.25), multiplier=UNEVEN),
+    spec.DeepNorm(alpha=2.5, gain=1.0),
+]
+CHOICES = pytest.mark.parametrize("choice", PLAIN, ids=lambda c: c.kind)
 
 
-@CHOICES
+@pytest.mark.parametrize("choice", PLAIN + OTHERS, ids=str)
 @pytest.mark.parametrize(
     "names", [["attention", "feedforward"], ["attention"], ["feedforward"]], ids=" ".join
 )
@@ -72,7 +100,9 @@ def test_formula(choice: spec.Residual, names: list[str]) -> None:
 def test_each_branch_has_norms_of_its_own(choice: spec.Residual) -> None:
     part = made(choice, ["attention", "feedforward"])
     factors = {m.factor for m in part.modules() if isinstance(m, Scale)}
-    assert len(factors) == (4 if choice.kind == "sandwich" else 2)
+    assert len(factors) == {"sandwich": 4, "parallel": 1}.get(choice.kind, 2)
+    both = made(spec.Parallel(num_norms=2), ["attention", "feedforward"])
+    assert len([m for m in both.modules() if isinstance(m, Scale)]) == 2
 
 
 @CHOICES
@@ -96,3 +126,67 @@ def test_the_stream_is_not_changed_in_place(choice: spec.Residual) -> None:
     before = x.clone()
     part(x, BRANCHES)
     assert torch.equal(x, before)
+
+
+class Gated(nn.Module):
+    """A branch that tells the maps that read x, with a bias where it is asked."""
+
+    def __init__(self, dim: int, widths: list[int], bias: bool) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList(Linear(dim, n, bias=bias) for n in widths)
+        self.calls: list[bool] = []
+
+    def forward(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
+        self.calls.append(projected is not None)
+        parts = [read(x) for read in self.inputs] if projected is None else projected
+        first, *rest = [part.tanh().cumsum(1) for part in parts]
+        return torch.cat((first, *rest), -1)[..., : x.shape[-1]] * first.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("num_norms", [1, 2])
+@pytest.mark.parametrize("biases", [(False, False), (True, False), (True, True)], ids=str)
+def test_parallel_branches_are_the_same_fused_and_apart(
+    biases: tuple[bool, bool], num_norms: int
+) -> None:
+    torch.manual_seed(0)
+    one, other = Gated(6, [3, 4, 5], biases[0]), Gated(6, [2, 7], biases[1])
+    for parameter in (*one.parameters(), *other.parameters()):
+        nn.init.normal_(parameter)
+    both = nn.ModuleList([one, other]).double()
+    part = made(spec.Parallel(num_norms=num_norms, multiplier=UNEVEN), ["attention", "feedforward"])
+    x = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
+    into, given = torch.randn_like(x), [x, *both.parameters()]
+    found = part(x, {"attention": one, "feedforward": other})
+    apart = part(x, {"attention": lambda x: one(x), "feedforward": lambda x: other(x)})
+    assert one.calls == other.calls == [num_norms == 1, False]
+    torch.testing.assert_close(found, apart, rtol=1e-12, atol=1e-12)
+    grads = (torch.autograd.grad(out, given, into) for out in (found, apart))
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("feedforward", ["swiglu", "gelu", "geglu"])
+@pytest.mark.parametrize("gate", ["none", "head", "value"])
+def test_a_parallel_model_is_the_same_fused_and_apart(
+    feedforward: str, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = ModelSpec(dim=16, num_layers=2, vocab_size=32, context_length=12).override(
+        "residual.kind=parallel",
+        "attention.num_heads=2",
+        "attention.num_kv_heads=1",
+        "attention.bias.key=true",
+        "feedforward.bias.up=true",
+        f"feedforward.kind={feedforward}",
+        f"attention.gate={gate}",
+    )
+    model, row = build(small).double(), torch.arange(10).view(2, 5)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    found = []
+    for _ in range(2):
+        out = model(row).logits
+        found.append([out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))])
+        monkeypatch.setattr(block._Branch, "inputs", ())
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

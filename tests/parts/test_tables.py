@@ -45,6 +45,8 @@ def spec_with(axis: str, choice: type[Choice]) -> ModelSpec:
     words = [f"{PATHS[axis]}.kind={kind}"]
     if axis == "mask" and "size" in choice.model_fields:
         words.append("attention.mask.size=3")
+    if axis == "mask" and "radius" in choice.model_fields:
+        words.append("attention.mask.radius=3")
     return SMALL.override(*words)
 
 
@@ -116,11 +118,14 @@ class TestEvery:
         model = build(spec_with(axis, choice)).double()
         torch.testing.assert_close(logits(model)[:1], logits(model, TOKENS[:1]))
 
-    def test_no_token_sees_what_follows(self, axis: str, choice: type[Choice]) -> None:
+    def test_no_token_sees_what_follows_unless_its_mask_says_so(
+        self, axis: str, choice: type[Choice]
+    ) -> None:
         model = build(spec_with(axis, choice)).double()
         changed = TOKENS.clone()
         changed[:, 7:] = 8
-        torch.testing.assert_close(logits(model)[:, :7], logits(model, changed)[:, :7])
+        same = torch.allclose(logits(model)[:, :7], logits(model, changed)[:, :7], 1e-7, 1e-7)
+        assert same == getattr(choice, "causal", True)
         assert not torch.allclose(logits(model)[:, 7:], logits(model, changed)[:, 7:])
 
     def test_it_says_what_it_is(self, axis: str, choice: type[Choice]) -> None:
@@ -161,16 +166,18 @@ class TestRegister:
             kind: str = "added"
             absolute = True
 
+        class Scoring(positions.Position):
+            kind: str = "scoring"
+            scores = True
+
         class Turning(positions.Position):
             kind: str = "turning"
 
-        register(Added, nn.Identity)
-        register(Turning, nn.Identity)
-        absolute, rotary = TABLES["position"]
-        assert Added in absolute
-        assert Added not in rotary
-        assert Turning in rotary
-        assert Turning not in absolute
+        choices = (Added, Scoring, Turning)
+        for choice in choices:
+            register(choice, nn.Identity)
+        where = [[choice in table for choice in choices] for table in TABLES["position"]]
+        assert where == [[True, False, False], [False, True, False], [False, False, True]]
 
     def test_what_is_no_choice_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -77,9 +77,26 @@ def test_meanings_come_from_the_spec() -> None:
     rows = {row.cells[0]: row for row in choices.model_rows(ModelSpec().resolved())}
     assert rows["norm"].cells[1:] == (
         "rms",
-        "eps 1e-05",
+        "eps 1e-05, weight plain, multiply wide",
         "Scale only: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019).",
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("dropout=0.0", "1"),
+        ("multiplier=0.5", "0.5"),
+        ("multiplier.attention=0.5", "(attention 0.5, feedforward 1)"),
+    ],
+)
+def test_numbers_for_each_branch_are_told_as_one_where_they_are_alike(
+    override: str, expected: str
+) -> None:
+    spec = ModelSpec().override(f"residual.{override}")
+    row = next(row for row in choices.model_rows(spec.resolved()) if row.cells[0] == "residual")
+    assert row.cells[2] == f"dropout 0, multiplier {expected}"
+    assert row.mark == ("" if expected == "1" else "default multiplier: 1")
 
 
 def test_a_run_is_told_beside_its_defaults() -> None:

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.masks import Mask
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
+from archwright.spec.residuals import Residual
 from archwright.spec.run_spec import RunSpec
 
 WRONG = """
@@ -56,19 +59,19 @@ dim = 3
 """
 
 LINES = """\
-norm.bias: unknown option; accepted: kind, eps.
+norm.bias: unknown option; accepted: kind, eps, weight, multiply.
 attention.bias.keys: unknown option; accepted: query, key, value, out. Did you mean "key"?
 layer_kinds.default: found the name of the layer that stands outside; expected another
 layer_kinds.local.normm: unknown option; accepted: norm, residual, position, attention, feedforward. Did you mean "norm"?
 layer_kinds.default.dim: unknown option; accepted: norm, residual, position, attention, feedforward.
 dmi: unknown option; accepted: {fields}. Did you mean "dim"?
-residual.kind: found "per"; expected one of "post", "pre", "sandwich". Did you mean "pre"?
+residual.kind: found "per"; expected one of {residuals}. Did you mean "pre"?
 position.theta: found 1.0; expected more than 1
 position.fraction: found "half"; expected a number
 attention.num_heads: found -4; expected at least 1 or "auto"
 attention.bias.query: found "yes"; expected true or false
 attention.qk_norm.kind: found 3; expected one of "layer", "none", "rms"
-attention.mask: found "window"; expected a table with kind = one of "causal", "window". Write attention.mask.kind = "window".
+attention.mask: found "window"; expected a table with kind = one of {masks}. Write attention.mask.kind = "window".
 feedforward.bias: found "both"; expected true, false or a table
 feedforward.dropout: found 1.0; expected less than 1
 num_layers: found 2.5; expected a whole number
@@ -81,6 +84,11 @@ head.softcap: found 0; expected more than 0 or "none"
 """  # noqa: E501
 
 
+def kinds(axis: type[Choice]) -> str:
+    """Return all kinds of an axis as a message names them."""
+    return ", ".join(f'"{kind}"' for kind in sorted(axis.kinds))
+
+
 def lines_of(values: dict[str, Any], cls: type[ModelSpec] | type[RunSpec] = ModelSpec) -> list[str]:
     with pytest.raises(UserError) as caught:
         validated(cls, values)
@@ -91,7 +99,9 @@ def test_all_mistakes_of_a_file_are_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(WRONG)
     with pytest.raises(UserError) as caught:
         load(tmp_path / "mine.toml")
-    expected = LINES.format(fields=", ".join(ModelSpec.model_fields)).splitlines()
+    expected = LINES.format(
+        fields=", ".join(ModelSpec.model_fields), residuals=kinds(Residual), masks=kinds(Mask)
+    ).splitlines()
     assert list(caught.value.lines) == [f"mine.toml: {line}" for line in expected]
 
 
@@ -102,10 +112,17 @@ def test_a_layer_kind_is_judged_beside_a_default_layer_that_is_wrong() -> None:
         "layer_kinds": {"a": {"norm": {"eps": 0.1}, "attention": {"mask": {"kind": "casual"}}}},
     }
     assert lines_of(values) == [
-        'layer_kinds.a.attention.mask.kind: found "casual"; expected one of "causal", "window". '
+        f'layer_kinds.a.attention.mask.kind: found "casual"; expected one of {kinds(Mask)}. '
         'Did you mean "causal"?',
         'norm.kind: found "lyer"; expected one of "layer", "none", "rms". Did you mean "layer"?',
     ]
+
+
+@pytest.mark.parametrize("wrong", ["big", True, [1.0]])
+def test_what_a_number_for_both_branches_may_be(wrong: Any) -> None:
+    (line,) = lines_of({"residual": {"kind": "pre", "multiplier": wrong}})
+    assert line.startswith("residual.multiplier: found ")
+    assert line.endswith("; expected a number or a table")
 
 
 def test_paths_begin_at_the_top_of_a_run() -> None:

@@ -248,9 +248,23 @@ class TestDiff:
         assert diff(old, old.override("name=other", "source=x", "sources.dim=y")) == []
         assert diff(old, new) == [
             'norm.kind: "rms" -> "layer"',
+            'norm.multiply: "wide" -> -',
             "dim: 512 -> 64",
             "norm.bias: - -> true",
             'layer_kinds.a.norm.kind: - -> "rms"',
+        ]
+
+    def test_values_that_are_alike_are_told_as_one(self) -> None:
+        old = load("modern")
+        new = old.override("residual.multiplier=0.5", "attention.bias=true")
+        assert diff(old, new) == [
+            "residual.multiplier: 1.0 -> 0.5",
+            "attention.bias: false -> true",
+        ]
+        new = old.override("residual.multiplier.attention=0.5", "attention.bias.out=true")
+        assert diff(old, new) == [
+            "residual.multiplier.attention: 1.0 -> 0.5",
+            "attention.bias.out: false -> true",
         ]
 
 

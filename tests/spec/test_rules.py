@@ -25,6 +25,18 @@ BROKEN: dict[str, tuple[list[str], str]] = {
         'position.kind: found "rope" over 0 coordinates of heads of 64; expected an even number '
         "above 0: change attention.head_dim or position.fraction",
     ),
+    "longrope_divides_each_pair": (
+        ["position.scaling.kind=longrope", "position.scaling.long=[1.0, 2.0]"],
+        "position.scaling.long: found 2 numbers; expected 32, one for each pair of coordinates, or none",
+    ),
+    "llama3_has_a_stretch": (
+        ["position.scaling.kind=llama3", "position.scaling.low_freq_factor=4.0"],
+        "position.scaling.high_freq_factor: found 4; expected more than low_freq_factor = 4",
+    ),
+    "t5_buckets_widen": (
+        ["position.kind=t5", "position.max_distance=16"],
+        "position.max_distance: found 16; expected more than 16, half of num_buckets",
+    ),
     "absolute_positions_are_global": (
         ["layer_kinds.local.position.kind=learned"],
         'layer_kinds.local.position.kind: found "learned", which is added to the embedding once; '
@@ -80,6 +92,14 @@ SUSPICIOUS: dict[str, tuple[list[str], str]] = {
         'sources.attention.num_heds is the source of no value. Did you mean "attention.num_heads"?',
     ),
 }
+
+
+def test_proportional_pairs_span_the_head() -> None:
+    """Of heads of 12, a quarter would be 3 coordinates, but is one pair of six."""
+    words = ["attention.head_dim=12", "position.fraction=0.25"]
+    with pytest.raises(UserError, match='found "rope" over 3 coordinates'):
+        enforce(GOOD.override(*words))
+    enforce(GOOD.override(*words, "position.scaling.kind=proportional"))
 
 
 def test_the_good_model_is_good() -> None:

@@ -139,7 +139,7 @@ def test_kernels_are_timed_on_the_runs_own_mask(
 ) -> None:
     seen = []
 
-    def looked_at(query, key, value, view, scale, dropout):  # type: ignore[no-untyped-def]
+    def looked_at(query, key, value, view, scores):  # type: ignore[no-untyped-def]
         seen.append((type(view.pattern).__name__, view.places.documents is not None, query.shape))
         return query
 

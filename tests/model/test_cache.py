@@ -1,0 +1,236 @@
+"""What a cache promises: how much it holds, what it returns, and which uses it refuses."""
+
+import math
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor
+
+from archwright.model import Decoder, build
+from archwright.model import cache as cache_room
+from archwright.model.cache import LayerMemory, Shelf
+from archwright.parts.places import places
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+
+SMALL = ModelSpec(dim=16, num_layers=2, context_length=512, vocab_size=32).override(
+    "attention.num_heads=4", "attention.num_kv_heads=2"
+)
+FIRST_CAPACITY = 8
+"""Slots to begin with, fewer than outside tests."""
+SLOT = 2 * 2 * 4 * 8
+"""Bytes of a token in one layer: key and value, two heads of four, float64."""
+MASKS: dict[str, list[str]] = {
+    "causal": [],
+    "window": ["attention.mask.kind=window", "attention.mask.size=5"],
+    "chunked": ["attention.mask.kind=chunked", "attention.mask.size=6"],
+    "dilated_window": [
+        "attention.mask.kind=dilated_window",
+        "attention.mask.size=3",
+        "attention.mask.dilation=2",
+    ],
+    "window_global": ["attention.mask.kind=window_global", "attention.mask.size=4"],
+    "strided": ["attention.mask.kind=strided", "attention.mask.stride=4"],
+    "fixed": ["attention.mask.kind=fixed", "attention.mask.stride=4"],
+    "prefix": ["attention.mask.kind=prefix", "attention.mask.size=3"],
+    "mixed": [
+        "attention.mask.kind=window",
+        "attention.mask.size=5",
+        "layer_kinds.whole.attention.mask.kind=causal",
+        'layers.cycle=["default", "whole"]',
+    ],
+}
+REACH = {"window": 5, "chunked": 6, "dilated_window": 5}
+"""Tokens that a mask reaches back, where it has an end."""
+
+
+@pytest.fixture(autouse=True)
+def _few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_room, "FIRST_CAPACITY", FIRST_CAPACITY)
+
+
+def small(mask: str, *words: str) -> Decoder:
+    return build(SMALL.override(*MASKS[mask], *words)).double().eval()
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(0, 32, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def read(model: Decoder, row: Tensor, sizes: list[int], **given: Any) -> tuple[Tensor, list[int]]:
+    """Read a text in pieces; return its logits, and the bytes held after each piece."""
+    cache, found, held = model.new_cache(), [], []
+    with torch.no_grad():
+        for piece in row.split(sizes, 1):
+            found.append(model(piece, cache=cache, **given).logits)
+            held.append(cache.num_bytes)
+    assert cache.num_read == row.shape[1]
+    return torch.cat(found, 1), held
+
+
+def whole(model: Decoder, row: Tensor, **given: Any) -> Tensor:
+    with torch.no_grad():
+        return model(row, **given).logits
+
+
+class TestBytes:
+    def test_an_empty_cache_holds_nothing(self) -> None:
+        cache = small("causal").new_cache()
+        assert (cache.num_bytes, cache.num_read) == (0, 0)
+
+    @pytest.mark.parametrize("mask", ["causal", "window_global", "strided", "fixed"])
+    def test_what_sees_all_doubles(self, mask: str) -> None:
+        """One slot more takes what is not kept."""
+        length, batch = 3 * FIRST_CAPACITY, 3
+        _, held = read(small(mask), tokens(batch, length), [1] * length)
+        for number, found in enumerate(held, 1):
+            doublings = max(0, math.ceil(math.log2(number / FIRST_CAPACITY)))
+            capacity = FIRST_CAPACITY * 2**doublings
+            assert found == 2 * batch * SLOT * (capacity + 1)
+        assert len(set(held)) == 3
+
+    def test_a_long_text_at_once_takes_what_it_needs(self) -> None:
+        _, held = read(small("causal"), tokens(1, 31), [30, 1])
+        assert held == [2 * SLOT * 31, 2 * SLOT * 61]
+
+    @pytest.mark.parametrize("mask", REACH)
+    @pytest.mark.parametrize("sizes", [[1] * 20, [20], [3, 10, 1, 6]], ids=len)
+    def test_what_reaches_back_is_bounded(self, mask: str, sizes: list[int]) -> None:
+        _, held = read(small(mask), tokens(2, 20), sizes)
+        assert max(held) == held[-1] == 2 * 2 * SLOT * (REACH[mask] + 1)
+
+    def test_each_layer_holds_what_its_own_mask_needs(self) -> None:
+        length = 2 * FIRST_CAPACITY
+        _, held = read(small("mixed"), tokens(1, length), [1] * length)
+        assert held[-1] == SLOT * (REACH["window"] + 1) + SLOT * (length + 1)
+
+    def test_a_layer_without_attention_holds_nothing(self) -> None:
+        words = ["layer_kinds.still.attention.kind=none", 'layers.cycle=["still", "default"]']
+        model = small("causal", *words)
+        _, held = read(model, tokens(1, 2), [2])
+        assert held == [SLOT * (FIRST_CAPACITY + 1)]
+        assert model.new_cache().layer(0) is None
+
+
+class TestExtend:
+    """The one verb, by itself."""
+
+    @pytest.mark.parametrize("reach", [None, 4])
+    def test_returned_are_the_keys_of_all_visible_tokens(self, reach: int | None) -> None:
+        shelf = Shelf(reach)
+        memory, read = LayerMemory(shelf), 0
+        for size in (3, 1, 6, 1, 1):
+            where = places(torch.zeros(1, size, dtype=torch.long), start=read)
+            shelf.take(where, 1, read)
+            new = torch.arange(read, read + size).double()[None, :, None, None]
+            keys, values = memory.extend(new, -new)
+            read += size
+            assert torch.equal(values, -keys)
+            at = where if shelf.seen is None else shelf.seen
+            index = at.index_or_range()[0].tolist()
+            full = [i for i in range(len(index)) if index[i] >= 0]
+            assert keys[0, :, 0, 0][full].tolist() == [float(index[i]) for i in full]
+            first = 0 if reach is None else max(0, read - size - reach + 1)
+            assert set(range(first, read)) <= {index[i] for i in full}
+
+    def test_what_is_kept_carries_no_gradient(self) -> None:
+        model = build(SMALL)
+        cache = model.new_cache()
+        for piece in tokens(1, 6).split(3, 1):
+            model(piece, cache=cache).logits.sum().backward()
+
+
+class TestPieces:
+    @pytest.mark.parametrize("mask", MASKS)
+    @pytest.mark.parametrize("sizes", [[3, 17, 1, 9], [20, 10], [4, 5, 6, 15], [29, 1]], ids=str)
+    def test_a_piece_may_be_longer_than_the_window(self, mask: str, sizes: list[int]) -> None:
+        model, row = small(mask), tokens(2, 30)
+        found, _ = read(model, row, sizes)
+        torch.testing.assert_close(found, whole(model, row), rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("mask", ["causal", "window", "chunked", "mixed"])
+    def test_a_cache_grows_without_losing_anything(self, mask: str) -> None:
+        model, row = small(mask), tokens(1, 40)
+        found, _ = read(model, row, [6, 1, 1, 1, 1, 1, 1, 20, 8])
+        torch.testing.assert_close(found, whole(model, row), rtol=1e-9, atol=1e-9)
+
+    def test_prefixes_of_rows_are_given_once(self) -> None:
+        model, row = small("prefix"), tokens(2, 12)
+        prefix = torch.tensor([5, 2])
+        expected = whole(model, row, prefix_lengths=prefix)
+        cache = model.new_cache()
+        with torch.no_grad():
+            first = model(row[:, :6], cache=cache, prefix_lengths=prefix).logits
+            rest = [model(row[:, i : i + 1], cache=cache).logits for i in range(6, 12)]
+        found = torch.cat([first, *rest], 1)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+class TestRefused:
+    @pytest.mark.parametrize("kind", ["full", "symmetric_window"])
+    def test_a_mask_that_looks_ahead(self, kind: str) -> None:
+        model = build(SMALL.override(f"attention.mask.kind={kind}"))
+        with pytest.raises(UserError, match="lets tokens see what follows them") as caught:
+            model(tokens(1, 3), cache=model.new_cache())
+        assert len(caught.value.lines) == 1
+
+    def test_a_prefix_in_pieces(self) -> None:
+        model = small("prefix")
+        with pytest.raises(
+            ValueError, match="tokens: found 2, fewer than the prefix of 3; a prefix"
+        ):
+            model(tokens(1, 2), cache=model.new_cache())
+        with pytest.raises(ValueError, match="tokens: found 4, fewer than the prefix of 5"):
+            model(tokens(2, 4), cache=model.new_cache(), prefix_lengths=torch.tensor([1, 5]))
+
+    def test_a_prefix_that_comes_later(self) -> None:
+        model = small("prefix")
+        cache = model.new_cache()
+        model(tokens(1, 4), cache=cache)
+        with pytest.raises(
+            ValueError, match="prefix_lengths: found in a later call; expected in the"
+        ):
+            model(tokens(1, 4), cache=cache, prefix_lengths=torch.tensor([4]))
+
+    def test_another_batch(self) -> None:
+        model = small("causal")
+        cache = model.new_cache()
+        model(tokens(2, 4), cache=cache)
+        with pytest.raises(ValueError, match="tokens: found 3 rows; the cache holds 2"):
+            model(tokens(3, 1), cache=cache)
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_documents_in_some_calls_alone(self, first: bool) -> None:
+        model = small("causal")
+        cache, row = model.new_cache(), tokens(1, 4)
+        ids = [torch.zeros_like(row), None] if first else [None, torch.zeros_like(row)]
+        model(row, cache=cache, document_ids=ids[0])
+        found, before = ("none", "some") if first else ("some", "none")
+        said = f"document_ids: found {found} beside a cache that was filled with {before}; expected"
+        with pytest.raises(ValueError, match=said):
+            model(row, cache=cache, document_ids=ids[1])
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"document_ids": torch.zeros(1, 3, dtype=torch.long)},
+            {"padding_mask": torch.ones(2, 2, dtype=torch.bool)},
+            {"positions": torch.arange(7)},
+        ],
+        ids=lambda given: next(iter(given)),
+    )
+    def test_a_refused_call_leaves_the_cache_as_it_was(
+        self, wrong: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        model, row = small("causal"), tokens(2, 8)
+        cache = model.new_cache()
+        given = {"document_ids": torch.zeros(2, 4).long()} if "document_ids" in wrong else {}
+        with torch.no_grad():
+            model(row[:, :4], cache=cache, **given)
+            with pytest.raises(ValueError, match=next(iter(wrong))):
+                model(row[:, 4:], cache=cache, **wrong)
+            found = model(row[:, 4:], cache=cache, **given).logits
+        torch.testing.assert_close(found, whole(model, row)[:, 4:], rtol=1e-9, atol=1e-9)

@@ -1,0 +1,153 @@
+"""Soft-caps, biases and sinks over every mask and kernel, beside attention written as loops in float64."""
+
+import math
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from archwright.parts.kernels import KERNELS, Scores, blockwise
+from archwright.parts.kernels.scores import ElementwiseBias
+from archwright.parts.masks import MASKS, View
+from archwright.parts.places import Places, places
+from archwright.spec import masks as spec
+
+LENGTH, HEADS, KV, HEAD_DIM, SCALE, CAP = 13, 4, 2, 8, 0.7, 1.3
+"""A text in blocks of 4, with a rest."""
+NEAR = 5
+"""Rows of the table of biases."""
+CHOICES: dict[str, spec.Mask] = {
+    choice.kind: choice
+    for choice in (
+        spec.Causal(),
+        spec.Full(),
+        spec.Prefix(size=4),
+        spec.Window(size=3),
+        spec.SymmetricWindow(radius=2),
+        spec.DilatedWindow(size=3, dilation=2),
+        spec.Chunked(size=5),
+        spec.WindowGlobal(size=3, num_global=2),
+        spec.Strided(stride=3),
+        spec.Fixed(stride=4, num_summary=2),
+    )
+}
+PARTS = [
+    {"softcap"},
+    {"bias"},
+    {"sinks"},
+    {"softcap", "bias"},
+    {"softcap", "bias", "sinks"},
+]
+ROW = torch.arange(LENGTH)
+NARROWED: dict[str, dict[str, Tensor]] = {
+    "": {},
+    "documents": {"document_ids": torch.stack([ROW // 5, ROW // 9])},
+    "padding": {"padding_mask": torch.stack([ROW >= 4, ROW <= 6])},
+    "both": {
+        "document_ids": torch.stack([ROW // 5, ROW // 9]),
+        "padding_mask": torch.stack([ROW >= 2, ROW <= 10]),
+    },
+}
+
+
+class Case:
+    """Random inputs of a kernel: queries, keys, values, a table of biases and sinks, and what is seen."""
+
+    def __init__(self, mask: str, narrowed: str) -> None:
+        torch.manual_seed(len(mask) + len(narrowed))
+        shapes = [(2, LENGTH, heads, HEAD_DIM) for heads in (HEADS, KV, KV)]
+        shapes += [(NEAR, HEADS), (HEADS,)]
+        self.given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+        self.where: Places = places(torch.zeros(2, LENGTH, dtype=torch.long), **NARROWED[narrowed])
+        self.view = View(MASKS[type(CHOICES[mask])](CHOICES[mask]), self.where)
+
+    def by_kernel(self, kernel: str, parts: set[str]) -> Tensor:
+        q, k, v, table, sinks = self.given
+
+        def value(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return table[(query - key) % NEAR, head]
+
+        positions = self.where.positions_or_range()
+        scores = Scores(
+            SCALE,
+            softcap=CAP if "softcap" in parts else None,
+            bias=ElementwiseBias(value, HEADS, positions, positions) if "bias" in parts else None,
+            sinks=sinks if "sinks" in parts else None,
+        )
+        view = replace(self.view)  # without what an earlier call has kept
+        return KERNELS[kernel](q, k, v, view, scores)
+
+    def by_loops(self, parts: set[str]) -> np.ndarray:
+        q, k, v, table, sinks = (x.detach().numpy() for x in self.given)
+        seen = self.view.dense[:, 0].expand(2, -1, -1).numpy()
+        positions = self.where.positions_or_range().expand(2, -1).numpy()
+        out = np.zeros(q.shape)
+        for b, t, h in np.ndindex(2, LENGTH, HEADS):
+            g, total = h // (HEADS // KV), 0.0
+            if "sinks" in parts:
+                total += math.exp(sinks[h])
+            for i in np.flatnonzero(seen[b, t]):
+                score = SCALE * float(q[b, t, h] @ k[b, i, g])
+                if "softcap" in parts:
+                    score = CAP * math.tanh(score / CAP)
+                if "bias" in parts:
+                    score += table[(positions[b, t] - positions[b, i]) % NEAR, h]
+                total += math.exp(score)
+                out[b, t, h] += math.exp(score) * v[b, i, g]
+            out[b, t, h] /= total
+        return out
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = sys.modules[blockwise.__module__]
+    monkeypatch.setattr(module, "BLOCK", 4)
+    monkeypatch.setattr(module, "ALIGNED", 2)
+
+
+def test_all_masks_are_here() -> None:
+    assert {type(choice) for choice in CHOICES.values()} == {
+        mask for mask in MASKS if mask.__module__ == spec.__name__
+    }
+
+
+@pytest.mark.parametrize("narrowed", NARROWED)
+@pytest.mark.parametrize("mask", CHOICES)
+def test_values(mask: str, narrowed: str) -> None:
+    case = Case(mask, narrowed)
+    for parts in [set(), *PARTS]:
+        expected = case.by_loops(parts)
+        for kernel in KERNELS:
+            found = case.by_kernel(kernel, parts).numpy()
+            np.testing.assert_allclose(
+                found, expected, rtol=1e-10, atol=1e-11, err_msg=f"{kernel} {sorted(parts)}"
+            )
+
+
+@pytest.mark.parametrize("narrowed", NARROWED)
+@pytest.mark.parametrize("mask", CHOICES)
+def test_gradients(mask: str, narrowed: str) -> None:
+    """Along a random line through all inputs, beside the slope of the loops."""
+    case = Case(mask, narrowed)
+    start = [x.clone() for x in case.given]
+    line = [torch.randn_like(x) for x in start]
+    into = torch.randn_like(start[0])
+    for parts in PARTS[-2:]:
+        ends = []
+        for step in (1e-6, -1e-6):
+            case.given = [x + step * d for x, d in zip(start, line, strict=True)]
+            ends.append((case.by_loops(parts) * into.numpy()).sum())
+        expected = (ends[0] - ends[1]) / 2e-6
+        for kernel in ("eager", "sdpa", "blockwise"):
+            case.given = [x.clone().requires_grad_() for x in start]
+            out = case.by_kernel(kernel, parts)
+            grads = torch.autograd.grad(out, case.given, into, allow_unused=True)
+            pairs = zip(grads, line, strict=True)
+            slope = sum((g * d).sum().item() for g, d in pairs if g is not None)
+            assert slope == pytest.approx(expected, rel=1e-6, abs=1e-6), (kernel, parts)
+            unused = [g is None for g in grads]
+            assert unused == [False, False, False, False, "sinks" not in parts]
