@@ -161,10 +161,11 @@ def _type(annotation: Any, metadata: list[Any], ranges: Ranges) -> st.SearchStra
         return st.one_of([*kinds, *kinds, *kinds, *none])
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         return specs(annotation, ranges)
-    return _number_or_text(annotation, metadata)
+    return _number_or_text(annotation, metadata, moderate=bool(ranges is SMALL))
 
 
-def _number_or_text(annotation: Any, metadata: list[Any]) -> st.SearchStrategy[Any]:
+def _number_or_text(annotation: Any, metadata: list[Any], moderate: bool) -> st.SearchStrategy[Any]:
+    """Draw any legal value, or one that neither overflows nor fills the memory."""
     ge, gt, le, lt = (
         next((getattr(m, kind.__name__.lower()) for m in metadata if isinstance(m, kind)), None)
         for kind in (Ge, Gt, Le, Lt)
@@ -173,10 +174,14 @@ def _number_or_text(annotation: Any, metadata: list[Any]) -> st.SearchStrategy[A
         return st.booleans()
     if annotation is int:
         assert gt is None
+        if moderate and ge is not None and le is None:
+            return st.integers(ge, ge + 12)
         return st.integers(ge, le if lt is None else lt - 1)
     if annotation is float:
         limits = {"exclude_min": gt is not None, "exclude_max": lt is not None}
         low, high = (gt if ge is None else ge), (lt if le is None else le)
+        if moderate and high is None:
+            return st.floats(max(0.25, low or 0.0), 4.0, exclude_min=low is not None)
         return st.floats(low, high, allow_nan=False, allow_infinity=False, **limits)
     assert annotation is str, annotation
     least = next((m.min_length for m in metadata if isinstance(m, MinLen)), 0)
