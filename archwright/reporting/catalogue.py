@@ -12,6 +12,7 @@ from archwright.spec.catalogue import (
     Kind,
     Option,
     Section,
+    builds,
     command,
     quoted,
     refusal,
@@ -153,8 +154,12 @@ def _kind(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
         yield said + "\n"
     if wrong := refusal(kind.asks):
         yield f"Not yet: {wrong}.\n"
-        return
-    yield f"```sh\n{command(kind.asks)}\n```\n"
+        if not builds(kind.asks):
+            return
+        words = ", ".join(f'"{ask.removeprefix("model.")}"' for ask in kind.asks)
+        yield f'```python\naw.build(aw.load("{BASE}").override({words}))\n```\n'
+    else:
+        yield f"```sh\n{command(kind.asks)}\n```\n"
     yield from _options(kind.options, usage)
 
 

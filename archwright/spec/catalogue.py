@@ -4,7 +4,7 @@ A section is an axis with its kinds, or a table of options that is no axis.
 """
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from types import UnionType
@@ -18,6 +18,7 @@ from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec
 from archwright.spec.read import flatten, load_run
+from archwright.spec.rules import enforce
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 
@@ -145,9 +146,18 @@ def sentence(text: str | None) -> str:
 
 @cache
 def refusal(asks: tuple[str, ...]) -> str:
-    """Return what is said of assignments that cannot be had, or nothing."""
+    """Return what is said of assignments that cannot be trained, or nothing."""
+    return _said(lambda: enforce_run(load_run(BASE).override(*asks)))
+
+
+def builds(asks: tuple[str, ...]) -> bool:
+    """Tell whether there is a model with these assignments, even if it cannot be trained."""
+    return not _said(lambda: enforce(load_run(BASE).override(*asks).model))
+
+
+def _said(check: Callable[[], object]) -> str:
     try:
-        enforce_run(load_run(BASE).override(*asks))
+        check()
     except UserError as error:
         return "; ".join(error.lines)
     return ""

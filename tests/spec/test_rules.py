@@ -35,7 +35,12 @@ BROKEN: dict[str, tuple[list[str], str]] = {
     ),
     "t5_buckets_widen": (
         ["position.kind=t5", "position.max_distance=16"],
-        "position.max_distance: found 16; expected more than 16, half of num_buckets",
+        "position.max_distance: found 16 with num_buckets = 32; expected more than 16, and two buckets "
+        "or more for each direction",
+    ),
+    "xielu_starts_above_beta": (
+        ["feedforward.kind=xielu", "feedforward.alpha_negative=0.4"],
+        "feedforward.alpha_negative: found 0.4; expected more than beta = 0.5",
     ),
     "absolute_positions_are_global": (
         ["layer_kinds.local.position.kind=learned"],

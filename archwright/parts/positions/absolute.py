@@ -50,7 +50,7 @@ class Learned(nn.Module):
 
     def forward(self, places: Places) -> Float[Tensor, "rows length dim"]:
         rows = self.table.weight.shape[0] - self.offset
-        length = places.start + places.length
+        length = _end(places)
         if length > rows:
             raise ValueError(
                 f"found {length} tokens; expected at most context_length = {rows}, "
@@ -58,3 +58,10 @@ class Learned(nn.Module):
             )
         rows_of: Tensor = self.table(places.positions_or_range() + self.offset)
         return rows_of
+
+
+def _end(places: Places) -> int:
+    """Return the position behind the last one; given positions have values only off the meta device."""
+    if places.positions is None or places.positions.is_meta:
+        return places.start + places.length
+    return int(places.positions.max()) + 1
