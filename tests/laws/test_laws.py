@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 import tomli_w
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from archwright.model import build
 from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import differing
 from archwright.spec.model_spec import ModelSpec
-from tests.laws.laws import LAWS, Case
+from tests.laws.laws import LAWS, Case, close
 from tests.strategies import model_specs
 
 COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
@@ -55,3 +56,22 @@ def test_few_are_refused() -> None:
     print(f"\n{drawn} compositions, {refusals['refused']} refused: {by_rule}")
     assert refusals["refused"] <= MOST_REFUSED * drawn
     assert obeyed["compositions"] >= COMPOSITIONS
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_angles_that_follow_the_length_are_those_of_the_text_so_far(scaling: str) -> None:
+    """Beyond the original length kept keys turn anew; with one layer nothing else depends on it."""
+    spec = ModelSpec(dim=16, num_layers=1, vocab_size=32, context_length=24).override(
+        f"position.scaling.kind={scaling}",
+        "position.scaling.original_length=6",
+        *(["position.scaling.long=[3.0, 2.0, 5.0, 1.5]"] if scaling == "longrope" else []),
+        "attention.head_dim=8",
+    )
+    case = Case(spec, 3)
+    tokens = case.tokens(length=20)
+    cache = case.model.new_cache()
+    for start, stop in ((0, 4), (4, 5), (5, 9), (9, 10), (10, 19), (19, 20)):
+        with torch.no_grad():
+            found = case.model(tokens[:, start:stop], cache=cache).logits[:, -1]
+            expected = case.model(tokens[:, :stop]).logits[:, -1]
+        close(found, expected, 1e-8, f"after {stop} tokens")
