@@ -156,11 +156,17 @@ def _kind(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
         yield f"Not yet: {wrong}.\n"
         if not builds(kind.asks):
             return
-        words = ", ".join(f'"{ask.removeprefix("model.")}"' for ask in kind.asks)
-        yield f'```python\naw.build(aw.load("{BASE}").override({words}))\n```\n'
+        yield f"```python\n{_in_python(kind.asks)}\n```\n"
     else:
         yield f"```sh\n{command(kind.asks)}\n```\n"
     yield from _options(kind.options, usage)
+
+
+def _in_python(asks: Sequence[str]) -> str:
+    """Return code that builds a model, laid out as formatters do."""
+    words = [f'"{ask.removeprefix("model.")}"' for ask in asks]
+    given = words[0] if len(words) == 1 else "".join(f"\n    {w}," for w in words) + "\n"
+    return f'spec = aw.load("{BASE}").override({given})\naw.build(spec)'
 
 
 def _options(options: Sequence[Option], usage: Usage) -> Iterator[str]:
