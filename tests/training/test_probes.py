@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,8 @@ from torch import Tensor, nn
 
 import archwright as aw
 from archwright.losses import cross_entropy
+from archwright.parts.kernels import Scores
+from archwright.parts.kernels.scores import ElementwiseBias
 from archwright.parts.masks import MASKS, View
 from archwright.parts.places import places
 from archwright.runs import RunFolder
@@ -144,7 +145,7 @@ def test_attention_is_that_of_an_explicit_softmax(
         model(tokens, document_ids=ids)
     assert len(given) == 3
     for i, (q, k, _, _, *more) in enumerate(given.values()):
-        scale = getattr(more[0], "scale", more[0])
+        scale = more[0].scale
         logits, entropies = [], []
         for head in range(4):
             for t in range(24):
@@ -167,18 +168,24 @@ def test_settings_of_scores_count() -> None:
     q, k = (torch.randn(2, length, heads, 8, generator=dice) * 3 for heads in (4, 2))
     view = View(MASKS[Window](Window(size=50)), places(torch.zeros(2, length, dtype=torch.long)))
     sinks = torch.randn(4, generator=dice)
-    settings = SimpleNamespace(scale=0.3, dropout=0.0, softcap=2.0, bias=None, sinks=sinks)
+    slopes = torch.tensor([0.5, 0.1, 0.0, 1.0])
+    at = torch.arange(length)[None]
+    bias = ElementwiseBias(lambda h, q, k: slopes[h] * (k - q), 4, at, at)
+    settings = Scores(0.3, softcap=2.0, bias=bias, sinks=sinks)
     logits, entropies = [], []
     for head in range(4):
         for t in range(40, length):
             raw = k[0, max(0, t - 49) : t + 1, head // 2].double() @ q[0, t, head].double() * 0.3
-            p = torch.cat((2 * torch.tanh(raw / 2), sinks[head : head + 1].double())).softmax(-1)
+            capped = 2 * torch.tanh(raw / 2) + slopes[head] * (
+                torch.arange(len(raw)) - len(raw) + 1
+            )
+            p = torch.cat((capped, sinks[head : head + 1].double())).softmax(-1)
             logits.append(raw.max().item())
             entropies.append(-(p * p.log()).sum().item())
     assert largest_logit(q, k, k, view, settings).item() == pytest.approx(max(logits), rel=1e-5)
     found = mean_entropy(q, k, k, view, settings).item()
     assert found == pytest.approx(sum(entropies) / len(entropies), rel=1e-5)
-    plain = mean_entropy(q, k, k, view, 0.3, 0.0)
+    plain = mean_entropy(q, k, k, view, Scores(0.3))
     assert plain.item() != pytest.approx(found, rel=1e-3)
 
 
