@@ -196,8 +196,9 @@ class MachineSpec(Spec):
     """fp32, or autocast to bf16 or fp16; auto: the faster one of fp32 and bf16."""
     float32_products: Literal["auto", "highest", "medium"] = "auto"
     """torch's name for how float32 products are computed; auto: "medium" where that is true float32 and faster."""
-    kernel: Literal["auto", "eager", "sdpa", "blockwise"] = "auto"
-    """Attention kernel; auto: the fastest for the mask and device."""
+    kernel: Literal["auto", "eager", "sdpa", "blockwise", "flex"] = "auto"
+    """Attention kernel; auto: the faster of sdpa and blockwise for the mask and device. flex is
+    FlexAttention, for CUDA."""
     loss: Literal["auto", "whole", "chunked"] = "auto"
     """All logits of a part of a batch at once, or a chunk at a time, which saves memory; auto: chunks where
     float32 logits would take more than 256 MiB."""

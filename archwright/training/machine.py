@@ -13,9 +13,9 @@ import psutil
 import torch
 
 from archwright.model.decoder import Decoder
-from archwright.parts.kernels import KERNELS, Scores
+from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import View
-from archwright.parts.places import Places
+from archwright.parts.places import places
 from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, gigabytes, logit_bytes
 from archwright.spec.errors import UserError
@@ -199,24 +199,25 @@ def _kernel_time(
     name: str, layer: Any, model: Decoder, run: RunSpec, decisions: Decisions
 ) -> float:
     """Return the seconds of one layer's attention, forward and backward, on a part of a batch."""
-    attention, device = layer.attention, torch.device(decisions.machine.device)
-    length = model.spec.context_length
-    rows = -(-run.batch_size // run.accumulate)
-    generator = torch.Generator(device).manual_seed(0)
-    q, k, v = (
-        torch.randn(rows, length, heads, attention.head_dim, generator=generator, device=device)
-        .to(DTYPES[decisions.machine.precision])
-        .requires_grad_()
-        for heads in (attention.spec.num_heads, *[attention.spec.num_kv_heads] * 2)
-    )
+    device, dtype = torch.device(decisions.machine.device), DTYPES[decisions.machine.precision]
+    length, rows = model.spec.context_length, -(-run.batch_size // run.accumulate)
     documents = None
     if run.data.documents == "mask":  # where the borders are matters little: let there be two
         documents = (torch.arange(length, device=device) >= length // 2).long().expand(rows, -1)
-    where = Places(length, device, documents=documents)
+    where = places(torch.zeros(rows, length, dtype=torch.long, device=device), None, documents)
+    rotation = None
+    if layer.rotary:
+        rotation = model.rotaries[layer.rotary](where.positions_or_range(), where.spans_or_end())
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (rows, length, model.spec.dim)
+    x = torch.randn(shape, generator=generator, device=device, requires_grad=True)
+    layer.attention.kernel = KERNELS[name]
 
     def once() -> None:
         view = View(model.masks[layer.mask], where)
-        KERNELS[name](q, k, v, view, Scores(attention.scale)).sum().backward()
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            out = layer.attention(x, view=view, rotation=rotation)
+        torch.autograd.grad(out.float().sum(), x)
         if device.type == "cuda":
             torch.cuda.synchronize()
 
