@@ -178,12 +178,14 @@ class TestRefused:
 
     def test_a_prefix_in_pieces(self) -> None:
         model = small("prefix")
-        with pytest.raises(
-            ValueError, match="tokens: found 2, fewer than the prefix of 3; a prefix"
-        ):
-            model(tokens(1, 2), cache=model.new_cache())
-        with pytest.raises(ValueError, match="tokens: found 4, fewer than the prefix of 5"):
-            model(tokens(2, 4), cache=model.new_cache(), prefix_lengths=torch.tensor([1, 5]))
+        cache = model.new_cache()
+        model(tokens(1, 2), cache=cache)  # a text that ends within its prefix is whole
+        with pytest.raises(ValueError, match="found 2 before these, fewer than the prefix of 3"):
+            model(tokens(1, 1), cache=cache)
+        cache = model.new_cache()
+        model(tokens(2, 4), cache=cache, prefix_lengths=torch.tensor([1, 5]))
+        with pytest.raises(ValueError, match="found 4 before these, fewer than the prefix of 5"):
+            model(tokens(2, 1), cache=cache)
 
     def test_a_prefix_that_comes_later(self) -> None:
         model = small("prefix")
