@@ -14,6 +14,7 @@ from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import Pattern, View
 from archwright.parts.places import places
+from archwright.parts.positions import rotation
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
@@ -107,10 +108,7 @@ class Decoder(nn.Module):
             name: View(mask, where) if cache is None else cache.view(name, where)
             for name, mask in self.masks.items()
         }
-        rotations = {
-            name: rotary(where.positions_or_range(), where.spans_or_end())
-            for name, rotary in self.rotaries.items()
-        }
+        rotations = {name: rotation(rotary, where) for name, rotary in self.rotaries.items()}
         x = self.embedding(tokens)
         if self.position is not None:
             x = x + self.position(where).to(x.dtype)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from archwright.parts.kernels import KERNELS, Scores
 from archwright.parts.linear import Linear, narrow
 from archwright.parts.masks import View
-from archwright.parts.positions import Rotary, Rotation
+from archwright.parts.positions import Rotary, Rotation, follows_length
+from archwright.parts.positions import rotation as rotation_at
 from archwright.spec import attention as spec
 
 Heads = Tensor
@@ -136,13 +137,13 @@ class SoftmaxAttention(nn.Module):
         Where angles follow the length of the text, kept keys are not turned yet: all turn anew.
         """
         rotary = self._shared[0]
-        late = memory is not None and rotary is not None and rotary.follows_length
+        late = memory is not None and follows_length(rotary)
         if late and memory is not None:
             k, v = memory.extend(k, v)
         if rotary is not None and rotation is not None:
             of_keys = rotation
             if late and view.kept is not None:
-                of_keys = rotary(view.kept.positions_or_range(), view.kept.spans_or_end())
+                of_keys = rotation_at(rotary, view.kept)
             q, k = rotary.rotate(q, rotation), rotary.rotate(k, of_keys)
         if self.spec.qk_norm_place == "after":
             q, k = self._qk_normed(q, k)

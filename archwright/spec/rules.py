@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from archwright.spec.attention import NoAttention, SoftmaxAttention
+from archwright.spec.attention import InverseScale, NoAttention, SoftmaxAttention
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.feedforward import XIELU, Hidden, NoFeedForward
-from archwright.spec.init import Glorot
+from archwright.spec.init import Glorot, MuP
 from archwright.spec.masks import Prefix, Window
 from archwright.spec.model_spec import LayerSpec, ModelSpec, NoEncoder, heads, hidden_dim
 from archwright.spec.positions import Llama3Scaling, LongRoPE, RoPE, T5Bias, rotary_dim
@@ -272,6 +272,16 @@ def large_tied_embedding(spec: ModelSpec) -> Iterator[str]:
             f"init.embedding_std is {std:g} with a tied head: first logits will be about "
             f"{std * spec.dim**0.5:.3g} in size; auto takes dim^-0.5"
         )
+
+
+@_suspicion("muP divides scores by head_dim.")
+def mup_without_inverse_scale(spec: ModelSpec) -> Iterator[str]:
+    for at, _, attention in _attentions(spec):
+        if isinstance(spec.init, MuP) and not isinstance(attention.scale, InverseScale):
+            yield (
+                f'{at}attention.scale.kind is "{attention.scale.kind}" with init.kind "mup": the best '
+                'learning rate stays as heads grow wider only with "inverse"'
+            )
 
 
 @_suspicion("A window narrows something.")

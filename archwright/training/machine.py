@@ -16,6 +16,7 @@ from archwright.model.decoder import Decoder
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import View
 from archwright.parts.places import places
+from archwright.parts.positions import rotation
 from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, gigabytes, logit_bytes
 from archwright.spec.errors import UserError
@@ -205,9 +206,7 @@ def _kernel_time(
     if run.data.documents == "mask":  # where the borders are matters little: let there be two
         documents = (torch.arange(length, device=device) >= length // 2).long().expand(rows, -1)
     where = places(torch.zeros(rows, length, dtype=torch.long, device=device), None, documents)
-    rotation = None
-    if layer.rotary:
-        rotation = model.rotaries[layer.rotary](where.positions_or_range(), where.spans_or_end())
+    turned = rotation(model.rotaries[layer.rotary], where) if layer.rotary else None
     generator = torch.Generator(device).manual_seed(0)
     shape = (rows, length, model.spec.dim)
     x = torch.randn(shape, generator=generator, device=device, requires_grad=True)
@@ -216,7 +215,7 @@ def _kernel_time(
     def once() -> None:
         view = View(model.masks[layer.mask], where)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            out = layer.attention(x, view=view, rotation=rotation)
+            out = layer.attention(x, view=view, rotation=turned)
         torch.autograd.grad(out.float().sum(), x)
         if device.type == "cuda":
             torch.cuda.synchronize()

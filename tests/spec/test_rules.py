@@ -88,6 +88,11 @@ SUSPICIOUS: dict[str, tuple[list[str], str]] = {
         "init.embedding_std is 1 with a tied head: first logits will be about 22.6 in size; "
         "auto takes dim^-0.5",
     ),
+    "mup_without_inverse_scale": (
+        ["init.kind=mup"],
+        'attention.scale.kind is "sqrt" with init.kind "mup": the best learning rate stays as heads grow '
+        'wider only with "inverse"',
+    ),
     "idle_window": (
         ["attention.mask.kind=window", "attention.mask.size=256"],
         "attention.mask.size is 256: no shorter than context_length = 256, so the window hides nothing",

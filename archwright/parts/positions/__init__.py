@@ -7,6 +7,8 @@ from archwright.parts.positions.absolute import Sinusoidal as Sinusoidal
 from archwright.parts.positions.relative import ALiBi, T5Bias, TransformerXL
 from archwright.parts.positions.rotary import Rotary as Rotary
 from archwright.parts.positions.rotary import Rotation as Rotation
+from archwright.parts.positions.rotary import follows_length as follows_length
+from archwright.parts.positions.rotary import rotation as rotation
 from archwright.spec import positions as spec
 
 ABSOLUTE_POSITIONS: dict[type[spec.Position], Any] = {

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from archwright.parts.places import Places
 from archwright.parts.positions.scaling import at_length, frequencies
 from archwright.spec import positions as spec
 from archwright.spec.positions import DynamicNTK, LongRoPE, rotary_dim
@@ -96,6 +97,20 @@ class Rotary(nn.Module):
 
     def extra_repr(self) -> str:
         return f"theta {self.spec.theta:g}, {self.num_rotary} coordinates, {self.spec.pairing}"
+
+
+def rotation(rotary: nn.Module, where: Places) -> Rotation:
+    """Return what turns tokens at their places; only some encodings ask for the text's length."""
+    given = [where.positions_or_range()]
+    if follows_length(rotary):
+        given.append(where.spans_or_end())
+    found: Rotation = rotary(*given)
+    return found
+
+
+def follows_length(rotary: nn.Module | None) -> bool:
+    """Tell whether angles depend on the length of the whole text, so that keys must be kept unturned."""
+    return bool(getattr(rotary, "follows_length", False))
 
 
 class _Rotate(torch.autograd.Function):
