@@ -39,7 +39,13 @@ class Case:
     @cached_property
     def model(self) -> Decoder:
         """The model in float64, with weights so large that a dropped detail shows."""
-        return enlarged(build(self.spec, seed=self.seed), self.seed).use_kernel("eager")
+        return self.enlarged().use_kernel("eager")
+
+    def enlarged(self, size: float | None = None) -> Decoder:
+        """Build the model with weights of a size: smaller where no norm keeps numbers from exploding."""
+        norms = {layer.norm.kind for layer in self.spec.layers_by_kind.values()}
+        size = size or (0.5 if "none" in norms else 1.5)
+        return enlarged(build(self.spec, seed=self.seed), self.seed, size)
 
     @property
     def length(self) -> int:
@@ -66,7 +72,7 @@ class Case:
         return [rule.name for rule in RULES if any(rule.check(self.spec))]
 
 
-def enlarged(model: nn.Module, seed: int, size: float = 1.5) -> Decoder:
+def enlarged(model: nn.Module, seed: int, size: float) -> Decoder:
     """Give matrices N(0, size^2 / fan_in), and add 0.3 N(0, 1) to vectors; all in float64."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
@@ -150,7 +156,7 @@ def trains(case: Case) -> None:
 def float32_is_near(case: Case) -> None:
     """Float32 differs from float64 by rounding."""
     expected = case.model(case.tokens()).logits
-    found = enlarged(build(case.spec), case.seed).float().use_kernel("eager")(case.tokens()).logits
+    found = case.enlarged().float().use_kernel("eager")(case.tokens()).logits
     close(found, expected, 5e-3, "float32")
 
 
@@ -207,7 +213,7 @@ def visibility(case: Case) -> None:
         inputs.append(out.detach().requires_grad_())
         return inputs[-1]
 
-    model = enlarged(build(case.spec), case.seed, size=0.4).use_kernel("eager")
+    model = case.enlarged(size=0.4).use_kernel("eager")
     hook = model.embedding.register_forward_hook(leaf)
     # The head is the same for all and may be flat, and what is large may saturate a clip or a gate.
     out = model.hidden(case.tokens(), **given)
@@ -279,14 +285,14 @@ def cached_is_uncached(case: Case) -> None:
     if longest_prefix(case) == 1 and case.dice.random() < 0.5:
         starts = [[int(case.dice.random() < 0.3) for _ in row] for row in tokens]
         given["document_ids"] = torch.tensor(starts).cumsum(-1)
-    narrow = enlarged(build(case.spec), case.seed).float().use_kernel("sdpa")
+    narrow = case.enlarged().float().use_kernel("sdpa")
     prefix = longest_prefix(case)
     whole = case.model(tokens, **given).logits
     for model, tolerance in ((case.model, 1e-8), (narrow, 1e-4)):
         expected = model(tokens, **given).logits
         # Some amplify any rounding: no more may be asked than float32 itself gives.
         own_error = (expected - whole).abs().max().item() / spread(whole)
-        tolerance = max(tolerance, 3 * own_error)
+        tolerance = max(tolerance, 5 * own_error)
         cache, parts, start = model.new_cache(), [], 0
         with torch.no_grad():
             for size in pieces(case, tokens.shape[1], prefix):
