@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from archwright.parts.kernels import KERNELS, Scores, blockwise
+from archwright.parts.kernels.flex import block_mask
 from archwright.parts.kernels.scores import ElementwiseBias
 from archwright.parts.masks import MASKS, View
 from archwright.parts.places import Places, places
@@ -151,3 +152,17 @@ def test_gradients(mask: str, narrowed: str) -> None:
             assert slope == pytest.approx(expected, rel=1e-6, abs=1e-6), (kernel, parts)
             unused = [g is None for g in grads]
             assert unused == [False, False, False, False, "sinks" not in parts]
+
+
+@pytest.mark.parametrize("narrowed", [False, True])
+@pytest.mark.parametrize("choice", list(CHOICES.values()), ids=lambda c: c.kind)
+def test_flex_blocks_are_where_the_mask_shows_something(choice: Any, narrowed: bool) -> None:
+    """FlexAttention's blocks of 128 x 128: skipped where all is hidden, and nowhere else."""
+    length = 400
+    ids = (torch.arange(length) >= 150).long()[None] if narrowed else None
+    view = View(MASKS[type(choice)](choice), places(torch.zeros(1, length).long(), None, ids))
+    found = block_mask(view).to_dense()[0, 0].bool()
+    padded = torch.zeros(512, 512, dtype=torch.bool)
+    padded[:length, :length] = view.dense[0, 0]
+    expected = padded.unflatten(0, (4, 128)).unflatten(-1, (4, 128)).any(1).any(-1)
+    assert torch.equal(found, expected)
