@@ -188,7 +188,10 @@ class Shelf:
         self.num_used = self._limited(num_read + where.length)
         new = _fields(where, batch)
         self.slots = self._assigned(where, batch)
-        before = {name: kept[:, : self.num_before].clone() for name, kept in self._fields.items()}
+        shown_beside = bool(num_read) and self.joins
+        before = {
+            k: v[:, : self.num_before].clone() for k, v in self._fields.items() if shown_beside
+        }
         for name, values in new.items():
             if name not in self._fields:
                 self._fields[name] = values.new_full((batch, self.capacity + 1), EMPTY)
@@ -197,7 +200,7 @@ class Shelf:
             self._fields[name].scatter_(1, self.slots, values)
         if not num_read:
             self.seen = None
-        elif self.joins:
+        elif shown_beside:
             joined = {name: torch.cat((before[name], new[name]), 1) for name in new}
             self.seen = _places(joined, where, before["index"] >= 0)
         else:

@@ -3,6 +3,7 @@ does not depend on what else a model has, and models that differ in one choice s
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 """Where a parameter's path names its layer, counted from 0."""
 
 
-class Init:
+class Init(ABC):
     """What all initialisations have: the deviations that weights are drawn with, and, for widths to share
     their rates, factors of AdamW's rates and a divisor of logits."""
 
@@ -29,9 +30,9 @@ class Init:
     def __init__(self, spec: Any, num_layers: int, dim: int) -> None:
         self.spec, self.num_layers = spec, num_layers
 
+    @abstractmethod
     def std(self, module: Linear | Embedding) -> float:
         """Return the standard deviation of a weight, branch ends aside."""
-        raise NotImplementedError
 
     def draw(
         self, module: Linear | Embedding, path: str, out: Tensor, generator: torch.Generator

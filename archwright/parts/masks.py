@@ -266,23 +266,19 @@ class View:
         self, first: int, stop: int, key_first: int, key_stop: int
     ) -> Bool[Tensor, "rows 1 queries keys"]:
         """Return the mask between queries [first, stop) and keys [key_first, key_stop)."""
+        device = self.places.device
+        rows = torch.arange(self.num_rows, device=device)[:, None, None]
+        queries = torch.arange(first, stop, device=device)[:, None]
+        keys = torch.arange(key_first, key_stop, device=device)
+        seen = self.sees(rows, queries, keys)
+        return seen.expand(len(rows), len(queries), len(keys))[:, None]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows whose masks differ; 1 where all are alike."""
         at, kept = self.places, self.keys_at
-        queries, keys = slice(first, stop), slice(key_first, key_stop)
-        index = kept.index_or_range()[:, None, keys]
-        seen = self._pattern.visible(at.index_or_range()[:, queries, None], index)
-        if at.documents is not None and kept.documents is not None:
-            seen = seen & (at.documents[:, queries, None] == kept.documents[:, None, keys])
-        if self.kept is not None and kept.index is not None:
-            seen = seen & (index >= 0)
-        if kept.valid is not None:
-            seen = seen & kept.valid[:, None, keys]
-        if at.valid is not None:
-            # Padding must see something: itself, or anything where it has no place of its own.
-            itself = (
-                _diagonal(seen, first, key_first) if self.kept is None else torch.ones_like(seen)
-            )
-            seen = torch.where(at.valid[:, queries, None], seen, itself)
-        return seen[:, None]
+        given = (at.prefix, *(x for p in (at, kept) for x in (p.index, p.documents, p.valid)))
+        return max((len(x) for x in given if x is not None), default=1)
 
     def sees(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the query at a column of a row sees the key at a column (shapes broadcast)."""
@@ -303,6 +299,7 @@ class View:
         if kept.valid is not None:
             seen = seen & kept.valid[row, key]
         if at.valid is not None:
+            # Padding must see something: itself, or anything where it has no place of its own.
             itself = query == key if self.kept is None else key >= 0
             seen = torch.where(at.valid[row, query], seen, itself)
         return seen
@@ -323,16 +320,3 @@ class View:
             return 0, stop if ahead == 0 else length
         start = 0 if behind is None else max(0, first - behind)
         return start, length if ahead is None else min(stop + ahead, length)
-
-    @property
-    def _pattern(self) -> Pattern:
-        """The pattern, with the prefix that a batch brings."""
-        if self.places.prefix is None or not isinstance(self.pattern, Prefix):
-            return self.pattern
-        return Prefix(self.pattern.spec, self.places.prefix[:, None, None])
-
-
-def _diagonal(like: Tensor, first: int, key_first: int) -> Tensor:
-    rows = torch.arange(first, first + like.shape[-2], device=like.device)
-    columns = torch.arange(key_first, key_first + like.shape[-1], device=like.device)
-    return rows[:, None] == columns[None]

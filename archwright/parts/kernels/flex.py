@@ -52,10 +52,9 @@ def block_mask(view: View) -> BlockMask:
     known: dict[str, BlockMask] = view.__dict__.setdefault("block_mask", {})
     if "made" not in known:
         at, kept = view.places, view.keys_at
-        rows = max(view.block(0, 1, 0, 1).shape[0], 1)
         known["made"] = create_block_mask(
             lambda b, h, q, k: view.sees(b, q, k),  # torch counts the arguments of a plain function
-            B=rows if rows > 1 else None,
+            B=view.num_rows if view.num_rows > 1 else None,
             H=None,
             Q_LEN=at.length,
             KV_LEN=kept.length,
