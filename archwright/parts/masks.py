@@ -293,7 +293,9 @@ class View:
         pattern = self.pattern
         if at.prefix is not None and isinstance(pattern, Prefix):
             pattern = Prefix(pattern.spec, at.prefix[row])
-        seen = pattern.visible(here, there) & (there >= 0)
+        seen = pattern.visible(here, there)
+        if self.kept is not None:
+            seen = seen & (there >= 0)
         if at.documents is not None and kept.documents is not None:
             seen = seen & (at.documents[row, query] == kept.documents[row, key])
         if kept.valid is not None:
