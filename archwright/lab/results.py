@@ -1,0 +1,181 @@
+"""What a study found, as plain data: runs, replicates, effects. The page and the tables read nothing else."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from archwright.spec.study_spec import StudySpec
+
+Outcome = Literal["better", "worse", "equivalent", "below the noise", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A held-out evaluation on the way. `seconds` are of the processor, evaluations left out."""
+
+    step: int
+    tokens: int
+    flops: float
+    seconds: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One finished training. Losses are held-out nats per token."""
+
+    key: str
+    """Names the run folder: the hash of resolved spec, data and code."""
+    variant: str
+    seed: int
+    rate: float
+    """Peak learning rate."""
+    loss: float
+    """At the end, at most `initial_loss`, which is what a diverged run counts as."""
+    bits_per_byte: float
+    initial_loss: float
+    diverged: bool = False
+    failed: str = ""
+    """Why it came to no end; then its numbers are NaN."""
+    seconds: float = float("nan")
+    """Wall time of training."""
+    cpu_seconds: float = float("nan")
+    """Time of the processor."""
+    tokens_per_second: float = float("nan")
+    """Of the processor: on one thread where the run had one."""
+    memory_bytes: float = float("nan")
+    """Most that its process held."""
+    curve: Sequence[Point] = ()
+    lengths: Mapping[int, float] = field(default_factory=dict)
+    """Loss on texts of other lengths, by tokens."""
+    command: str = ""
+    """What repeats it."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One architecture of a study as it was built. The first variant of a study is its baseline."""
+
+    name: str
+    words: Sequence[str]
+    """What was asked for."""
+    changes: Sequence[str]
+    """What differs from the baseline, `path: old -> new`, the matched width included."""
+    parameters: int
+    non_embedding: int
+    flops_per_token: float
+    dim: int
+    num_layers: int
+    hidden_dims: Sequence[int]
+    """Of the default layer and others."""
+    matched: bool = True
+    """Whether the matched quantity is within 0.5 % of the baseline's."""
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """One seed of one variant, its learning rate tuned where the study tunes it."""
+
+    variant: str
+    seed: int
+    loss: float
+    """The lowest point of a parabola in the logarithm of the rate through the best rate and its neighbours,
+    or the loss at the fixed rate."""
+    rate: float
+    """The rate of that point."""
+    bits_per_token: float
+    best: RunResult
+    """The run with the lowest loss."""
+    at_edge: bool = False
+    """The best rate is at an end of the grid."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A two-sided confidence interval of a mean difference."""
+
+    low: float
+    high: float
+    level: float
+    method: Literal["t", "BCa"]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Variant minus baseline over paired seeds, in held-out nats per token: below 0 is better."""
+
+    variant: str
+    outcome: Outcome
+    mean: float
+    interval: Interval
+    """Of 95 %, for this pair alone: t, or BCa from ten seeds."""
+    t_interval: Interval
+    """Student's, always."""
+    equivalence: Interval
+    """Of 90 %: within the margins, the variants are equivalent."""
+    margin: float
+    """Nats per token."""
+    noise: float
+    """Standard deviation of the difference between two means of as many seeds of the baseline alone."""
+    p_value: float
+    """Of a paired t test, two-sided."""
+    holm_p_value: float
+    """The same after Holm's correction for several variants."""
+    differences: Sequence[float]
+    """One for each seed."""
+    seeds: Sequence[int]
+    nats_per_bit_per_byte: float
+    """Divides nats per token into bits per byte on this text."""
+    reservations: Sequence[str] = ()
+    """What keeps the outcome from being more than inconclusive, such as a rate at the end of its grid."""
+    sentence: str = ""
+    """The outcome in a sentence."""
+
+    @property
+    def bits_per_byte(self) -> float:
+        """The mean difference in bits per byte."""
+        return self.mean / self.nats_per_bit_per_byte
+
+
+@dataclass(frozen=True)
+class Held:
+    """Something that the variants have in common, or could not have: `value` for each variant where it
+    differs."""
+
+    what: str
+    value: str = ""
+    by_variant: Mapping[str, str] = field(default_factory=dict)
+    equal: bool = True
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """All that a study found."""
+
+    study: StudySpec
+    folder: str
+    verdict: str
+    """One sentence that states the outcome, scale, tokens and device."""
+    scope: str
+    """What the verdict does not speak of."""
+    variants: Sequence[Variant]
+    runs: Sequence[RunResult]
+    replicates: Sequence[Replicate]
+    effects: Sequence[Effect]
+    grids: Mapping[str, Sequence[float]]
+    """The learning rates that count, of each variant."""
+    held: Sequence[Held]
+    tokens_per_run: int
+    steps: int
+    evaluation_tokens: int
+    device: str
+    """Such as "one thread of Intel Xeon, bf16, blockwise attention"."""
+    predicted_seconds: float
+    """Wall time that was foreseen."""
+    seconds: float
+    """Wall time that runs took."""
+    command: str
+    """What repeats the study."""
+    complete: bool = True
+    notes: Sequence[str] = ()
+    """What the reader should know: seeds left out, runs failed or diverged, noise of the machine."""

@@ -1,0 +1,110 @@
+"""A study as data: which variants are compared, what is held equal, and how often."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from archwright.spec.choice import Spec
+from archwright.spec.run_spec import SECONDS, Texts, parse_budget
+
+Words = Annotated[Texts, Field(min_length=1)]
+
+Match = Literal["non_embedding", "parameters", "flops", "none"]
+
+COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMBmb]?)")
+SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+
+
+def parse_count(text: str) -> float:
+    """Return the number that `"0.2M"`, `"200k"` or `"200000"` stands for.
+
+    Raises:
+        ValueError: not of that form, or not above zero.
+    """
+    match = COUNT.fullmatch(text.strip().replace("_", ""))
+    if match and (count := float(match[1]) * SCALE[match[2].lower()]) >= 1:
+        return count
+    raise ValueError('expected "auto" or a number of parameters, such as "0.2M"')
+
+
+def _checked_size(value: Any) -> Any:
+    if value != "auto":
+        parse_count(str(value))
+    return str(value)
+
+
+def _checked_study_budget(value: Any) -> Any:
+    if parse_budget(str(value))[1] == "flops":
+        raise ValueError(
+            'expected wall time for all runs, such as "10m", or steps or tokens for each'
+        )
+    return value
+
+
+class StudySpec(Spec):
+    """A comparison of variants with a baseline. A variant is a list of words: the name of a model or recipe,
+    where it is another than the baseline's, and dotted keys that it changes."""
+
+    name: str = ""
+    """What the study is called; its folder is studies/<name>."""
+    question: str = ""
+    """What is asked, in a sentence."""
+    source: str = ""
+    """Where the question comes from."""
+    baseline: Words = ("modern",)
+    """A model, recipe or TOML file, then dotted keys that the baseline changes."""
+    variants: dict[str, Words] = Field(
+        default_factory=dict, examples=[{"layer norm": ["norm.kind=layer"]}]
+    )
+    """Name -> words: `["norm.kind=layer"]` changes the baseline, `["textbook"]` names another model."""
+    common: Texts = ()
+    """Dotted keys that all runs share, such as `data.text=notes.txt`."""
+    size: Annotated[str, BeforeValidator(_checked_size)] = "auto"
+    """Non-embedding parameters of the baseline, about: models are scaled to it; auto: what the budget can
+    train; "as published" sizes are given by common dims."""
+    match: Match = "non_embedding"
+    """What hidden_dim, then dim, makes equal to the baseline's within 0.5 %: parameters outside embedding
+    and head, all parameters, FLOPs per token, or nothing."""
+    seeds: int = Field(5, ge=2)
+    """How often everything is repeated, each time from other initial values and in another order of data."""
+    first_seed: int = Field(0, ge=0)
+    """The first of the seeds, which follow one another."""
+    rates: Literal["tuned", "fixed"] = "tuned"
+    """Tune the learning rate of each variant for each seed, or leave it as it is given."""
+    grid: int = Field(3, ge=3)
+    """Learning rates in a sweep, around the best."""
+    ratio: float = Field(3.0, ge=1.4, le=10)
+    """Between neighbouring rates."""
+    margin: float = Field(0.01, gt=0, lt=1)
+    """Share of the baseline's loss below which a difference does not matter."""
+    evaluation_tokens: int = Field(65_536, ge=1024)
+    """Held-out tokens that every run is judged on, or all there are where these are fewer."""
+    lengths: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    """Also judge on texts this many times as long as those trained on."""
+    budget: Annotated[str, BeforeValidator(_checked_study_budget)] = "10m"
+    """Wall time for all runs together, or steps or tokens for each run."""
+
+    @property
+    def seed_numbers(self) -> range:
+        """The seeds."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """The budget as wall time for all runs, or None where it is steps or tokens for each."""
+        amount, unit = parse_budget(self.budget)
+        return amount if unit == "seconds" else None
+
+    def override(self, *assignments: str) -> "StudySpec":
+        """Return this study with dotted values replaced.
+
+        Raises:
+            UserError: an unknown path or a value out of its limits, one line each.
+        """
+        from archwright.spec.read import override
+
+        return override(self, assignments)
+
+
+__all__ = ["SECONDS", "Match", "StudySpec", "Words", "parse_count"]
