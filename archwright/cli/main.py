@@ -11,6 +11,7 @@ from archwright.spec.errors import UserError, nearest
 
 VERBS = {
     "train": "train a model or a recipe on text, or go on with a run",
+    "compare": "find out which architecture is better, and how sure that is",
     "generate": "let a trained model write",
     "eval": "measure a trained model on text: nats per token, perplexity, bits per byte",
     "profile": "measure where the time of a training step goes, part by part",

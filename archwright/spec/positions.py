@@ -104,6 +104,8 @@ class Position(Choice):
     """Added to the embedding once, for the whole model, instead of acting inside attention."""
     scores: ClassVar[bool] = False
     """Added to attention's scores, instead of turning queries and keys."""
+    ends: ClassVar[bool] = False
+    """There are no positions beyond context_length."""
 
 
 class NoPosition(Position):
@@ -128,6 +130,7 @@ class Learned(Position):
 
     kind: Literal["learned"] = "learned"
     absolute: ClassVar[bool] = True
+    ends: ClassVar[bool] = True
     offset: int = Field(0, ge=0, examples=[2])
     """Row of position 0, as the table may begin with rows for other uses (2 in OPT)."""
 

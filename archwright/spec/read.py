@@ -16,6 +16,7 @@ from archwright.spec.explain import show
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.study_spec import StudySpec
 
 S = TypeVar("S", bound=Spec)
 Values = dict[str, Any]
@@ -83,6 +84,27 @@ def read_run(path: Path) -> RunSpec:
     return _located(path, RunSpec, values)
 
 
+def load_study(name: str | Path) -> StudySpec:
+    """Return a study by its name or file.
+
+    Raises:
+        UserError: no such study or file, or mistakes in it, one line each.
+    """
+    return read_study(_find(name, "studies"))
+
+
+def read_study(path: Path) -> StudySpec:
+    """Return the study in a file, called as the file is where it has no name."""
+    values = _parse(path)
+    values.setdefault("name", path.stem)
+    return _located(path, StudySpec, values)
+
+
+def study_names() -> list[str]:
+    """Return the names of the studies that come with the package."""
+    return preset_names("studies")
+
+
 def to_toml(spec: Spec) -> str:
     """Return a spec as TOML; reading it gives an equal spec."""
     return tomli_w.dumps(spec.model_dump(by_alias=True, mode="json"))
@@ -121,7 +143,7 @@ def diff(old: Spec, new: Spec) -> list[str]:
 
 
 def preset_names(room: str) -> list[str]:
-    """Return the names of the presets in a room: models or runs."""
+    """Return the names of the presets in a room: models, runs or studies."""
     folder = resources.files("archwright.presets") / room
     return sorted(
         f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")

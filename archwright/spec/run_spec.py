@@ -163,6 +163,8 @@ class EvaluateSpec(Spec):
     """Tokens of the evaluation at the end, which reads all there are up to this many."""
     stride: AutoInt = "auto"
     """Tokens between the starts of overlapping windows; auto: half the context."""
+    lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)] = ()
+    """Other lengths of text, in tokens, that the final evaluation is repeated at, without overlap."""
 
 
 class CheckpointSpec(Spec):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from archwright.spec.choice import Spec
-from archwright.spec.run_spec import SECONDS, Texts, parse_budget
+from archwright.spec.run_spec import Texts, parse_budget
 
 Words = Annotated[Texts, Field(min_length=1)]
 
@@ -25,11 +25,11 @@ def parse_count(text: str) -> float:
     match = COUNT.fullmatch(text.strip().replace("_", ""))
     if match and (count := float(match[1]) * SCALE[match[2].lower()]) >= 1:
         return count
-    raise ValueError('expected "auto" or a number of parameters, such as "0.2M"')
+    raise ValueError('expected "auto", "given" or a number of parameters, such as "0.2M"')
 
 
 def _checked_size(value: Any) -> Any:
-    if value != "auto":
+    if value not in ("auto", "given"):
         parse_count(str(value))
     return str(value)
 
@@ -61,8 +61,8 @@ class StudySpec(Spec):
     common: Texts = ()
     """Dotted keys that all runs share, such as `data.text=notes.txt`."""
     size: Annotated[str, BeforeValidator(_checked_size)] = "auto"
-    """Non-embedding parameters of the baseline, about: models are scaled to it; auto: what the budget can
-    train; "as published" sizes are given by common dims."""
+    """Parameters outside embedding and head that models are scaled to, about; auto: what the budget can
+    train; given: models stay as they are, as they do where dim or num_layers is given."""
     match: Match = "non_embedding"
     """What hidden_dim, then dim, makes equal to the baseline's within 0.5 %: parameters outside embedding
     and head, all parameters, FLOPs per token, or nothing."""
@@ -105,6 +105,3 @@ class StudySpec(Spec):
         from archwright.spec.read import override
 
         return override(self, assignments)
-
-
-__all__ = ["SECONDS", "Match", "StudySpec", "Words", "parse_count"]

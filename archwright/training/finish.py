@@ -1,9 +1,14 @@
 """What a run leaves behind: weights, a full evaluation, a sample, and its page."""
 
+import shutil
+from typing import Any
+
 from archwright import checkpoint
+from archwright.data.held_out import HeldOut
 from archwright.generation.writing import stream
 from archwright.reporting.page import write_report
 from archwright.runs import RunFolder
+from archwright.spec.run_spec import RunSpec
 from archwright.training.evaluation import compressors, evaluate, held_out_windows
 from archwright.training.loop import Loop
 from archwright.training.material import Material
@@ -18,30 +23,69 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     What a process that was killed in here has recorded already is not recorded twice.
     """
     session, tokenizer = loop.session, material.tokenizer
-    run = session.run
-    windows = held_out_windows(
-        material.held_out,
-        tokenizer,
-        run.model.context_length,
-        stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
-        max_tokens=run.evaluate.final_max_tokens,
-    )
-    known = {
-        (record["kind"], record.get("name"))
-        for record in folder.metrics()
-        if record["step"] == session.num_steps
-    }
-    if ("eval", None) not in known:
-        loop.record("eval", **evaluate(session.model, windows, session.precision).record())
+    windows = _windows(session.run, material)
+    judge(loop, folder, material)
+    known = _known(folder, session.num_steps)
     for baseline in compressors(windows, tokenizer):
         if ("baseline", baseline.name) not in known:
             loop.record("baseline", **baseline._asdict())
     with session.precision.autocast():
         written = stream(
-            session.model, tokenizer, top_p=0.95, max_tokens=SAMPLE_TOKENS, seed=run.seed
+            session.model, tokenizer, top_p=0.95, max_tokens=SAMPLE_TOKENS, seed=session.run.seed
         )
         folder.write_samples("".join(written))
     metadata = {"archwright": "model", "spec": session.model.spec.hash()}
     checkpoint.write_model(folder.model_file, session.model, metadata)
     loop.record("event", name="finished", text=f"{session.num_steps} steps")
     write_report(folder)
+
+
+def finish_briefly(loop: Loop, folder: RunFolder, material: Material) -> None:
+    """Evaluate on the held-out text and mark the run finished; only numbers stay of it."""
+    judge(loop, folder, material)
+    loop.record("event", name="finished", text=f"{loop.session.num_steps} steps")
+    shutil.rmtree(folder.checkpoints_folder, ignore_errors=True)
+
+
+def judge(loop: Loop, folder: RunFolder, material: Material) -> None:
+    """Record the final evaluation, and those at other lengths, as far as they are not recorded yet."""
+    session = loop.session
+    known = _known(folder, session.num_steps)
+    if ("eval", None) not in known:
+        windows = _windows(session.run, material)
+        loop.record("eval", **evaluate(session.model, windows, session.precision).record())
+    for length in session.run.evaluate.lengths:
+        if ("length", str(length)) not in known:
+            loop.record("length", name=str(length), **_at_length(loop, material, length))
+
+
+def _at_length(loop: Loop, material: Material, length: int) -> dict[str, Any]:
+    """Return the evaluation on texts of `length` tokens; nothing for a model whose positions end before."""
+    session = loop.session
+    if session.model.spec.position.ends and length > session.run.model.context_length:
+        return {}
+    evaluated = session.run.evaluate
+    windows = held_out_windows(
+        material.held_out,
+        material.tokenizer,
+        length,
+        stride=length,
+        max_tokens=evaluated.final_max_tokens,
+    )
+    return evaluate(session.model, windows, session.precision).record()
+
+
+def _windows(run: RunSpec, material: Material) -> HeldOut:
+    return held_out_windows(
+        material.held_out,
+        material.tokenizer,
+        run.model.context_length,
+        stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
+        max_tokens=run.evaluate.final_max_tokens,
+    )
+
+
+def _known(folder: RunFolder, step: int) -> set[tuple[str, str | None]]:
+    """Return kind and name of what is recorded of a step."""
+    records = [record for record in folder.metrics() if record["step"] == step]
+    return {(record["kind"], record.get("name")) for record in records}

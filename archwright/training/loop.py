@@ -67,6 +67,7 @@ class Loop:
             "step": standing.step,
             "tokens": self.session.tokens,
             "seconds": round(standing.seconds, 4),
+            "cpu_seconds": round(standing.cpu_seconds, 4),
             **values,
         }
         self.folder.append(record)
@@ -82,9 +83,10 @@ class Loop:
         begun, standing = time.perf_counter(), self.session.standing
         number, rate = standing.step + 1, self.session.rate
         with self._probed(number) as probes:
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             result = self.session.step()
             seconds = time.perf_counter() - start
+            standing.cpu_seconds += time.process_time() - cpu
         standing.seconds += time.perf_counter() - begun
         if probes:
             self._record_probes(number, probes)

@@ -30,6 +30,8 @@ class Standing:
 
     step: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Processor time of steps, all threads added up; it does not grow when others use the machine."""
     spikes: int = 0
     recent: list[float] = field(default_factory=list)
     """The last losses, by which a spike is known."""

@@ -41,6 +41,9 @@ class Stopped(Exception):  # noqa: N818
         super().__init__(f"stopped at step {step} and saved; go on with: {shlex.join(words)}")
 
 
+Ending = Callable[[Loop, RunFolder, Material], None]
+
+
 def train(
     run: RunSpec | ModelSpec | str,
     *assignments: str,
@@ -84,14 +87,23 @@ def resume(folder: RunFolder | str | Path, *, quiet: bool = False) -> OpenRun:
     if not isinstance(folder, RunFolder):
         folder = RunFolder.open(folder)
     if not folder.finished:
-        with folder.lock(), said_if_memory_runs_out():
-            _train(folder, quiet)
+        train_in(folder, finish, quiet=quiet)
     elif not folder.report_file.exists():
         write_report(folder)
     return open_run(folder.path)
 
 
-def _train(folder: RunFolder, quiet: bool) -> None:
+def train_in(folder: RunFolder, ending: Ending, *, quiet: bool = False) -> None:
+    """Train what is left of the run in a folder up to its `ending`, which leaves what is wanted of it.
+
+    Raises:
+        UserError, DivergedError, Stopped: as `resume` does.
+    """
+    with folder.lock(), said_if_memory_runs_out():
+        _train(folder, ending, quiet)
+
+
+def _train(folder: RunFolder, ending: Ending, quiet: bool) -> None:
     say = speaker(quiet)
     material, session, decisions = _begin(folder, say)
     _announce(session, decisions, material, say)
@@ -102,7 +114,7 @@ def _train(folder: RunFolder, quiet: bool) -> None:
         loop.record("event", name=started, text=f"at step {session.standing.step}")
         _run(loop, folder)
         say.say("evaluating on the whole held-out text")
-        finish(loop, folder, material)
+        ending(loop, folder, material)
 
 
 def _begin(folder: RunFolder, say: Progress) -> tuple[Material, Session, Decisions]:

@@ -1,0 +1,109 @@
+"""archwright compare"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from archwright.cli.words import Parser
+from archwright.spec.read import study_names
+from archwright.spec.study_spec import StudySpec
+
+ABOUT = """\
+Find out which architecture is better for a text and a budget, and how sure that is.
+
+WHAT is a baseline and one variant or more, or a study. A variant is a model's name, and after colons what it
+changes; without a name it changes the baseline. KEY=VALUE holds for all:
+
+  archwright compare modern modern:norm.kind=layer :feedforward.kind=gelu data.text=FILE
+
+Models are scaled to what the budget can train, unless model.dim or model.num_layers is given, and made equal
+in parameters through the width of their hidden layers. Every seed tunes the learning rate of every variant.
+Finished runs are kept and never repeated: the same command goes on where it stopped.
+
+studies: {studies}"""
+
+EXAMPLES = """\
+  archwright compare textbook modern --budget 10m
+  archwright compare modern modern:norm.kind=layer modern:feedforward.kind=gelu data.text=mine.txt --seeds 5
+  archwright compare norm-placement --budget 30m --dry-run
+  archwright compare modern :num_kv_heads=1 --rates fixed optimizer.lr=0.01 --budget 400steps --size 0.5M"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Compare, or show what would be run."""
+    about = ABOUT.format(studies=", ".join(study_names()))
+    parser = Parser("compare", about, EXAMPLES)
+    parser.add_argument("what", nargs="*", metavar="WHAT", help="models, a study, KEY=VALUE")
+    _add_options(parser)
+    parser.add_argument("--out", metavar="DIR", help="the study's folder (default: studies/NAME)")
+    parser.add_argument(
+        "--runs", metavar="DIR", help="where single runs are kept (default: studies/runs)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")
+    parser.add_argument("--quiet", action="store_true", help="print the verdict alone")
+    options = parser.parse(words)
+    given = {name: getattr(options, name) for name in HELP if getattr(options, name) is not None}
+    if options.dry_run:
+        return _dry_run(options.what, options.out, given)
+    return _compare(options, given)
+
+
+HELP = {
+    "budget": "wall time for all runs (10m), or steps or tokens for each (400steps, 2Mtokens)",
+    "seeds": "how often all is repeated",
+    "first_seed": "the first seed",
+    "rates": "tuned: every seed tunes each variant's learning rate; fixed: as given",
+    "grid": "learning rates in a sweep",
+    "ratio": "between neighbouring learning rates",
+    "size": "parameters outside embedding and head (0.2M), auto, or given",
+    "match": "what is made equal: non_embedding, parameters, flops, none",
+    "margin": "share of the loss below which a difference does not matter",
+    "lengths": "also judge on texts so many times longer (2,4)",
+    "evaluation_tokens": "held-out tokens to judge on",
+}
+
+
+def _add_options(parser: Parser) -> None:
+    for name, text in HELP.items():
+        default = StudySpec.model_fields[name].default
+        shown = f" (default: {default})" if default != () else ""
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", dest=name, metavar=name.upper(), help=text + shown
+        )
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    if "lengths" in given:
+        given["lengths"] = f"[{given['lengths']}]"
+    return given
+
+
+def _dry_run(words: Sequence[str], out: str | None, given: dict[str, Any]) -> int:
+    from archwright.lab.compare import announcement, plan
+
+    found = plan(*words, out=out, **_options(given))
+    from pathlib import Path
+
+    print(announcement(found, Path(out or "studies") / found.study.name))
+    print("Nothing was trained.")
+    return 0
+
+
+def _compare(options: Any, given: dict[str, Any]) -> int:
+    from archwright.lab.compare import Interrupted, compare
+    from archwright.lab.pool import POOL
+    from archwright.lab.terminal import print_results
+
+    try:
+        results = compare(
+            *options.what,
+            out=options.out,
+            runs=options.runs or POOL,
+            quiet=options.quiet,
+            **_options(given),
+        )
+    except Interrupted as stop:
+        print(f"archwright: {stop}", file=sys.stderr)
+        return 128 + stop.signal
+    print_results(results, quiet=options.quiet)
+    return 0

@@ -1,0 +1,148 @@
+"""From a study's words to the runs that are compared: one per variant, equal but for what is varied."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from archwright.lab.scaling import RECIPE, scaled
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import diff, load_run, preset_names
+from archwright.spec.run_rules import enforce_run
+from archwright.spec.run_spec import Muon, RunSpec
+from archwright.spec.study_spec import StudySpec
+
+Arms = dict[str, RunSpec]
+"""The run of each variant by its name, the baseline first."""
+
+VARIED = ("model", "optimizer", "schedule", "clip", "z_loss", "init", "name", "machine")
+"""What variants may differ in; machine only as one of them may name a recipe."""
+
+SHAPE = ("model.dim", "model.num_layers")
+"""Keys by which a user says the size."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """Words as they are asked for: a model's or recipe's name, and dotted keys of a run."""
+
+    name: str
+    keys: tuple[str, ...]
+
+    @classmethod
+    def of(cls, words: Sequence[str], default: "Named | None" = None) -> "Named":
+        """Read words; without a name they go on from those of `default`."""
+        names = [word for word in words if "=" not in word]
+        keys = tuple(run_key(word) for word in words if "=" in word)
+        if len(names) > 1 or (names and names[0] != words[0]):
+            raise UserError(
+                f'"{names[-1]}": expected key=value; a variant is one name and then what it changes'
+            )
+        if names:
+            return cls(names[0], keys)
+        return cls(default.name, (*default.keys, *keys)) if default else cls("modern", keys)
+
+
+def split(word: str) -> list[str]:
+    """Split `modern:norm.kind=layer,dim=64` into the name and the keys after it."""
+    head, *rest = re.split(r"[:,](?=[\w.]+\s*=)", word)
+    return [*([head] if head else []), *rest]
+
+
+def is_variant(word: str) -> bool:
+    """Tell whether a word names a variant: a model, or what changes the baseline after a colon."""
+    return word.startswith(":") or "=" not in split(word)[0]
+
+
+def run_key(assignment: str) -> str:
+    """Return a dotted key of a model or a run as one of a run: `norm.kind=layer` -> `model.norm.kind=layer`."""
+    first, _, rest = assignment.partition("=")[0].strip().partition(".")
+    of_run = first in RunSpec.model_fields and not (first == "init" and rest != "from")
+    return assignment if of_run or first not in ModelSpec.model_fields else f"model.{assignment}"
+
+
+def arms(study: StudySpec, size: float | None) -> Arms:
+    """Return the run of every variant, scaled to about `size` non-embedding parameters unless that is None.
+
+    Raises:
+        UserError: unknown names or keys, values out of limits, variants that are equal, one line each.
+    """
+    baseline = Named.of(study.baseline)
+    wanted = {label(study.baseline): baseline} | {
+        name: Named.of(words, baseline) for name, words in study.variants.items()
+    }
+    if not study.variants:
+        raise UserError("compare with what? Name two variants or more, or a study")
+    found: Arms = {}
+    lines: list[str] = []
+    for name, named in wanted.items():
+        try:
+            found[name] = _run(named, study, size)
+        except UserError as error:
+            lines += [f"{name}: {line}" if name not in line else line for line in error.lines]
+    lines = lines or [*_forbidden(found, study), *_equal(found)]
+    if lines:
+        raise UserError(*dict.fromkeys(lines))
+    return found
+
+
+def label(words: Sequence[str]) -> str:
+    """Return what a variant is called where it is not named."""
+    return ":".join(words)
+
+
+def sized_by_user(study: StudySpec) -> bool:
+    """Tell whether the study's words say how large models are, or name a recipe, which does."""
+    baseline = Named.of(study.baseline)
+    keys = [run_key(word).partition("=")[0] for word in (*study.common, *baseline.keys)]
+    return any(key in SHAPE for key in keys) or _is_recipe(baseline.name)
+
+
+def _is_recipe(name: str) -> bool:
+    return name in preset_names("runs")
+
+
+def _run(named: Named, study: StudySpec, size: float | None) -> RunSpec:
+    run = load_run(named.name)
+    if not _is_recipe(named.name):
+        run = run.override(*RECIPE)
+    if size is not None:
+        run = scaled(run, size)
+    # Later words win over common ones, which `override` would take for a contradiction.
+    run = run.override(*(run_key(word) for word in study.common)).override(*named.keys)
+    run = run.model_copy(update={"name": ""})
+    enforce_run(run)
+    return run
+
+
+def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:
+    """Refuse variants that differ in what must be equal for losses to be compared."""
+    (_, baseline), *others = found.items()
+    for name, run in others:
+        for line in diff(baseline, run):
+            path = line.partition(":")[0]
+            if path.split(".")[0] not in VARIED or path in (
+                "model.vocab_size",
+                "model.context_length",
+            ):
+                yield (
+                    f"{name}: {line}: all variants are trained and judged alike in this; say it once for all, "
+                    f"{path}=..., as a word of its own"
+                )
+
+
+def _equal(found: Mapping[str, RunSpec]) -> Iterator[str]:
+    """Refuse variants between which there is nothing to find out."""
+    names = list(found)
+    for i, name in enumerate(names):
+        for other in names[:i]:
+            if found[name].hash() == found[other].hash():
+                yield f'"{name}" and "{other}" are the same model, trained alike; there is nothing to compare'
+
+
+def with_rate(run: RunSpec, rate: float) -> RunSpec:
+    """Return a run with another peak learning rate, to which a second one keeps its ratio."""
+    update: dict[str, float] = {"lr": rate}
+    if isinstance(run.optimizer, Muon) and run.optimizer.adamw_lr != "auto":
+        update["adamw_lr"] = run.optimizer.adamw_lr * rate / run.optimizer.lr
+    return run.model_copy(update={"optimizer": run.optimizer.model_copy(update=update)})

@@ -1,0 +1,213 @@
+"""Running what a plan wants: runs that are there already are read, the others trained, whatever happens to them."""
+
+import math
+import shlex
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from archwright.lab import pool
+from archwright.lab.plan import Plan, file_of
+from archwright.lab.progress import Progress
+from archwright.lab.results import Replicate, RunResult
+from archwright.lab.sweep import Sweep, plan_sweep, replicate
+from archwright.lab.workers import Done, Workers
+from archwright.runs import RunFolder
+from archwright.training.interrupt import Interrupt
+
+LATE = 1.15
+"""Times the budget, beyond which seeds that have not begun are left out."""
+
+LEAST_SEEDS = 3
+"""What is never left out."""
+
+GLANCE = 0.5
+"""Seconds between looks at the runs."""
+
+
+class Cell(NamedTuple):
+    """One run of a study: the learning rate is the k-th of the variant's lattice."""
+
+    variant: str
+    seed: int
+    k: int
+
+
+@dataclass
+class Execution:
+    """A study under way."""
+
+    plan: Plan
+    folder: Path
+    runs_folder: Path
+    results: dict[Cell, RunResult] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    """Those that are run; the last ones are left out where time runs out."""
+    may_slide: bool = True
+    """Whether time allows a window of rates to move for all seeds."""
+    spent: float = 0.0
+    """Wall time of this process, and of runs that were there before it."""
+
+    def __post_init__(self) -> None:
+        self.seeds = self.seeds or list(self.plan.study.seed_numbers)
+        self._folders: dict[Cell, RunFolder] = {}
+        self._started: set[Cell] = set()
+
+    def run(self, show: Progress, interrupt: Interrupt) -> bool:
+        """Train all that is wanted; return False where an interrupt came first.
+
+        A run that fails does not keep the others from being made.
+        """
+        self._take_finished()
+        before = self.spent
+        begun = time.monotonic()
+        with Workers(self.plan.workers, self.folder / "log.txt") as workers:
+            while not interrupt:
+                self.spent = before + time.monotonic() - begun
+                self._take_finished()
+                wanted = [cell for cell in self.wanted() if cell not in workers.running]
+                if not wanted and not workers.running:
+                    break
+                if self._late(wanted, workers):
+                    continue
+                for cell in wanted[: workers.free]:
+                    self._started.add(cell)
+                    workers.give(cell, {"do": "train", "folder": str(self._folder(cell).path)})
+                for done in workers.wait(GLANCE):
+                    self._end(done, show)
+                show.update(
+                    self, {c: self._folder(c) for c in workers.running if isinstance(c, Cell)}
+                )
+            if interrupt:
+                show.say("saving what is being trained")
+        self.spent = before + time.monotonic() - begun
+        return not self.wanted()
+
+    def sweeps(self) -> dict[str, Sweep]:
+        """Return where the tuning of each variant stands."""
+        study = self.plan.study
+        if study.rates == "fixed":
+            return {name: self._only_run(name) for name in self.plan.arms}
+        return {
+            name: plan_sweep(self._losses(name), self.seeds, study.grid, may_slide=self.may_slide)
+            for name in self.plan.arms
+        }
+
+    def wanted(self) -> list[Cell]:
+        """Return the runs still to be made, seed by seed, so that whole replicates come first."""
+        order = {name: i for i, name in enumerate(self.plan.arms)}
+        cells = [
+            Cell(name, seed, k) for name, sweep in self.sweeps().items() for seed, k in sweep.wanted
+        ]
+        return sorted(
+            cells, key=lambda c: (self.seeds.index(c.seed), abs(c.k), order[c.variant], c.k)
+        )
+
+    def replicates(self) -> list[Replicate]:
+        """Return the seeds of each variant that have all their runs."""
+        found = []
+        for name, sweep in self.sweeps().items():
+            for seed in sweep.seeds:
+                cells = [Cell(name, seed, k) for k in sweep.window]
+                if all(cell in self.results for cell in cells):
+                    found.append(replicate([self.results[cell] for cell in cells]))
+        return found
+
+    def command(self, cell: Cell) -> str:
+        """Return what trains one run alone, with weights, samples and a page of its own."""
+        file = file_of(self.plan, self.folder, cell.variant)
+        words = ["archwright", "train", str(file), f"seed={cell.seed}"]
+        words += [f"optimizer.lr={self.plan.rate(cell.variant, cell.k):g}"]
+        return shlex.join([*words, "--out", f"runs/{file.stem}-seed{cell.seed}"])
+
+    def run_seconds(self, name: str) -> float:
+        """Return the wall time that a run of a variant takes: as measured, else as foreseen."""
+        took = [r.seconds for r in self.results.values() if r.variant == name and r.seconds > 0]
+        foreseen = self.plan.run_seconds(name)
+        overhead = foreseen - self.plan.costs[name].step * self.plan.steps
+        return statistics.fmean(took) + max(0.0, overhead) if len(took) > 2 else foreseen
+
+    def remaining(self, cells: Sequence[Cell]) -> float:
+        """Return the wall time that runs take together, about."""
+        return sum(self.run_seconds(cell.variant) for cell in cells) / self.plan.workers
+
+    def _losses(self, name: str) -> dict[tuple[int, int], float]:
+        return {(c.seed, c.k): r.loss for c, r in self.results.items() if c.variant == name}
+
+    def _only_run(self, name: str) -> Sweep:
+        losses = self._losses(name)
+        return Sweep(
+            window=range(1),
+            wanted=[(seed, 0) for seed in self.seeds if (seed, 0) not in losses],
+            seeds=[s for s in self.seeds if not math.isnan(losses.get((s, 0), math.nan))],
+            edge=False,
+        )
+
+    def _folder(self, cell: Cell) -> RunFolder:
+        if cell not in self._folders:
+            self._folders[cell] = pool.prepare(
+                self.runs_folder,
+                self.plan.run(*cell),
+                self.plan.material,
+                self.plan.decisions,
+                self.plan.arms[cell.variant].counts.flops_per_token,
+            )
+        return self._folders[cell]
+
+    def _take_finished(self) -> None:
+        """Read the runs that are wanted and were made before, which may make others wanted."""
+        while found := [c for c in self.wanted() if c not in self._started and self._is_there(c)]:
+            for cell in found:
+                self._read(cell)
+                self.spent += self.run_seconds(cell.variant) / self.plan.workers
+
+    def _is_there(self, cell: Cell) -> bool:
+        return bool(pool.outcome(self._folder(cell)))
+
+    def _read(self, cell: Cell) -> None:
+        rate = self.plan.rate(cell.variant, cell.k)
+        folder = self._folder(cell)
+        self.results[cell] = pool.read(folder, cell.variant, cell.seed, rate, self.command(cell))
+
+    def _end(self, done: Done, show: Progress) -> None:
+        assert isinstance(done.name, Cell)
+        cell = done.name
+        if done.state == "done":
+            self._read(cell)
+        else:
+            rate, key = self.plan.rate(cell.variant, cell.k), self._folder(cell).path.name
+            why = done.why or "it was stopped"
+            self.results[cell] = pool.failure(
+                cell.variant, cell.seed, rate, key, why, self.command(cell)
+            )
+        show.ended(self.results[cell])
+
+    def _late(self, wanted: Sequence[Cell], workers: Workers) -> bool:
+        """Leave out the last seed, or the move of a window, where there is no time for it."""
+        budget = self.plan.study.wall_seconds
+        if budget is None or not wanted:
+            return False
+        running = [cell for cell in workers.running if isinstance(cell, Cell)]
+        if self.spent + self.remaining(wanted) + self.remaining(running) / 2 <= LATE * budget:
+            return False
+        begun = {cell.seed for cell in (*self.results, *running)}
+        if self.seeds[-1] not in begun and len(self.seeds) > LEAST_SEEDS:
+            left_out = self.seeds.pop()
+            self.notes.append(f"Seed {left_out} was left out: the runs take longer than foreseen.")
+            return True
+        if self.may_slide and self._complete_without_sliding():
+            self.may_slide = False
+            self.notes.append("A grid of learning rates was not moved on: there was no time left.")
+            return True
+        return False
+
+    def _complete_without_sliding(self) -> bool:
+        grid = self.plan.study.grid
+        return not any(
+            plan_sweep(self._losses(name), self.seeds, grid, may_slide=False).wanted
+            for name in self.plan.arms
+        )

@@ -1,0 +1,153 @@
+"""Making variants equal in size: hidden_dim is chosen, and dim where that is not enough."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from archwright.model.build import build
+from archwright.model.decoder import Decoder
+from archwright.planning.cost import flops_per_token, parameters_by_part
+from archwright.spec.feedforward import Hidden
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.study_spec import Match
+
+TOLERANCE = 0.005
+"""Largest share by which a variant may miss the baseline's size."""
+
+RATIOS = (0.5, 16.0)
+"""hidden_dim over dim, beyond which dim is changed instead."""
+
+MULTIPLES = (16, 8, 4, 2, 1)
+"""What hidden_dim is a multiple of, the first that is near enough: round widths compute fastest."""
+
+OUTSIDE = ("embedding", "position", "head")
+"""Parts of a model that are not counted as its size: tables with a row for each token or place."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a model is made of, and what a token costs it in training."""
+
+    parameters: int
+    non_embedding: int
+    flops_per_token: float
+
+    def of(self, match: Match) -> float:
+        """Return the quantity that a study makes equal."""
+        return {
+            "parameters": float(self.parameters),
+            "flops": self.flops_per_token,
+        }.get(match, float(self.non_embedding))
+
+
+def count(spec: ModelSpec, vocab_size: int) -> Counts:
+    """Return the counts of a model, built without memory."""
+    model = build(spec, device="meta", vocab_size=vocab_size)
+    return Counts(
+        model.num_parameters(),
+        _non_embedding(model),
+        flops_per_token(model, spec.context_length),
+    )
+
+
+def _non_embedding(model: Decoder) -> int:
+    """Count parameters outside the tables of tokens and places (Kaplan et al., 2020, section 2.1)."""
+    parts = parameters_by_part(model)
+    return sum(n for part, n in parts.items() if part.split(".")[0] not in OUTSIDE)
+
+
+def matched(
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int
+) -> tuple[ModelSpec, bool]:
+    """Return the spec with the widths at which it equals `target`, and whether it does within 0.5 %.
+
+    Where nothing near enough is found, the nearest is returned.
+    """
+    if match == "none" or _miss(spec, target, match, vocab_size) == 0:
+        return spec, True
+    nearest, least = spec, _miss(spec, target, match, vocab_size)
+    for dim in _dims(spec):
+        for candidate in _hidden_candidates(_with_dim(spec, dim), target, match, vocab_size):
+            miss = _miss(candidate, target, match, vocab_size)
+            if miss <= TOLERANCE:
+                return candidate, True
+            if miss < least:
+                nearest, least = candidate, miss
+    return nearest, least <= TOLERANCE
+
+
+def mismatch(counts: Counts, target: Counts, match: Match) -> float:
+    """Return by which share a variant exceeds the baseline."""
+    return counts.of(match) / target.of(match) - 1
+
+
+def _miss(spec: ModelSpec, target: Counts, match: Match, vocab_size: int) -> float:
+    return abs(mismatch(count(spec, vocab_size), target, match))
+
+
+def _hidden_candidates(
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int
+) -> Iterator[ModelSpec]:
+    """Yield the spec with the hidden widths nearest to what is wanted, round ones first.
+
+    A model's size is a straight line in hidden_dim, so that two sizes tell it.
+    """
+    resolved = spec.resolved(vocab_size)
+    if not isinstance(resolved.feedforward, Hidden):
+        yield spec
+        return
+    hidden = resolved.feedforward.hidden_dim
+    assert hidden != "auto"
+
+    def size(hidden_dim: int) -> float:
+        return count(_with_hidden(resolved, spec, hidden_dim), vocab_size).of(match)
+
+    slope = (size(2 * hidden) - size(hidden)) / hidden
+    exact = hidden + (target.of(match) - size(hidden)) / slope
+    if RATIOS[0] * spec.dim <= exact <= RATIOS[1] * spec.dim:
+        for multiple in MULTIPLES:
+            yield _with_hidden(resolved, spec, max(multiple, multiple * round(exact / multiple)))
+
+
+def _with_hidden(resolved: ModelSpec, spec: ModelSpec, hidden_dim: int) -> ModelSpec:
+    """Return a spec with another hidden width; layers with one of their own keep their ratio to it."""
+    assert isinstance(resolved.feedforward, Hidden)
+    before = resolved.feedforward.hidden_dim
+    assert before != "auto"
+    values = spec.model_dump()
+    values["feedforward"]["hidden_dim"] = hidden_dim
+    for partial in values["layer_kinds"].values():
+        own = partial.get("feedforward", {}).get("hidden_dim")
+        if isinstance(own, int):
+            partial["feedforward"]["hidden_dim"] = max(1, round(own * hidden_dim / before))
+    return ModelSpec.model_validate(values)
+
+
+def _dims(spec: ModelSpec) -> Iterator[int]:
+    """Yield widths, from the model's own to those ever further off, that its heads divide."""
+    step = _step(spec)
+    yield spec.dim
+    for n in range(1, 4 * spec.dim // step):
+        for dim in (spec.dim - n * step, spec.dim + n * step):
+            if spec.dim / 4 <= dim <= 4 * spec.dim:
+                yield dim
+
+
+def _step(spec: ModelSpec) -> int:
+    """Return by how much a model's width may change: a whole pair of dimensions for each head."""
+    return 2 * max(1, getattr(spec.resolved().attention, "num_heads", 1))
+
+
+def _with_dim(spec: ModelSpec, dim: int) -> ModelSpec:
+    if dim == spec.dim:
+        return spec
+    return spec.override(f"dim={dim}", *_heads_follow(spec))
+
+
+def _heads_follow(spec: ModelSpec) -> list[str]:
+    """Let the width of heads follow dim where it was dim over their number."""
+    resolved = spec.resolved().attention
+    head_dim, num_heads = (getattr(resolved, name, 0) for name in ("head_dim", "num_heads"))
+    given = getattr(spec.attention, "head_dim", "auto")
+    if head_dim * num_heads != spec.dim or given == "auto":
+        return [f"attention.num_heads={num_heads}"] if num_heads else []
+    return [f"attention.num_heads={num_heads}", "attention.head_dim=auto"]

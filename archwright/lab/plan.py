@@ -1,0 +1,214 @@
+"""A study that is decided: what runs, with what, for how long; and how that is written down."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from archwright.checkpoint import atomic_write
+from archwright.lab.arms import with_rate
+from archwright.lab.matching import Counts
+from archwright.lab.results import Variant
+from archwright.runs import RunFolder
+from archwright.spec.feedforward import Hidden
+from archwright.spec.read import diff, read_run, to_toml
+from archwright.spec.run_spec import AdamW, Muon, RunSpec
+from archwright.spec.study_spec import StudySpec
+from archwright.training.machine import Decisions, environment
+from archwright.training.material import Material, regain
+
+FORMAT = 1
+"""Number of the layout of a study's folder."""
+
+PLAN = "plan.json"
+
+EXTRA_RATES = 1.0
+"""Runs of each variant beside its grid, about, to find where the grid belongs."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that a run takes: to begin, for each step, and for each token that is evaluated."""
+
+    setup: float
+    step: float
+    token: float
+
+    def run(self, steps: int, evaluated: int) -> float:
+        """Return the seconds of a whole run."""
+        return self.setup + steps * self.step + evaluated * self.token
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A variant as it is trained: all is decided but seed and learning rate."""
+
+    name: str
+    words: tuple[str, ...]
+    run: RunSpec
+    counts: Counts
+    matched: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study that is decided."""
+
+    study: StudySpec
+    arms: Mapping[str, Arm]
+    material: Material
+    decisions: Decisions
+    workers: int
+    steps: int
+    evaluation_tokens: int
+    costs: Mapping[str, Cost]
+
+    @property
+    def baseline(self) -> Arm:
+        """The first variant."""
+        return next(iter(self.arms.values()))
+
+    @property
+    def tokens_per_run(self) -> int:
+        """Tokens that each run trains on."""
+        return self.steps * self.baseline.run.tokens_per_step
+
+    @property
+    def num_runs(self) -> int:
+        """Runs of the whole study, about."""
+        return round(sum(self.runs_each() for _ in self.arms))
+
+    def runs_each(self) -> float:
+        """Return how many runs a variant has, about."""
+        return runs_each(self.study)
+
+    def run_seconds(self, name: str) -> float:
+        """Return the seconds that a run of a variant takes."""
+        return self.costs[name].run(
+            self.steps, evaluated(self.baseline.run, self.evaluation_tokens)
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all runs."""
+        work = sum(self.run_seconds(name) * self.runs_each() for name in self.arms)
+        return work / min(self.workers, max(1, self.num_runs))
+
+    def rate(self, name: str, k: int) -> float:
+        """Return the k-th learning rate of a variant's lattice."""
+        optimizer = self.arms[name].run.optimizer
+        assert isinstance(optimizer, (AdamW, Muon))
+        rate: float = optimizer.lr * self.study.ratio**k
+        return float(f"{rate:.4g}")
+
+    def run(self, name: str, seed: int, k: int) -> RunSpec:
+        """Return one run of the study."""
+        return with_rate(self.arms[name].run, self.rate(name, k)).model_copy(update={"seed": seed})
+
+    def variants(self) -> list[Variant]:
+        """Return what the variants are, for the reader."""
+        return [_variant(arm, self.baseline) for arm in self.arms.values()]
+
+
+def runs_each(study: StudySpec) -> float:
+    """Return how many runs each variant of a study has, about."""
+    return study.seeds * study.grid + EXTRA_RATES if study.rates == "tuned" else study.seeds
+
+
+def evaluated(run: RunSpec, final: int) -> int:
+    """Return the tokens that a run evaluates on, on the way and at its end."""
+    return 10 * run.evaluate.max_tokens + final * (1 + len(run.evaluate.lengths))
+
+
+def _variant(arm: Arm, baseline: Arm) -> Variant:
+    model = arm.run.model
+    hidden = [
+        layer.feedforward.hidden_dim
+        for layer in model.layers_by_kind.values()
+        if isinstance(layer.feedforward, Hidden)
+    ]
+    return Variant(
+        name=arm.name,
+        words=arm.words,
+        changes=[] if arm is baseline else diff(baseline.run, arm.run),
+        parameters=arm.counts.parameters,
+        non_embedding=arm.counts.non_embedding,
+        flops_per_token=arm.counts.flops_per_token,
+        dim=model.dim,
+        num_layers=model.num_layers,
+        hidden_dims=[int(h) for h in hidden],
+        matched=arm.matched,
+    )
+
+
+def save(plan: Plan, folder: RunFolder) -> None:
+    """Write a plan into the folder of its study; plan.json last, as it makes the rest binding."""
+    for arm in plan.arms.values():
+        path = file_of(plan, folder.path, arm.name)
+        path.parent.mkdir(exist_ok=True)
+        atomic_write(path, to_toml(arm.run))
+    folder.write_environment(environment(plan.decisions) | {"data": plan.material.record()})
+    record = {
+        "format": FORMAT,
+        "workers": plan.workers,
+        "steps": plan.steps,
+        "evaluation_tokens": plan.evaluation_tokens,
+        "arms": [
+            {
+                "name": arm.name,
+                "words": arm.words,
+                "file": str(file_of(plan, Path(), arm.name)),
+                "counts": asdict(arm.counts),
+                "matched": arm.matched,
+                "cost": asdict(plan.costs[arm.name]),
+            }
+            for arm in plan.arms.values()
+        ],
+    }
+    atomic_write(folder.path / PLAN, json.dumps(record, indent=2) + "\n")
+
+
+def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
+    """Return the plan that a study's folder holds, or None where none was finished.
+
+    Raises:
+        UserError: the text has changed since.
+    """
+    file = folder.path / PLAN
+    if not file.is_file():
+        return None
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    told = {arm["name"]: arm for arm in record["arms"]}
+    arms = {
+        name: Arm(
+            name,
+            tuple(arm["words"]),
+            read_run(folder.path / arm["file"]),
+            Counts(**arm["counts"]),
+            arm["matched"],
+        )
+        for name, arm in told.items()
+    }
+    run = next(iter(arms.values())).run
+    return Plan(
+        study=study,
+        arms=arms,
+        material=regain(run, folder),
+        decisions=Decisions(run.machine, folder.environment()["peak_flops"]),
+        workers=record["workers"],
+        steps=record["steps"],
+        evaluation_tokens=record["evaluation_tokens"],
+        costs={name: Cost(**arm["cost"]) for name, arm in told.items()},
+    )
+
+
+def file_of(plan: Plan, folder: Path, name: str) -> Path:
+    """Return the file of a variant's run."""
+    return folder / "variants" / f"{list(plan.arms).index(name)}-{slug(name)}.toml"
+
+
+def slug(name: str) -> str:
+    """Return a name as files may have it."""
+    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
+    return kept.strip("-.")[:60] or "study"

@@ -1,0 +1,258 @@
+"""Deciding a study: sizes, the machine's choices, how long runs take, how many steps the budget pays for."""
+
+import os
+import shutil
+from collections.abc import Mapping
+
+import psutil
+import torch
+
+from archwright.lab import pool
+from archwright.lab.arms import Arms, arms, sized_by_user
+from archwright.lab.matching import count, matched
+from archwright.lab.plan import Arm, Cost, Plan, evaluated, runs_each
+from archwright.lab.workers import Workers
+from archwright.model.build import build
+from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
+from archwright.spec.run_spec import RunSpec, parse_budget
+from archwright.spec.study_spec import StudySpec, parse_count
+from archwright.training.evaluation import held_out_windows
+from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss
+from archwright.training.material import Material, gather
+from archwright.training.settle import make_batches, resolved, with_steps
+
+USUAL_SIZE = 2e5
+"""Non-embedding parameters where the budget says nothing of time."""
+
+SIZES = tuple(5e4 * 2**n for n in range(15))
+"""Sizes to choose from: 0.05M to 0.8B."""
+
+LEAST_TOKENS_PER_PARAMETER = 5.0
+"""The largest size is taken that is trained on so many tokens for each parameter."""
+
+LEAST_STEPS = 50
+"""Fewer steps tell nothing."""
+
+LEAST_EVALUATION = 8192
+"""Held-out tokens below which a loss says more of the text than of the model."""
+
+USED = 0.92
+"""Share of the budget that is planned; the rest is for what takes longer than foreseen."""
+
+TIMED_SECONDS = 1.5
+
+WARMUP = 0.1
+"""Share of the steps in which the learning rate rises, where a study does not say."""
+
+
+class Planner:
+    """Makes the plan of a study in its folder."""
+
+    def __init__(self, study: StudySpec, folder: RunFolder) -> None:
+        self.study, self.folder = study, folder
+        self.material: Material
+        self.decisions: Decisions
+
+    def plan(self) -> Plan:
+        """Decide everything.
+
+        Raises:
+            UserError: what is wrong with variants, text or budget, one line each.
+        """
+        size = self._first_size()
+        found = self._settled(arms(self.study, size))
+        workers = self._workers(found)
+        if self.study.size == "auto" and size is not None and self.study.wall_seconds:
+            better = self._size_for_budget(found, workers, self.study.wall_seconds)
+            if better != size:
+                found = self._settled(arms(self.study, better))
+        costs = self._time(found, workers)
+        steps = self._steps(found, costs, workers)
+        final = self._evaluation_tokens(found)
+        done = {
+            name: Arm(arm.name, arm.words, _with_steps(arm.run, steps), arm.counts, arm.matched)
+            for name, arm in found.items()
+        }
+        return Plan(self.study, done, self.material, self.decisions, workers, steps, final, costs)
+
+    def _first_size(self) -> float | None:
+        if self.study.size == "given" or (self.study.size == "auto" and sized_by_user(self.study)):
+            return None
+        return USUAL_SIZE if self.study.size == "auto" else parse_count(self.study.size)
+
+    def _settled(self, asked: Arms) -> dict[str, Arm]:
+        """Return variants of equal size, with the machine's decisions, which the baseline is asked for."""
+        (first, baseline), *_ = asked.items()
+        asked = {name: self._judged(run) for name, run in asked.items()}
+        baseline = asked[first]
+        self.material = gather(baseline, self.folder)
+        vocab_size = self.material.tokenizer.vocab_size
+        make_batches(baseline, self.material)
+        self._evaluation_windows(baseline)
+        self.decisions = self._decide(baseline, vocab_size)
+        target = count(baseline.model, vocab_size)
+        found = {}
+        for name, run in asked.items():
+            model, equal = (
+                (run.model, True)
+                if name == first
+                else matched(run.model, target, self.study.match, vocab_size)
+            )
+            run = run.model_copy(update={"model": model, "machine": self.decisions.machine})
+            built = build(model, device="meta", vocab_size=vocab_size)
+            words = self.study.baseline if name == first else self.study.variants[name]
+            found[name] = Arm(name, words, resolved(run, built), count(model, vocab_size), equal)
+        return found
+
+    def _judged(self, run: RunSpec) -> RunSpec:
+        """Let all runs be judged on the same tokens, in windows that do not overlap."""
+        length = run.model.context_length
+        update = {
+            "stride": length,
+            "final_max_tokens": self.study.evaluation_tokens,
+            "lengths": tuple(length * times for times in self.study.lengths),
+        }
+        return run.model_copy(
+            update={"evaluate": run.evaluate.model_copy(update=update), "budget": "1steps"}
+        )
+
+    def _evaluation_windows(self, run: RunSpec) -> int:
+        length = run.model.context_length
+        windows = held_out_windows(
+            self.material.held_out,
+            self.material.tokenizer,
+            length,
+            stride=length,
+            max_tokens=self.study.evaluation_tokens,
+        )
+        least = min(LEAST_EVALUATION, self.study.evaluation_tokens)
+        if windows.num_tokens < least:
+            raise UserError(
+                f"data.text: {windows.num_tokens:,} tokens are held out to judge on; expected at least "
+                f"{least:,}: give more text, or other text to judge on with data.held_out=FILE"
+            )
+        return windows.num_tokens
+
+    def _evaluation_tokens(self, found: Mapping[str, Arm]) -> int:
+        return self._evaluation_windows(next(iter(found.values())).run)
+
+    def _decide(self, run: RunSpec, vocab_size: int) -> Decisions:
+        """Let the machine decide for the baseline what then holds for all."""
+        asked = run.machine
+        if asked.threads == "auto" and asked.device != "cuda":
+            asked = asked.model_copy(update={"threads": 1})
+        decisions = decide(asked)
+        model = build(
+            run.model, seed=run.seed, device=decisions.machine.device, vocab_size=vocab_size
+        )
+        decide_kernel(decisions, model, run)
+        decide_loss(decisions, model, run)
+        return decisions
+
+    def _workers(self, found: dict[str, Arm]) -> int:
+        """Return how many runs go at once: on a CPU one for each core, or one that has all, whichever trains more
+        tokens in all."""
+        if self.decisions.machine.device == "cuda":
+            return 1
+        cores = usable_cores()
+        if cores == 1:
+            return 1
+        arm = next(iter(found.values()))
+        many = self._time({f"{i}": arm for i in range(cores)}, cores)
+        machine = arm.run.machine.model_copy(update={"threads": cores})
+        wide = Arm("", (), arm.run.model_copy(update={"machine": machine}), arm.counts, True)
+        one = self._time({"0": wide}, 1)["0"].step
+        torch.set_num_threads(1)
+        if cores / max(cost.step for cost in many.values()) >= 1 / one:
+            return cores
+        self.decisions.decide("threads", cores, "one run with all cores trains faster than several")
+        for name, other in found.items():
+            run = other.run.model_copy(update={"machine": self.decisions.machine})
+            found[name] = Arm(name, other.words, run, other.counts, other.matched)
+        return 1
+
+    def _size_for_budget(self, found: Mapping[str, Arm], workers: int, seconds: float) -> float:
+        """Return the largest size that the budget can train on enough tokens, going by the FLOP/s of the
+        smallest."""
+        baseline = next(iter(found.values()))
+        cost = self._time({"0": baseline}, workers)["0"]
+        flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
+        each = seconds * USED * workers / (runs_each(self.study) * len(found))
+
+        def tokens_per_parameter(size: float) -> float:
+            model = next(iter(arms(self.study, size).values())).model
+            counts = count(model, self.material.tokenizer.vocab_size)
+            tokens: float = (each - cost.setup) * flops / counts.flops_per_token
+            return tokens / counts.non_embedding
+
+        fitting = [s for s in SIZES if tokens_per_parameter(s) >= LEAST_TOKENS_PER_PARAMETER]
+        return max(fitting, default=SIZES[0])
+
+    def _steps(self, found: Mapping[str, Arm], costs: Mapping[str, Cost], workers: int) -> int:
+        """Return the steps of each run that the budget pays for."""
+        run = next(iter(found.values())).run
+        amount, unit = parse_budget(self.study.budget)
+        if unit != "seconds":
+            return max(1, int(amount if unit == "steps" else amount / run.tokens_per_step))
+        tokens = evaluated(run, self._evaluation_tokens(found))
+        times = runs_each(self.study) / workers
+        fixed = sum(cost.run(0, tokens) for cost in costs.values()) * times
+        step = sum(cost.step for cost in costs.values()) * times
+        steps = int((amount * USED - fixed) / step)
+        if steps < LEAST_STEPS:
+            least = (fixed + LEAST_STEPS * step) / USED
+            raise UserError(
+                f"budget: found {self.study.budget}, which pays for "
+                f"{max(0, steps)} steps in each of about {round(runs_each(self.study) * len(found))} runs; "
+                f"expected {LEAST_STEPS} or more: give {_minutes(least)}, fewer seeds or variants, or a smaller size"
+            )
+        return steps
+
+    def _time(self, timed: Mapping[str, Arm], workers: int) -> dict[str, Cost]:
+        """Time runs in processes as they will run, as many at once."""
+        scratch = self.folder.path / "timing"
+        found: dict[str, Cost] = {}
+        waiting = list(timed.items())
+        try:
+            with Workers(workers, self.folder.path / "log.txt") as crew:
+                while waiting or crew.running:
+                    while waiting and crew.free:
+                        name, arm = waiting.pop(0)
+                        folder = pool.prepare(
+                            scratch / name.replace("/", "_"),
+                            with_steps(arm.run, LEAST_STEPS),
+                            self.material,
+                            self.decisions,
+                            arm.counts.flops_per_token,
+                        )
+                        job = {"do": "time", "folder": str(folder.path), "seconds": TIMED_SECONDS}
+                        crew.give(name, job)
+                    for done in crew.wait(1.0):
+                        if done.state != "done":
+                            raise UserError(f"{done.name}: cannot be trained: {done.why}")
+                        found[str(done.name)] = Cost(
+                            *(float(done.answer[key]) for key in ("setup", "step", "token"))
+                        )
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return found
+
+
+def _with_steps(run: RunSpec, steps: int) -> RunSpec:
+    """Settle what follows from the number of steps. Short runs get a longer warm-up than usual: post-norm
+    learns nothing without, and the others lose little."""
+    if run.schedule.warmup == "auto":
+        schedule = run.schedule.model_copy(update={"warmup": max(1, round(WARMUP * steps))})
+        run = run.model_copy(update={"schedule": schedule})
+    return with_steps(run, steps)
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return int(min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1))
+
+
+def _minutes(seconds: float) -> str:
+    return f"{-int(-seconds // 60)}m" if seconds > 90 else f"{-int(-seconds // 1)}s"

@@ -1,0 +1,180 @@
+"""Where a study's runs are kept: one folder each, named by all that decides its numbers."""
+
+import ast
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import archwright
+from archwright.lab.results import Point, RunResult
+from archwright.runs import RunFolder
+from archwright.runs.metrics import Record
+from archwright.spec.read import to_toml
+from archwright.spec.run_spec import RunSpec
+from archwright.training.machine import Decisions, environment
+from archwright.training.material import Material
+
+POOL = Path("studies/runs")
+"""Where runs are kept when the user names no folder; studies share them."""
+
+DECISIVE = ("spec", "text", "data", "parts", "model", "losses.py", "optim", "training")
+"""Rooms whose code decides what a run's numbers are."""
+
+DIVERGED = "diverged"
+"""The event by which a run is known to have no number at its end."""
+
+
+@cache
+def code_version() -> str:
+    """Return a hash of the code that decides numbers, comments and docstrings aside, and of torch's version."""
+    root = Path(archwright.__file__).parent
+    files = [
+        file
+        for room in DECISIVE
+        for file in sorted([root / room] if room.endswith(".py") else (root / room).rglob("*.py"))
+    ]
+    digest = hashlib.sha256(torch.__version__.encode())
+    for file in files:
+        digest.update(_meaning(file.read_text(encoding="utf-8")).encode())
+    return digest.hexdigest()[:16]
+
+
+def _meaning(source: str) -> str:
+    """Return a program without comments, docstrings and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [  # type: ignore[attr-defined]
+                statement for statement in body if not _is_text(statement)
+            ]
+    return ast.dump(tree)
+
+
+def _is_text(statement: ast.AST) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def key(run: RunSpec, material: Material) -> str:
+    """Return the name of a run: a hash of its settled spec, its tokens and the code."""
+    nameless = run.model_copy(
+        update={
+            "name": "",
+            "model": run.model.model_copy(update={"name": "", "source": "", "sources": {}}),
+        }
+    )
+    tokens = {side: store["text"] for side, store in _stores(material)}
+    parts = (to_toml(nameless), tokens, material.tokenizer.fingerprint, code_version())
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _stores(material: Material) -> list[tuple[str, Record]]:
+    record = material.record()
+    return [(side, record[side]) for side in ("train", "held_out")]
+
+
+def prepare(
+    pool: Path, run: RunSpec, material: Material, decisions: Decisions, flops_per_token: float
+) -> RunFolder:
+    """Return the folder of a settled run, begun so far that training it decides and measures nothing."""
+    folder = RunFolder.create(pool / key(run, material), run)
+    if not folder.settled:
+        material.tokenizer.save(folder.tokenizer_folder)
+        folder.write_spec(run)
+        folder.write_environment(
+            environment(decisions)
+            | {
+                "code": code_version(),
+                "flops_per_token": flops_per_token,
+                "data": material.record(),
+            }
+        )
+    return folder
+
+
+def outcome(folder: RunFolder) -> str:
+    """Return "finished", "diverged", or nothing for a run that is still to be trained."""
+    if not folder.metrics_file.exists():
+        return ""
+    names = [r.get("name") for r in folder.metrics() if r["kind"] == "event"]
+    known = [
+        name for name in names if name in ("started", "resumed", "stopped", "finished", DIVERGED)
+    ]
+    return known[-1] if known and known[-1] in ("finished", DIVERGED) else ""
+
+
+def read(folder: RunFolder, variant: str, seed: int, rate: float, command: str) -> RunResult:
+    """Return what a finished or diverged run came to."""
+    records, told = folder.metrics(), folder.environment()
+    diverged = outcome(folder) == DIVERGED
+    steps = [r for r in records if r["kind"] == "train"]
+    evaluations = [r for r in records if r["kind"] == "eval"]
+    initial = _number(steps[0]["loss"]) if steps else math.log(_vocab_size(folder))
+    end = math.inf if diverged or not evaluations else _number(evaluations[-1]["nats_per_token"])
+    bits_per_nat = _bits_per_nat(evaluations) or math.nan
+    last = steps[-1] if steps else {}
+    cpu = float(last.get("cpu_seconds", math.nan))
+    busy = float(last.get("seconds", math.nan)) if told["gpu"] else cpu
+    return RunResult(
+        key=folder.path.name,
+        variant=variant,
+        seed=seed,
+        rate=rate,
+        loss=min(end, initial),
+        bits_per_byte=min(end, initial) * bits_per_nat,
+        initial_loss=initial,
+        diverged=not end < initial,
+        seconds=float(last.get("seconds", math.nan)),
+        cpu_seconds=cpu,
+        tokens_per_second=float(last.get("tokens", math.nan)) / busy,
+        memory_bytes=max((float(r["memory_bytes"]) for r in steps), default=math.nan),
+        curve=[_point(r, float(told["flops_per_token"])) for r in evaluations],
+        lengths={
+            int(r["name"]): _number(r.get("nats_per_token"))
+            for r in records
+            if r["kind"] == "length"
+        },
+        command=command,
+    )
+
+
+def failure(variant: str, seed: int, rate: float, key: str, why: str, command: str) -> RunResult:
+    """Return the result of a run that came to no end."""
+    nan = math.nan
+    return RunResult(key, variant, seed, rate, nan, nan, nan, failed=why, command=command)
+
+
+def _vocab_size(folder: RunFolder) -> int:
+    size = folder.spec.model.vocab_size
+    assert size != "auto"
+    return size
+
+
+def _point(record: Record, flops_per_token: float) -> Point:
+    return Point(
+        step=record["step"],
+        tokens=record["tokens"],
+        flops=record["tokens"] * flops_per_token,
+        seconds=float(record["cpu_seconds"]),
+        loss=_number(record["nats_per_token"]),
+    )
+
+
+def _bits_per_nat(evaluations: Iterable[Record]) -> float | None:
+    """Return bits per byte for each nat per token of the final evaluation's text."""
+    for record in reversed(list(evaluations)):
+        if record["num_bytes"]:
+            return float(record["num_tokens"] / (record["num_bytes"] * math.log(2)))
+    return None
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else float(value)

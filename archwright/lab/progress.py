@@ -1,0 +1,164 @@
+"""What the user sees of a study while it runs: one live table on a terminal, a line for each run elsewhere."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from archwright.lab.results import RunResult
+from archwright.reporting.words import duration
+from archwright.runs import RunFolder
+
+if TYPE_CHECKING:
+    from archwright.lab.execution import Cell, Execution
+
+
+class Progress(Protocol):
+    """Shows which runs are done, which go on, and how long the rest takes."""
+
+    def __enter__(self) -> "Progress": ...
+    def __exit__(self, *_: object) -> None: ...
+    def update(self, execution: "Execution", running: "Mapping[Cell, RunFolder]") -> None:
+        """Show where a study stands."""
+
+    def ended(self, run: RunResult) -> None:
+        """Show that a run ended."""
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+
+
+def progress(quiet: bool) -> Progress:
+    """Return the display for this terminal."""
+    if quiet:
+        return Silent()
+    return Table() if sys.stderr.isatty() else Lines()
+
+
+class Silent:
+    """Says nothing."""
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, execution: "Execution", running: "Mapping[Cell, RunFolder]") -> None:
+        pass
+
+    def ended(self, run: RunResult) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+
+class Lines(Silent):
+    """A line for each run."""
+
+    def __init__(self) -> None:
+        self._left = ""
+
+    def update(self, execution: "Execution", running: "Mapping[Cell, RunFolder]") -> None:
+        self._left = left(execution, running)
+
+    def ended(self, run: RunResult) -> None:
+        print(f"{told(run)}  {self._left}".rstrip(), file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Table(Silent):
+    """A row for each variant and a column for each seed, with the lowest loss so far."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> "Table":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def update(self, execution: "Execution", running: "Mapping[Cell, RunFolder]") -> None:
+        self._live.update(_table(execution, running), refresh=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False)
+
+
+def told(run: RunResult) -> str:
+    """Say in a line how a run ended."""
+    what = f"{run.variant}  seed {run.seed}  lr {run.rate:g}"
+    if run.failed:
+        return f"{what}  failed: {run.failed}"
+    diverged = "  diverged" if run.diverged else ""
+    return f"{what}  loss {run.loss:.4f}  {duration(run.seconds)}{diverged}"
+
+
+def left(execution: "Execution", running: "Mapping[Cell, RunFolder]") -> str:
+    """Say how many runs are done and how long the others take."""
+    wanted = execution.wanted()
+    share = sum(1 - _done(execution, running[cell]) for cell in wanted if cell in running)
+    waiting = [cell for cell in wanted if cell not in running]
+    each = execution.remaining(list(running)) / max(1, len(running))
+    seconds = execution.remaining(waiting) + share * each
+    total = len(execution.results) + len(wanted)
+    return f"{len(execution.results)} of {total} runs, about {duration(seconds)} left"
+
+
+def _done(execution: "Execution", folder: RunFolder) -> float:
+    return last_step(folder) / execution.plan.steps
+
+
+def last_step(folder: RunFolder) -> int:
+    """Return the step that a run in training has reached."""
+    try:
+        with folder.metrics_file.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 2048))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
+
+
+def _table(execution: "Execution", running: "Mapping[Cell, RunFolder]") -> Any:
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    seeds = execution.plan.study.seed_numbers
+    table = RichTable(
+        title=left(execution, running), title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column("lowest loss")
+    for seed in seeds:
+        table.add_column(f"seed {seed}", justify="right")
+    for name in execution.plan.arms:
+        cells = [_cell(execution, running, name, seed) for seed in seeds]
+        table.add_row(Text(name), *cells)
+    return table
+
+
+def _cell(execution: "Execution", running: "Mapping[Cell, RunFolder]", name: str, seed: int) -> str:
+    losses = [r.loss for c, r in execution.results.items() if (c.variant, c.seed) == (name, seed)]
+    best = f"{min(losses):.3f}" if losses else ""
+    shares = [
+        f"{100 * _done(execution, folder):.0f} %"
+        for c, folder in running.items()
+        if (c.variant, c.seed) == (name, seed)
+    ]
+    return " ".join([*shares, best]) or ("·" if seed in execution.seeds else "-")

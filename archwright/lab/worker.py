@@ -1,0 +1,106 @@
+"""`python -m archwright.lab.worker`: a process that trains run folders, one after another.
+
+It reads a line of JSON for each job from standard input and answers with one. When its input ends, as the
+process that gave the work died or let it go, it saves what it is training and leaves.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+Answer = dict[str, Any]
+
+
+def main() -> None:
+    """Do jobs until there are no more."""
+    from archwright.training.waiting import wait_briefly
+
+    wait_briefly()
+    from archwright.training.allocator import tune_allocator
+
+    tune_allocator()
+    jobs: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever else prints goes to the log
+    while line := jobs.get():
+        answer = answer_to(json.loads(line))
+        print(json.dumps(answer), file=answers, flush=True)
+        if answer["state"] == "stopped":
+            return
+
+
+def _listen(jobs: "SimpleQueue[str]") -> None:
+    """Hand on each line; at the end of the input, ask the training to save and stop."""
+    for line in sys.stdin:
+        jobs.put(line)
+    jobs.put("")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def answer_to(job: dict[str, Any]) -> Answer:
+    """Do a job and tell how it ended; only a wish to stop ends the process."""
+    from archwright.spec.errors import UserError
+    from archwright.training.train import Stopped
+
+    try:
+        done = {"train": _train, "time": _time}[job["do"]](job)
+        return {"state": "done", **done}
+    except Stopped:
+        return {"state": "stopped"}
+    except UserError as error:
+        return {"state": "failed", "why": error.lines[0]}
+    except Exception as error:
+        traceback.print_exc()
+        return {"state": "failed", "why": f"{type(error).__name__}: {str(error).splitlines()[:1]}"}
+
+
+def _train(job: dict[str, Any]) -> Answer:
+    from archwright.lab.pool import DIVERGED
+    from archwright.runs import RunFolder
+    from archwright.training.finish import finish_briefly
+    from archwright.training.loop import DivergedError
+    from archwright.training.train import train_in
+
+    folder = RunFolder.open(job["folder"])
+    try:
+        train_in(folder, finish_briefly, quiet=True)
+    except DivergedError as error:
+        folder.append({"kind": "event", "step": 0, "name": DIVERGED, "text": str(error)})
+    return {}
+
+
+def _time(job: dict[str, Any]) -> Answer:
+    """Return what a run costs, in seconds: to begin, for a step, and for a token that is evaluated."""
+    from archwright.runs import RunFolder
+    from archwright.training.evaluation import evaluate, held_out_windows
+    from archwright.training.material import regain
+    from archwright.training.settle import settled
+
+    begun = time.perf_counter()
+    folder = RunFolder(Path(job["folder"]))
+    run = folder.spec
+    material = regain(run, folder)
+    session, _ = settled(folder, material)
+    length = run.model.context_length
+    windows = held_out_windows(
+        material.held_out, material.tokenizer, length, stride=length, max_tokens=4096
+    )
+    setup = time.perf_counter() - begun
+    step = session.time_step(float(job["seconds"]))
+    evaluate(session.model, windows, session.precision)
+    begun = time.perf_counter()
+    evaluate(session.model, windows, session.precision)
+    token = (time.perf_counter() - begun) / windows.num_tokens
+    return {"setup": setup, "step": step, "token": token}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Worker processes: started, given jobs, replaced when they die, asked to save when the user stops."""
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+TRIES = 3
+"""How often a job is given out when the process that does it dies."""
+
+PATIENCE = 60.0
+"""Seconds that workers have to save what they train."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a job ended: its state is "done", "failed" or "stopped"."""
+
+    name: Hashable
+    state: str
+    answer: dict[str, Any]
+    why: str = ""
+
+
+class Workers:
+    """Up to `size` processes that do one job each at a time."""
+
+    def __init__(self, size: int, log: Path) -> None:
+        self.size = size
+        self._log = log.open("a", encoding="utf-8")
+        self._idle: list[_Worker] = []
+        self._busy: dict[Hashable, _Worker] = {}
+        self._tries: dict[Hashable, int] = {}
+        self._events: queue.SimpleQueue[tuple[_Worker, str]] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let all processes save what they do, and wait for them."""
+        workers = [*self._idle, *self._busy.values()]
+        for worker in workers:
+            worker.release()
+        for worker in workers:
+            worker.end()
+        self._log.close()
+
+    @property
+    def running(self) -> set[Hashable]:
+        """Names of the jobs that are being done."""
+        return set(self._busy)
+
+    @property
+    def free(self) -> int:
+        """How many more jobs may be given."""
+        return self.size - len(self._busy)
+
+    def give(self, name: Hashable, job: dict[str, Any]) -> None:
+        """Give a job to a process."""
+        assert self.free > 0
+        worker = self._idle.pop() if self._idle else _Worker(self._events, self._log)
+        self._tries[name] = self._tries.get(name, 0) + 1
+        self._busy[name] = worker
+        worker.give(job)
+
+    def wait(self, timeout: float) -> Sequence[Done]:
+        """Return the jobs that ended, after at most `timeout` seconds; one whose process died is tried again."""
+        with contextlib.suppress(queue.Empty):
+            worker, line = self._events.get(timeout=timeout)
+            name = next((n for n, busy in self._busy.items() if busy is worker), None)
+            if name is None:  # an idle process died; another will take its place
+                self._idle = [idle for idle in self._idle if idle is not worker]
+                return ()
+            del self._busy[name]
+            if line:
+                self._idle.append(worker)
+                answer = json.loads(line)
+                return (Done(name, answer["state"], answer, answer.get("why", "")),)
+            return self._died(name, worker)
+        return ()
+
+    def _died(self, name: Hashable, worker: "_Worker") -> Sequence[Done]:
+        code = worker.end()
+        if self._tries[name] < TRIES:
+            self.give(name, worker.job)
+            return ()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return (Done(name, "failed", {}, f"its process died by {how}, {TRIES} times"),)
+
+
+class _Worker:
+    """One process."""
+
+    def __init__(self, events: "queue.SimpleQueue[tuple[_Worker, str]]", log: Any) -> None:
+        self.job: dict[str, Any] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "archwright.lab.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | {"PYDANTIC_DISABLE_PLUGINS": "__all__"},
+            start_new_session=True,  # Ctrl-C is for us; we then ask them to save
+        )
+        self._events = events
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def give(self, job: dict[str, Any]) -> None:
+        self.job = job
+        assert self._process.stdin
+        with contextlib.suppress(OSError):  # it died; its listener says so
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+
+    def release(self) -> None:
+        """Give no more; what is being trained is saved."""
+        assert self._process.stdin
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def end(self) -> int:
+        """Wait for the process, end it if it does not, and return its exit code."""
+        try:
+            return self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _listen(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self._events.put((self, line))
+        self._events.put((self, ""))
