@@ -36,11 +36,12 @@ def t_interval(differences: Sequence[float], level: float = 0.95) -> Interval:
 def bootstrap_interval(differences: Sequence[float], level: float = 0.95) -> Interval:
     """Resample seeds, then correct the quantiles for bias and acceleration, and for few seeds.
 
-    BCa alone is narrow with few seeds: 95 % cover 89 % at n = 10, 93 % at 20. So it is asked for the
-    level 1 - 2 Phi(-t sqrt(n / (n - 1))), t the quantile (1 + level) / 2 of Student's distribution,
-    which makes it as wide as the t interval where differences are normal. Resampling is the same
-    every time. Sources: Efron, 1987, Better bootstrap confidence intervals; Hesterberg, 2015, What
-    teachers should know about the bootstrap (the expanded level).
+    BCa alone is narrow with few seeds: of normal differences 95 % cover 89 % at n = 10. So it is asked
+    for the level 1 - 2 Phi(-t sqrt(n / (n - 1))), t the quantile (1 + level) / 2 of Student's
+    distribution, which makes it as wide as the t interval and covers 94 %; of skewed differences it
+    covers more than t does. Resampling is the same every time. Sources: Efron, 1987, Better bootstrap
+    confidence intervals; Hesterberg, 2015, What teachers should know about the bootstrap (the
+    expanded level).
     """
     mean, error = _mean_and_error(differences)
     if error == 0:

