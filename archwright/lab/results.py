@@ -126,6 +126,8 @@ class Effect:
     seeds: Sequence[int]
     nats_per_bit_per_byte: float
     """Divides nats per token into bits per byte on this text."""
+    baseline_loss: float = float("nan")
+    """Mean of the baseline over the same seeds."""
     reservations: Sequence[str] = ()
     """What keeps the outcome from being more than inconclusive, such as a rate at the end of its grid."""
     sentence: str = ""
@@ -135,6 +137,11 @@ class Effect:
     def bits_per_byte(self) -> float:
         """The mean difference in bits per byte."""
         return self.mean / self.nats_per_bit_per_byte
+
+    @property
+    def share(self) -> float:
+        """The mean difference as a share of the baseline's loss."""
+        return self.mean / self.baseline_loss
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,176 @@
+"""How the learning rate is tuned: a window on a lattice of rates, and the lowest point of a parabola in it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from archwright.lab.results import Replicate, RunResult
+
+MOVES = 4
+"""How often the first seed may move the window of a variant."""
+SLIDES = 2
+"""How often the mean over all seeds may move it after that."""
+RISE = 0.05
+"""Share of the lowest loss that a neighbour's may lie above it: what is higher is no parabola."""
+
+Losses = Mapping[tuple[int, int], float]
+"""(seed, k) -> held-out loss at the rate start * ratio^k; NaN where the run failed."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Where the tuning of one variant stands."""
+
+    window: range
+    """The rates that count, as the powers k of the ratio."""
+    wanted: Sequence[tuple[int, int]]
+    """Runs still missing, as (seed, k), the most urgent first. None: the sweep is complete."""
+    seeds: Sequence[int]
+    """Those with a finished run at every rate of the window."""
+    edge: bool
+    """The mean over these seeds is lowest at an end of the window, which may move no further."""
+
+
+class Tuned(NamedTuple):
+    """The lowest point of a sweep."""
+
+    loss: float
+    rate: float
+    at_edge: bool
+    """The lowest loss is at an end, so that a lower one may lie outside."""
+
+
+def plan_sweep(
+    losses: Losses,
+    seeds: Sequence[int],
+    grid: int = 3,
+    limits: tuple[int, int] | None = None,
+    may_slide: bool = True,
+) -> Sweep:
+    """Return the window of one variant, and what must run before more can be said.
+
+    The window, `grid` neighbours on the lattice around k = 0, is placed by the first seed: while its
+    lowest loss is at an end, the window moves by one that way, MOVES times at most. The other seeds
+    run that window. Where their mean is lowest at an end, it moves by one for all seeds, SLIDES
+    times at most. So every variant has equally many rates, placed by one rule, and what is found
+    depends on the losses alone, never on the order in which runs finished.
+
+    A seed with a failed run in the window does not count; a first seed that fails on its way leaves
+    the placing to the next. The window stays within `limits`, two inclusive powers k; it stays where
+    the first seed put it unless it `may_slide`.
+    """
+    window, missing = _placed(losses, seeds, _first_window(grid, limits), limits)
+    for slides_left in reversed(range(SLIDES + 1 if may_slide else 1)):
+        missing = missing or _missing(losses, seeds, window)
+        finished = [s for s in seeds if all(_finished(losses, s, k) for k in window)]
+        if missing or not finished:
+            return Sweep(window, missing, finished, edge=False)
+        moved = _moved(window, [_mean(losses, finished, k) for k in window])
+        if moved == window or not slides_left or not _within(moved, limits):
+            break
+        window = moved
+    return Sweep(window, [], finished, edge=moved != window)
+
+
+def tuned(losses: Sequence[float], rates: Sequence[float]) -> Tuned:
+    """Return the vertex of the parabola in log rate through the lowest loss and its neighbours.
+
+    With neighbours at the distances u < 0 < v in log rate that lie a and b above the lowest loss y:
+    curvature c = (b / v - a / u) / (v - u), slope s = (-b u / v + a v / u) / (v - u), and the vertex
+    is at -s / 2c with the loss y - s² / 4c: within half the way to either neighbour, and not further
+    below y than an eighth of the larger rise. A rise above RISE y counts as that much. Where the
+    lowest loss is at an end, it is the answer itself.
+    """
+    assert len(losses) == len(rates)
+    assert all(map(math.isfinite, losses))
+    best = lowest(losses)
+    loss, rate = losses[best], rates[best]
+    if best in (0, len(losses) - 1):
+        return Tuned(loss, rate, at_edge=True)
+    u, v = (math.log(rates[best + side] / rate) for side in (-1, 1))
+    a, b = (min(losses[best + side] - loss, RISE * abs(loss)) for side in (-1, 1))
+    curvature = (b / v - a / u) / (v - u)
+    slope = (a * v / u - b * u / v) / (v - u)
+    if curvature <= 0:  # all three are equal
+        return Tuned(loss, rate, at_edge=False)
+    vertex = min(v / 2, max(u / 2, -slope / (2 * curvature)))
+    return Tuned(loss + slope * vertex / 2, rate * math.exp(vertex), at_edge=False)
+
+
+def replicate(runs: Sequence[RunResult]) -> Replicate:
+    """Return what one seed of one variant says: its sweep by `tuned`, or its only run as it is."""
+    runs = sorted(runs, key=lambda run: run.rate)
+    losses, rates = [run.loss for run in runs], [run.rate for run in runs]
+    best = runs[lowest(losses)]
+    found = tuned(losses, rates) if len(runs) > 1 else Tuned(best.loss, best.rate, at_edge=False)
+    return Replicate(
+        variant=best.variant,
+        seed=best.seed,
+        loss=found.loss,
+        rate=found.rate,
+        bits_per_token=found.loss / math.log(2),
+        best=best,
+        at_edge=found.at_edge,
+    )
+
+
+def lowest(losses: Sequence[float]) -> int:
+    """Return the index of the lowest loss; of equal ones the nearest to the middle."""
+    middle = (len(losses) - 1) / 2
+    return min(range(len(losses)), key=lambda i: (losses[i], abs(i - middle), i))
+
+
+def _placed(
+    losses: Losses, seeds: Sequence[int], first: range, limits: tuple[int, int] | None
+) -> tuple[range, list[tuple[int, int]]]:
+    """Return where the first seed puts the window, and the runs it needs before it can say."""
+    for seed in seeds:
+        window = first
+        for moves_left in reversed(range(MOVES + 1)):
+            if _failed(losses, seed, window):
+                break
+            if missing := _missing(losses, [seed], window):
+                return window, missing
+            moved = _moved(window, [losses[seed, k] for k in window])
+            if moved == window or not moves_left or not _within(moved, limits):
+                return window, []
+            window = moved
+    return first, []
+
+
+def _first_window(grid: int, limits: tuple[int, int] | None) -> range:
+    low = -(grid // 2)
+    if limits:
+        assert limits[1] - limits[0] + 1 >= grid, "the lattice is narrower than the window"
+        low = max(limits[0], min(low, limits[1] - grid + 1))
+    return range(low, low + grid)
+
+
+def _moved(window: range, losses: Sequence[float]) -> range:
+    """Return the window one further where the lowest loss is at an end, else as it is."""
+    best = lowest(losses)
+    step = (best == len(losses) - 1) - (best == 0)
+    return range(window.start + step, window.stop + step)
+
+
+def _within(window: range, limits: tuple[int, int] | None) -> bool:
+    return limits is None or (limits[0] <= window[0] and window[-1] <= limits[1])
+
+
+def _missing(losses: Losses, seeds: Sequence[int], window: range) -> list[tuple[int, int]]:
+    """Return the runs to do; a seed that has failed needs no more."""
+    alive = (seed for seed in seeds if not _failed(losses, seed, window))
+    return [(seed, k) for seed in alive for k in window if (seed, k) not in losses]
+
+
+def _failed(losses: Losses, seed: int, window: range) -> bool:
+    return any(math.isnan(losses.get((seed, k), 0.0)) for k in window)
+
+
+def _finished(losses: Losses, seed: int, k: int) -> bool:
+    return not math.isnan(losses.get((seed, k), math.nan))
+
+
+def _mean(losses: Losses, seeds: Sequence[int], k: int) -> float:
+    return math.fsum(losses[seed, k] for seed in seeds) / len(seeds)

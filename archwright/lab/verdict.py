@@ -1,0 +1,258 @@
+"""What a study found, in numbers and in a sentence: each variant against the baseline, over paired seeds."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from archwright.lab.results import Effect, Interval, Outcome, Replicate, RunResult, Variant
+from archwright.lab.statistics import (
+    equivalence_interval,
+    holm,
+    noise_floor,
+    paired_interval,
+    paired_p_value,
+    t_interval,
+)
+from archwright.reporting.words import count, listed
+from archwright.spec.study_spec import StudySpec
+
+ALPHA = 0.05
+"""Of all variants of a study together."""
+LEARNT = 0.02
+"""Share that a loss must lie below the entropy of single tokens: less was learnt from counting them."""
+SCOPE = "At this scale and horizon; others are not addressed."
+
+
+def effects(
+    replicates: Sequence[Replicate],
+    study: StudySpec,
+    baseline: str,
+    *,
+    variants: Sequence[Variant] = (),
+    runs: Sequence[RunResult] = (),
+    edges: Collection[str] = (),
+    unigram_entropy: float | None = None,
+) -> list[Effect]:
+    """Return each variant minus the baseline over the seeds that both have, in the study's order.
+
+    Superiority is Holm's step-down: by rising p-value, the r-th of m variants (from 0) needs an
+    interval at the level 1 - ALPHA / (m - r) that excludes 0; the first that does not ends it. With
+    superiority a variant is better or worse, or below the noise where the mean is smaller than the
+    noise floor; without, it is equivalent where the 90 % interval lies within the study's margin,
+    else inconclusive. So it also is where there are reservations: fewer than two pairs (then the
+    intervals are endless), a variant among the `edges`, whose best rate is at an end of its grid,
+    failed `runs`, unmatched `variants`, or a loss hardly below the `unigram_entropy`, in nats.
+    """
+    names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
+    names.pop(baseline, None)
+    of = {n: {r.seed: r for r in replicates if r.variant == n} for n in [baseline, *names]}
+    measured = [_measured(name, of[name], of[baseline], study.margin) for name in names]
+    adjusted = holm([effect.p_value for effect in measured])
+    superior = _superior(measured)
+    found = []
+    for effect, p_value in zip(measured, adjusted, strict=True):
+        pair = (effect.variant, baseline)
+        reservations = [
+            *_too_few(effect),
+            *(
+                f"the best learning rate of {n} is at an end of its grid"
+                for n in pair
+                if n in edges
+            ),
+            *_failures(runs, pair),
+            *_mismatches(variants, pair, study),
+            *_unlearnt({n: of[n] for n in pair}, unigram_entropy),
+        ]
+        effect = replace(effect, holm_p_value=p_value, reservations=tuple(reservations))
+        effect = replace(effect, outcome=_outcome(effect, effect.variant in superior))
+        found.append(replace(effect, sentence=_claim(effect, baseline) + _remark(effect) + "."))
+    return found
+
+
+def verdict(
+    effects: Sequence[Effect], baseline: str, *, parameters: float, tokens: float, device: str
+) -> str:
+    """Return the study in a sentence: its outcomes, parameters, tokens of each run, and device."""
+    scale = f", at {count(parameters)} parameters and {count(tokens)} tokens on {device}"
+    if not effects:
+        return f"{baseline} was compared with nothing{scale}."
+    if len(effects) == 1:
+        return _claim(effects[0], baseline) + scale + _remark(effects[0]) + "."
+    groups = []
+    for outcome, words in GROUPS.items():
+        if members := [_member(effect) for effect in effects if effect.outcome == outcome]:
+            groups.append(f"{listed(members)} {words[len(members) > 1]}")
+    return f"Against {baseline}, {', '.join(groups)}{scale}."
+
+
+GROUPS: Mapping[Outcome, tuple[str, str]] = {
+    "better": ("is better", "are better"),
+    "worse": ("is worse", "are worse"),
+    "equivalent": ("is equivalent", "are equivalent"),
+    "below the noise": ("differs by less than the noise", "differ by less than the noise"),
+    "inconclusive": ("is undecided", "are undecided"),
+}
+
+
+def _measured(
+    name: str,
+    of_variant: Mapping[int, Replicate],
+    of_baseline: Mapping[int, Replicate],
+    margin: float,
+) -> Effect:
+    """Return the numbers of one pair; what depends on the others is still open."""
+    seeds = sorted(of_variant.keys() & of_baseline.keys())
+    pairs = [(of_variant[seed], of_baseline[seed]) for seed in seeds]
+    differences = [variant.loss - baseline.loss for variant, baseline in pairs]
+    baseline_loss = _mean([baseline.loss for _, baseline in pairs])
+    enough = len(pairs) >= 2
+    endless = Interval(-math.inf, math.inf, 1 - ALPHA, "t")
+    return Effect(
+        variant=name,
+        outcome="inconclusive",
+        mean=_mean(differences),
+        interval=paired_interval(differences) if enough else endless,
+        t_interval=t_interval(differences) if enough else endless,
+        equivalence=equivalence_interval(differences) if enough else replace(endless, level=0.90),
+        margin=margin * baseline_loss,
+        noise=noise_floor([r.loss for r in of_baseline.values()], len(pairs)),
+        p_value=paired_p_value(differences) if enough else 1.0,
+        holm_p_value=1.0,
+        differences=tuple(differences),
+        seeds=tuple(seeds),
+        nats_per_bit_per_byte=_mean([b.best.loss / b.best.bits_per_byte for _, b in pairs]),
+        baseline_loss=baseline_loss,
+    )
+
+
+def _superior(measured: Sequence[Effect]) -> set[str]:
+    """Return the variants whose difference from the baseline is not 0, all of them at once at ALPHA."""
+    found: set[str] = set()
+    for rank, effect in enumerate(sorted(measured, key=lambda effect: effect.p_value)):
+        level = 1 - ALPHA / (len(measured) - rank)
+        interval = effect.interval
+        if level != interval.level and len(effect.differences) >= 2:
+            interval = paired_interval(effect.differences, level)
+        if not excludes(interval, 0.0):
+            break
+        found.add(effect.variant)
+    return found
+
+
+def _outcome(effect: Effect, superior: bool) -> Outcome:
+    if effect.reservations:
+        return "inconclusive"
+    if superior and abs(effect.mean) < effect.noise:
+        return "below the noise"
+    if superior:
+        return "better" if effect.mean < 0 else "worse"
+    return "equivalent" if _within_margin(effect) else "inconclusive"
+
+
+def excludes(interval: Interval, value: float) -> bool:
+    """Return whether a value lies outside."""
+    return not interval.low <= value <= interval.high
+
+
+def _within_margin(effect: Effect) -> bool:
+    return -effect.margin < effect.equivalence.low and effect.equivalence.high < effect.margin
+
+
+def _too_few(effect: Effect) -> Iterator[str]:
+    if len(effect.seeds) < 2:
+        yield "only one seed has both" if effect.seeds else "no seed has both"
+
+
+def _failures(runs: Sequence[RunResult], pair: Sequence[str]) -> Iterator[str]:
+    for name in pair:
+        if number := sum(bool(run.failed) for run in runs if run.variant == name):
+            yield f"{number} run{'s' * (number > 1)} of {name} failed"
+
+
+def _mismatches(
+    variants: Sequence[Variant], pair: Sequence[str], study: StudySpec
+) -> Iterator[str]:
+    if study.match != "none":
+        unmatched = [v.name for v in variants if v.name in pair and not v.matched]
+        yield from (f"{name} could not be matched" for name in unmatched)
+
+
+def _unlearnt(
+    pair: Mapping[str, Mapping[int, Replicate]], unigram_entropy: float | None
+) -> Iterator[str]:
+    for name, replicates in pair.items():
+        best = min((r.loss for r in replicates.values()), default=-math.inf)
+        if unigram_entropy is not None and best > (1 - LEARNT) * unigram_entropy:
+            yield f"{name} learnt hardly more than how often each token occurs"
+
+
+def _claim(effect: Effect, baseline: str) -> str:
+    """Return outcome and numbers, without the full stop."""
+    name = effect.variant
+    words = {
+        "better": f"{name} is better than {baseline}",
+        "worse": f"{name} is worse than {baseline}",
+        "equivalent": f"{name} and {baseline} are equivalent",
+        "below the noise": f"{name} and {baseline} differ by less than the noise",
+        "inconclusive": f"Whether {name} is better than {baseline} is undecided",
+    }[effect.outcome]
+    if effect.reservations:
+        words += f" because {listed([*effect.reservations])}"
+    return words if math.isnan(effect.mean) else f"{words}: {_numbers(effect)}"
+
+
+def _remark(effect: Effect) -> str:
+    """Return what the outcome needs said about it, if anything."""
+    digits = _digits(effect)
+    margin = f"the margin of {100 * effect.margin / effect.baseline_loss:.2g} % fixed beforehand"
+    if effect.outcome in ("better", "worse") and _within_margin(effect):
+        return f"; that is smaller than {margin}"
+    if effect.outcome == "equivalent":
+        return f"; the 90 % interval lies within ±{effect.margin:.{digits}f}, {margin}"
+    if effect.outcome == "below the noise":
+        moves = "the pairs agree, but another set of seeds alone moves the mean as much"
+        return f"; {moves} ({effect.noise:.{digits}f})"
+    open_still = effect.outcome == "inconclusive" and not effect.reservations
+    if open_still and excludes(effect.interval, 0.0):
+        return "; the interval leaves out 0, but not with Holm's correction for several variants"
+    return ""
+
+
+def _numbers(effect: Effect) -> str:
+    digits, direction = _digits(effect), "less" if effect.mean < 0 else "more"
+    parts = [f"{abs(effect.mean):.{digits}f} nats per token {direction}"]
+    if len(effect.seeds) > 1:
+        parts[0] += f" (95 % interval {_range(effect)}, {len(effect.seeds)} seeds)"
+    if math.isfinite(effect.bits_per_byte):
+        parts.append(f"{abs(effect.bits_per_byte):.{digits}f} bits per byte")
+    parts.append(f"{100 * abs(effect.share):.2g} % of the loss")
+    return ", ".join(parts)
+
+
+def _range(effect: Effect) -> str:
+    """Return the interval, without signs: in the direction of the mean where it has only one."""
+    digits, low, high = _digits(effect), effect.interval.low, effect.interval.high
+    if low < 0 < high:
+        return f"{-low:.{digits}f} less to {high:.{digits}f} more"
+    near, far = sorted((abs(low), abs(high)))
+    return f"{near:.{digits}f} to {far:.{digits}f}"
+
+
+def _member(effect: Effect) -> str:
+    """Return a variant's name, and its effect where it has one."""
+    if effect.outcome not in ("better", "worse"):
+        return effect.variant
+    amount = f"{abs(effect.mean):.{_digits(effect)}f} nats per token"
+    direction = "less" if effect.mean < 0 else "more"
+    return f"{effect.variant} ({amount} {direction}, {_range(effect)})"
+
+
+def _digits(effect: Effect) -> int:
+    """Return decimals that show two digits of the interval's half width."""
+    half = (effect.interval.high - effect.interval.low) / 2
+    return max(2, min(6, 1 - math.floor(math.log10(half)))) if 0 < half < math.inf else 3
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan

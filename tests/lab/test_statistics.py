@@ -1,0 +1,161 @@
+"""Statistics against tables, closed formulas, brute force and simulated coverage."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from archwright.lab.results import Interval
+from archwright.lab.statistics import (
+    binomial_interval,
+    binomial_upper,
+    bootstrap_interval,
+    equivalence_interval,
+    holm,
+    noise_floor,
+    paired_interval,
+    paired_p_value,
+    t_interval,
+)
+
+SLEEP = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+"""Student's first group (Cushny and Peebles, 1905): mean 2.33, s 2.002."""
+
+
+def test_the_t_interval_of_students_own_data():
+    found = t_interval(SLEEP)
+    half = 2.2622 * 2.00225 / math.sqrt(10)  # from the table: 9 degrees of freedom
+    assert (found.low, found.high) == pytest.approx((2.33 - half, 2.33 + half), abs=1e-4)
+    assert (found.level, found.method) == (0.95, "t")
+
+
+@pytest.mark.parametrize(("n", "half"), [(3, 2.484), (5, 1.242), (8, 0.836), (10, 0.715)])
+def test_half_widths_of_the_table(n, half):
+    values = np.random.default_rng(n).normal(size=n)
+    found = t_interval(values)
+    assert (found.high - found.low) / 2 / values.std(ddof=1) == pytest.approx(half, abs=1e-3)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=9))
+def test_p_value_and_interval_agree(values):
+    p = paired_p_value(values)
+    assert 0 <= p <= 1
+    if np.ptp(values) > 1e-6:
+        assert p == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue, abs=1e-9)
+        if abs(p - 0.05) > 1e-9:
+            found = t_interval(values)
+            assert (p < 0.05) == (not found.low <= 0 <= found.high)
+
+
+@pytest.mark.parametrize("n", [2, 5, 10, 12])
+@pytest.mark.parametrize("value", [0.1, -0.3, 1e-9, 0.0])
+def test_equal_differences_leave_no_doubt(n, value):
+    for interval in (t_interval, bootstrap_interval, paired_interval, equivalence_interval):
+        found = interval([value] * n)
+        assert found.low == found.high == pytest.approx(value, rel=1e-12)
+    assert paired_p_value([value] * n) == (0.0 if value else 1.0)
+
+
+def test_the_decision_is_bootstrapped_from_ten_seeds():
+    assert paired_interval(SLEEP[:9]).method == "t"
+    assert paired_interval(SLEEP) == bootstrap_interval(SLEEP)
+    assert paired_interval(SLEEP).method == "BCa"
+    assert bootstrap_interval(SLEEP, 0.99).low < bootstrap_interval(SLEEP).low
+
+
+def test_the_bootstrap_is_that_of_its_definition():
+    """Efron, 1987, equations 2.3, 3.2 and 6.6 in numpy, with the level widened for ten seeds."""
+    values = np.array(SLEEP)
+    n, rng = len(values), np.random.default_rng(5)
+    means = np.sort(values[rng.integers(0, n, (200_000, n))].mean(1))
+    z0 = stats.norm.ppf((means < values.mean()).mean())
+    deviations = values.mean() - np.array([np.delete(values, i).mean() for i in range(n)])
+    a = (deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5)
+    z = stats.t.ppf(0.975, n - 1) * math.sqrt(n / (n - 1)) * np.array([-1, 1])
+    expected = np.quantile(means, stats.norm.cdf(z0 + (z0 + z) / (1 - a * (z0 + z))))
+    found = bootstrap_interval(SLEEP)
+    assert (found.low, found.high) == pytest.approx(expected, abs=0.06)
+    assert found.high - values.mean() > values.mean() - found.low  # this sample's long tail
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, 1.0 + 1e-13, -2.0]), min_size=10, max_size=12))
+def test_the_bootstrap_is_never_nan(values):
+    found = bootstrap_interval(values)
+    assert found.low <= np.mean(values) + 1e-9
+    assert found.high >= np.mean(values) - 1e-9
+
+
+@pytest.mark.parametrize(("n", "trials"), [(3, 3000), (5, 3000), (10, 600), (16, 300)])
+def test_intervals_cover_as_often_as_they_say(n, trials):
+    rng = np.random.default_rng(n)
+    covered = 0
+    for _ in range(trials):
+        found = paired_interval(rng.normal(0.3, 1.0, n))
+        covered += found.low <= 0.3 <= found.high
+    low, high = binomial_interval(covered, trials, 0.999)
+    assert low <= 0.95 <= high
+    assert covered / trials > 0.92
+
+
+def test_equivalence_is_two_one_sided_tests():
+    for margin in np.linspace(0.5, 4.5, 41):
+        lower = stats.ttest_1samp(SLEEP, -margin, alternative="greater").pvalue
+        upper = stats.ttest_1samp(SLEEP, margin, alternative="less").pvalue
+        found = equivalence_interval(SLEEP)
+        assert (max(lower, upper) < 0.05) == (-margin < found.low and found.high < margin)
+
+
+def closed_holm(p_values: list[float], alpha: float) -> list[bool]:
+    """Holm as the closed test it is: reject i if Bonferroni rejects every intersection that has i."""
+    m = range(len(p_values))
+    subsets = [s for size in m for s in itertools.combinations(m, size + 1)]
+    rejects = {s: min(p_values[i] for i in s) * len(s) <= alpha for s in subsets}
+    return [all(rejects[s] for s in subsets if i in s) for i in m]
+
+
+@given(
+    st.lists(st.floats(0, 1) | st.floats(0, 0.06), min_size=1, max_size=6),
+    st.sampled_from([0.01, 0.05, 0.2]),
+)
+def test_holm_is_the_closed_test(p_values, alpha):
+    adjusted = holm(p_values)
+    if all(abs(p - alpha) > 1e-12 for p in adjusted):
+        assert [p <= alpha for p in adjusted] == closed_holm(p_values, alpha)
+    assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.03]) == [0.03]
+    assert holm([]) == []
+
+
+def test_the_noise_floor_is_how_far_means_of_equal_variants_lie_apart():
+    rng = np.random.default_rng(0)
+    losses = rng.normal(3.0, 0.02, 20_000).reshape(2, 2000, 5)
+    apart = np.diff(losses.mean(-1), axis=0).std()
+    floors = [noise_floor(row) for row in losses[0]]
+    assert math.sqrt(np.mean(np.square(floors))) == pytest.approx(apart, rel=0.05)
+    assert noise_floor([1.0, 2.0, 3.0], 8) == pytest.approx(0.5)
+    assert math.isnan(noise_floor([3.0], 5))
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 20), (3, 50), (20, 20), (71, 2000)])
+def test_binomial_bounds_solve_their_equations(successes, trials):
+    low, high = binomial_interval(successes, trials)
+    upper = binomial_upper(successes, trials)
+    if successes:
+        assert stats.binom.sf(successes - 1, trials, low) == pytest.approx(0.025)
+    if successes < trials:
+        assert stats.binom.cdf(successes, trials, high) == pytest.approx(0.025)
+        assert stats.binom.cdf(successes, trials, upper) == pytest.approx(0.05)
+    assert 0 <= low <= successes / trials <= upper <= high <= 1
+
+
+def test_none_of_many_has_the_rule_of_three():
+    assert binomial_upper(0, 1000) == pytest.approx(1 - 0.05 ** (1 / 1000))
+    assert isinstance(t_interval([0.0, 1.0]), Interval)

@@ -1,0 +1,226 @@
+"""The window against a plain simulation of its sentence, the vertex against polyfit, and what both promise."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from archwright.lab.results import RunResult
+from archwright.lab.sweep import (
+    MOVES,
+    RISE,
+    SLIDES,
+    Sweep,
+    lowest,
+    plan_sweep,
+    replicate,
+    tuned,
+)
+
+LOSSES = st.floats(0.5, 20.0)
+
+
+def valley(centre: float, width: float = 0.1):
+    """Losses with their lowest point at k = centre."""
+    return lambda seed, k: 3.0 + width * (k - centre) ** 2
+
+
+def carry_out(loss_of, seeds=(0, 1, 2), choose=None, **options):
+    """Do the wanted runs one after another, in any order among those wanted; return all that ran."""
+    losses = {}
+    while wanted := plan_sweep(losses, seeds, **options).wanted:
+        seed, k = choose(wanted) if choose else wanted[0]
+        assert (seed, k) not in losses
+        losses[seed, k] = loss_of(seed, k)
+        assert len(losses) < 1000
+    return plan_sweep(losses, seeds, **options), losses
+
+
+def test_the_first_seed_comes_first_and_alone():
+    assert plan_sweep({}, [7, 8]) == Sweep(range(-1, 2), [(7, -1), (7, 0), (7, 1)], [], False)
+    done = {(7, -1): 3.1, (7, 0): 3.0}
+    assert plan_sweep(done, [7, 8]).wanted == [(7, 1)]
+    done[7, 1] = 3.1
+    assert plan_sweep(done, [7, 8]).wanted == [(8, -1), (8, 0), (8, 1)]
+    assert plan_sweep(done, [7, 8]).seeds == [7]
+
+
+@pytest.mark.parametrize(
+    ("grid", "first"), [(3, range(-1, 2)), (4, range(-2, 2)), (5, range(-2, 3))]
+)
+def test_grids_start_around_the_start(grid, first):
+    assert plan_sweep({}, [0], grid).window == first
+
+
+@pytest.mark.parametrize("centre", range(-9, 10))
+@pytest.mark.parametrize("grid", [3, 4, 5])
+def test_the_window_goes_to_the_valley_as_far_as_it_may(centre, grid):
+    sweep, losses = carry_out(valley(centre), grid=grid)
+    first = range(-(grid // 2), grid - grid // 2)
+    inside = (first[1], first[-2])  # centres that move nothing
+    needed = max(inside[0] - centre, centre - inside[1], 0)
+    moves = min(needed, MOVES + SLIDES) * (1 if centre > 0 else -1)
+    assert sweep.window == range(first.start + moves, first.stop + moves)
+    assert sweep.edge == (needed > MOVES + SLIDES)
+    # The first seed alone goes further than the window is wide; the others run only what counts.
+    slides = max(0, min(needed - MOVES, SLIDES))
+    assert sum(seed == 0 for seed, _ in losses) == grid + abs(moves)
+    assert sum(seed == 1 for seed, _ in losses) == grid + slides
+
+
+def test_limits_hold_and_are_flagged():
+    sweep, losses = carry_out(valley(5), limits=(-2, 2))
+    assert (sweep.window, sweep.edge) == (range(0, 3), True)
+    assert max(k for _, k in losses) == 2
+    sweep, _ = carry_out(valley(1), limits=(-2, 2))
+    assert (sweep.window, sweep.edge) == (range(0, 3), False)
+    assert plan_sweep({}, [0], limits=(3, 7)).window == range(3, 6)
+    assert plan_sweep({}, [0], limits=(-7, -3)).window == range(-5, -2)
+
+
+def test_the_mean_slides_the_window_for_all():
+    def loss(seed, k):
+        return valley(0 if seed == 0 else 1.6)(seed, k)
+
+    sweep, losses = carry_out(loss)
+    assert (sweep.window, sweep.edge, sweep.seeds) == (range(0, 3), False, [0, 1, 2])
+    assert {(0, 2), (1, 2), (2, 2)} <= losses.keys()
+    still, fewer = carry_out(loss, may_slide=False)
+    assert (still.window, still.edge) == (range(-1, 2), True)
+    assert len(fewer) == 9
+    # With runs of a slide that has begun, the window that is complete still counts.
+    begun = dict(fewer) | {(0, 2): 3.0}
+    assert plan_sweep(begun, [0, 1, 2], may_slide=False) == still
+
+
+def test_a_failed_seed_does_not_count():
+    def loss(seed, k):
+        return math.nan if (seed, k) == (1, 1) else valley(0)(seed, k)
+
+    sweep, losses = carry_out(loss)
+    assert (sweep.seeds, sweep.window, sweep.edge) == ([0, 2], range(-1, 2), False)
+    assert len(losses) == 9
+    early = {(0, k): valley(0)(0, k) for k in (-1, 0, 1)} | {(1, -1): math.nan}
+    assert (1, 0) not in plan_sweep(early, [0, 1, 2]).wanted
+
+
+def test_the_next_seed_places_where_the_first_failed():
+    def loss(seed, k):
+        return math.nan if seed == 0 and k >= 1 else valley(3)(seed, k)
+
+    sweep, _ = carry_out(loss)
+    assert (sweep.seeds, sweep.window) == ([1, 2], range(2, 5))
+
+
+def test_all_failed_is_complete_without_seeds():
+    sweep, losses = carry_out(lambda seed, k: math.nan)
+    assert (sweep.seeds, sweep.window, sweep.edge) == ([], range(-1, 2), False)
+    assert len(losses) == 3  # one run of each seed told enough
+
+
+@given(
+    table=st.dictionaries(
+        st.tuples(st.integers(0, 3), st.integers(-12, 12)), LOSSES | st.just(math.nan), max_size=100
+    ),
+    grid=st.integers(3, 5),
+    limits=st.none() | st.tuples(st.integers(-6, 0), st.integers(6, 8)),
+    order=st.randoms(use_true_random=False),
+)
+def test_any_order_of_any_losses_ends_alike(table, grid, limits, order: random.Random):
+    def loss(seed, k):
+        return table.get((seed, k), 3.0 + 0.01 * ((7 * seed + 3 * k) % 11))
+
+    options = {"seeds": [3, 0, 1, 2], "grid": grid, "limits": limits}
+    sweep, losses = carry_out(loss, **options)
+    shuffled, _ = carry_out(loss, choose=order.choice, **options)
+    assert shuffled == sweep
+    assert len(sweep.window) == grid
+    assert abs(sweep.window.start + grid // 2) <= MOVES + SLIDES
+    assert limits is None or (limits[0] <= sweep.window[0] and sweep.window[-1] <= limits[1])
+    assert all(math.isfinite(losses[s, k]) for s in sweep.seeds for k in sweep.window)
+    left_out = set(options["seeds"]) - {*sweep.seeds}
+    assert all(any(math.isnan(losses.get((s, k), 0)) for k in sweep.window) for s in left_out)
+    # Other runs, which nobody wanted, change nothing.
+    more = {(s, k): 0.1 for s in range(4) for k in range(-40, -20)}
+    assert plan_sweep(losses | more, **options) == sweep
+
+
+@given(table=st.lists(LOSSES, min_size=60, max_size=60), factor=st.sampled_from([0.25, 2.0, 64.0]))
+def test_the_window_knows_no_unit(table, factor):
+    def loss(seed, k, scale=1.0):
+        return scale * table[(seed * 20 + k) % 60]
+
+    plain, _ = carry_out(loss)
+    scaled, _ = carry_out(lambda seed, k: loss(seed, k, factor))
+    assert plain == scaled
+
+
+def test_the_vertex_of_a_parabola_is_found_exactly():
+    for centre in (-0.49, -0.2, 0.0, 0.3, 0.5):
+        rates = [1e-3 * 3.0**k for k in range(-2, 3)]
+        losses = [3.0 + 0.02 * (k - centre) ** 2 for k in range(-2, 3)]
+        found = tuned(losses, rates)
+        assert found.loss == pytest.approx(3.0, abs=1e-12)
+        assert found.rate == pytest.approx(1e-3 * 3.0**centre, rel=1e-9)
+        assert not found.at_edge
+
+
+@given(
+    best=st.floats(1, 10),
+    rises=st.tuples(st.floats(1e-4, 0.04), st.floats(1e-4, 0.04)),
+    gaps=st.tuples(st.floats(0.3, 2.0), st.floats(0.3, 2.0)),
+)
+def test_the_vertex_is_that_of_polyfit(best, rises, gaps):
+    logs = np.array([-gaps[0], 0.0, gaps[1]])
+    losses = [best + rises[0], best, best + rises[1]]
+    c, s, y = np.polyfit(logs, losses, 2)
+    found = tuned(losses, [*np.exp(logs - 6)])
+    assert found.loss == pytest.approx(y - s * s / (4 * c), abs=1e-9)
+    assert math.log(found.rate) + 6 == pytest.approx(-s / (2 * c), abs=1e-7)
+
+
+def test_an_unstable_neighbour_pulls_no_more_than_a_rise():
+    rates = [1.0, 2.0, 4.0]
+    wild, capped = tuned([3.1, 3.0, 6.0], rates), tuned([3.1, 3.0, 3.0 * (1 + RISE)], rates)
+    assert wild == pytest.approx(capped)
+    assert 3.0 - wild.loss < 0.002
+    assert 3.0 - tuned([3.0, 3.0, 60.0], rates).loss == pytest.approx(3.0 * RISE / 8)
+
+
+@given(st.lists(LOSSES, min_size=3, max_size=7), st.floats(1.4, 10), st.data())
+def test_what_every_tuned_loss_promises(losses, ratio, data):
+    rates = [1e-3 * ratio**k for k in range(len(losses))]
+    found, best = tuned(losses, rates), lowest(losses)
+    assert (1 - RISE / 8) * losses[best] - 1e-12 <= found.loss <= min(losses)
+    assert found.at_edge == (best in (0, len(losses) - 1))
+    if found.at_edge:
+        assert (found.loss, found.rate) == (losses[best], rates[best])
+    else:
+        half = math.sqrt(ratio) * (1 + 1e-12)
+        assert rates[best] / half <= found.rate <= rates[best] * half
+    factor = data.draw(st.sampled_from([0.5, 4.0]))
+    scaled = tuned([factor * loss for loss in losses], rates)
+    assert scaled.loss == pytest.approx(factor * found.loss, rel=1e-12)
+    assert scaled.rate == pytest.approx(found.rate, rel=1e-9)
+
+
+def test_ties_go_to_the_middle():
+    assert tuned([3.0, 3.0, 3.0], [1.0, 2.0, 4.0]) == (3.0, 2.0, False)
+    assert tuned([3.0, 3.0, 3.1], [1.0, 2.0, 4.0]).at_edge is False
+    assert tuned([3.0, 3.1, 3.0], [1.0, 2.0, 4.0]) == (3.0, 1.0, True)
+
+
+def test_a_replicate_is_a_sweep_or_its_only_run():
+    def run(rate, loss):
+        return RunResult("key", "a", 4, rate, loss, bits_per_byte=1.0, initial_loss=5.5)
+
+    runs = [run(4.0, 3.1), run(1.0, 3.3), run(2.0, 3.0)]
+    found = replicate(runs)
+    assert (found.loss, found.rate, found.at_edge) == tuned([3.3, 3.0, 3.1], [1.0, 2.0, 4.0])
+    assert (found.variant, found.seed, found.best) == ("a", 4, runs[2])
+    assert found.bits_per_token == pytest.approx(math.log2(math.exp(found.loss)))
+    alone = replicate(runs[:1])
+    assert (alone.loss, alone.rate, alone.at_edge, alone.best) == (3.1, 4.0, False, runs[0])

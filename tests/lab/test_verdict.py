@@ -1,0 +1,265 @@
+"""Outcomes against scipy's tests and a table of cases, and the sentences word by word."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from archwright.lab.results import Replicate, RunResult, Variant
+from archwright.lab.verdict import ALPHA, SCOPE, effects, verdict
+from archwright.spec.study_spec import StudySpec
+
+BASE = (3.50, 3.52, 3.48, 3.51, 3.49)
+
+
+def run(variant, seed, loss, failed=""):
+    return RunResult("key", variant, seed, 1e-3, loss, loss / 2.5, initial_loss=5.5, failed=failed)
+
+
+def replicates(**losses):
+    return [
+        Replicate(name, seed, loss, 1e-3, loss / math.log(2), run(name, seed, loss))
+        for name, values in losses.items()
+        for seed, loss in enumerate(values)
+        if not math.isnan(loss)
+    ]
+
+
+def study(*names, **options):
+    return StudySpec(
+        variants={name: (f"dim={8 * i + 8}",) for i, name in enumerate(names)}, **options
+    )
+
+
+def found(differences, base=BASE, options=None, **more):
+    """The effect of variant `new`, by its differences from `old`."""
+    losses = [b + d for b, d in zip(base, differences, strict=True)]
+    [effect] = effects(
+        replicates(old=base, new=losses), study("new", **(options or {})), "old", **more
+    )
+    return effect
+
+
+def variant(name, matched):
+    return Variant(name, (), (), 1, 1, 1.0, 8, 1, (8,), matched)
+
+
+def test_numbers_are_those_of_a_paired_t_test():
+    rng = np.random.default_rng(0)
+    base, new = rng.normal(3.5, 0.02, 7), rng.normal(3.4, 0.02, 7)
+    [effect] = effects(replicates(old=base, new=new), study("new"), "old")
+    expected = stats.ttest_rel(new, base)
+    ninety = expected.confidence_interval(0.90)
+    assert effect.p_value == pytest.approx(expected.pvalue) == effect.holm_p_value
+    assert (effect.interval.low, effect.interval.high) == pytest.approx(
+        tuple(expected.confidence_interval(0.95))
+    )
+    assert (effect.equivalence.low, effect.equivalence.high) == pytest.approx(tuple(ninety))
+    assert effect.t_interval == effect.interval
+    assert effect.mean == pytest.approx(new.mean() - base.mean())
+    assert effect.margin == pytest.approx(0.01 * base.mean())
+    assert effect.noise == pytest.approx(base.std(ddof=1) * math.sqrt(2 / 7))
+    assert effect.differences == pytest.approx(new - base)
+    assert effect.bits_per_byte == pytest.approx(effect.mean / 2.5)
+    assert effect.share == pytest.approx(new.mean() / base.mean() - 1)
+
+
+def test_seeds_are_paired_by_number_not_by_order():
+    both = replicates(old=(3.0, math.nan, 3.4, 3.2), new=(2.9, 2.0, 3.3, math.nan))
+    [effect] = effects(both[::-1], study("new"), "old")
+    assert effect.seeds == (0, 2)
+    assert effect.differences == pytest.approx((-0.1, -0.1))
+    assert effect.baseline_loss == pytest.approx(3.2)
+
+
+def test_ten_seeds_are_bootstrapped():
+    rng = np.random.default_rng(1)
+    effect = found(rng.normal(-0.1, 0.02, 10), base=rng.normal(3.5, 0.02, 10))
+    assert (effect.interval.method, effect.t_interval.method) == ("BCa", "t")
+    assert effect.outcome == "better"
+
+
+@pytest.mark.parametrize(
+    ("differences", "outcome", "words"),
+    [
+        ((-0.21, -0.22, -0.20, -0.23, -0.20), "better", "new is better than old: 0.212 nats"),
+        ((0.21, 0.22, 0.20, 0.23, 0.20), "worse", "new is worse than old: 0.212 nats"),
+        (
+            (-0.021, -0.02, -0.02, -0.021, -0.02),
+            "better",
+            "; that is smaller than the margin of 1 % f",
+        ),
+        ((-0.001, -0.0011, -0.001, -0.0009, -0.001), "below the noise", "; the pairs agree, but"),
+        ((0.001, 0.0011, 0.001, 0.0009, 0.001), "below the noise", "moves the mean as much (0.01"),
+        (
+            (0.01, -0.01, 0.002, -0.005, 0.003),
+            "equivalent",
+            "lies within ±0.0350, the margin of 1 %",
+        ),
+        (
+            (0.1, -0.1, 0.02, -0.05, 0.03),
+            "inconclusive",
+            "Whether new is better than old is undecided: ",
+        ),
+        ((0.0, 0.0, 0.0, 0.0, 0.0), "equivalent", "new and old are equivalent"),
+    ],
+)
+def test_outcomes(differences, outcome, words):
+    effect = found(differences)
+    assert effect.outcome == outcome
+    assert words in effect.sentence
+    assert effect.sentence.endswith(".")
+    assert "nan" not in effect.sentence
+
+
+@given(
+    st.lists(st.floats(-0.2, 0.2), min_size=5, max_size=5),
+    st.floats(-0.2, 0.2),
+    st.floats(0.001, 0.05),
+)
+def test_every_outcome_follows_its_definition(differences, shift, margin):
+    differences = [d + shift for d in differences]
+    effect = found(differences, options={"margin": margin})
+    if np.ptp(differences) < 1e-6:
+        return
+    differs = stats.ttest_1samp(effect.differences, 0).pvalue < ALPHA
+    bound = margin * np.mean(BASE)
+    within = all(
+        stats.ttest_1samp(effect.differences, side * bound, alternative=way).pvalue < 0.05
+        for side, way in ((-1, "greater"), (1, "less"))
+    )
+    large = abs(np.mean(effect.differences)) >= np.std(BASE, ddof=1) * math.sqrt(2 / 5)
+    expected = {
+        (True, True): "better" if effect.mean < 0 else "worse",
+        (True, False): "below the noise",
+    }.get((differs, large), "equivalent" if within else "inconclusive")
+    assert effect.outcome == expected
+    assert ("that is smaller than the margin" in effect.sentence) == (differs and large and within)
+
+
+def test_margins_are_the_studys():
+    differences = (0.01, -0.01, 0.002, -0.005, 0.003)
+    assert found(differences, options={"margin": 0.001}).outcome == "inconclusive"
+
+
+@given(st.lists(st.floats(1.2, 14), min_size=2, max_size=5), st.randoms(use_true_random=False))
+def test_several_variants_share_the_level_as_holm_says(t_values, order):
+    """By definition: in order of p, each at alpha / (those left); whatever the order of the variants."""
+    shape = np.array([-1.0, 0.5, 0.3, -0.4, 0.6])
+    shape /= shape.std(ddof=1) / math.sqrt(5)
+    base = [3.5] * 5
+    order.shuffle(t_values)
+    names = [f"v{i}" for i in range(len(t_values))]
+    all_losses = {n: 3.5 - 0.01 * (t + shape) for n, t in zip(names, t_values, strict=True)}
+    got = effects(replicates(old=base, **all_losses), study(*names), "old")
+    assert [e.variant for e in got] == names
+    p_values = sorted((2 * stats.t.sf(t, 4), n) for t, n in zip(t_values, names, strict=True))
+    if any(abs(p * (len(names) - i) - ALPHA) < 1e-9 for i, (p, _) in enumerate(p_values)):
+        return
+    steps = (p < ALPHA / (len(names) - i) for i, (p, _) in enumerate(p_values))
+    rejected = len([*itertools.takewhile(bool, steps)])
+    assert {e.variant for e in got if e.outcome == "better"} == {n for _, n in p_values[:rejected]}
+    for effect in got:
+        assert (effect.outcome == "better") == (effect.holm_p_value < ALPHA)
+
+
+def test_holm_is_named_where_it_decides():
+    shape = np.array([-1.0, 0.5, 0.3, -0.4, 0.6]) * 0.01
+    t = shape.std(ddof=1) / math.sqrt(5)
+    losses = dict.fromkeys(("a", "b", "c"), 3.5 - 3.0 * t + shape)  # p = 0.04 for each
+    for effect in effects(
+        replicates(old=[3.5] * 5, **losses), study("a", "b", "c", margin=0.001), "old"
+    ):
+        assert effect.p_value < ALPHA < effect.holm_p_value
+        assert effect.outcome == "inconclusive"
+        assert "not with Holm's correction" in effect.sentence
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"edges": {"new"}}, "the best learning rate of new is at an end of its grid"),
+        ({"edges": {"old"}}, "the best learning rate of old is at an end of its grid"),
+        ({"runs": [run("new", 9, 3.0, "no memory")]}, "1 run of new failed"),
+        ({"runs": [run("old", s, 3.0, "no memory") for s in (7, 8)]}, "2 runs of old failed"),
+        ({"variants": [variant("new", False)]}, "new could not be matched"),
+        ({"unigram_entropy": 3.3}, "new learnt hardly more than how often each token occurs"),
+    ],
+)
+def test_reservations_conclude_nothing_and_say_why(more, reason):
+    effect = found((-0.21, -0.22, -0.20, -0.23, -0.20), **more)
+    assert effect.outcome == "inconclusive"
+    assert reason in effect.reservations
+    assert effect.sentence.startswith("Whether new is better than old is undecided because ")
+    assert reason in effect.sentence
+    assert "0.212 nats per token less" in effect.sentence
+
+
+def test_what_concerns_others_is_no_reservation():
+    effect = found(
+        (-0.21, -0.22, -0.20, -0.23, -0.20),
+        edges={"other"},
+        runs=[run("other", 0, 3.0, "no memory"), run("new", 0, 3.0)],
+        variants=[variant("new", True), variant("other", False)],
+        unigram_entropy=5.5,
+    )
+    assert (effect.outcome, effect.reservations) == ("better", ())
+    unmatched = {"variants": [variant("new", False)], "options": {"match": "none"}}
+    assert found((-0.21, -0.22, -0.20, -0.23, -0.20), **unmatched).outcome == "better"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ((3.5,), (3.4,), "only one seed has both"),
+        ((3.5, math.nan), (math.nan, 3.4), "no seed has both"),
+        ((3.5, 3.4), (), "no seed has both"),
+        ((), (), "no seed has both"),
+    ],
+)
+def test_too_few_pairs_have_endless_intervals(old, new, reason):
+    [effect] = effects(replicates(old=old, new=new), study("new"), "old")
+    assert effect.outcome == "inconclusive"
+    assert effect.reservations == (reason,)
+    assert (effect.interval.low, effect.interval.high) == (-math.inf, math.inf)
+    assert (effect.p_value, effect.holm_p_value) == (1.0, 1.0)
+    assert reason in effect.sentence
+    assert "inf" not in effect.sentence
+    assert "nan" not in effect.sentence
+
+
+def test_the_verdict_of_one_variant():
+    effect = found((-0.21, -0.22, -0.20, -0.23, -0.20))
+    scale = {"parameters": 200_000, "tokens": 614_400, "device": "one thread of Intel Xeon"}
+    assert verdict([effect], "old", **scale) == (
+        "new is better than old: 0.212 nats per token less (95 % interval 0.196 to 0.228, 5 seeds), "
+        "0.085 bits per byte, 6.1 % of the loss, at 200k parameters and 614k tokens on one thread of "
+        "Intel Xeon."
+    )
+    small = found((-0.001, -0.0011, -0.001, -0.0009, -0.001))
+    assert verdict([small], "old", **scale).endswith("moves the mean as much (0.010000).")
+    undecided = found((0.1, -0.1, 0.02, -0.05, 0.03))
+    assert "(95 % interval 0.096 less to 0.096 more, 5 seeds)" in undecided.sentence
+    assert "others are not addressed" in SCOPE
+
+
+def test_the_verdict_of_several_variants():
+    tell = {"parameters": 2e5, "tokens": 6e5, "device": "a CPU"}
+    by = {
+        "a": (-0.21, -0.22, -0.20, -0.23, -0.20),
+        "b": (-0.11, -0.12, -0.10, -0.13, -0.10),
+        "c": (0.31, 0.32, 0.30, 0.33, 0.30),
+        "d": (0.1, -0.1, 0.02, -0.05, 0.03),
+    }
+    losses = {n: [b + d for b, d in zip(BASE, ds, strict=True)] for n, ds in by.items()}
+    got = effects(replicates(old=BASE, **losses), study(*by), "old")
+    assert verdict(got, "old", **tell) == (
+        "Against old, a (0.212 nats per token less, 0.196 to 0.228) and b (0.112 nats per token less, "
+        "0.096 to 0.128) are better, c (0.312 nats per token more, 0.296 to 0.328) is worse, "
+        "d is undecided, at 200k parameters and 600k tokens on a CPU."
+    )
+    assert verdict([], "old", **tell).startswith("old was compared with nothing")
