@@ -27,7 +27,8 @@ class Named:
     """Words as they are asked for: a model's or recipe's name, and dotted keys of a run."""
 
     name: str
-    keys: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+    """Keys that are set together; a later group wins over earlier ones."""
 
     @classmethod
     def of(cls, words: Sequence[str], default: "Named | None" = None) -> "Named":
@@ -39,8 +40,13 @@ class Named:
                 f'"{names[-1]}": expected key=value; a variant is one name and then what it changes'
             )
         if names:
-            return cls(names[0], keys)
-        return cls(default.name, (*default.keys, *keys)) if default else cls("modern", keys)
+            return cls(names[0], (keys,))
+        return cls(default.name, (*default.groups, keys)) if default else cls("modern", (keys,))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys, however they are grouped."""
+        return tuple(key for group in self.groups for key in group)
 
 
 def split(word: str) -> list[str]:
@@ -108,8 +114,8 @@ def _run(named: Named, study: StudySpec, size: float | None) -> RunSpec:
         run = run.override(*RECIPE)
     if size is not None:
         run = scaled(run, size)
-    # Later words win over common ones, which `override` would take for a contradiction.
-    run = run.override(*(run_key(word) for word in study.common)).override(*named.keys)
+    for keys in (tuple(map(run_key, study.common)), *named.groups):
+        run = run.override(*keys)
     run = run.model_copy(update={"name": ""})
     enforce_run(run)
     return run
