@@ -1,2 +1,6 @@
-def write_page(r,p): pass
-def write_tables(r,p): pass
+def write_page(r, p):
+    pass
+
+
+def write_tables(r, p):
+    pass

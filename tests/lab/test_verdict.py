@@ -44,6 +44,12 @@ def found(differences, base=BASE, options=None, **more):
     return effect
 
 
+def lost(name, number):
+    """So many runs of a study with five more seeds came to no end."""
+    runs = [run(name, 5 + i, 3.0, "no memory") for i in range(number)]
+    return {"options": {"seeds": 10}, "runs": runs}
+
+
 def variant(name, matched):
     return Variant(name, (), (), 1, 1, 1.0, 8, 1, (8,), matched)
 
@@ -184,8 +190,8 @@ def test_holm_is_named_where_it_decides():
     [
         ({"edges": {"new"}}, "the best learning rate of new is at an end of its grid"),
         ({"edges": {"old"}}, "the best learning rate of old is at an end of its grid"),
-        ({"runs": [run("new", 9, 3.0, "no memory")]}, "1 run of new failed"),
-        ({"runs": [run("old", s, 3.0, "no memory") for s in (7, 8)]}, "2 runs of old failed"),
+        (lost("new", 5), "5 runs of new failed"),
+        (lost("old", 6), "6 runs of old failed"),
         ({"variants": [variant("new", False)]}, "new could not be matched"),
         ({"unigram_entropy": 3.3}, "new learnt hardly more than how often each token occurs"),
     ],
@@ -197,6 +203,11 @@ def test_reservations_conclude_nothing_and_say_why(more, reason):
     assert effect.sentence.startswith("Whether new is better than old is undecided because ")
     assert reason in effect.sentence
     assert "0.212 nats per token less" in effect.sentence
+
+
+def test_few_failures_cost_their_seeds_alone():
+    runs = [run("new", 9, 3.0, "no memory")]
+    assert found((-0.21, -0.22, -0.20, -0.23, -0.20), runs=runs).outcome == "better"
 
 
 def test_what_concerns_others_is_no_reservation():
