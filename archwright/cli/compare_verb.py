@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from archwright.cli.words import Parser
+from archwright.cli.words import Parser, add_parts_option
 from archwright.spec.read import study_names
 from archwright.spec.study_spec import StudySpec
 
@@ -39,12 +39,13 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--runs", metavar="DIR", help="where single runs are kept (default: studies/runs)"
     )
+    add_parts_option(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")
     parser.add_argument("--quiet", action="store_true", help="print the verdict alone")
     options = parser.parse(words)
     given = {name: getattr(options, name) for name in HELP if getattr(options, name) is not None}
     if options.dry_run:
-        return _dry_run(options.what, options.out, given)
+        return _dry_run(options, given)
     return _compare(options, given)
 
 
@@ -78,13 +79,11 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _dry_run(words: Sequence[str], out: str | None, given: dict[str, Any]) -> int:
+def _dry_run(options: Any, given: dict[str, Any]) -> int:
     from archwright.lab.compare import announcement, plan
 
-    found = plan(*words, out=out, **_options(given))
-    from pathlib import Path
-
-    print(announcement(found, Path(out or "studies") / found.study.name))
+    found = plan(*options.what, out=options.out, parts=options.parts, **_options(given))
+    print(announcement(found))
     print("Nothing was trained.")
     return 0
 
@@ -99,6 +98,7 @@ def _compare(options: Any, given: dict[str, Any]) -> int:
             *options.what,
             out=options.out,
             runs=options.runs or POOL,
+            parts=options.parts,
             quiet=options.quiet,
             **_options(given),
         )

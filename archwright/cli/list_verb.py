@@ -6,17 +6,24 @@ from collections.abc import Sequence
 from archwright.cli.words import Parser, add_parts_option, load_parts, print_table
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.read import load, load_run, parameter_counts, preset_names
+from archwright.spec.read import (
+    load,
+    load_run,
+    load_study,
+    parameter_counts,
+    preset_names,
+    study_names,
+)
 
 ABOUT = "List published models, recipes, your runs, or all choices of every axis."
 
 EXAMPLES = """\
-  archwright list                the models and recipes
+  archwright list                the models, recipes and studies
   archwright list choices        every axis and what it can be set to
   archwright list choices mask   an axis with options, users, and how to ask for each kind
   archwright list runs           the runs in runs/"""
 
-WHAT = ("models", "recipes", "choices", "runs")
+WHAT = ("models", "recipes", "studies", "choices", "runs")
 
 
 def run(words: Sequence[str]) -> int:
@@ -29,13 +36,19 @@ def run(words: Sequence[str]) -> int:
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
-    tables = {"models": _models, "recipes": _recipes, "choices": _choices, "runs": _runs}
+    tables = {
+        "models": _models,
+        "recipes": _recipes,
+        "studies": _studies,
+        "choices": _choices,
+        "runs": _runs,
+    }
     if options.what and options.what not in tables:
         hint = nearest(options.what, tables)
         raise UserError(f'list "{options.what}": expected one of {", ".join(tables)}.{hint}')
     if options.name:
         return _one(options.what, options.name)
-    for what in [options.what] if options.what else ["models", "recipes"]:
+    for what in [options.what] if options.what else ["models", "recipes", "studies"]:
         tables[what]()
     if not options.what:
         print("archwright show NAME says more; archwright list choices lists what can be changed.")
@@ -85,6 +98,15 @@ def _recipes() -> None:
         spec = load_run(name)
         text = ", ".join(spec.data.text)
         rows.append([name, spec.model.name, text, spec.budget, spec.optimizer.kind])
+    print_table(rows)
+
+
+def _studies() -> None:
+    rows = [["study", "baseline", "variants", "budget", "question"]]
+    for name in study_names():
+        study = load_study(name)
+        count = str(len(study.variants))
+        rows.append([name, study.baseline[0], count, study.budget, study.question])
     print_table(rows)
 
 

@@ -8,21 +8,30 @@ from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.schema import file_schema
+from archwright.spec.study_spec import StudySpec
 
-ABOUT = "Print the JSON schema of model or run files, for editors that complete and check TOML."
+ABOUT = (
+    "Print the JSON schema of model, run or study files, for editors that complete and check TOML."
+)
 
-FILES: dict[str, type[ModelSpec] | type[RunSpec]] = {"model": ModelSpec, "run": RunSpec}
+FILES: dict[str, type[ModelSpec] | type[RunSpec] | type[StudySpec]] = {
+    "model": ModelSpec,
+    "run": RunSpec,
+    "study": StudySpec,
+}
 
 
 def run(words: Sequence[str]) -> int:
     """Print a schema."""
     parser = Parser("schema", ABOUT, "  archwright schema model > model.schema.json")
-    parser.add_argument("what", nargs="?", default="model", metavar="WHAT", help="model or run")
+    parser.add_argument(
+        "what", nargs="?", default="model", metavar="WHAT", help="model, run or study"
+    )
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
     if options.what not in FILES:
         hint = nearest(options.what, FILES)
-        raise UserError(f'schema "{options.what}": expected {" or ".join(FILES)}.{hint}')
+        raise UserError(f'schema "{options.what}": expected {", ".join(FILES)}.{hint}')
     print(json.dumps(file_schema(FILES[options.what]), indent=2))
     return 0

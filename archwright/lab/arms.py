@@ -15,7 +15,7 @@ from archwright.spec.study_spec import StudySpec
 Arms = dict[str, RunSpec]
 """The run of each variant by its name, the baseline first."""
 
-VARIED = ("model", "optimizer", "schedule", "clip", "z_loss", "init", "name", "machine")
+VARIED = ("model", "optimizer", "schedule", "clip", "z_loss", "init", "name", "machine", "parts")
 """What variants may differ in; machine only as one of them may name a recipe."""
 
 SHAPE = ("model.dim", "model.num_layers")
@@ -116,7 +116,7 @@ def _run(named: Named, study: StudySpec, size: float | None) -> RunSpec:
         run = scaled(run, size)
     for keys in (tuple(map(run_key, study.common)), *named.groups):
         run = run.override(*keys)
-    run = run.model_copy(update={"name": ""})
+    run = run.model_copy(update={"name": "", "parts": study.parts})
     enforce_run(run)
     return run
 

@@ -25,6 +25,7 @@ from archwright.reporting import words as say
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.read import diff, load_study, read_study, study_names, to_toml
+from archwright.spec.run_spec import PartsFile
 from archwright.spec.study_spec import StudySpec
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.material import Material
@@ -46,6 +47,7 @@ def compare(
     *words: str | StudySpec,
     out: str | Path | None = None,
     runs: str | Path = POOL,
+    parts: Sequence[str | Path] = (),
     quiet: bool = False,
     **options: Any,
 ) -> StudyResults:
@@ -60,6 +62,7 @@ def compare(
             or the name or file of a study; or a StudySpec.
         out: the study's folder; by default studies/<name>.
         runs: where single runs are kept; studies share them.
+        parts: files of choices from outside the package.
         quiet: show no progress.
         options: any field of a StudySpec, such as `budget`, `seeds`, `rates`, `size`, `match`.
 
@@ -67,18 +70,19 @@ def compare(
         UserError: what is wrong with variants, text, budget or folder, one line each.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
-    study = study_of(*words, **options)
+    files = [Path(file).resolve() for file in parts]
+    study = study_of(*words, **options, parts=load(files))
     path = Path(out) if out else STUDIES / slug(study.name)
     folder = open_study(path, study)
-    command = command_of(study, out)
+    command = command_of(study, out, parts)
     with folder.lock():
         plan = plans.saved(study, folder)
         if plan is None:
-            plan = Planner(study, folder).plan()
+            plan = Planner(study, folder, files).plan()
             plans.save(plan, folder)
-        execution = Execution(plan, path, Path(runs))
+        execution = Execution(plan, path, Path(runs), files)
         with interruptions() as interrupt, progress(quiet) as shown:
-            shown.say(announcement(plan, path))
+            shown.say(announcement(plan))
             complete = execution.run(shown, interrupt)
         results = results_of(execution, command, complete)
         write_tables(results, path)
@@ -88,7 +92,12 @@ def compare(
     return results
 
 
-def plan(*words: str | StudySpec, out: str | Path | None = None, **options: Any) -> Plan:
+def plan(
+    *words: str | StudySpec,
+    out: str | Path | None = None,
+    parts: Sequence[str | Path] = (),
+    **options: Any,
+) -> Plan:
     """Return what `compare` would run, and how long that would take, without training.
 
     Raises:
@@ -96,7 +105,8 @@ def plan(*words: str | StudySpec, out: str | Path | None = None, **options: Any)
     """
     import tempfile
 
-    study = study_of(*words, **options)
+    files = [Path(file).resolve() for file in parts]
+    study = study_of(*words, **options, parts=load(files))
     path = Path(out) if out else STUDIES / slug(study.name)
     known = path / plans.PLAN
     if known.is_file():
@@ -105,10 +115,21 @@ def plan(*words: str | StudySpec, out: str | Path | None = None, **options: Any)
         assert found
         return found
     with tempfile.TemporaryDirectory() as scratch:
-        return Planner(study, RunFolder(scratch)).plan()
+        return Planner(study, RunFolder(scratch), files).plan()
 
 
-def study_of(*words: str | StudySpec, **options: Any) -> StudySpec:
+def load(files: Sequence[Path]) -> tuple[PartsFile, ...]:
+    """Let choices in files join the package's; return what a study records of the files."""
+    if not files:
+        return ()
+    from archwright.parts.outside import load_parts_file
+
+    return tuple(PartsFile(name=file.name, sha256=load_parts_file(file)) for file in files)
+
+
+def study_of(
+    *words: str | StudySpec, parts: tuple[PartsFile, ...] = (), **options: Any
+) -> StudySpec:
     """Return the study that words ask for; see `compare`.
 
     Raises:
@@ -122,7 +143,7 @@ def study_of(*words: str | StudySpec, **options: Any) -> StudySpec:
     if common:
         study = study.model_copy(update={"common": (*study.common, *common)})
     study = study.override(*assignments) if assignments else study
-    return study if study.name else study.model_copy(update={"name": _name(study)})
+    return study.model_copy(update={"name": study.name or _name(study), "parts": parts})
 
 
 def _named_study(names: Sequence[str | StudySpec]) -> StudySpec:
@@ -178,7 +199,9 @@ def open_study(path: Path, study: StudySpec) -> RunFolder:
     return RunFolder(path)
 
 
-def command_of(study: StudySpec, out: str | Path | None) -> str:
+def command_of(
+    study: StudySpec, out: str | Path | None = None, parts: Sequence[str | Path] = ()
+) -> str:
     """Return the command line of a study."""
     default = StudySpec()
     words = ["archwright", "compare"]
@@ -192,6 +215,8 @@ def command_of(study: StudySpec, out: str | Path | None) -> str:
         value = getattr(study, name)
         if value != getattr(default, name):
             words += [f"--{name.replace('_', '-')}", _option(value)]
+    for file in parts:
+        words += ["--parts", str(file)]
     return shlex.join([*words, *(["--out", str(out)] if out else [])])
 
 
@@ -219,7 +244,7 @@ def _option(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def announcement(plan: Plan, path: Path) -> str:
+def announcement(plan: Plan) -> str:
     """Say what is about to be run."""
     threads = plan.decisions.machine.threads
     at_once = f"{plan.workers} at a time with {threads} thread{'s' * (threads != 1)} each"
@@ -235,7 +260,6 @@ def announcement(plan: Plan, path: Path) -> str:
         size = f"{arm.counts.non_embedding:,} parameters outside embedding and head"
         more = "" if arm is base else f" ({off:+.2f} %), FLOPs {flops:+.1f} %"
         lines.append(f"  {arm.name}: {size}{more}")
-    lines.append(f"  in {path}")
     return "\n".join(lines)
 
 

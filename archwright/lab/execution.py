@@ -43,6 +43,8 @@ class Execution:
     plan: Plan
     folder: Path
     runs_folder: Path
+    parts: Sequence[Path] = ()
+    """Files of choices from outside the package."""
     results: dict[Cell, RunResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
@@ -65,7 +67,7 @@ class Execution:
         self._take_finished()
         before = self.spent
         begun = time.monotonic()
-        with Workers(self.plan.workers, self.folder / "log.txt") as workers:
+        with Workers(self.plan.workers, self.folder / "log.txt", self.parts) as workers:
             while not interrupt:
                 self.spent = before + time.monotonic() - begun
                 self._take_finished()

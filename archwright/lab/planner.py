@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
 import torch
@@ -49,8 +50,8 @@ WARMUP = 0.1
 class Planner:
     """Makes the plan of a study in its folder."""
 
-    def __init__(self, study: StudySpec, folder: RunFolder) -> None:
-        self.study, self.folder = study, folder
+    def __init__(self, study: StudySpec, folder: RunFolder, parts: Sequence[Path] = ()) -> None:
+        self.study, self.folder, self.parts = study, folder, parts
         self.material: Material
         self.decisions: Decisions
 
@@ -215,7 +216,7 @@ class Planner:
         found: dict[str, Cost] = {}
         waiting = list(timed.items())
         try:
-            with Workers(workers, self.folder.path / "log.txt") as crew:
+            with Workers(workers, self.folder.path / "log.txt", self.parts) as crew:
                 while waiting or crew.running:
                     while waiting and crew.free:
                         name, arm = waiting.pop(0)

@@ -70,7 +70,7 @@ def _narrow(
         attention["num_heads"] = num_heads
     if isinstance(kv_heads := attention.get("num_kv_heads"), int):
         attention["num_kv_heads"] = _divisor(num_heads, num_heads * kv_heads / old_heads)
-    if "head_dim" in attention:
+    if isinstance(attention.get("head_dim"), int):
         attention["head_dim"] = min(head_dim, dim)
     if isinstance(hidden := feedforward.get("hidden_dim"), int):
         feedforward["hidden_dim"] = max(8, 8 * round(hidden * dim / old / 8))

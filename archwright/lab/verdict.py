@@ -43,7 +43,8 @@ def effects(
     noise floor; without, it is equivalent where the 90 % interval lies within the study's margin,
     else inconclusive. So it also is where there are reservations: fewer than two pairs (then the
     intervals are endless), a variant among the `edges`, whose best rate is at an end of its grid,
-    half of the seeds lost to failed `runs`, unmatched `variants`, or a loss hardly below the `unigram_entropy`, in nats.
+    half of the seeds lost to failed `runs`, unmatched `variants`, or a loss hardly below the
+    `unigram_entropy`, in nats.
     """
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
     names.pop(baseline, None)

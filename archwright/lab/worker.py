@@ -1,4 +1,4 @@
-"""`python -m archwright.lab.worker`: a process that trains run folders, one after another.
+"""`python -m archwright.lab.worker [PARTS_FILE ...]`: a process that trains run folders, one after another.
 
 It reads a line of JSON for each job from standard input and answers with one. When its input ends, as the
 process that gave the work died or let it go, it saves what it is training and leaves.
@@ -26,6 +26,11 @@ def main() -> None:
     from archwright.training.allocator import tune_allocator
 
     tune_allocator()
+    if sys.argv[1:]:
+        from archwright.parts.outside import load_parts_file
+
+        for file in sys.argv[1:]:
+            load_parts_file(Path(file))
     jobs: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

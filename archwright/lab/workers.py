@@ -31,10 +31,11 @@ class Done:
 
 
 class Workers:
-    """Up to `size` processes that do one job each at a time."""
+    """Up to `size` processes that do one job each at a time; `parts` are files of choices from outside."""
 
-    def __init__(self, size: int, log: Path) -> None:
+    def __init__(self, size: int, log: Path, parts: Sequence[Path] = ()) -> None:
         self.size = size
+        self._command = [sys.executable, "-m", "archwright.lab.worker", *map(str, parts)]
         self._log = log.open("a", encoding="utf-8")
         self._idle: list[_Worker] = []
         self._busy: dict[Hashable, _Worker] = {}
@@ -71,7 +72,7 @@ class Workers:
     def give(self, name: Hashable, job: dict[str, Any]) -> None:
         """Give a job to a process."""
         assert self.free > 0
-        worker = self._idle.pop() if self._idle else _Worker(self._events, self._log)
+        worker = self._idle.pop() if self._idle else _Worker(self._command, self._events, self._log)
         self._tries[name] = self._tries.get(name, 0) + 1
         self._busy[name] = worker
         worker.give(job)
@@ -104,10 +105,12 @@ class Workers:
 class _Worker:
     """One process."""
 
-    def __init__(self, events: "queue.SimpleQueue[tuple[_Worker, str]]", log: Any) -> None:
+    def __init__(
+        self, command: list[str], events: "queue.SimpleQueue[tuple[_Worker, str]]", log: Any
+    ) -> None:
         self.job: dict[str, Any] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "archwright.lab.worker"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

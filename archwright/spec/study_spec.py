@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from archwright.spec.choice import Spec
-from archwright.spec.run_spec import Texts, parse_budget
+from archwright.spec.run_spec import PartsFile, Texts, parse_budget
 
 Words = Annotated[Texts, Field(min_length=1)]
 
@@ -84,6 +84,7 @@ class StudySpec(Spec):
     """Also judge on texts this many times as long as those trained on."""
     budget: Annotated[str, BeforeValidator(_checked_study_budget)] = "10m"
     """Wall time for all runs together, or steps or tokens for each run."""
+    parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
 
     @property
     def seed_numbers(self) -> range:

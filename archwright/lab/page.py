@@ -1,6 +1,0 @@
-def write_page(r, p):
-    pass
-
-
-def write_tables(r, p):
-    pass

@@ -1,0 +1,71 @@
+"""Choices from outside the package: running the file that holds them, so that they join."""
+
+import hashlib
+import importlib.util
+import re
+import sys
+import traceback
+from pathlib import Path
+
+from archwright.parts import TABLES
+from archwright.spec.choice import Choice
+from archwright.spec.errors import UserError
+
+
+def load_parts_file(path: Path) -> str:
+    """Run a file, whose choices thereby join the package's; return its SHA-256.
+
+    It becomes a module, as specs look up the names in their annotations in the module they are from.
+
+    Raises:
+        UserError: no such file, or whatever goes wrong in it, in one line.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"--parts {path}: cannot be read: {error.strerror}") from None
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    name = f"{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{place}"
+    spec = importlib.util.spec_from_loader(name, loader=None, origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    try:
+        exec(compile(content, str(path), "exec"), module.__dict__)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        said = _said(error).replace(f"{name}.", "")
+        raise UserError(f"--parts {path}{_line(error, path)}: {said}") from error
+    _check_registered(path, name)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _check_registered(path: Path, module: str) -> None:
+    """Refuse a choice without a part: it could be named, but not built."""
+    joined = [kind for axis in Choice.__subclasses__() for kind in axis.kinds.values()]
+    joined = [choice for choice in joined if choice.__module__ == module]
+    if not joined:
+        raise UserError(f"--parts {path}: no choice is in it; see CONTRIBUTING.md, Adding a choice")
+    for choice in joined:
+        if not any(choice in table for table in TABLES.get(choice.axis, [])):
+            raise UserError(
+                f"--parts {path}: {choice.__name__} has no part; end the file with "
+                f"archwright.register({choice.__name__}, ...) and the module that computes it"
+            )
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Say in which line of the file an error arose."""
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}" if error.lineno else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _said(error: BaseException) -> str:
+    """Return an error's kind and its message in one line."""
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {' '.join(message.split())}".rstrip(": ")
