@@ -1,6 +1,8 @@
-"""What all tests share: shapes on public signatures are checked, and every run is the same."""
+"""What all tests share: shapes on public signatures are checked, every run is the same, one browser."""
 
+import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -34,3 +36,28 @@ def visitors() -> Iterator[None]:
     for table, contents in zip(tables, before, strict=True):
         table.clear()
         table.update(contents)
+
+
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium, driven by playwright; where there is none, its tests are skipped."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if not found:
+        pytest.skip("no Chromium on this machine: pages were not looked at")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=list(QUIET))
+        yield browser
+        browser.close()

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 Json = Any  # what json.dumps takes, and numpy arrays
+Symbol = Literal["circle", "square", "diamond", "triangle-up"]
+Dash = Literal["solid", "dash", "dot", "dashdot"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class Chart:
     """One figure, drawn by plotly.
 
     A trace is a plotly trace. With `along` (a table of columns) in place of `x`, it follows the
-    page's switch. Text of the form `$name` is the colour `--name` of `look/page.css`, in light and
-    in dark; `"$shades"` is the colour scale of heat maps. A heat map with `decades` gets colours
+    page's switch; with a `legendgroup`, it is hidden and shown by the button of a `Key`. A colour of
+    the form `$name` is `--name` of `look/page.css`, in light and in dark; `"$shades"` is the colour
+    scale of heat maps. A heat map with `decades` gets colours
     by the logarithm of `z`; its labels find value and step in `customdata`.
     """
 
@@ -57,6 +60,8 @@ class Chart:
     wide: bool = False
     height: float | None = None
     """In rem, where the usual one does not do."""
+    saved: Mapping[str, Sequence[Json]] = field(default_factory=dict)
+    """The columns that are saved as CSV, where the traces do not say it all."""
 
     @property
     def follows(self) -> bool:
@@ -65,8 +70,29 @@ class Chart:
 
     def data(self) -> dict[str, Json]:
         """Return what the page's script needs, ready for JSON."""
-        names = ("name", "title", "unit", "follows", "traces", "layout", "marks")
+        names = ("name", "title", "unit", "follows", "traces", "layout", "marks", "saved")
         return {name: _plain(getattr(self, name)) for name in names}
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is drawn in one style: told apart by marker and dashes, too, not by colour alone."""
+
+    label: str
+    group: str
+    """The `legendgroup` of its traces."""
+    color: str
+    """A colour of `look/page.css`, such as `series-1`."""
+    symbol: Symbol = "circle"
+    dash: Dash = "solid"
+
+
+@dataclass(frozen=True)
+class Key:
+    """The legend of charts, which hides and shows a series in all charts of the page."""
+
+    kind: ClassVar[str] = "key"
+    series: Sequence[Series]
 
 
 @dataclass(frozen=True)
@@ -120,12 +146,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a head; the first cell of a row names it."""
+    """Rows under a head; the first cell of a row names it. A line break in a cell is shown."""
 
     kind: ClassVar[str] = "table"
     caption: str
     head: Sequence[str]
     rows: Sequence[Row]
+    folded: str = ""
+    """The line that a long table is folded under."""
+    commands: bool = False
+    """Whether the last column is typed at a terminal."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +177,7 @@ class Verbatim:
     folded: bool = False
 
 
-Block = Chart | Facts | Bars | Table | Text | Verbatim
+Block = Chart | Key | Facts | Bars | Table | Text | Verbatim
 
 
 @dataclass(frozen=True)
@@ -181,6 +211,8 @@ class Page:
     axes: Sequence[Axis] = ()
     notice: str = ""
     """What a reader must know before trusting the verdict, such as that the run was stopped."""
+    notes: Sequence[str] = ()
+    """More to know before trusting it, each a sentence or two."""
     opening: Sequence[Block] = ()
     footer: str = ""
 

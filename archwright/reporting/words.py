@@ -59,6 +59,26 @@ def decimal(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
 
 
+def short(value: float) -> str:
+    """Return a learning rate or the like in three digits at most: `3e-3`, `3.35e-3`."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """Return a difference with its sign: `+0.0123`, `−0.0123`, and `–` where there is none."""
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def probability(value: float) -> str:
+    """Return a p value: `0.031`, `< 0.001`, and `–` where there is none."""
+    if not math.isfinite(value):
+        return "–"
+    return "<\N{NO-BREAK SPACE}0.001" if value < 0.001 else f"{value:.{3 if value < 0.1 else 2}f}"
+
+
 def loss(nats_per_token: float) -> str:
     """Return a loss in the digits that two runs may differ in: `1.9894`."""
     return decimal(nats_per_token, 4)

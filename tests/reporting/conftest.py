@@ -1,9 +1,8 @@
-"""Runs that were never trained, with numbers from a formula, and a browser to see their pages."""
+"""Runs that were never trained, with numbers from a formula."""
 
 import json
 import math
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,28 +151,3 @@ def made(tmp_path: Path) -> RunMaker:
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> RunMaker:
     """What writes run folders that a module's tests share."""
     return RunMaker(tmp_path_factory.mktemp("runs"))
-
-
-QUIET = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """A headless Chromium, driven by playwright; where there is none, its tests are skipped."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if not found:
-        pytest.skip("no Chromium on this machine: pages were not looked at")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=list(QUIET))
-        yield browser
-        browser.close()

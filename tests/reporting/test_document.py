@@ -4,9 +4,11 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib import resources
+from itertools import combinations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from archwright.reporting.document import (
     Axis,
@@ -15,14 +17,17 @@ from archwright.reporting.document import (
     Chart,
     Fact,
     Facts,
+    Key,
     Page,
     Row,
     Section,
+    Series,
     Table,
     Text,
     Verbatim,
 )
 
+Values = NDArray[np.float64]
 NASTY = "</script><script>alert(1)</script> <!-- {{ 7 * 7 }} ${x} \"'& \u2028"
 CHART = Chart(
     "c", NASTY, NASTY, [{"type": "scatter", "name": NASTY, "x": [1.0, np.nan], "y": np.ones(2)}]
@@ -32,6 +37,8 @@ EVERY_BLOCK = [
     Facts({NASTY: [Fact(NASTY, NASTY, NASTY)]}),
     Bars(NASTY, [Bar(NASTY, 1.0, NASTY, strong=True)]),
     Table(NASTY, (NASTY, NASTY), [Row((NASTY, NASTY), NASTY)]),
+    Table(NASTY, [NASTY] * 6, [Row([NASTY] * 6)], folded=NASTY, commands=True),
+    Key([Series(NASTY, NASTY, "series-1")]),
     Text(NASTY),
     Verbatim(NASTY, NASTY, file=NASTY),
     Verbatim(NASTY, NASTY, folded=True),
@@ -78,7 +85,9 @@ def data_of(html: str) -> dict[str, list[dict[str, object]]]:
 
 
 def test_everything_is_escaped() -> None:
-    nasty = Page(NASTY, NASTY, NASTY, NASTY, [Section(NASTY, EVERY_BLOCK)], notice=NASTY)
+    nasty = Page(
+        NASTY, NASTY, NASTY, NASTY, [Section(NASTY, EVERY_BLOCK)], notice=NASTY, notes=[NASTY]
+    )
     reader = Reader(nasty.html())
     assert len([tag for tag, _ in reader.tags if tag == "script"]) == 3  # plotly, data, ours
     assert "<" not in reader.scripts[2]
@@ -138,11 +147,24 @@ def test_bars_are_shares_of_the_longest() -> None:
     assert Bars("c", [Bar("a", 0.0, "0")]).share(Bar("a", 0.0, "0")) == 0.0
 
 
-def luminance(color: str) -> float:
-    """Return the relative luminance of `#rrggbb` (WCAG 2.1)."""
-    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+def test_a_key_names_its_series_and_can_be_pressed() -> None:
+    reader = Reader(page(Key([Series("gelu", "g", "series-2", "diamond", "dot")])).html())
+    button = next(a for t, a in reader.tags if a.get("data-action") == "toggle")
+    assert (button["data-group"], button["aria-pressed"]) == ("g", "true")
+    assert any(a.get("stroke-dasharray") for t, a in reader.tags if t == "path")
+
+
+def test_long_verdicts_are_set_smaller() -> None:
+    assert '<strong class="long">' in Page("t", "k", "word " * 30, "rest", []).html()
+    assert '<strong class="long">' not in Page("t", "k", "word", "rest", []).html()
+
+
+def colors_of(theme: str) -> dict[str, str]:
+    """Return the named colours of the style sheet."""
+    style = resources.files("archwright.reporting").joinpath("look/page.css").read_text()
+    palettes = re.findall(r":root[^{]*\{(.*?)\}", style, re.S)
+    used = palettes[:1] if theme == "light" else palettes[:2]
+    return {k: v for text in used for k, v in re.findall(r"--([\w-]+): (#\w{6})", text)}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -161,10 +183,56 @@ def luminance(color: str) -> float:
     ],
 )
 def test_text_and_curves_have_contrast(theme: str, ink: str, ground: str) -> None:
-    style = resources.files("archwright.reporting").joinpath("look/page.css").read_text()
-    palettes = re.findall(r":root[^{]*\{(.*?)\}", style, re.S)
-    colors = dict(re.findall(r"--([\w-]+): (#\w{6})", palettes[0]))
-    if theme == "dark":
-        colors |= dict(re.findall(r"--([\w-]+): (#\w{6})", palettes[1]))
-    high, low = sorted((luminance(colors[ink]), luminance(colors[ground])), reverse=True)
-    assert (high + 0.05) / (low + 0.05) >= 4.5
+    colors = colors_of(theme)
+    assert contrast(colors[ink], colors[ground]) >= 4.5
+
+
+SIGHT = {
+    "all cones": np.eye(3),
+    "no red": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "no green": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "no blue": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+"""What is left of linear red, green and blue (Machado, Oliveira and Fernandes 2009, severity 1)."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("sight", SIGHT)
+def test_series_can_be_told_apart(theme: str, sight: str) -> None:
+    colors = colors_of(theme)
+    series = [colors[f"series-{i}"] for i in range(8)]
+    assert min(contrast(color, colors["page"]) for color in series) >= 3
+    seen = [lab(np.array(SIGHT[sight]) @ linear(color)) for color in series]
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) >= 20
+
+
+def linear(color: str) -> Values:
+    """Return linear red, green and blue of `#rrggbb`."""
+    channels = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: Values) -> Values:
+    """Return L*, a* and b* (CIE 1976, white point D65), in which 2 is about what an eye can tell apart."""
+    rows = [[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]]
+    xyz = np.array(rows) @ np.clip(rgb, 0, 1) / [0.9505, 1, 1.0888]
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours (WCAG 2.1)."""
+    low, high = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (one, other))
+    return (high + 0.05) / (low + 0.05)

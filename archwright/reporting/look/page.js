@@ -8,6 +8,7 @@
   }));
   const config = {displayModeBar: false, responsive: false, showTips: false, doubleClick: "reset"};
   const finger = matchMedia("(pointer: coarse)").matches;
+  const hidden = new Set();
   let axis = page.axes[0];
 
   // Colours: "$name" in a figure is the style sheet's --name, read at the moment of drawing.
@@ -16,14 +17,17 @@
     return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
   }
 
-  function paint(value) {
+  function paint(value, of = "") {
     if (typeof value === "string") {
+      if (!of.endsWith("color") && !of.endsWith("colorscale")) return value;
       if (value === "$shades") return [0, 1, 2, 3].map(i => [i / 3, color("shade-" + i)]);
       return value.startsWith("$") ? color(value.slice(1)) : value;
     }
-    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(paint);
+    if (Array.isArray(value)) {
+      return typeof value[0] === "number" ? value : value.map(inner => paint(inner, of));
+    }
     if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, paint(inner)]));
+    return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, paint(inner, key)]));
   }
 
   // Drawing
@@ -38,6 +42,7 @@
         drawn.z = trace.z.map(row => row.map(value => value > 0 ? Math.log10(value) : null));
       }
       if (along) drawn.x = along[axis.column].map(value => value / axis.divide);
+      if (hidden.has(trace.legendgroup)) drawn.visible = false;
       return drawn;
     });
   }
@@ -69,6 +74,7 @@
       font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: color("muted")},
       paper_bgcolor: color("page"),
       plot_bgcolor: color("page"),
+      ...(keyed(chart) ? {showlegend: false} : {}),
       hovermode: chart.follows && !cells ? "x unified" : "closest",
       hoverlabel: {bgcolor: color("raised"), bordercolor: color("line"),
                    font: {color: color("ink"), size: 12}},
@@ -133,7 +139,11 @@
 
   function csv(chart) {
     const rows = [];
-    for (const trace of chart.traces) {
+    const saved = Object.entries(chart.saved);
+    if (saved.length) {
+      rows.push(saved.map(([name]) => name), ...saved[0][1].map((_, i) => saved.map(([, v]) => v[i])));
+    }
+    for (const trace of saved.length ? [] : chart.traces) {
       const along = trace.along || {x: trace.x || []};
       const names = Object.keys(along);
       if (trace.z) {
@@ -146,7 +156,7 @@
           rows.push([trace.name || "", ...names.map(n => along[n][i]), value]));
       }
     }
-    const cell = value => /[",\n]/.test(value ?? "") ? `"${value.replaceAll('"', '""')}"` : value ?? "";
+    const cell = value => /[",\n]/.test(value ?? "") ? `"${String(value).replaceAll('"', '""')}"` : value ?? "";
     return rows.map(row => row.map(cell).join(",")).join("\n") + "\n";
   }
 
@@ -162,12 +172,22 @@
     const box = chart.plot.getBoundingClientRect();
     const scale = format === "png" ? 2 : 1;
     const drawn = layout(chart);
-    drawn.title = {text: chart.title, subtitle: {text: chart.unit}, automargin: true,
+    drawn.title = {text: chart.title.replaceAll("<", "&lt;"), subtitle: {text: chart.unit}, automargin: true,
                    x: 0, xref: "container", y: 1, yref: "container", yanchor: "top",
                    pad: {l: 16, t: 16, b: 12}, font: {size: 15, color: color("ink")}};
     drawn.margin = {l: 16, r: 24, t: 64, b: 16};
+    let width = box.width;
+    if (keyed(chart)) {  // the page's key is no part of the picture
+      width = Math.max(width, 560) + 240;
+      drawn.showlegend = true;
+      drawn.legend = {x: 1.02, xanchor: "left", y: 1, yanchor: "top", font: {color: color("ink")}};
+    }
     return Plotly.downloadImage({data: traces(chart), layout: drawn},
-      {format, scale, width: box.width, height: box.height + 64, filename: chart.name});
+      {format, scale, width, height: box.height + 64, filename: chart.name});
+  }
+
+  function keyed(chart) {
+    return chart.traces.some(trace => trace.legendgroup);
   }
 
   async function copy(text, button) {
@@ -175,6 +195,16 @@
     const label = button.textContent;
     button.textContent = "Copied";
     setTimeout(() => { button.textContent = label; }, 1500);
+  }
+
+  // The key: what is hidden in one chart is hidden in all
+
+  function toggle(group) {
+    if (!hidden.delete(group)) hidden.add(group);
+    for (const button of document.querySelectorAll("[data-action=toggle]")) {
+      button.setAttribute("aria-pressed", String(!hidden.has(button.dataset.group)));
+    }
+    charts.filter(keyed).forEach(draw);
   }
 
   const onChart = {
@@ -192,7 +222,8 @@
   document.addEventListener("click", event => {
     const button = event.target.closest("button[data-action]");
     if (!button) return;
-    const {action} = button.dataset;
+    const {action, group} = button.dataset;
+    if (action === "toggle") return toggle(group);
     const chart = charts.find(c => c.figure.contains(button));
     if (chart) onChart[action](chart);
     else onText[action](button.closest(".verbatim"), button);

@@ -1,0 +1,123 @@
+"""All numbers of a study as CSV, unrounded: what other programs read."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from archwright.checkpoint import atomic_write
+from archwright.lab.results import Effect, Replicate, RunResult, StudyResults
+
+Line = dict[str, Any]
+
+
+def write_tables(results: StudyResults, folder: str | Path) -> list[Path]:
+    """Write runs.csv, curves.csv, replicates.csv and effects.csv into a folder, and return their paths."""
+    paths = {Path(folder) / name: text for name, text in tables(results).items()}
+    for path, text in paths.items():
+        atomic_write(path, text)
+    return list(paths)
+
+
+def tables(results: StudyResults) -> dict[str, str]:
+    """Return the contents of each CSV file. Numbers read back as they were; what is unknown is `nan`."""
+    lengths = sorted({length for run in results.runs for length in run.lengths})
+    return {
+        "runs.csv": _text(RUN, [_run(run, results, lengths) for run in results.runs]),
+        "curves.csv": _text(POINT, [line for run in results.runs for line in _points(run)]),
+        "replicates.csv": _text(REPLICATE, [_replicate(r) for r in results.replicates]),
+        "effects.csv": _text(EFFECT, [_effect(e, results) for e in results.effects]),
+    }
+
+
+RUN = [
+    "key",
+    "variant",
+    "seed",
+    "rate",
+    "counts",
+    "state",
+    "loss",
+    "bits_per_byte",
+    "initial_loss",
+    "seconds",
+    "cpu_seconds",
+    "tokens_per_second",
+    "memory_bytes",
+    "failed",
+    "command",
+]
+POINT = ["key", "variant", "seed", "rate", "step", "tokens", "flops", "seconds", "loss"]
+REPLICATE = ["variant", "seed", "loss", "rate", "bits_per_token", "at_edge", "best_key"]
+EFFECT = [
+    "variant",
+    "baseline",
+    "outcome",
+    "mean",
+    "low",
+    "high",
+    "method",
+    "t_low",
+    "t_high",
+    "equivalence_low",
+    "equivalence_high",
+    "margin",
+    "noise",
+    "p_value",
+    "holm_p_value",
+    "bits_per_byte",
+    "nats_per_bit_per_byte",
+    "seeds",
+    "differences",
+    "reservations",
+    "sentence",
+]
+
+
+def state(run: RunResult) -> str:
+    """Return how a run ended, in a word."""
+    return "failed" if run.failed else "diverged" if run.diverged else "done"
+
+
+def _run(run: RunResult, results: StudyResults, lengths: Sequence[int]) -> Line:
+    counts = run.rate in results.grids.get(run.variant, ())
+    at_lengths = {f"loss_at_{length}": run.lengths.get(length, float("nan")) for length in lengths}
+    return {**_of(run, RUN), "counts": counts, "state": state(run), **at_lengths}
+
+
+def _points(run: RunResult) -> list[Line]:
+    named = _of(run, ("key", "variant", "seed", "rate"))
+    return [{**named, **vars(point)} for point in run.curve]
+
+
+def _replicate(replicate: Replicate) -> Line:
+    return {**_of(replicate, REPLICATE), "best_key": replicate.best.key}
+
+
+def _effect(effect: Effect, results: StudyResults) -> Line:
+    t, both, equal = effect.t_interval, effect.interval, effect.equivalence
+    return {
+        **_of(effect, EFFECT),
+        "baseline": results.variants[0].name,
+        **{"low": both.low, "high": both.high, "method": both.method},
+        **{"t_low": t.low, "t_high": t.high},
+        **{"equivalence_low": equal.low, "equivalence_high": equal.high},
+        "seeds": " ".join(map(str, effect.seeds)),
+        "differences": " ".join(map(repr, map(float, effect.differences))),
+        "reservations": "; ".join(effect.reservations),
+    }
+
+
+def _of(thing: object, names: Sequence[str]) -> Line:
+    return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
+
+
+def _text(columns: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return lines under their head; a column that only lines have comes last."""
+    more = [name for name in (lines[0] if lines else ()) if name not in columns]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, [*columns, *more], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return file.getvalue()

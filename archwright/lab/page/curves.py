@@ -1,0 +1,275 @@
+"""How the loss fell, and what it is on longer texts: means over seeds, with all seeds as a band."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from archwright.lab.page.rates import best_rate
+from archwright.lab.page.styles import FEW, short_names, shortened, trace
+from archwright.lab.results import Point, RunResult, StudyResults
+from archwright.reporting import words
+from archwright.reporting.curves import time_unit
+from archwright.reporting.document import Axis, Chart, Key, Section, Series
+
+Trace = dict[str, Any]
+
+BANDS = 0.5
+"""Opacity of all bands together; of one at most `BAND`."""
+BAND = 0.14
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What several seeds gave at one place."""
+
+    at: Mapping[str, float]
+    """The columns that it can be drawn along."""
+    values: Sequence[float]
+
+
+def axes(results: StudyResults) -> list[Axis]:
+    """Return what loss can be drawn against."""
+    seconds = [point.seconds for run in results.runs for point in run.curve]
+    unit, divide = time_unit(max(filter(math.isfinite, seconds), default=0.0))
+    return [
+        Axis("tokens", "Tokens", "tokens trained on", "%{x:.4s} tokens"),
+        Axis("flops", "FLOPs", "training FLOPs", "%{x:.4s}FLOPs"),
+        Axis(
+            "seconds", "Time", f"processor time of training, {unit}", f"%{{x:.4~r}} {unit}", divide
+        ),
+    ]
+
+
+def curves_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
+    """Draw the held-out loss on the way, and its difference to the baseline's."""
+    chosen = {name: runs_at_best(results, name) for name in series}
+    losses = {name: _losses(runs) for name, runs in chosen.items()}
+    if not any(losses.values()):
+        return None
+    baseline = results.variants[0].name
+    differences = {
+        name: _differences(runs, chosen[baseline])
+        for name, runs in chosen.items()
+        if name != baseline
+    }
+    charts = [_loss_chart(results, series, losses, chosen)]
+    if any(differences.values()):
+        charts.append(_difference_chart(series, differences, baseline))
+    return Section("Loss curves", [Key(list(series.values())), *charts])
+
+
+def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
+    """Draw the loss on texts of other lengths, if it was measured."""
+    best: dict[str, list[RunResult]] = {name: [] for name in series}
+    for replicate in results.replicates:
+        best[replicate.variant].append(replicate.best)
+    spreads = {name: _by_length(runs) for name, runs in best.items()}
+    lengths = sorted({int(s.at["x"]) for found in spreads.values() for s in found})
+    if not lengths:
+        return None
+    chart = Chart(
+        name="lengths",
+        title="Loss on longer texts",
+        summary=_ends(spreads, lambda s: f"at {words.exact(s.at['x'])} tokens"),
+        traces=_traces(series, spreads, ".4f", along=False),
+        layout={
+            "hovermode": "x unified",
+            "xaxis": {
+                "type": "log",
+                "title": {"text": "tokens of a text"},
+                "tickvals": lengths,
+                "ticktext": [words.exact(length) for length in lengths],
+                "hoverformat": ",.0f",
+                "unifiedhovertitle": {"text": "%{x} tokens"},
+            },
+        },
+        unit="held-out nats per token",
+        note="Mean over seeds of each seed's best run; bands reach from the lowest to the highest seed.",
+        wide=True,
+        saved=_columns(spreads, {"x": "length"}),
+    )
+    return Section("Longer texts", [Key(list(series.values())), chart])
+
+
+def runs_at_best(results: StudyResults, variant: str) -> list[RunResult]:
+    """Return a variant's runs at the rate that is best over seeds."""
+    rate = best_rate(results, variant)
+    return [run for run in results.runs if run.variant == variant and run.rate == rate]
+
+
+def _loss_chart(
+    results: StudyResults,
+    series: dict[str, Series],
+    losses: Mapping[str, Sequence[Spread]],
+    chosen: Mapping[str, Sequence[RunResult]],
+) -> Chart:
+    rates = {name: words.short(runs[0].rate) for name, runs in chosen.items() if runs}
+    told = set(rates.values()) if len(set(rates.values())) == 1 else map(" ".join, rates.items())
+    where = words.listed(list(told)) if len(rates) <= FEW else "see Learning rates"
+    return Chart(
+        name="loss",
+        title="Held-out loss",
+        summary=_ends(losses, lambda s: f"after {words.count(s.at['tokens'])} tokens"),
+        traces=_traces(series, losses, ".4f"),
+        unit="nats per token",
+        note=f"Mean over seeds at the rate that is best for all seeds together ({where}). "
+        "Bands reach from the lowest to the highest seed.",
+        wide=True,
+        saved=_columns(losses),
+    )
+
+
+def _difference_chart(
+    series: dict[str, Series], differences: Mapping[str, Sequence[Spread]], baseline: str
+) -> Chart:
+    zero = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0}
+    return Chart(
+        name="difference",
+        title=f"Difference to {shortened(baseline)} on the way",
+        summary=_ends(differences, lambda s: f"after {words.count(s.at['tokens'])} tokens"),
+        traces=_traces(series, differences, "+.4f"),
+        layout={"shapes": [{**zero, "line": {"width": 1, "color": "$ink"}}]},
+        unit="nats per token, below 0 is better",
+        note="Of the runs above, paired by seed at equal tokens. A difference that still moves at the end "
+        "may come out otherwise after longer training.",
+        wide=True,
+        saved=_columns(differences),
+    )
+
+
+def _losses(runs: Sequence[RunResult]) -> list[Spread]:
+    return _spreads([(point, point.loss) for run in runs for point in run.curve])
+
+
+def _differences(runs: Sequence[RunResult], baseline: Sequence[RunResult]) -> list[Spread]:
+    """Pair evaluations by seed and tokens."""
+    other = {(run.seed, point.tokens): point.loss for run in baseline for point in run.curve}
+    return _spreads(
+        [
+            (point, point.loss - other.get((run.seed, point.tokens), math.nan))
+            for run in runs
+            for point in run.curve
+        ]
+    )
+
+
+def _spreads(found: Sequence[tuple[Point, float]]) -> list[Spread]:
+    """Put together what is known at equal tokens; where seeds differ in time, their mean stands."""
+    by_tokens: dict[int, list[tuple[Point, float]]] = {}
+    for point, value in found:
+        if math.isfinite(value):
+            by_tokens.setdefault(point.tokens, []).append((point, value))
+    columns = ("step", "tokens", "flops", "seconds")
+    return [
+        Spread(
+            {name: fmean(getattr(point, name) for point, _ in pairs) for name in columns},
+            [value for _, value in pairs],
+        )
+        for _, pairs in sorted(by_tokens.items())
+    ]
+
+
+def _by_length(runs: Sequence[RunResult]) -> list[Spread]:
+    lengths = sorted({length for run in runs for length in run.lengths})
+    found = [
+        Spread(
+            {"x": length},
+            [
+                run.lengths[length]
+                for run in runs
+                if math.isfinite(run.lengths.get(length, math.nan))
+            ],
+        )
+        for length in lengths
+    ]
+    return [spread for spread in found if spread.values]
+
+
+def _traces(
+    series: Mapping[str, Series],
+    spreads: Mapping[str, Sequence[Spread]],
+    shown: str,
+    along: bool = True,
+) -> list[Trace]:
+    """Draw bands first, so that no band covers a mean."""
+    short = short_names(list(series))
+    kept = {name: found for name, found in spreads.items() if found}
+    opacity = min(BAND, BANDS / max(1, len(kept)))
+    bands = [
+        {**_band(series[name], short[name], found, along), "opacity": opacity}
+        for name, found in kept.items()
+    ]
+    means = [
+        _mean(series[name], short[name], found, shown, along, ranges=len(kept) <= FEW)
+        for name, found in kept.items()
+    ]
+    return [*bands, *means]
+
+
+def _band(series: Series, name: str, found: Sequence[Spread], along: bool) -> Trace:
+    there, back = list(found), list(reversed(found))
+    return trace(
+        series,
+        f"{name}, all seeds",
+        mode="lines",
+        **_place([*there, *back], along),
+        y=[max(s.values) for s in there] + [min(s.values) for s in back],
+        fill="toself",
+        fillcolor=f"${series.color}",
+        line={"width": 0},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _mean(
+    series: Series, name: str, found: Sequence[Spread], shown: str, along: bool, ranges: bool
+) -> Trace:
+    most = max(len(s.values) for s in found)
+    return trace(
+        series,
+        name,
+        **_place(found, along),
+        y=[fmean(s.values) for s in found],
+        customdata=[_seeds_words(s.values, shown, most, ranges) for s in found],
+        hovertemplate=f"%{{y:{shown}}}%{{customdata}}",
+    )
+
+
+def _place(found: Sequence[Spread], along: bool) -> Trace:
+    columns = {name: [s.at[name] for s in found] for name in found[0].at}
+    return {"along": columns} if along else columns
+
+
+def _seeds_words(values: Sequence[float], shown: str, most: int, ranges: bool) -> str:
+    """Return what follows a mean in a hover label, which has to fit on a phone."""
+    fewer = f", {len(values)} of {most} seeds" if len(values) < most else ""
+    between = f" ({min(values):{shown}} to {max(values):{shown}})" if ranges and not fewer else ""
+    return f"{between}{fewer}".replace("-", "\N{MINUS SIGN}")
+
+
+def _ends(spreads: Mapping[str, Sequence[Spread]], place: Callable[[Spread], str]) -> str:
+    ends = [(name, found[-1]) for name, found in spreads.items() if found]
+    return " ".join(f"{name}: {fmean(s.values):.4f} {place(s)}." for name, s in ends)
+
+
+def _columns(
+    spreads: Mapping[str, Sequence[Spread]], names: Mapping[str, str] | None = None
+) -> dict[str, list[Any]]:
+    """Return means and ranges as columns of a CSV."""
+    called = names or {}
+    lines = [
+        {
+            "variant": name,
+            **{called.get(key, key): value for key, value in s.at.items()},
+            "mean": fmean(s.values),
+            "lowest": min(s.values),
+            "highest": max(s.values),
+            "seeds": len(s.values),
+        }
+        for name, found in spreads.items()
+        for s in found
+    ]
+    return {name: [line[name] for line in lines] for name in lines[0]} if lines else {}

@@ -1,0 +1,280 @@
+"""What each variant does to the loss: the differences, how sure they are, and how much noise there is."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from archwright.lab.page.styles import plotly_text, shortened, trace, wrapped
+from archwright.lab.results import Effect, Interval, StudyResults
+from archwright.reporting import words
+from archwright.reporting.document import Block, Chart, Row, Section, Series, Table, Text
+
+Shape = dict[str, Any]
+
+REM_PER_LINE = 1.1
+REM_BETWEEN_ROWS = 1.1
+SEED_OFFSET = 0.85
+"""How far below a row's middle its seeds stand, in rem."""
+WIDEST = 4.0
+"""An interval is cut where it reaches so many times further than everything else."""
+
+
+def effects_section(results: StudyResults, series: dict[str, Series]) -> Section:
+    """Draw and list the differences to the baseline."""
+    asked = [Text(results.study.question)] if results.study.question else []
+    if not results.effects:
+        said = "There is no effect yet: it takes two seeds of the baseline and of a variant."
+        return Section("Effects", [*asked, Text(said)])
+    blocks: list[Block] = [*asked, _chart(results, series), _table(results)]
+    return Section("Effects", blocks)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a row stands: the vertical axis counts rem, downwards."""
+
+    label: str
+    top: float
+    bottom: float
+
+    @property
+    def middle(self) -> float:
+        return (self.top + self.bottom) / 2
+
+
+def _places(effects: Sequence[Effect]) -> list[_Place]:
+    places: list[_Place] = []
+    for effect in effects:
+        label = f"{wrapped(effect.variant)}<br>{effect.outcome}"
+        height = REM_PER_LINE * (label.count("<br>") + 1) + REM_BETWEEN_ROWS
+        top = places[-1].bottom if places else 0.0
+        places.append(_Place(label, top, top + height))
+    return places
+
+
+def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
+    effects, places = results.effects, _places(results.effects)
+    end = places[-1].bottom
+    traces: list[dict[str, Any]] = []
+    shapes: list[Shape] = []
+    for place, effect in zip(places, effects, strict=True):
+        traces += [_seeds(place, effect), _mean(place, effect, series[effect.variant])]
+        shapes += _grounds(place, effect)
+    shapes.append(_upright(0, 0, end, {"width": 1, "color": "$ink"}))
+    return Chart(
+        name="effects",
+        title=f"Difference to {shortened(results.variants[0].name)}",
+        summary=" ".join(effect.sentence or _sentence(effect) for effect in effects),
+        traces=traces,
+        layout=_layout(_reach(effects), places) | {"shapes": shapes},
+        unit="held-out nats per token, below 0 is better",
+        note=_note(results),
+        wide=True,
+        height=end + 4,
+        saved=_columns(effects),
+    )
+
+
+def _layout(reach: float, places: Sequence[_Place]) -> dict[str, Any]:
+    return {
+        "showlegend": False,
+        "margin": {"l": 8, "r": 12, "t": 28, "b": 8},
+        "annotations": [_direction("← better", "right", -8), _direction("worse →", "left", 8)],
+        "xaxis": {"range": [-reach, reach], "nticks": 7, "tickformat": "~g"},
+        "yaxis": {
+            "range": [places[-1].bottom, 0],
+            "tickvals": [place.middle for place in places],
+            "ticktext": [place.label for place in places],
+            "tickfont": {"color": "$ink"},
+            "showgrid": False,
+            "fixedrange": True,
+        },
+    }
+
+
+def _mean(place: _Place, effect: Effect, series: Series) -> dict[str, Any]:
+    interval = effect.interval
+    return trace(
+        series,
+        effect.variant,
+        legendgroup=None,
+        mode="markers",
+        x=[effect.mean],
+        y=[place.middle],
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [interval.high - effect.mean],
+            "arrayminus": [effect.mean - interval.low],
+            "thickness": 2.5,
+            "width": 5,
+            "color": f"${series.color}",
+        },
+        marker={"size": 11, "color": f"${series.color}", "symbol": "diamond"},
+        cliponaxis=True,
+        hovertemplate=f"{wrapped(effect.variant, 40)}<br>{_sentence(effect)}"
+        f"<br>95 %: {interval_words(interval)} ({interval.method})"
+        f"<br>{words.signed(effect.bits_per_byte)} bits per byte<extra></extra>",
+    )
+
+
+def _seeds(place: _Place, effect: Effect) -> dict[str, Any]:
+    per_byte = [d / effect.nats_per_bit_per_byte for d in effect.differences]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": f"{plotly_text(effect.variant)}, each seed",
+        "x": effect.differences,
+        "y": [place.middle + SEED_OFFSET] * len(effect.differences),
+        "marker": {"size": 7, "symbol": "circle-open", "color": "$muted", "line": {"width": 1.5}},
+        "cliponaxis": True,
+        "hovertext": [
+            f"seed {seed}: {words.signed(nats)} nats per token<br>{words.signed(bits)} bits per byte"
+            for seed, nats, bits in zip(effect.seeds, effect.differences, per_byte, strict=True)
+        ],
+        "hovertemplate": f"{wrapped(effect.variant, 40)}<br>%{{hovertext}}<extra></extra>",
+    }
+
+
+def _grounds(place: _Place, effect: Effect) -> list[Shape]:
+    """Draw what a difference is judged against: the noise as a band, the margins as lines."""
+    top, bottom = place.top, place.bottom
+    band = {
+        "type": "rect",
+        "x0": -effect.noise,
+        "x1": effect.noise,
+        "y0": top,
+        "y1": bottom,
+        "fillcolor": "$line",
+        "line": {"width": 0},
+        "layer": "below",
+    }
+    dashed = {"width": 1.5, "dash": "dash", "color": "$muted"}
+    margins = [_upright(x, top, bottom, dashed) for x in (-effect.margin, effect.margin)]
+    return [*([band] if math.isfinite(effect.noise) else []), *margins]
+
+
+def _upright(x: float, top: float, bottom: float, line: Shape) -> Shape:
+    return {
+        "type": "line",
+        "x0": x,
+        "x1": x,
+        "y0": top,
+        "y1": bottom,
+        "line": line,
+        "layer": "below",
+    }
+
+
+def _direction(text: str, anchor: str, shift: float) -> dict[str, Any]:
+    return {
+        "text": text,
+        "x": 0,
+        "xanchor": anchor,
+        "xshift": shift,
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 12, "color": "$muted"},
+    }
+
+
+def _reach(effects: Sequence[Effect]) -> float:
+    """Return how far the axis goes to both sides."""
+    inner = [abs(x) for e in effects for x in (*e.differences, e.mean, e.margin, e.noise)]
+    outer = [abs(x) for e in effects for x in (e.interval.low, e.interval.high)]
+    least = max(filter(math.isfinite, inner), default=1.0)
+    most = max(filter(math.isfinite, outer), default=0.0)
+    return 1.08 * max(least, min(most, WIDEST * least))
+
+
+def _note(results: StudyResults) -> str:
+    cut = "An interval that leaves the chart goes on beyond it. " if _cut(results.effects) else ""
+    return (
+        "Diamond and line: mean over paired seeds and its 95 % interval. Circles: the seeds. "
+        "Grey band: one standard deviation of the difference between two means of the baseline alone, "
+        "which is noise. Dashed: the margins, "
+        f"{100 * results.study.margin:g} % of the baseline's loss, within which a difference does not matter. "
+        + cut
+    )
+
+
+def _cut(effects: Sequence[Effect]) -> bool:
+    reach = _reach(effects)
+    return any(max(abs(e.interval.low), abs(e.interval.high)) > reach for e in effects)
+
+
+def _table(results: StudyResults) -> Table:
+    bootstrapped = any(effect.interval.method == "BCa" for effect in results.effects)
+    head = [
+        "Variant",
+        "Outcome",
+        "Nats per token",
+        "95 % BCa" if bootstrapped else "95 % (t)",
+        *(["95 % t"] if bootstrapped else []),
+        "p (paired t)",
+        "p, Holm",
+        "90 %, for equivalence",
+        "Bits per byte",
+        "Of the baseline's loss",
+        "Seeds",
+    ]
+    rows = [_row(effect, results, bootstrapped) for effect in results.effects]
+    said = f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better."
+    return Table(said, head, rows)
+
+
+def _row(effect: Effect, results: StudyResults, bootstrapped: bool) -> Row:
+    share = effect.mean / _baseline_loss(results, effect.seeds)
+    cells = [
+        effect.variant,
+        effect.outcome,
+        words.signed(effect.mean),
+        interval_words(effect.interval),
+        *([interval_words(effect.t_interval)] if bootstrapped else []),
+        words.probability(effect.p_value),
+        words.probability(effect.holm_p_value),
+        f"{interval_words(effect.equivalence)}, margin {effect.margin:.4f}",
+        words.signed(effect.bits_per_byte),
+        f"{words.signed(100 * share, 2)} %",
+        str(len(effect.seeds)),
+    ]
+    return Row(cells, "; ".join(effect.reservations))
+
+
+def _baseline_loss(results: StudyResults, seeds: Sequence[int]) -> float:
+    name = results.variants[0].name
+    losses = [r.loss for r in results.replicates if r.variant == name and r.seed in seeds]
+    return fmean(losses) if losses else math.nan
+
+
+def interval_words(interval: Interval) -> str:
+    """Return an interval as `−0.0190 to −0.0056`."""
+    ends = words.signed(interval.low), words.signed(interval.high)
+    return f"{ends[0]} to {ends[1]}"
+
+
+def _sentence(effect: Effect) -> str:
+    return f"{effect.outcome}, {words.signed(effect.mean)} nats per token"
+
+
+def _columns(effects: Sequence[Effect]) -> dict[str, list[Any]]:
+    """Return what the chart shows, for its CSV: one line for each seed."""
+    lines = [
+        {
+            "variant": e.variant,
+            "seed": seed,
+            "difference": difference,
+            "mean": e.mean,
+            "low": e.interval.low,
+            "high": e.interval.high,
+            "noise": e.noise,
+            "margin": e.margin,
+        }
+        for e in effects
+        for seed, difference in zip(e.seeds, e.differences, strict=True)
+    ]
+    return {name: [line[name] for line in lines] for name in lines[0]} if lines else {}

@@ -1,0 +1,281 @@
+"""How the final loss depends on the learning rate, and where each variant's best rate was found."""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from archwright.lab.page.styles import FEW, plotly_text, short_names, trace
+from archwright.lab.results import Replicate, RunResult, StudyResults
+from archwright.reporting import words
+from archwright.reporting.document import Block, Chart, Key, Row, Section, Series, Table, Text
+
+Trace = dict[str, Any]
+
+STRIP = 0.05
+"""Share of the chart's height in which the grid of one variant stands; all have at most `STRIPS`."""
+STRIPS = 0.3
+ROOM = 0.08
+"""Room above the highest and below the lowest loss, as a share of their distance."""
+
+
+def rates_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
+    """Draw the tuning of learning rates, or say that they were fixed."""
+    ended = [run for run in results.runs if not run.failed and math.isfinite(run.loss)]
+    if not ended:
+        return None
+    if results.study.rates == "fixed":
+        return Section("Learning rates", [Text("Rates were not tuned."), _table(results, ended)])
+    blocks: list[Block] = [
+        Key(list(series.values())),
+        _chart(results, series, ended),
+        _table(results, ended),
+    ]
+    return Section("Learning rates", blocks)
+
+
+def best_rate(results: StudyResults, variant: str) -> float:
+    """Return the rate with the lowest mean loss, among those that most seeds came to an end with."""
+    losses = losses_by_rate([r for r in results.runs if r.variant == variant and not r.failed])
+    most = max(map(len, losses.values()), default=0)
+    known = {rate: fmean(found) for rate, found in losses.items() if 2 * len(found) > most}
+    return min(known, key=known.__getitem__, default=math.nan)
+
+
+def losses_by_rate(runs: Sequence[RunResult]) -> dict[float, list[float]]:
+    """Return the finite losses at each rate, lowest rate first."""
+    found: dict[float, list[float]] = {}
+    for run in sorted(runs, key=lambda run: run.rate):
+        if math.isfinite(run.loss):
+            found.setdefault(run.rate, []).append(run.loss)
+    return found
+
+
+def _chart(results: StudyResults, series: dict[str, Series], ended: Sequence[RunResult]) -> Chart:
+    short = short_names(list(series))
+    _, high = _window(results, ended)
+    traces: list[Trace] = []
+    for name, style in series.items():
+        runs = [run for run in ended if run.variant == name]
+        traces += _seeds(style, short[name], runs, hover=len(series) <= FEW)
+        traces += _mean(style, short[name], runs)
+        traces += _diverged(style, short[name], runs, high)
+        traces += _optimum(style, short[name], _replicates(results, name))
+    return Chart(
+        name="rates",
+        title="Loss against learning rate",
+        summary=" ".join(_said(results, ended, name) for name in series),
+        traces=[*traces, *_grids(results, series, short)],
+        layout=_layout(len(series), _ticks(ended), _window(results, ended)),
+        unit="final held-out nats per token",
+        note="Thick: mean over seeds. Thin: single seeds. Star: the tuned optimum, mean over seeds of the "
+        "parabola's lowest point. Cross at the upper edge: diverged, where no mean is drawn. Below: the "
+        "rates that count, for each variant.",
+        wide=True,
+        height=26 + 0.9 * len(series),
+        saved=_columns(results, ended),
+    )
+
+
+def _layout(variants: int, ticks: Sequence[float], window: tuple[float, float]) -> dict[str, Any]:
+    """Lay out the losses and, below them, the strip of grids."""
+    strip = min(STRIPS, STRIP * variants)
+    return {
+        "hovermode": "closest",
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 48},
+        "xaxis": {
+            "type": "log",
+            "title": {"text": "peak learning rate"},
+            "tickvals": ticks,
+            "tickformat": ".0e",
+            "anchor": "y2",
+        },
+        "yaxis": {"range": window, "domain": [strip + 0.04, 1]},
+        "yaxis2": {
+            "domain": [0, strip],
+            "range": [variants - 0.5, -0.5],
+            "visible": False,
+            "fixedrange": True,
+        },
+    }
+
+
+def _seeds(style: Series, name: str, runs: Sequence[RunResult], hover: bool) -> Iterator[Trace]:
+    said = f"{plotly_text(name)}, seed %{{customdata}}<br>%{{y:.4f}} at %{{x:.3~g}}<extra></extra>"
+    for seed in sorted({run.seed for run in runs}):
+        swept = sorted((r for r in runs if r.seed == seed and not r.diverged), key=lambda r: r.rate)
+        yield trace(
+            style,
+            f"{name}, seed {seed}",
+            x=[run.rate for run in swept],
+            y=[run.loss for run in swept],
+            customdata=[run.seed for run in swept],
+            line={"width": 1, "color": f"${style.color}", "dash": style.dash},
+            marker={"size": 4, "color": f"${style.color}", "symbol": style.symbol},
+            opacity=0.35 if hover else 0.2,
+            cliponaxis=True,
+            showlegend=False,
+            **({"hovertemplate": said} if hover else {"hoverinfo": "skip"}),
+        )
+
+
+def _mean(style: Series, name: str, runs: Sequence[RunResult]) -> Iterator[Trace]:
+    """Draw the mean over seeds, with a gap at rates where one of them diverged."""
+    losses = losses_by_rate(runs)
+    lost = {run.rate for run in runs if run.diverged}
+    if losses:
+        yield trace(
+            style,
+            name,
+            x=list(losses),
+            y=[math.nan if rate in lost else fmean(found) for rate, found in losses.items()],
+            line={"width": 3, "color": f"${style.color}", "dash": style.dash},
+            marker={"size": 8, "color": f"${style.color}", "symbol": style.symbol},
+            cliponaxis=True,
+            customdata=[f"{len(found)} seeds" for found in losses.values()],
+            hovertemplate=f"{plotly_text(name)}<br>%{{y:.4f}} at %{{x:.3~g}}, mean of %{{customdata}}"
+            "<extra></extra>",
+        )
+
+
+def _diverged(style: Series, name: str, runs: Sequence[RunResult], high: float) -> Iterator[Trace]:
+    found = [run for run in runs if run.diverged]
+    if found:
+        yield trace(
+            style,
+            f"{name}, diverged",
+            mode="markers",
+            x=[run.rate for run in found],
+            y=[high] * len(found),
+            marker={"size": 11, "color": f"${style.color}", "symbol": "x", "opacity": 0.8},
+            showlegend=False,
+            customdata=[f"seed {r.seed} diverged, counts as {r.loss:.4f}" for r in found],
+            hovertemplate=f"{plotly_text(name)}<br>%{{customdata}}, at %{{x:.3~g}}<extra></extra>",
+        )
+
+
+def _optimum(style: Series, name: str, replicates: Sequence[Replicate]) -> Iterator[Trace]:
+    """Mark the mean optimum: of rates, the geometric mean."""
+    if replicates:
+        yield trace(
+            style,
+            f"{name}, tuned",
+            mode="markers",
+            x=[_geometric_mean([r.rate for r in replicates])],
+            y=[fmean(r.loss for r in replicates)],
+            marker={
+                "size": 15,
+                "color": f"${style.color}",
+                "symbol": "star",
+                "line": {"width": 1.5, "color": "$page"},
+            },
+            cliponaxis=True,
+            showlegend=False,
+            hovertemplate=f"{plotly_text(name)}<br>tuned: %{{y:.4f}} at %{{x:.3~g}}, mean of "
+            f"{len(replicates)} seeds<extra></extra>",
+        )
+
+
+def _grids(
+    results: StudyResults, series: dict[str, Series], short: dict[str, str]
+) -> Iterator[Trace]:
+    """Show which rates count, one line for each variant, below the chart."""
+    for row, (name, style) in enumerate(series.items()):
+        grid = sorted(results.grids.get(name, ()))
+        if grid:
+            yield trace(
+                style,
+                f"{short[name]}, grid",
+                x=grid,
+                y=[row] * len(grid),
+                yaxis="y2",
+                line={"width": 2, "color": f"${style.color}"},
+                marker={"size": 9, "color": f"${style.color}", "symbol": "line-ns-open"},
+                showlegend=False,
+                hovertemplate=f"{plotly_text(short[name])}<br>rates that count: "
+                f"{', '.join(map(words.short, grid))}<extra></extra>",
+            )
+
+
+def _table(results: StudyResults, ended: Sequence[RunResult]) -> Table:
+    head = (
+        "Variant",
+        "Tuned rate",
+        "Over seeds",
+        "Best for all seeds together",
+        "Rates that count",
+        "Best at an end",
+        "Diverged",
+        "Failed",
+    )
+    rows = [_row(results, ended, variant.name) for variant in results.variants]
+    said = "Tuned rate: the geometric mean of the best rates of each seed."
+    return Table(said, head, rows)
+
+
+def _row(results: StudyResults, ended: Sequence[RunResult], name: str) -> Row:
+    replicates = _replicates(results, name)
+    rates = [replicate.rate for replicate in replicates]
+    return Row(
+        (
+            name,
+            f"{words.short(_geometric_mean(rates))}" if rates else "–",
+            f"{words.short(min(rates))} to {words.short(max(rates))}" if rates else "–",
+            _known_rate(best_rate(results, name)),
+            ", ".join(words.short(rate) for rate in sorted(results.grids.get(name, ()))) or "–",
+            f"{sum(r.at_edge for r in replicates)} of {len(replicates)} seeds",
+            _number_of(r.diverged for r in results.runs if r.variant == name),
+            _number_of(bool(r.failed) for r in results.runs if r.variant == name),
+        )
+    )
+
+
+def _known_rate(rate: float) -> str:
+    return words.short(rate) if math.isfinite(rate) else "–"
+
+
+def _number_of(flags: Iterator[bool]) -> str:
+    found = list(flags)
+    return f"{sum(found)} of {len(found)} runs"
+
+
+def _replicates(results: StudyResults, name: str) -> list[Replicate]:
+    return [r for r in results.replicates if r.variant == name and math.isfinite(r.loss)]
+
+
+def _window(results: StudyResults, ended: Sequence[RunResult]) -> tuple[float, float]:
+    """Return the losses shown: all but those of diverged runs, unless there are no others."""
+    losses = [run.loss for run in ended if not run.diverged] or [run.loss for run in ended]
+    losses += [r.loss for r in results.replicates if math.isfinite(r.loss) and not r.best.diverged]
+    room = ROOM * (max(losses) - min(losses)) or 0.01
+    return min(losses) - room, max(losses) + room
+
+
+def _ticks(runs: Sequence[RunResult]) -> list[float]:
+    rates = [run.rate for run in runs]
+    powers = range(math.floor(math.log10(min(rates))), math.ceil(math.log10(max(rates))) + 1)
+    return [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(fmean(map(math.log, values)))
+
+
+def _said(results: StudyResults, ended: Sequence[RunResult], name: str) -> str:
+    losses = losses_by_rate([run for run in ended if run.variant == name])
+    swept = ", ".join(
+        f"{words.loss(fmean(found))} at {words.short(rate)}" for rate, found in losses.items()
+    )
+    return f"{name}: {swept}." if swept else f"{name}: no run has ended."
+
+
+def _columns(results: StudyResults, ended: Sequence[RunResult]) -> dict[str, list[Any]]:
+    counted = [run.rate in results.grids.get(run.variant, ()) for run in ended]
+    return {
+        "variant": [run.variant for run in ended],
+        "seed": [run.seed for run in ended],
+        "rate": [run.rate for run in ended],
+        "loss": [run.loss for run in ended],
+        "diverged": ["yes" if run.diverged else "no" for run in ended],
+        "counts": ["yes" if counts else "no" for counts in counted],
+    }

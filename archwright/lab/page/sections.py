@@ -1,0 +1,191 @@
+"""What stands beside the quality: cost, what was held equal, and how to repeat every run."""
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+
+from archwright.lab.page.csv_files import state, tables
+from archwright.lab.results import Held, RunResult, StudyResults
+from archwright.reporting import words
+from archwright.reporting.document import (
+    Block,
+    Fact,
+    Facts,
+    Row,
+    Section,
+    Table,
+    Text,
+    Verbatim,
+)
+from archwright.spec.read import to_toml
+
+
+def cost_section(results: StudyResults) -> Section:
+    """State speed and memory, which no verdict on quality speaks of."""
+    head = (
+        "Variant",
+        "Tokens per second",
+        "Of the baseline's",
+        "Training time",
+        "Peak memory",
+        "Non-embedding parameters",
+        "All parameters",
+        "FLOPs per token",
+    )
+    said = (
+        "Medians over a variant's runs; memory is the highest. Speed is of the processor that trained, so it "
+        "holds for this machine only, and no verdict above takes it into account."
+    )
+    return Section("Speed and memory", [Table(said, head, _cost_rows(results))])
+
+
+def held_section(results: StudyResults) -> Section:
+    """State the study's scale, what all variants share, and what could not be shared."""
+    equal = [_held_row(held) for held in results.held if held.equal]
+    unequal = [_held_row(held) for held in results.held if not held.equal]
+    head = ("What", "Value")
+    blocks: list[Block] = [Facts({"": _study_facts(results)})]
+    if equal:
+        blocks.append(Table("Held equal.", head, equal))
+    if unequal:
+        blocks.append(Table("Could not be held equal, or is the subject.", head, unequal))
+    return Section("Held equal", blocks)
+
+
+def changes_section(results: StudyResults) -> Section:
+    """State how each variant differs from the baseline."""
+    rows = [
+        Row(
+            (variant.name, " ".join(variant.words), "\n".join(variant.changes) or "the baseline"),
+            "" if variant.matched else f"not within 0.5 % in {_matched(results)}",
+        )
+        for variant in results.variants
+    ]
+    said = (
+        f"What was asked for, and all that differs from {results.variants[0].name} as it was built."
+    )
+    return Section("Variants", [Table(said, ("Variant", "Asked for", "Changes"), rows)])
+
+
+def runs_section(results: StudyResults) -> Section:
+    """List every run with the command that repeats it, and the files with all numbers."""
+    head = ("Variant", "Seed", "Rate", "Loss", "State", "Command")
+    rows = [_run_row(run) for run in results.runs]
+    number = f"All {len(rows)} runs with their commands"
+    files = tables(results)
+    said = (
+        f"{words.listed(list(files))} in {results.folder} have all numbers of this page, unrounded."
+    )
+    blocks: list[Block] = []
+    if rows:
+        blocks.append(Table("", head, rows, folded=number, commands=True))
+    blocks.append(Text(said))
+    blocks += [Verbatim(name, text, file=name, folded=True) for name, text in files.items()]
+    return Section("Runs", blocks)
+
+
+def reproduce_section(results: StudyResults) -> Section:
+    """Give the command and the file that repeat the study."""
+    name = f"{Path(results.folder).name or 'study'}.toml"
+    return Section(
+        "Reproduce",
+        [
+            Verbatim("Command", results.command),
+            Verbatim(name, to_toml(results.study), file=name, folded=True),
+        ],
+    )
+
+
+def _cost_rows(results: StudyResults) -> list[Row]:
+    speeds = {
+        v.name: _median(r.tokens_per_second for r in _ended(results, v.name))
+        for v in results.variants
+    }
+    baseline = speeds[results.variants[0].name]
+    return [
+        Row(
+            (
+                variant.name,
+                _known(speeds[variant.name], words.count),
+                _known(speeds[variant.name] / (baseline or math.nan), words.percent),
+                _known(_median(r.seconds for r in _ended(results, variant.name)), words.duration),
+                _known(_largest(r.memory_bytes for r in _ended(results, variant.name)), words.size),
+                words.exact(variant.non_embedding),
+                words.exact(variant.parameters),
+                words.flops(variant.flops_per_token),
+            )
+        )
+        for variant in results.variants
+    ]
+
+
+def _ended(results: StudyResults, name: str) -> list[RunResult]:
+    return [run for run in results.runs if run.variant == name and not run.failed]
+
+
+def _finite(values: Iterable[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def _median(values: Iterable[float]) -> float:
+    return median(_finite(values) or [math.nan])
+
+
+def _largest(values: Iterable[float]) -> float:
+    return max(_finite(values), default=math.nan)
+
+
+def _known(value: float, said: Callable[[float], str]) -> str:
+    return said(value) if math.isfinite(value) else "–"
+
+
+def _study_facts(results: StudyResults) -> list[Fact]:
+    study, baseline = results.study, results.variants[0]
+    per_parameter = words.significant(results.tokens_per_run / baseline.non_embedding)
+    rates = "fixed" if study.rates == "fixed" else f"tuned for each seed over {study.grid} or more"
+    return [
+        Fact("Baseline", baseline.name),
+        Fact("Tokens of a run", words.exact(results.tokens_per_run)),
+        Fact("Tokens per parameter", per_parameter, "outside embedding and head"),
+        Fact("Steps of a run", words.exact(results.steps)),
+        Fact("Seeds", str(study.seeds), "everything is repeated with each"),
+        Fact("Learning rates", rates),
+        Fact("Matched", _matched(results)),
+        Fact("Held-out tokens", words.exact(results.evaluation_tokens)),
+        Fact("Device", results.device),
+        Fact("Wall time", _known(results.seconds, words.duration), _foreseen(results)),
+        *([Fact("Source of the question", study.source)] if study.source else []),
+    ]
+
+
+def _foreseen(results: StudyResults) -> str:
+    known = math.isfinite(results.predicted_seconds) and results.predicted_seconds > 0
+    return f"{words.duration(results.predicted_seconds)} foreseen" if known else ""
+
+
+MATCHED = {
+    "non_embedding": "non-embedding parameters",
+    "parameters": "all parameters",
+    "flops": "FLOPs per token",
+    "none": "nothing",
+}
+
+
+def _matched(results: StudyResults) -> str:
+    return MATCHED[results.study.match]
+
+
+def _held_row(held: Held) -> Row:
+    """Return one row, with a line for each value that variants have of their own."""
+    by_value: dict[str, list[str]] = {}
+    for variant, value in held.by_variant.items():
+        by_value.setdefault(value, []).append(variant)
+    lines = [f"{value}: {', '.join(who)}" for value, who in by_value.items()]
+    return Row((held.what, "\n".join([held.value, *lines] if held.value else lines)))
+
+
+def _run_row(run: RunResult) -> Row:
+    told = f"failed: {run.failed}" if run.failed else state(run)
+    loss = words.loss(run.loss) if math.isfinite(run.loss) else "–"
+    return Row((run.variant, str(run.seed), words.short(run.rate), loss, told, run.command))

@@ -1,0 +1,60 @@
+"""The page of a study: the verdict first, then what it stands on."""
+
+from pathlib import Path
+
+from archwright.checkpoint import atomic_write
+from archwright.lab.page import curves, effects, rates, sections
+from archwright.lab.page.styles import series_of
+from archwright.lab.results import StudyResults
+from archwright.reporting.document import Page
+
+
+def write_page(results: StudyResults, folder: str | Path) -> Path:
+    """Write `report.html` into a folder and return its path. The page is one file that requests nothing."""
+    path = Path(folder) / "report.html"
+    atomic_write(path, study_page(results).html())
+    return path
+
+
+def study_page(results: StudyResults) -> Page:
+    """Lay a study out as a page, whatever of it is done."""
+    series = series_of(results)
+    made = (
+        effects.effects_section(results, series),
+        curves.curves_section(results, series),
+        rates.rates_section(results, series),
+        curves.lengths_section(results, series),
+        sections.cost_section(results),
+        sections.held_section(results),
+        sections.changes_section(results),
+        sections.runs_section(results),
+        sections.reproduce_section(results),
+    )
+    return Page(
+        title=f"{_name(results)}: {results.verdict}",
+        kicker=f"archwright study {_name(results)}",
+        verdict=results.verdict,
+        verdict_rest=results.scope,
+        notice=_notice(results),
+        notes=results.notes,
+        axes=curves.axes(results),
+        sections=[section for section in made if section],
+        footer=f"Made by archwright from {results.folder}. One file, which requests nothing.",
+    )
+
+
+def _name(results: StudyResults) -> str:
+    return results.study.name or Path(results.folder).name
+
+
+def _notice(results: StudyResults) -> str:
+    if results.complete:
+        return ""
+    study = results.study
+    rates = 1 if study.rates == "fixed" else study.grid
+    planned = len(results.variants) * study.seeds * rates
+    at_least = "" if study.rates == "fixed" else "at least "
+    return (
+        f"This study is not complete: {len(results.runs)} of {at_least}{planned} runs have ended. "
+        "All that follows is of these and may still change."
+    )

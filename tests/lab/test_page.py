@@ -1,0 +1,301 @@
+"""The page of a study: what it says, in which order, whatever was found; and its tables, digit for digit."""
+
+import csv
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archwright.lab.page import study_page, write_page, write_tables
+from archwright.lab.page.rates import best_rate
+from archwright.lab.page.styles import SHORT, series_of, short_names
+from archwright.lab.results import StudyResults
+from archwright.reporting.document import Chart, Page, Table
+from archwright.spec.study_spec import StudySpec
+from tests.lab import made_results as made
+
+NASTY = "</script><script>alert(1)</script> <b>$ink</b> %{x} {{ 7 * 7 }} \"'&"
+EVERY: list[Callable[[], StudyResults]] = [
+    made.two_variants,
+    made.twelve_variants,
+    made.twelve_seeds,
+    made.fixed_rates,
+    made.incomplete,
+    made.nothing_yet,
+]
+
+
+def titles(page: Page) -> list[str]:
+    """Return the titles of a page's sections."""
+    return [section.title for section in page.sections]
+
+
+def chart(page: Page, name: str) -> Chart:
+    """Return the chart of that name."""
+    return next(chart for chart in page.charts if chart.name == name)
+
+
+def table(page: Page, section: str, number: int = 0) -> Table:
+    """Return a table of a section."""
+    blocks = next(s.blocks for s in page.sections if s.title == section)
+    return [block for block in blocks if isinstance(block, Table)][number]
+
+
+def cells(page: Page, section: str) -> dict[str, str]:
+    """Return the first row of a section's first table by its head."""
+    found = table(page, section)
+    return dict(zip(found.head, found.rows[0].cells, strict=True))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """Read a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_page_has_its_order() -> None:
+    assert titles(study_page(made.twelve_variants())) == [
+        "Effects",
+        "Loss curves",
+        "Learning rates",
+        "Longer texts",
+        "Speed and memory",
+        "Held equal",
+        "Variants",
+        "Runs",
+        "Reproduce",
+    ]
+    assert "Longer texts" not in titles(study_page(made.two_variants()))
+
+
+@pytest.mark.parametrize("results", EVERY)
+def test_whatever_was_found_is_a_page(results: Callable[[], StudyResults], tmp_path: Path) -> None:
+    found = results()
+    path = write_page(found, tmp_path)
+    html = unescape(path.read_text())
+    assert path == tmp_path / "report.html"
+    head = html.index(found.verdict, html.index("<h1>"))
+    assert head < html.index(found.scope, head) < html.index("<main>")
+    assert ("This study is not complete" in html) == (not found.complete)
+    for said in (*found.notes, found.command, *(run.command for run in found.runs)):
+        assert said in html
+    names = [c["name"] for c in page_data(path.read_text())["charts"]]
+    assert len(names) == len(set(names))
+
+
+def page_data(html: str) -> dict[str, Any]:
+    """Return the data embedded in a page, which has to be strict JSON."""
+    found = re.search(r'id="page-data">(.*?)</script>', html, re.S)
+    assert found
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_an_effect_is_drawn_and_listed_as_it_was_found() -> None:
+    results = made.two_variants()
+    effect, page = results.effects[0], study_page(results)
+    seeds, mean = chart(page, "effects").traces
+    assert list(seeds["x"]) == list(effect.differences)
+    assert mean["x"] == [effect.mean]
+    ends = (
+        mean["x"][0] - mean["error_x"]["arrayminus"][0],
+        mean["x"][0] + mean["error_x"]["array"][0],
+    )
+    assert ends == pytest.approx((effect.interval.low, effect.interval.high))
+    shapes = chart(page, "effects").layout["shapes"]
+    assert [(s["x0"], s["x1"]) for s in shapes] == [
+        (-effect.noise, effect.noise),
+        (-effect.margin, -effect.margin),
+        (effect.margin, effect.margin),
+        (0, 0),
+    ]
+    said = cells(page, "Effects")
+    assert said["Nats per token"] == f"{effect.mean:+.4f}"
+    assert said["Outcome"] == effect.outcome
+    baseline = [r.loss for r in results.replicates if r.variant == "modern"]
+    share = 100 * effect.mean / (sum(baseline) / len(baseline))
+    assert said["Of the baseline's loss"] == f"{share:+.2f} %"
+
+
+def test_unknown_numbers_make_a_page_too() -> None:
+    results = made.two_variants()
+    nan = float("nan")
+    nothing = replace(results.effects[0].interval, low=nan, high=nan)
+    unknown = {
+        "mean": nan,
+        "noise": nan,
+        "p_value": nan,
+        "holm_p_value": nan,
+        "differences": (nan,),
+    }
+    effect = replace(results.effects[0], **unknown, seeds=(0,), interval=nothing)  # type: ignore[arg-type]
+    failed = [replace(run, failed="lost", loss=nan, curve=()) for run in results.runs]
+    slow = [replace(run, tokens_per_second=0.0, seconds=nan) for run in results.runs]
+    diverged = [replace(run, diverged=True, curve=run.curve[:1]) for run in results.runs]
+    lost = replace(results.replicates[0], loss=nan, rate=nan)
+    for odd in (
+        replace(results, effects=[effect], replicates=[lost, *results.replicates[1:]]),
+        replace(results, runs=failed, replicates=(), effects=()),
+        replace(results, runs=slow, grids={}, held=(), seconds=nan, predicted_seconds=nan),
+        replace(results, runs=diverged, replicates=(), effects=()),
+        replace(results, runs=results.runs[:1], replicates=(), effects=(), complete=False),
+    ):
+        assert study_page(odd).html().rstrip().endswith("</html>")
+
+
+def test_the_bootstrap_has_the_t_interval_beside_it() -> None:
+    assert "95 % t" in table(study_page(made.twelve_seeds()), "Effects").head
+    assert "95 % t" not in table(study_page(made.two_variants()), "Effects").head
+
+
+def test_a_reservation_stands_by_its_effect() -> None:
+    results = made.two_variants()
+    reserved = replace(results.effects[0], reservations=("no power", "noisy"))
+    page = study_page(replace(results, effects=[reserved]))
+    assert table(page, "Effects").rows[0].mark == "no power; noisy"
+
+
+def test_a_huge_interval_does_not_hide_the_rest() -> None:
+    results = made.two_variants()
+    wide = replace(results.effects[0].interval, low=-30.0, high=30.0)
+    page = study_page(replace(results, effects=[replace(results.effects[0], interval=wide)]))
+    low, high = chart(page, "effects").layout["xaxis"]["range"]
+    assert -0.5 < low < 0 < high < 0.5
+    assert "goes on beyond it" in chart(page, "effects").note
+
+
+def test_curves_are_means_over_seeds_at_the_best_rate() -> None:
+    results = made.two_variants()
+    mean = chart(study_page(results), "loss").traces[2]
+    assert best_rate(results, "modern") == 3e-3
+    runs = [run for run in results.runs if run.variant == "modern" and run.rate == 3e-3]
+    for i, value in enumerate(mean["y"]):
+        assert value == pytest.approx(sum(run.curve[i].loss for run in runs) / 5)
+    assert mean["along"]["seconds"][-1] == pytest.approx(sum(r.curve[-1].seconds for r in runs) / 5)
+
+
+def test_differences_are_paired_by_seed() -> None:
+    results = made.two_variants()
+    line = chart(study_page(results), "difference").traces[-1]
+    at = {(r.variant, r.seed): r.curve[-1].loss for r in results.runs if r.rate == 3e-3}
+    paired = [at["gelu in place of swiglu", seed] - at["modern", seed] for seed in range(5)]
+    assert line["y"][-1] == pytest.approx(sum(paired) / 5)
+
+
+def test_what_diverged_is_marked_and_draws_no_mean() -> None:
+    page = study_page(made.incomplete())
+    traces = {trace["name"]: trace for trace in chart(page, "rates").traces}
+    assert traces["modern, diverged"]["x"] == [9e-3, 9e-3]
+    assert math.isnan(traces["modern"]["y"][-1])
+    assert max(y for t in traces.values() for y in t["y"] if y < 100 and t.get("yaxis") != "y2") < 3
+    assert cells(page, "Learning rates")["Diverged"] == "2 of 15 runs"
+    states = [row.cells[4] for row in table(page, "Runs").rows]
+    assert states.count("diverged") == 2
+    assert states.count("failed: out of memory") == 1
+
+
+def test_fixed_rates_are_only_listed() -> None:
+    page = study_page(made.fixed_rates())
+    assert "rates" not in [chart.name for chart in page.charts]
+    assert "Rates were not tuned" in page.html()
+
+
+def test_what_could_not_be_held_equal_is_said_for_each_variant() -> None:
+    page = study_page(made.twelve_variants())
+    assert [row.cells[0] for row in table(page, "Held equal", 1).rows] == [
+        "Width of the feed-forward"
+    ]
+    value = table(page, "Held equal", 1).rows[0].cells[1].splitlines()
+    assert value[0] == "172: modern"
+    assert value[1].startswith("256: layer norm, gelu")
+    marks = [row.mark for row in table(page, "Variants").rows]
+    assert marks.count("not within 0.5 % in non-embedding parameters") == 1
+
+
+def test_the_study_can_be_read_back() -> None:
+    results = made.two_variants()
+    text = study_page(results).sections[-1].blocks[-1].text  # type: ignore[union-attr]
+    assert StudySpec.model_validate(tomllib.loads(text)) == results.study
+
+
+def test_names_are_only_text() -> None:
+    results = made.results_of(made.Made({NASTY: 0.0, NASTY + "2": 0.01}, lengths=(64, 128)))
+    texts = {"verdict": NASTY, "scope": NASTY, "notes": (NASTY,), "command": NASTY}
+    html = study_page(replace(results, **texts, folder=NASTY)).html()  # type: ignore[arg-type]
+    assert "<script>alert" not in html
+    assert (
+        len(
+            re.findall(r"<script[ >]", re.sub(r"<script>\n/\*\*.*?</script>", "", html, flags=re.S))
+        )
+        <= 3
+    )
+    assert "49" not in re.findall(r"<h1>.*?</h1>", html, re.S)[0]
+    for trace in (t for c in page_data(html)["charts"] for t in c["traces"]):
+        said = trace["name"] + str(trace.get("hovertemplate", "")).replace("<br>", "")
+        assert "<b>" not in said
+        assert "</script>" not in said
+
+
+def test_short_names_differ() -> None:
+    names = ["a" * 70 + str(i) + "b" * 70 for i in range(12)]
+    short = short_names([*names, "modern"])
+    assert len(set(short.values())) == 13
+    assert max(map(len, short.values())) <= SHORT
+    assert short["modern"] == "modern"
+
+
+def test_sixteen_variants_differ_without_colour() -> None:
+    results = made.results_of(made.Made({str(i): 0.0 for i in range(16)}, seeds=2))
+    styles = series_of(results).values()
+    assert len({(style.symbol, style.dash) for style in styles}) == 16
+    assert len({style.color for style in list(styles)[:8]}) == 8
+
+
+@pytest.mark.parametrize("results", EVERY)
+def test_tables_hold_every_number_as_it_was(
+    results: Callable[[], StudyResults], tmp_path: Path
+) -> None:
+    found = results()
+    paths = write_tables(found, tmp_path / "new")
+    assert [path.name for path in paths] == [
+        "runs.csv",
+        "curves.csv",
+        "replicates.csv",
+        "effects.csv",
+    ]
+    runs, points, replicates, effects = map(rows, paths)
+    for lines, things in (
+        (runs, found.runs),
+        (replicates, found.replicates),
+        (effects, found.effects),
+    ):
+        assert len(lines) == len(things)
+        for line, thing in zip(lines, things, strict=True):
+            for name in line.keys() & vars(thing).keys() - {"seeds", "differences", "reservations"}:
+                assert same(line[name], getattr(thing, name)), name
+    assert [float(point["loss"]) for point in points] == pytest.approx(
+        [p.loss for run in found.runs for p in run.curve], rel=0, abs=0, nan_ok=True
+    )
+    for line, effect in zip(effects, found.effects, strict=True):
+        assert tuple(map(float, line["differences"].split())) == effect.differences
+        assert (float(line["low"]), float(line["high"])) == (
+            effect.interval.low,
+            effect.interval.high,
+        )
+    for line, run in zip(runs, found.runs, strict=True):
+        lengths = {int(k.split("_")[-1]): float(v) for k, v in line.items() if "_at_" in k}
+        assert lengths == run.lengths
+
+
+def same(text: str, value: object) -> bool:
+    """Tell whether a cell reads back as the value."""
+    if isinstance(value, float):
+        return float(text) == value or (math.isnan(value) and math.isnan(float(text)))
+    return text == str(value)
