@@ -16,11 +16,12 @@ from archwright.lab.execution import Execution
 from archwright.lab.matching import mismatch
 from archwright.lab.page import write_page, write_tables
 from archwright.lab.plan import Plan, slug
-from archwright.lab.planner import Planner
+from archwright.lab.planner import Planner, usable_cores
 from archwright.lab.pool import POOL
 from archwright.lab.progress import progress
 from archwright.lab.results import Held, Replicate, StudyResults
 from archwright.lab.verdict import SCOPE, effects, verdict
+from archwright.lab.workers import Workers
 from archwright.reporting import words as say
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
@@ -76,14 +77,17 @@ def compare(
     folder = open_study(path, study)
     command = command_of(study, out, parts)
     with folder.lock():
-        plan = plans.saved(study, folder)
-        if plan is None:
-            plan = Planner(study, folder, files).plan()
-            plans.save(plan, folder)
-        execution = Execution(plan, path, Path(runs), files)
-        with interruptions() as interrupt, progress(quiet) as shown:
-            shown.say(announcement(plan))
-            complete = execution.run(shown, interrupt)
+        with Workers(usable_cores(), path / "log.txt", files) as crew:
+            plan = plans.saved(study, folder)
+            if plan is None:
+                plan = Planner(study, folder, crew).plan()
+                plans.save(plan, folder)
+            execution = Execution(plan, path, Path(runs))
+            with interruptions() as interrupt, progress(quiet) as shown:
+                shown.say(announcement(plan))
+                complete = execution.run(crew, shown, interrupt)
+            if interrupt:
+                shown.say("saving what is being trained")
         results = results_of(execution, command, complete)
         write_tables(results, path)
         write_page(results, path)
@@ -115,7 +119,9 @@ def plan(
         assert found
         return found
     with tempfile.TemporaryDirectory() as scratch:
-        return Planner(study, RunFolder(scratch), files).plan()
+        log = Path(scratch) / "log.txt"
+        with Workers(usable_cores(), log, files) as crew:
+            return Planner(study, RunFolder(scratch), crew).plan()
 
 
 def load(files: Sequence[Path]) -> tuple[PartsFile, ...]:

@@ -43,8 +43,6 @@ class Execution:
     plan: Plan
     folder: Path
     runs_folder: Path
-    parts: Sequence[Path] = ()
-    """Files of choices from outside the package."""
     results: dict[Cell, RunResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
@@ -59,7 +57,7 @@ class Execution:
         self._folders: dict[Cell, RunFolder] = {}
         self._started: set[Cell] = set()
 
-    def run(self, show: Progress, interrupt: Interrupt) -> bool:
+    def run(self, workers: Workers, show: Progress, interrupt: Interrupt) -> bool:
         """Train all that is wanted; return False where an interrupt came first.
 
         A run that fails does not keep the others from being made.
@@ -67,25 +65,21 @@ class Execution:
         self._take_finished()
         before = self.spent
         begun = time.monotonic()
-        with Workers(self.plan.workers, self.folder / "log.txt", self.parts) as workers:
-            while not interrupt:
-                self.spent = before + time.monotonic() - begun
-                self._take_finished()
-                wanted = [cell for cell in self.wanted() if cell not in workers.running]
-                if not wanted and not workers.running:
-                    break
-                if self._late(wanted, workers):
-                    continue
-                for cell in wanted[: workers.free]:
-                    self._started.add(cell)
-                    workers.give(cell, {"do": "train", "folder": str(self._folder(cell).path)})
-                for done in workers.wait(GLANCE):
-                    self._end(done, show)
-                show.update(
-                    self, {c: self._folder(c) for c in workers.running if isinstance(c, Cell)}
-                )
-            if interrupt:
-                show.say("saving what is being trained")
+        workers.size = self.plan.workers
+        while not interrupt:
+            self.spent = before + time.monotonic() - begun
+            self._take_finished()
+            wanted = [cell for cell in self.wanted() if cell not in workers.running]
+            if not wanted and not workers.running:
+                break
+            if self._late(wanted, workers):
+                continue
+            for cell in wanted[: workers.free]:
+                self._started.add(cell)
+                workers.give(cell, {"do": "train", "folder": str(self._folder(cell).path)})
+            for done in workers.wait(GLANCE):
+                self._end(done, show)
+            show.update(self, {c: self._folder(c) for c in workers.running if isinstance(c, Cell)})
         self.spent = before + time.monotonic() - begun
         return not self.wanted()
 

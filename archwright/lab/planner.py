@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -43,6 +43,10 @@ USED = 0.92
 
 TIMED_SECONDS = 1.5
 
+WIDE = 1e6
+"""Parameters outside embedding and head from which it is measured whether a run should have all cores; those
+of smaller models train fewer tokens than as many runs on a core each."""
+
 WARMUP = 0.1
 """Share of the steps in which the learning rate rises, where a study does not say."""
 
@@ -50,8 +54,8 @@ WARMUP = 0.1
 class Planner:
     """Makes the plan of a study in its folder."""
 
-    def __init__(self, study: StudySpec, folder: RunFolder, parts: Sequence[Path] = ()) -> None:
-        self.study, self.folder, self.parts = study, folder, parts
+    def __init__(self, study: StudySpec, folder: RunFolder, crew: Workers) -> None:
+        self.study, self.folder, self.crew = study, folder, crew
         self.material: Material
         self.decisions: Decisions
 
@@ -154,12 +158,11 @@ class Planner:
     def _workers(self, found: dict[str, Arm]) -> int:
         """Return how many runs go at once: on a CPU one for each core, or one that has all, whichever trains more
         tokens in all."""
+        cores, arm = usable_cores(), next(iter(found.values()))
         if self.decisions.machine.device == "cuda":
             return 1
-        cores = usable_cores()
-        if cores == 1:
-            return 1
-        arm = next(iter(found.values()))
+        if cores == 1 or arm.counts.non_embedding < WIDE:
+            return cores
         many = self._time({f"{i}": arm for i in range(cores)}, cores)
         machine = arm.run.machine.model_copy(update={"threads": cores})
         wide = Arm("", (), arm.run.model_copy(update={"machine": machine}), arm.counts, True)
@@ -187,8 +190,10 @@ class Planner:
             tokens: float = (each - cost.setup) * flops / counts.flops_per_token
             return tokens / counts.non_embedding
 
-        fitting = [s for s in SIZES if tokens_per_parameter(s) >= LEAST_TOKENS_PER_PARAMETER]
-        return max(fitting, default=SIZES[0])
+        fitting: list[float] = [
+            s for s in SIZES if tokens_per_parameter(s) >= LEAST_TOKENS_PER_PARAMETER
+        ]
+        return max(fitting) if fitting else SIZES[0]
 
     def _steps(self, found: Mapping[str, Arm], costs: Mapping[str, Cost], workers: int) -> int:
         """Return the steps of each run that the budget pays for."""
@@ -216,28 +221,32 @@ class Planner:
         found: dict[str, Cost] = {}
         waiting = list(timed.items())
         try:
-            with Workers(workers, self.folder.path / "log.txt", self.parts) as crew:
-                while waiting or crew.running:
-                    while waiting and crew.free:
-                        name, arm = waiting.pop(0)
-                        folder = pool.prepare(
-                            scratch / name.replace("/", "_"),
-                            with_steps(arm.run, LEAST_STEPS),
-                            self.material,
-                            self.decisions,
-                            arm.counts.flops_per_token,
-                        )
-                        job = {"do": "time", "folder": str(folder.path), "seconds": TIMED_SECONDS}
-                        crew.give(name, job)
-                    for done in crew.wait(1.0):
-                        if done.state != "done":
-                            raise UserError(f"{done.name}: cannot be trained: {done.why}")
-                        found[str(done.name)] = Cost(
-                            *(float(done.answer[key]) for key in ("setup", "step", "token"))
-                        )
+            self.crew.size = workers
+            while waiting or self.crew.running:
+                while waiting and self.crew.free:
+                    name, arm = waiting.pop(0)
+                    folder = self._scratch(scratch / str(len(waiting)), arm)
+                    job = {"do": "time", "folder": str(folder.path), "seconds": self._timed_seconds}
+                    self.crew.give(name, job)
+                for done in self.crew.wait(1.0):
+                    if done.state != "done":
+                        raise UserError(f"{done.name}: cannot be trained: {done.why}")
+                    found[str(done.name)] = Cost(
+                        *(float(done.answer[key]) for key in ("setup", "step", "token"))
+                    )
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return found
+
+    @property
+    def _timed_seconds(self) -> float:
+        """What is only told to the user need not be as exact as what the number of steps follows from."""
+        return TIMED_SECONDS if self.study.wall_seconds else TIMED_SECONDS / 5
+
+    def _scratch(self, place: Path, arm: Arm) -> RunFolder:
+        flops = arm.counts.flops_per_token
+        run = with_steps(arm.run, LEAST_STEPS)
+        return pool.prepare(place, run, self.material, self.decisions, flops)
 
 
 def _with_steps(run: RunSpec, steps: int) -> RunSpec:

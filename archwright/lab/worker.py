@@ -13,9 +13,15 @@ import time
 import traceback
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from archwright.runs import RunFolder
 
 Answer = dict[str, Any]
+
+PATIENCE = 600.0
+"""Seconds to wait for another process that trains the same run."""
 
 
 def main() -> None:
@@ -68,18 +74,36 @@ def answer_to(job: dict[str, Any]) -> Answer:
 
 
 def _train(job: dict[str, Any]) -> Answer:
-    from archwright.lab.pool import DIVERGED
+    from archwright.lab.pool import DIVERGED, outcome
     from archwright.runs import RunFolder
     from archwright.training.finish import finish_briefly
     from archwright.training.loop import DivergedError
     from archwright.training.train import train_in
 
     folder = RunFolder.open(job["folder"])
+    _wait_for(folder)
+    if outcome(folder):
+        return {}
     try:
         train_in(folder, finish_briefly, quiet=True)
     except DivergedError as error:
         folder.append({"kind": "event", "step": 0, "name": DIVERGED, "text": str(error)})
     return {}
+
+
+def _wait_for(folder: "RunFolder") -> None:
+    """Wait for another process that trains here: one that is told to save, or of another study."""
+    from archwright.spec.errors import UserError
+
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with folder.lock():
+                return
+        except UserError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.2)
 
 
 def _time(job: dict[str, Any]) -> Answer:

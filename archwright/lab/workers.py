@@ -67,7 +67,7 @@ class Workers:
     @property
     def free(self) -> int:
         """How many more jobs may be given."""
-        return self.size - len(self._busy)
+        return max(0, self.size - len(self._busy))
 
     def give(self, name: Hashable, job: dict[str, Any]) -> None:
         """Give a job to a process."""

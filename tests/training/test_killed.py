@@ -15,7 +15,7 @@ from archwright.runs import RunFolder
 from tests.tiny import archwright, command, surroundings, tiny_words, write_text
 
 STEPS = 50
-FREE = {"seconds", "tokens_per_second", "utilisation", "memory_bytes"}
+FREE = {"seconds", "cpu_seconds", "tokens_per_second", "utilisation", "memory_bytes"}
 """What differs between any two runs."""
 
 

@@ -15,7 +15,7 @@ from archwright.training import train as train_room
 from archwright.training.session import Session
 from tests.tiny import tiny_run
 
-TIMES = {"seconds", "tokens_per_second", "utilisation", "memory_bytes"}
+TIMES = {"seconds", "cpu_seconds", "tokens_per_second", "utilisation", "memory_bytes"}
 """What differs between any two runs."""
 
 

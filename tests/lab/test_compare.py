@@ -1,0 +1,257 @@
+"""A whole study, from words to a verdict: every number is that of a run which can be repeated alone."""
+
+import csv
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import archwright as aw
+from archwright.lab.compare import compare, plan
+from archwright.lab.results import StudyResults
+from archwright.lab.sweep import tuned
+from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
+from archwright.training.finish import finish_briefly
+from archwright.training.train import train_in
+from tests.lab.small import OPTIONS, words
+from tests.tiny import command, surroundings, write_text
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder to work in, with a text."""
+    folder = tmp_path_factory.mktemp("lab")
+    write_text(folder / "text.txt", 2000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
+        patch.setenv("PYTHONPATH", surroundings()["PYTHONPATH"])
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def results(place: Path) -> StudyResults:
+    """A study of two variants, two seeds and three rates, or more where the best is at an end."""
+    return compare(*words("text.txt", ":norm.kind=layer"), quiet=True, out="study", **OPTIONS)
+
+
+def losses(found: StudyResults) -> dict[tuple[str, int, float], float]:
+    return {(r.variant, r.seed, r.rate): r.loss for r in found.runs}
+
+
+def test_every_variant_has_every_seed_at_a_grid_of_equal_size(results: StudyResults) -> None:
+    assert results.complete
+    assert [v.name for v in results.variants] == ["modern", "norm.kind=layer"]
+    known = losses(results)
+    for name, grid in results.grids.items():
+        assert len(grid) == 3
+        assert all((name, seed, rate) in known for seed in (0, 1) for rate in grid)
+        ratios = [b / a for a, b in zip(grid, grid[1:], strict=False)]
+        assert ratios == pytest.approx([3, 3], rel=1e-3)
+
+
+def test_a_replicate_is_the_tuned_sweep_of_one_seed(results: StudyResults) -> None:
+    known = losses(results)
+    assert len(results.replicates) == 4
+    for found in results.replicates:
+        grid = results.grids[found.variant]
+        at = [known[found.variant, found.seed, rate] for rate in grid]
+        assert found.loss == tuned(at, grid).loss
+    [effect] = results.effects
+    by = {(r.variant, r.seed): r.loss for r in results.replicates}
+    assert list(effect.differences) == [by["norm.kind=layer", s] - by["modern", s] for s in (0, 1)]
+
+
+def test_a_run_trained_alone_reaches_the_same_loss_bit_for_bit(
+    results: StudyResults, place: Path
+) -> None:
+    run = results.runs[-1]
+    asked = RunFolder(place / "studies" / "runs" / run.key).spec
+    alone = aw.train(asked, out=place / "alone", quiet=True)
+    final = [r for r in alone.folder.metrics() if r["kind"] == "eval"][-1]
+    assert final["nats_per_token"] == run.loss
+    assert final["bits_per_byte"] == pytest.approx(run.bits_per_byte, rel=1e-12)
+
+
+def test_variants_differ_in_what_was_asked_alone(results: StudyResults, place: Path) -> None:
+    specs = [RunFolder(place / "studies" / "runs" / r.key).spec for r in results.runs]
+    alike = {
+        (s.batch_size, s.schedule, s.data, s.evaluate, s.machine, s.model.context_length)
+        for s in specs
+    }
+    assert len(alike) == 1
+    assert results.variants[1].changes[0].startswith("model.norm.kind:")
+    sizes = [v.non_embedding for v in results.variants]
+    assert abs(sizes[1] / sizes[0] - 1) <= 0.005
+
+
+def test_folders_hold_the_same_numbers_as_the_results(results: StudyResults, place: Path) -> None:
+    with (place / "study" / "runs.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {(r["variant"], int(r["seed"]), float(r["rate"])): float(r["loss"]) for r in rows} == (
+        losses(results)
+    )
+    page = (place / "study" / "report.html").read_text(encoding="utf-8")
+    assert results.verdict.split(":")[0] in page
+
+
+def test_a_finished_study_trains_nothing_again(results: StudyResults, place: Path) -> None:
+    written = {f: f.stat().st_mtime_ns for f in place.rglob("metrics.jsonl")}
+    again = compare(*words("text.txt", ":norm.kind=layer"), quiet=True, out="study", **OPTIONS)
+    assert losses(again) == losses(results)
+    assert again.verdict == results.verdict
+    assert {f: f.stat().st_mtime_ns for f in place.rglob("metrics.jsonl")} == written
+
+
+def test_studies_share_runs(results: StudyResults, place: Path) -> None:
+    before = set((place / "studies" / "runs").iterdir())
+    other = compare(
+        *words("text.txt", ":feedforward.kind=gelu"), quiet=True, rates="fixed", **OPTIONS
+    )
+    assert len(other.runs) == 4
+    assert len(set((place / "studies" / "runs").iterdir()) - before) == 2  # those of gelu
+    assert {r.key for r in other.runs if r.variant == "modern"} <= {r.key for r in results.runs}
+
+
+def test_another_study_in_the_same_folder_is_refused(results: StudyResults) -> None:
+    with pytest.raises(UserError, match=r"study holds another study \(seeds: 2 -> 3\)"):
+        compare(*words("text.txt", ":norm.kind=layer"), out="study", **OPTIONS | {"seeds": 3})
+
+
+def test_one_failing_run_does_not_stop_the_rest(results: StudyResults, place: Path) -> None:
+    shutil.copytree(place / "study", place / "failing")
+    shutil.copytree(place / "studies" / "runs", place / "failing-runs")
+    broken = RunFolder(place / "failing-runs" / results.runs[0].key)
+    broken.metrics_file.unlink()
+    text = broken.environment_file.read_text().replace('"held_out"', '"missing"')
+    broken.environment_file.write_text(text)
+    found = compare(
+        *words("text.txt", ":norm.kind=layer"),
+        quiet=True,
+        out="failing",
+        runs="failing-runs",
+        **OPTIONS,
+    )
+    failed = [r for r in found.runs if r.failed]
+    assert [(r.variant, r.seed, r.rate) for r in failed] == [
+        (results.runs[0].variant, results.runs[0].seed, results.runs[0].rate)
+    ]
+    assert len({(r.variant, r.seed) for r in found.runs}) == 4
+    assert any("failed" in note for note in found.notes)
+
+
+def test_a_diverged_run_counts_as_the_loss_it_started_from(place: Path) -> None:
+    found = compare(*words("text.txt", ":optimizer.lr=1e12"), quiet=True, rates="fixed", **OPTIONS)
+    wild = [r for r in found.runs if r.variant == "optimizer.lr=1e12"]
+    assert all(r.diverged and r.loss == r.initial_loss for r in wild)
+    assert all(4 < r.loss < 8 for r in wild)
+    assert len(found.effects[0].differences) == 2
+    assert any("2 of 4 runs diverged" in note for note in found.notes)
+
+
+def test_length_is_judged_where_positions_reach(place: Path) -> None:
+    found = compare(
+        *words("text.txt", ":position.kind=learned"),
+        quiet=True,
+        rates="fixed",
+        **OPTIONS,
+        lengths=(2,),
+    )
+    reached = {r.variant: r.lengths for r in found.runs}
+    assert 0 < reached["modern"][64] < 8
+    assert math.isinf(reached["position.kind=learned"][64])
+
+
+def test_a_plan_trains_nothing(place: Path) -> None:
+    before = set(place.rglob("*"))
+    foreseen = plan(*words("text.txt", ":norm.kind=rms,norm.eps=1e-3"), **OPTIONS)
+    assert foreseen.num_runs == 14
+    assert foreseen.seconds > 0
+    assert {p for p in set(place.rglob("*")) - before if "cache" not in p.parts} == set()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
+def test_killed_at_any_moment_a_study_ends_with_the_same_numbers(
+    results: StudyResults, place: Path
+) -> None:
+    """The scheduler and single workers are killed; what was finished stays, and nothing differs."""
+    again = command(
+        "compare",
+        *words("text.txt", ":norm.kind=layer"),
+        *("--budget", "20steps", "--seeds", "2", "--evaluation-tokens", "2048"),
+        *("--quiet", "--out", "killed", "--runs", "killed-runs"),
+    )
+    runs = place / "killed-runs"
+    kept: set[str] = set()
+    for goal in (1, 4, 8):
+        process = subprocess.Popen(again, cwd=place, env=surroundings())
+        while len(finished(runs)) < goal and process.poll() is None:
+            time.sleep(0.01)
+        for worker in children(process.pid)[: goal % 2]:
+            os.kill(worker, signal.SIGKILL)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kept |= finished(runs)
+    written = {key: (runs / key / "metrics.jsonl").stat().st_mtime_ns for key in kept}
+    assert len(kept) >= 4
+    done = subprocess.run(again, cwd=place, env=surroundings(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {key: (runs / key / "metrics.jsonl").stat().st_mtime_ns for key in kept} == written
+    with (place / "killed" / "runs.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = {(r["variant"], int(r["seed"]), float(r["rate"])): float(r["loss"]) for r in rows}
+    assert found == losses(results)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGINT")
+def test_ctrl_c_keeps_what_is_trained_and_says_how_to_go_on(place: Path) -> None:
+    again = command(
+        "compare",
+        *words("text.txt", ":norm.kind=layer"),
+        *("--budget", "3000steps", "--seeds", "2", "--out", "stopped", "--runs", "stopped-runs"),
+    )
+    process = subprocess.Popen(
+        again, cwd=place, env=surroundings(), stderr=subprocess.PIPE, text=True
+    )
+    while not any((place / "stopped-runs").glob("*/metrics.jsonl")) and process.poll() is None:
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, said
+    assert "stopped; what is trained is kept, go on with: archwright compare" in said
+    assert "Traceback" not in said
+    begun = [RunFolder(f.parent) for f in (place / "stopped-runs").glob("*/metrics.jsonl")]
+    assert any(run.checkpoints() for run in begun)
+
+
+def finished(runs: Path) -> set[str]:
+    return {f.parent.name for f in runs.glob("*/metrics.jsonl") if RunFolder(f.parent).finished}
+
+
+def children(pid: int) -> list[int]:
+    import psutil
+
+    try:
+        return [p.pid for p in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_a_brief_run_leaves_numbers_alone(results: StudyResults, place: Path) -> None:
+    folder = RunFolder(place / "studies" / "runs" / results.runs[0].key)
+    assert not folder.model_file.exists()
+    assert not folder.checkpoints_folder.exists()
+    assert not folder.report_file.exists()
+    train_in(folder, finish_briefly, quiet=True)  # once more, to the same end
+    assert [r for r in folder.metrics() if r["kind"] == "eval"][-1]["nats_per_token"] == (
+        results.runs[0].loss
+    )
