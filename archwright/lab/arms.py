@@ -79,6 +79,8 @@ def arms(study: StudySpec, size: float | None) -> Arms:
     }
     if not study.variants:
         raise UserError("compare with what? Name two variants or more, or a study")
+    if label(study.baseline) in study.variants:
+        raise UserError(f'"{label(study.baseline)}" is named twice; there is nothing to compare')
     found: Arms = {}
     lines: list[str] = []
     for name, named in wanted.items():

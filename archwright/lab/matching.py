@@ -103,9 +103,9 @@ def _hidden_candidates(
 
     slope = (size(2 * hidden) - size(hidden)) / hidden
     exact = hidden + (target.of(match) - size(hidden)) / slope
-    if RATIOS[0] * spec.dim <= exact <= RATIOS[1] * spec.dim:
-        for multiple in MULTIPLES:
-            yield _with_hidden(resolved, spec, max(multiple, multiple * round(exact / multiple)))
+    allowed = min(max(exact, RATIOS[0] * spec.dim), RATIOS[1] * spec.dim)
+    for multiple in MULTIPLES if allowed == exact else MULTIPLES[-1:]:
+        yield _with_hidden(resolved, spec, max(multiple, multiple * round(allowed / multiple)))
 
 
 def _with_hidden(resolved: ModelSpec, spec: ModelSpec, hidden_dim: int) -> ModelSpec:

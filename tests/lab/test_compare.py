@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_every_variant_has_every_seed_at_a_grid_of_equal_size(results: StudyResu
     for name, grid in results.grids.items():
         assert len(grid) == 3
         assert all((name, seed, rate) in known for seed in (0, 1) for rate in grid)
-        ratios = [b / a for a, b in zip(grid, grid[1:], strict=False)]
+        ratios = [b / a for a, b in pairwise(grid)]
         assert ratios == pytest.approx([3, 3], rel=1e-3)
 
 

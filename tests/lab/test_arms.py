@@ -1,0 +1,128 @@
+"""Words become runs that differ in what was asked, and in nothing that must be equal."""
+
+import pytest
+
+from archwright.lab.arms import arms, is_variant, run_key, sized_by_user, split, with_rate
+from archwright.spec.errors import UserError
+from archwright.spec.read import diff, load_study, study_names
+from archwright.spec.study_spec import StudySpec, parse_count
+
+
+def study(*words: str, **options: object) -> StudySpec:
+    first, *rest = words
+    named = {word: tuple(split(word)) for word in rest}
+    return StudySpec.model_validate({"baseline": tuple(split(first)), "variants": named} | options)
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("modern", ["modern"]),
+        ("modern:norm.kind=layer", ["modern", "norm.kind=layer"]),
+        ("modern:norm.kind=layer:dim=64", ["modern", "norm.kind=layer", "dim=64"]),
+        ("modern:norm.kind=layer,dim=64", ["modern", "norm.kind=layer", "dim=64"]),
+        (":dim=64", ["dim=64"]),
+        ("mine.toml:dim=64", ["mine.toml", "dim=64"]),
+        ("modern:layers.cycle=['a', 'default']", ["modern", "layers.cycle=['a', 'default']"]),
+    ],
+)
+def test_a_word_is_a_name_and_what_it_changes(word: str, parts: list[str]) -> None:
+    assert split(word) == parts
+    assert is_variant(word)
+
+
+def test_a_key_is_no_variant() -> None:
+    assert not is_variant("data.text=notes.txt")
+    assert not is_variant("data.text=C:notes.txt")
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("norm.kind=layer", "model.norm.kind=layer"),
+        ("model.norm.kind=layer", "model.norm.kind=layer"),
+        ("optimizer.lr=1", "optimizer.lr=1"),
+        ("init.kind=gpt2", "model.init.kind=gpt2"),
+        ("init.from=runs/a", "init.from=runs/a"),
+        ("nrom.kind=layer", "nrom.kind=layer"),
+    ],
+)
+def test_keys_of_models_need_no_prefix(word: str, key: str) -> None:
+    assert run_key(word) == key
+
+
+def test_variants_differ_from_the_baseline_in_what_was_asked() -> None:
+    found = arms(study("modern", ":norm.kind=layer", "modern:norm.kind=layer:dim=96"), 2e5)
+    base, layer, wide = found.values()
+    lines = diff(base, layer)
+    assert lines[0] == 'model.norm.kind: "rms" -> "layer"'
+    assert all(line.startswith("model.norm.") for line in lines)
+    assert wide.model.dim == 96
+    assert base.model.dim == 64
+
+
+def test_another_model_is_scaled_like_the_baseline() -> None:
+    textbook, modern = arms(study("textbook", "modern"), 2e5).values()
+    same = ("dim", "num_layers", "context_length", "vocab_size")
+    for name in same:
+        assert getattr(textbook.model, name) == getattr(modern.model, name)
+    assert textbook.model.residual.kind == "post"
+    assert modern.model.attention.num_kv_heads < modern.model.attention.num_heads
+    assert textbook.optimizer == modern.optimizer
+    assert textbook.schedule == modern.schedule
+
+
+def test_common_words_are_for_all_and_variants_may_set_them_again() -> None:
+    asked = study("modern:dim=32", ":dim=96", common=("dim=64", "batch_size=4"))
+    first, second = arms(asked, None).values()
+    assert (first.model.dim, second.model.dim) == (32, 96)
+    assert first.batch_size == second.batch_size == 4
+
+
+def test_a_given_size_is_kept() -> None:
+    assert sized_by_user(study("modern", ":norm.kind=layer", common=("model.dim=96",)))
+    assert sized_by_user(study("demo", ":norm.kind=layer"))
+    assert not sized_by_user(study("modern", ":num_layers=2"))
+    given = arms(study("modern", ":norm.kind=layer", common=("model.dim=96",)), None)
+    assert {run.model.dim for run in given.values()} == {96}
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "line"),
+    [
+        (("modern", "modren"), {}, '"modren": no such preset'),
+        (("modern", ":norm.kind=lyer"), {}, 'found "lyer"'),
+        (("modern", ":nrom.kind=layer"), {}, "nrom.kind: unknown key"),
+        (("modern", "modern:norm.kind=rms"), {}, "are the same model, trained alike"),
+        (("modern", "modern"), {}, "named twice"),
+        (("modern", ":num_kv_heads=3"), {}, 'Did you mean "model.attention.num_kv_heads"?'),
+        (("modern", ":context_length=64"), {}, "say it once for all, model.context_length=..."),
+        (("modern", ":data.text=other.txt"), {}, "say it once for all, data.text=..."),
+        (("modern", ":batch_size=2"), {}, "say it once for all, batch_size=..."),
+        (("modern", ":seed=2"), {}, "say it once for all, seed=..."),
+        (("modern",), {}, "compare with what?"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_a_line(
+    words: tuple[str, ...], options: dict[str, object], line: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        arms(study(*words, **options), 2e5)
+    assert line in caught.value.lines[0]
+    assert all("\n" not in said for said in caught.value.lines)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_studies_that_come_along_are_good(name: str) -> None:
+    found = load_study(name)
+    assert found.question.endswith("?")
+    assert found.source
+    runs = arms(found, parse_count(found.size) if found.size != "auto" else 2e5)
+    assert len(runs) == len(found.variants) + 1 >= 3
+
+
+def test_a_second_learning_rate_keeps_its_ratio() -> None:
+    run = next(iter(arms(study("demo", ":norm.kind=layer"), None).values()))
+    changed = with_rate(run, 2 * run.optimizer.lr)
+    assert changed.optimizer.lr == 2 * run.optimizer.lr
+    assert changed.optimizer.adamw_lr == pytest.approx(2 * run.optimizer.adamw_lr)

@@ -1,0 +1,134 @@
+"""Variants of one size: the widths that are chosen hit the baseline's, for all choices there are."""
+
+import pytest
+
+from archwright.lab.arms import arms, split
+from archwright.lab.matching import TOLERANCE, count, matched, mismatch
+from archwright.lab.scaling import DIMS, scaled, shape
+from archwright.model.build import build
+from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.feedforward import FeedForward, Hidden
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.norms import Norm
+from archwright.spec.positions import Position
+from archwright.spec.read import load_run
+from archwright.spec.residuals import Residual
+from archwright.spec.study_spec import Match, StudySpec
+
+KINDS = [
+    f"{axis}.kind={kind}"
+    for axis, choice in (
+        ("feedforward", FeedForward),
+        ("norm", Norm),
+        ("residual", Residual),
+        ("position", Position),
+    )
+    for kind in choice.kinds
+]
+
+
+def pair(word: str, size: float = 2e5) -> tuple[ModelSpec, ModelSpec]:
+    study = StudySpec(baseline=("modern",), variants={"other": tuple(split(word))})
+    first, second = arms(study, size).values()
+    return first.model, second.model
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        k
+        for k in KINDS
+        if k
+        not in (
+            "feedforward.kind=swiglu",
+            "norm.kind=rms",
+            "residual.kind=pre",
+            "position.kind=rope",
+        )
+    ],
+)
+def test_every_choice_can_be_made_equal_in_size(word: str) -> None:
+    base, other = pair(f":{word}")
+    target = count(base, 1024)
+    found, equal = matched(other, target, "non_embedding", 1024)
+    assert equal
+    assert abs(count(found, 1024).non_embedding / target.non_embedding - 1) <= TOLERANCE
+    axis = word.partition(".")[0]
+    assert getattr(found, axis).kind == word.partition("=")[2]
+
+
+@pytest.mark.parametrize("match", ["non_embedding", "parameters", "flops"])
+@pytest.mark.parametrize(
+    "word", ["textbook", ":num_layers=2", ":num_layers=7", ":head.tied=true", ":dim=48"]
+)
+def test_the_asked_quantity_is_equal(word: str, match: Match) -> None:
+    base, other = pair(word)
+    target = count(base, 1024)
+    found, equal = matched(other, target, match, 1024)
+    assert equal
+    assert abs(mismatch(count(found, 1024), target, match)) <= TOLERANCE
+    assert found.num_layers == other.num_layers
+
+
+def test_without_a_hidden_layer_dim_is_chosen() -> None:
+    base, other = pair(":feedforward.kind=none")
+    found, equal = matched(other, count(base, 1024), "non_embedding", 1024)
+    assert equal
+    assert found.dim > other.dim
+
+
+def test_what_cannot_be_equal_is_said_and_as_near_as_may_be() -> None:
+    base, other = pair(":num_layers=100")
+    found, equal = matched(other, count(base, 1024), "non_embedding", 1024)
+    assert not equal
+    assert count(found, 1024).non_embedding < count(other, 1024).non_embedding
+
+
+def test_nothing_is_changed_where_nothing_is_to_be_equal() -> None:
+    _, other = pair(":num_layers=7")
+    assert matched(other, count(other, 1024), "none", 1024) == (other, True)
+
+
+def test_layers_with_widths_of_their_own_keep_their_ratio() -> None:
+    own = "layer_kinds={'wide' = {feedforward = {hidden_dim = 384}}}"
+    base, other = pair(f":{own}:layers.cycle=['wide', 'default']")
+    found, equal = matched(other, count(base, 1024), "non_embedding", 1024)
+    assert equal
+    wide, default = (found.layers_by_kind[n].feedforward for n in ("wide", "default"))
+    assert isinstance(wide, Hidden)
+    assert isinstance(default, Hidden)
+    assert wide.hidden_dim / default.hidden_dim == pytest.approx(384 / 192, rel=0.02)
+
+
+def test_counts_are_those_of_the_built_model() -> None:
+    base, _ = pair(":position.kind=learned")
+    model = build(base.override("position.kind=learned"), vocab_size=1024)
+    tables = sum(
+        p.numel()
+        for n, p in model.named_parameters()
+        if n.split(".")[0] in ("embedding", "head", "position")
+    )
+    counts = count(base.override("position.kind=learned"), 1024)
+    assert counts.parameters == model.num_parameters()
+    assert counts.non_embedding == model.num_parameters() - tables
+    assert tables == 2 * 1024 * 64 + 128 * 64
+
+
+@pytest.mark.parametrize("size", [2e4, 5e4, 1e5, 2e5, 8e5, 2e6, 1e7, 2.5e7, 1.2e8, 8e8])
+def test_shapes_have_about_the_size_and_a_sensible_proportion(size: float) -> None:
+    dim, num_layers = shape(size)
+    assert dim in DIMS
+    assert 0.6 < 12 * num_layers * dim**2 / size < 1.7
+    assert 6 <= dim / num_layers <= 130
+
+
+@pytest.mark.parametrize("name", ["modern", "textbook"])
+@pytest.mark.parametrize("size", [5e4, 2e5, 2e6, 2.5e7])
+def test_models_are_scaled_with_their_choices(name: str, size: float) -> None:
+    before, after = load_run(name), scaled(load_run(name), size)
+    for axis in ("norm", "residual", "position", "feedforward", "head", "init"):
+        assert getattr(after.model, axis) == getattr(before.model, axis)
+    attention = after.model.resolved().attention
+    assert isinstance(attention, SoftmaxAttention)
+    assert attention.num_heads * attention.head_dim == after.model.dim
+    assert 0.5 < count(after.model, 1024).non_embedding / size < 2
