@@ -1,5 +1,6 @@
 """Making variants equal in size: hidden_dim is chosen, and dim where that is not enough."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ RATIOS = (0.5, 16.0)
 
 MULTIPLES = (16, 8, 4, 2, 1)
 """What hidden_dim is a multiple of, the first that is near enough: round widths compute fastest."""
+
+TRIES = 24
+"""Widths that are tried."""
 
 OUTSIDE = ("embedding", "position", "head")
 """Parts of a model that are not counted as its size: tables with a row for each token or place."""
@@ -65,7 +69,8 @@ def matched(
     if match == "none" or _miss(spec, target, match, vocab_size) == 0:
         return spec, True
     nearest, least = spec, _miss(spec, target, match, vocab_size)
-    for dim in _dims(spec):
+    excess = count(spec, vocab_size).of(match) / target.of(match)
+    for dim in _dims(spec, excess):
         for candidate in _hidden_candidates(_with_dim(spec, dim), target, match, vocab_size):
             miss = _miss(candidate, target, match, vocab_size)
             if miss <= TOLERANCE:
@@ -122,14 +127,14 @@ def _with_hidden(resolved: ModelSpec, spec: ModelSpec, hidden_dim: int) -> Model
     return ModelSpec.model_validate(values)
 
 
-def _dims(spec: ModelSpec) -> Iterator[int]:
-    """Yield widths, from the model's own to those ever further off, that its heads divide."""
+def _dims(spec: ModelSpec, excess: float) -> list[int]:
+    """Return widths to try: the model's own, then those around the one at which it has the right size, as sizes
+    grow with the square of the width."""
     step = _step(spec)
-    yield spec.dim
-    for n in range(1, 4 * spec.dim // step):
-        for dim in (spec.dim - n * step, spec.dim + n * step):
-            if spec.dim / 4 <= dim <= 4 * spec.dim:
-                yield dim
+    right = spec.dim * excess**-0.5
+    others = range(step, 4 * spec.dim + 1, step)
+    near = sorted(others, key=lambda dim: abs(math.log(dim / right)))
+    return [spec.dim, *(dim for dim in near if dim != spec.dim)][:TRIES]
 
 
 def _step(spec: ModelSpec) -> int:
