@@ -73,16 +73,10 @@ def _add_options(parser: Parser) -> None:
         )
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
-    if "lengths" in given:
-        given["lengths"] = f"[{given['lengths']}]"
-    return given
-
-
 def _dry_run(options: Any, given: dict[str, Any]) -> int:
     from archwright.lab.compare import announcement, plan
 
-    found = plan(*options.what, out=options.out, parts=options.parts, **_options(given))
+    found = plan(*options.what, out=options.out, parts=options.parts, **given)
     print(announcement(found))
     print("Nothing was trained.")
     return 0
@@ -100,7 +94,7 @@ def _compare(options: Any, given: dict[str, Any]) -> int:
             runs=options.runs or POOL,
             parts=options.parts,
             quiet=options.quiet,
-            **_options(given),
+            **given,
         )
     except Interrupted as stop:
         print(f"archwright: {stop}", file=sys.stderr)

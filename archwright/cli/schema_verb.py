@@ -32,6 +32,6 @@ def run(words: Sequence[str]) -> int:
     load_parts(options.parts)
     if options.what not in FILES:
         hint = nearest(options.what, FILES)
-        raise UserError(f'schema "{options.what}": expected {", ".join(FILES)}.{hint}')
+        raise UserError(f'schema "{options.what}": expected one of {", ".join(FILES)}.{hint}')
     print(json.dumps(file_schema(FILES[options.what]), indent=2))
     return 0

@@ -1,5 +1,6 @@
 """From a study's words to the runs that are compared: one per variant, equal but for what is varied."""
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,8 +64,13 @@ def is_variant(word: str) -> bool:
 def run_key(assignment: str) -> str:
     """Return a dotted key of a model or a run as one of a run: `norm.kind=layer` -> `model.norm.kind=layer`."""
     first, _, rest = assignment.partition("=")[0].strip().partition(".")
-    of_run = first in RunSpec.model_fields and not (first == "init" and rest != "from")
-    return assignment if of_run or first not in ModelSpec.model_fields else f"model.{assignment}"
+    if first in RunSpec.model_fields and not (first == "init" and rest != "from"):
+        return assignment
+    known = [*ModelSpec.model_fields, *RunSpec.model_fields]
+    near = difflib.get_close_matches(
+        first, known, n=1
+    )  # so that a typo is looked for in the right half
+    return f"model.{assignment}" if near and near[0] in ModelSpec.model_fields else assignment
 
 
 def arms(study: StudySpec, size: float | None) -> Arms:

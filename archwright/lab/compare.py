@@ -2,7 +2,9 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.lab.workers import Workers
 from archwright.reporting import words as say
 from archwright.runs import RunFolder
-from archwright.spec.errors import UserError
+from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import diff, load_study, read_study, study_names, to_toml
 from archwright.spec.run_spec import PartsFile
 from archwright.spec.study_spec import StudySpec
@@ -74,9 +76,8 @@ def compare(
     files = [Path(file).resolve() for file in parts]
     study = study_of(*words, **options, parts=load(files))
     path = Path(out) if out else STUDIES / slug(study.name)
-    folder = open_study(path, study)
     command = command_of(study, out, parts)
-    with folder.lock():
+    with planned_or_gone(path), (folder := open_study(path, study)).lock():
         with Workers(usable_cores(), path / "log.txt", files) as crew:
             plan = plans.saved(study, folder)
             if plan is None:
@@ -165,8 +166,14 @@ def _named_study(names: Sequence[str | StudySpec]) -> StudySpec:
     if not rest and (first in study_names() or str(first).endswith(".toml")):
         return load_study(str(first))
     if not rest:
-        near = f"studies are {', '.join(study_names())}"
-        raise UserError(f'compare "{first}" with what? Name a second model, or a study; {near}')
+        raise UserError(
+            f'compare "{first}" with what? Name a second model, or one of the studies '
+            f"{', '.join(study_names())}.{nearest(str(first), study_names())}"
+        )
+    if studies := [name for name in names if name in study_names()]:
+        raise UserError(
+            f'"{studies[0]}" is a study, which names its variants itself; leave out the others'
+        )
     found = [tuple(split(str(name))) for name in rest]
     for i, variant in enumerate(found):
         if variant in found[:i] or variant == tuple(split(str(first))):
@@ -183,6 +190,22 @@ def _toml(value: Any) -> str:
     return str(list(value)) if isinstance(value, (tuple, list)) else str(value)
 
 
+@contextmanager
+def planned_or_gone(path: Path) -> Iterator[None]:
+    """Remove a study's folder if the block fails before the study is planned, so that a mistake leaves nothing
+    behind."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        if made and not (path / plans.PLAN).exists():
+            shutil.rmtree(path, ignore_errors=True)
+            for folder in made[1:]:
+                with suppress(OSError):
+                    folder.rmdir()
+        raise
+
+
 def open_study(path: Path, study: StudySpec) -> RunFolder:
     """Return the folder of a study, made if it is not there.
 
@@ -190,13 +213,13 @@ def open_study(path: Path, study: StudySpec) -> RunFolder:
         UserError: it holds another study, or anything else.
     """
     file = path / "study.toml"
-    if file.is_file():
+    if file.is_file() and (path / plans.PLAN).exists():
         lines = diff(read_study(file), study)
         if lines:
             raise UserError(
                 f"{path} holds another study ({'; '.join(lines[:4])}). Give this one a folder of its own: --out DIR"
             )
-    elif path.exists() and any(path.iterdir()):
+    elif path.exists() and not file.is_file() and any(path.iterdir()):
         raise UserError(f"{path} is not a study and not empty. Give --out a new or empty folder")
     else:
         with clear_errors(path):

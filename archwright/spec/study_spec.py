@@ -1,6 +1,7 @@
 """A study as data: which variants are compared, what is held equal, and how often."""
 
 import re
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -35,10 +36,22 @@ def _checked_size(value: Any) -> Any:
 
 
 def _checked_study_budget(value: Any) -> Any:
-    if parse_budget(str(value))[1] == "flops":
-        raise ValueError(
-            'expected wall time for all runs, such as "10m", or steps or tokens for each'
-        )
+    with suppress(ValueError):
+        if parse_budget(str(value))[1] != "flops":
+            return value
+    raise ValueError(
+        'expected wall time for all runs, such as "10m", or steps or tokens for each, such as '
+        '"400steps" or "2Mtokens"'
+    )
+
+
+def _as_numbers(value: Any) -> Any:
+    """Read `2,4` as the command line has it."""
+    if isinstance(value, str):
+        words = value.strip("[] ").split(",")
+        if not all(word.strip().isdecimal() for word in words):
+            raise ValueError("expected whole numbers, such as 2,4")
+        return tuple(map(int, words))
     return value
 
 
@@ -80,7 +93,9 @@ class StudySpec(Spec):
     """Share of the baseline's loss below which a difference does not matter."""
     evaluation_tokens: int = Field(65_536, ge=1024)
     """Held-out tokens that every run is judged on, or all there are where these are fewer."""
-    lengths: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    lengths: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_numbers), Field(strict=False)
+    ] = ()
     """Also judge on texts this many times as long as those trained on."""
     budget: Annotated[str, BeforeValidator(_checked_study_budget)] = "10m"
     """Wall time for all runs together, or steps or tokens for each run."""

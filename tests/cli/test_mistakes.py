@@ -15,7 +15,7 @@ NORMS = 'expected one of "layer", "none", "rms"'
 MISTAKES: dict[str, list[str]] = {
     # verbs, options and names
     "trian demo": [
-        '"trian": no such verb; there are train, generate, eval, profile, report, list, show, diff, schema, '
+        '"trian": no such verb; there are train, compare, generate, eval, profile, report, list, show, diff, schema, '
         'check. Did you mean "train"?'
     ],
     "train": ["train what? Name a recipe, a model or a TOML file, such as: archwright train demo"],
@@ -39,7 +39,7 @@ MISTAKES: dict[str, list[str]] = {
         "--resume takes the run as it was begun: leave out other words, --out and --dry-run"
     ],
     "list choises": [
-        'list "choises": expected one of models, recipes, choices, runs. Did you mean "choices"?'
+        'list "choises": expected one of models, recipes, studies, choices, runs. Did you mean "choices"?'
     ],
     "show": ["the following arguments are required: MODEL. See archwright show --help"],
     "show demo": [
@@ -49,7 +49,7 @@ MISTAKES: dict[str, list[str]] = {
         '"textbok": no such preset; there are modern, textbook, or give a file ending in .toml. '
         'Did you mean "textbook"?'
     ],
-    "schema models": ['schema "models": expected model or run. Did you mean "model"?'],
+    "schema models": ['schema "models": expected one of model, run, study. Did you mean "model"?'],
     # keys and values
     "train modern dim=256": ['dim: unknown key. Did you mean "model.dim"?'],
     "train modern optimiser.lr=1": [
@@ -170,6 +170,44 @@ MISTAKES: dict[str, list[str]] = {
         "init.from: runs/base is no folder; expected a run folder or one with model.safetensors"
     ],
     "generate notes.txt": ["notes.txt is not a run folder: it has no spec.toml."],
+    # comparisons
+    "compare": [
+        "compare what? Name two models or more, or a study, such as: archwright compare textbook modern"
+    ],
+    "compare norm-knd": [
+        'compare "norm-knd" with what? Name a second model, or one of the studies activation, depth-width, '
+        'kv-heads, norm-kind, norm-placement, positions, textbook-to-modern. Did you mean "norm-kind"?'
+    ],
+    "compare norm-kind modern": [
+        '"norm-kind" is a study, which names its variants itself; leave out the others'
+    ],
+    "compare modern modren": [
+        '"modren": no such preset; there are demo, modern, textbook, or give a file ending in '
+        '.toml. Did you mean "modern"?'
+    ],
+    "compare modern modern": ['"modern" is named twice; there is nothing to compare'],
+    "compare modern modern:norm.kind=rms": [
+        '"modern:norm.kind=rms" and "modern" are the same model, trained alike; there is nothing to compare'
+    ],
+    "compare modern :nrom.kind=layer": [
+        'nrom.kind=layer: model.nrom.kind: unknown key. Did you mean "model.norm.kind"?'
+    ],
+    "compare modern :batch_size=4": [
+        "batch_size=4: batch_size: 16 -> 4: all variants are trained and judged alike in this; say it once "
+        "for all, batch_size=..., as a word of its own"
+    ],
+    "compare modern textbook --budget 10": [
+        'budget: found 10; expected wall time for all runs, such as "10m", or steps or tokens for each, '
+        'such as "400steps" or "2Mtokens"'
+    ],
+    "compare modern textbook --lengths 2,x": [
+        'lengths: found "2,x"; expected whole numbers, such as 2,4'
+    ],
+    "compare modern textbook --seeds 1": ["seeds: found 1; expected at least 2"],
+    "compare modern textbook data.text=notes.txt data.tokenizer.kind=bytes": [
+        "data.text: 720 tokens are held out to judge on; expected at least 8,192: give more text, or other "
+        "text to judge on with data.held_out=FILE"
+    ],
     # choices from outside
     "train modern --parts none.py": [
         "--parts none.py: cannot be read: No such file or directory"

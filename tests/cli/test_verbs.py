@@ -118,7 +118,7 @@ def test_a_reader_that_stops_reading_is_no_error(place: Path) -> None:
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
-    models, recipes, last = out(capsys, "list").split("\n\n")
+    models, recipes, studies, last = out(capsys, "list").split("\n\n")
     assert models.splitlines()[0].split() == [
         *("model", "parameters", "norm", "wiring", "position", "attention", "feedforward")
     ]
@@ -126,6 +126,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["textbook"][1:] == ["layer", "post", "sinusoidal", "8/8", "heads", "relu"]
     assert rows["modern"][1:4] == ["rms", "pre", "rope"]
     assert recipes.splitlines()[1].split()[:2] == ["demo", "modern"]
+    assert studies.splitlines()[1].split()[:2] == ["activation", "modern"]
     assert "archwright show NAME" in last
 
 
