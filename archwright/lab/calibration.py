@@ -12,6 +12,7 @@ import csv
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -179,18 +180,19 @@ DESIGNS: dict[str, tuple[Design, int]] = {
 
 
 def read_pool(path: Path) -> Pool:
-    """Read a CSV with the columns seed, rate_index (the k of start * ratio^k) and loss; others are ignored.
+    """Read the runs.csv of a study whose variants are the rates of a lattice; the first is where a sweep starts.
 
-    Seeds without every rate are left out.
+    Of its columns only seed, rate and loss count. Seeds without every rate are left out.
 
     Raises:
-        UserError: columns are missing, the rates have gaps, or too few seeds are complete.
+        UserError: columns are missing, the rates are no lattice, or too few seeds are complete.
     """
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    if not rows or not {"seed", "rate_index", "loss"} <= rows[0].keys():
-        raise UserError(f"{path}: expected the columns seed, rate_index and loss")
-    losses = {(int(r["seed"]), int(r["rate_index"])): float(r["loss"]) for r in rows}
+    if not rows or not {"seed", "rate", "loss"} <= rows[0].keys():
+        raise UserError(f"{path}: expected the columns seed, rate and loss")
+    powers_of = _powers(path, [float(row["rate"]) for row in rows])
+    losses = {(int(r["seed"]), powers_of[float(r["rate"])]): float(r["loss"]) for r in rows}
     powers = range(min(k for _, k in losses), max(k for _, k in losses) + 1)
     by_seed = [
         [losses.get((seed, k), math.nan) for k in powers] for seed in sorted({s for s, _ in losses})
@@ -201,6 +203,15 @@ def read_pool(path: Path) -> Pool:
             f"{path}: expected 3 rates and 6 seeds, found {len(complete)} seeds at all of {len(powers)}"
         )
     return Pool(np.array(complete), powers)
+
+
+def _powers(path: Path, rates: Sequence[float]) -> dict[float, int]:
+    """Return the power k of each rate = start * ratio^k, the first rate being the start."""
+    different, start = sorted(set(rates)), rates[0]
+    steps = [math.log(b / a) for a, b in pairwise(different)]
+    if not steps or max(steps) > 1.02 * min(steps):
+        raise UserError(f"{path}: expected rates with equal ratios between neighbours")
+    return {rate: i - different.index(start) for i, rate in enumerate(different)}
 
 
 def table(pool: Pool, draws: int = 2000, seeds: Sequence[int] = (3, 5, 10)) -> Iterator[str]:
@@ -261,7 +272,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="How often the lab errs, on a recorded pool of runs."
     )
-    parser.add_argument("pool", type=Path, help="CSV with the columns seed, rate_index and loss")
+    parser.add_argument(
+        "pool", type=Path, help="runs.csv of a study whose variants are learning rates"
+    )
     parser.add_argument("--draws", type=int, default=2000)
     options = parser.parse_args()
     for line in table(read_pool(options.pool), options.draws):

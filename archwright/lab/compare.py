@@ -295,7 +295,9 @@ def announcement(plan: Plan) -> str:
 def results_of(execution: Execution, command: str, complete: bool) -> StudyResults:
     """Return what a study found so far."""
     plan = execution.plan
-    variants, runs = plan.variants(), list(execution.results.values())
+    order = {name: i for i, name in enumerate(plan.arms)}
+    cells = sorted(execution.results, key=lambda c: (order[c.variant], c.seed, c.k))
+    variants, runs = plan.variants(), [execution.results[cell] for cell in cells]
     replicates, sweeps = execution.replicates(), execution.sweeps()
     found = effects(
         replicates,

@@ -101,14 +101,21 @@ def test_one_sweep_errs_more_with_more_seeds():
     assert whole.wins / 300 < 0.1 < 0.15 < swept.wins / 300
 
 
+def start_first(lines, first):
+    """The file's first rate is that at which a sweep starts; the rest may stand in any order."""
+    return [lines[-first], *lines[:-first][::-1], *lines[1 - first :]]
+
+
 def write(path, losses, first=0):
     lines = [
-        f"x,{seed},{k + first},{loss!r}\n"
+        f"x,{seed},{0.01 * 3 ** (k + first)!r},{loss!r}\n"
         for seed, row in enumerate(losses)
         for k, loss in enumerate(row)
         if not math.isnan(loss)
     ]
-    path.write_text("".join(["host,seed,rate_index,loss\n", *lines[::-1]]), encoding="utf-8")
+    path.write_text(
+        "".join(["host,seed,rate,loss\n", *start_first(lines, first)]), encoding="utf-8"
+    )
 
 
 def test_pools_are_read_whatever_their_order(tmp_path):
@@ -126,7 +133,9 @@ def test_pools_are_read_whatever_their_order(tmp_path):
     [
         ("", "columns"),
         ("seed,loss\n1,3.0\n", "columns"),
-        ("seed,rate_index,loss\n1,0,3.0\n", "found 1 seeds at all of 1"),
+        ("seed,rate,loss\n1,0.1,3.0\n", "equal ratios"),
+        ("seed,rate,loss\n1,0.1,3.0\n1,0.3,3.0\n1,0.4,3.0\n", "equal ratios"),
+        ("seed,rate,loss\n1,0.1,3.0\n1,0.3,3.0\n", "found 1 seeds at all of 2"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, complaint):
