@@ -5,6 +5,7 @@
     spec = aw.load("modern")                        # an architecture is data
     model = aw.build(spec.override("dim=256"))      # a model is composed from it
     run = aw.train("modern", "budget=60s")          # a run trains one on text
+    aw.compare("modern", "modern:norm.kind=layer")  # a study says which is better, and how sure that is
     print(aw.generate(run, "def "))
 
 Names are imported on first use, so that `import archwright` costs nothing and reading specs needs no torch.
@@ -17,6 +18,9 @@ __version__: str
 
 if TYPE_CHECKING:
     from archwright.generation.writing import generate as generate
+    from archwright.lab.compare import Interrupted as Interrupted
+    from archwright.lab.compare import compare as compare
+    from archwright.lab.compare import plan as plan
     from archwright.model.build import build as build
     from archwright.model.decoder import Decoder as Decoder
     from archwright.parts import register as register
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from archwright.spec.read import load as load
     from archwright.spec.read import load_run as load_run
     from archwright.spec.run_spec import RunSpec as RunSpec
+    from archwright.spec.study_spec import StudySpec as StudySpec
     from archwright.training.evaluation import evaluate_text as evaluate_text
     from archwright.training.probes import Probes as Probes
     from archwright.training.profiling import profile as profile
@@ -36,17 +41,21 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Decoder": "archwright.model.decoder",
+    "Interrupted": "archwright.lab.compare",
     "ModelSpec": "archwright.spec.model_spec",
     "OpenRun": "archwright.runs.opened",
     "Probes": "archwright.training.probes",
     "RunSpec": "archwright.spec.run_spec",
+    "StudySpec": "archwright.spec.study_spec",
     "UserError": "archwright.spec.errors",
     "build": "archwright.model.build",
+    "compare": "archwright.lab.compare",
     "evaluate_text": "archwright.training.evaluation",
     "generate": "archwright.generation.writing",
     "load": "archwright.spec.read",
     "load_run": "archwright.spec.read",
     "open_run": "archwright.runs.opened",
+    "plan": "archwright.lab.compare",
     "profile": "archwright.training.profiling",
     "register": "archwright.parts",
     "resume": "archwright.training.train",

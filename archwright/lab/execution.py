@@ -4,7 +4,6 @@ import math
 import shlex
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -72,7 +71,7 @@ class Execution:
             wanted = [cell for cell in self.wanted() if cell not in workers.running]
             if not wanted and not workers.running:
                 break
-            if self._late(wanted, workers):
+            if wanted and self._late(workers):
                 continue
             for cell in wanted[: workers.free]:
                 self._started.add(cell)
@@ -127,9 +126,21 @@ class Execution:
         overhead = foreseen - self.plan.costs[name].step * self.plan.steps
         return statistics.fmean(took) + max(0.0, overhead) if len(took) > 2 else foreseen
 
-    def remaining(self, cells: Sequence[Cell]) -> float:
-        """Return the wall time that runs take together, about."""
-        return sum(self.run_seconds(cell.variant) for cell in cells) / self.plan.workers
+    def outstanding(self) -> dict[str, int]:
+        """Return how many runs each variant still has, those included that are not wanted yet."""
+        wanted = [cell.variant for cell in self.wanted()]
+        grid = self.plan.study.grid if self.plan.study.rates == "tuned" else 1
+        found = {}
+        for name, sweep in self.sweeps().items():
+            there = sum(c.variant == name and c.k in sweep.window for c in self.results)
+            found[name] = max(wanted.count(name), len(self.seeds) * grid - there if wanted else 0)
+        return found
+
+    def remaining(self) -> float:
+        """Return the wall time that outstanding runs take together, about, those under way as if they had just
+        begun."""
+        work = sum(self.run_seconds(name) * n for name, n in self.outstanding().items())
+        return work / self.plan.workers
 
     def _losses(self, name: str) -> dict[tuple[int, int], float]:
         return {(c.seed, c.k): r.loss for c, r in self.results.items() if c.variant == name}
@@ -182,14 +193,12 @@ class Execution:
             )
         show.ended(self.results[cell])
 
-    def _late(self, wanted: Sequence[Cell], workers: Workers) -> bool:
+    def _late(self, workers: Workers) -> bool:
         """Leave out the last seed, or the move of a window, where there is no time for it."""
         budget = self.plan.study.wall_seconds
-        if budget is None or not wanted:
+        if budget is None or self.spent + self.remaining() <= LATE * budget:
             return False
         running = [cell for cell in workers.running if isinstance(cell, Cell)]
-        if self.spent + self.remaining(wanted) + self.remaining(running) / 2 <= LATE * budget:
-            return False
         begun = {cell.seed for cell in (*self.results, *running)}
         if self.seeds[-1] not in begun and len(self.seeds) > LEAST_SEEDS:
             left_out = self.seeds.pop()

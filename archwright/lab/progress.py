@@ -106,12 +106,12 @@ def told(run: RunResult) -> str:
 
 def left(execution: "Execution", running: "Mapping[Cell, RunFolder]") -> str:
     """Say how many runs are done and how long the others take."""
-    wanted = execution.wanted()
-    share = sum(1 - _done(execution, running[cell]) for cell in wanted if cell in running)
-    waiting = [cell for cell in wanted if cell not in running]
-    each = execution.remaining(list(running)) / max(1, len(running))
-    seconds = execution.remaining(waiting) + share * each
-    total = len(execution.results) + len(wanted)
+    begun = sum(
+        _done(execution, folder) * execution.run_seconds(cell.variant)
+        for cell, folder in running.items()
+    )
+    seconds = max(0.0, execution.remaining() - begun / execution.plan.workers)
+    total = len(execution.results) + sum(execution.outstanding().values())
     return f"{len(execution.results)} of {total} runs, about {duration(seconds)} left"
 
 

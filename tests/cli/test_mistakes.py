@@ -176,7 +176,7 @@ MISTAKES: dict[str, list[str]] = {
     ],
     "compare norm-knd": [
         'compare "norm-knd" with what? Name a second model, or one of the studies activation, depth-width, '
-        'kv-heads, norm-kind, norm-placement, positions, textbook-to-modern. Did you mean "norm-kind"?'
+        'kv-heads, norm-kind, norm-placement, positions, ten-choices, textbook-to-modern. Did you mean "norm-kind"?'
     ],
     "compare norm-kind modern": [
         '"norm-kind" is a study, which names its variants itself; leave out the others'

@@ -1,0 +1,108 @@
+"""What is run next, and what is left out when time runs short; nothing is trained here."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from archwright.lab.execution import LATE, Cell, Execution
+from archwright.lab.results import RunResult
+from archwright.spec.study_spec import StudySpec
+
+VALLEY = {-2: 3.6, -1: 3.2, 0: 3.0, 1: 3.1, 2: 3.5}
+"""A loss for each rate: the best is in the middle."""
+
+
+class Crew:
+    """Workers that do nothing."""
+
+    def __init__(self, *running: Cell) -> None:
+        self.running = set(running)
+
+
+def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Execution:
+    study = StudySpec(variants={"b": ("dim=8",)}, budget=budget, **options)
+    plan = SimpleNamespace(
+        study=study,
+        arms={"modern": None, "b": None},
+        workers=2,
+        steps=100,
+        costs={name: SimpleNamespace(step=seconds / 100) for name in ("modern", "b")},
+        run_seconds=lambda name: seconds,
+    )
+    return Execution(plan, Path("study"), Path("runs"))  # type: ignore[arg-type]
+
+
+def finish(found: Execution, *cells: Cell, losses: dict[int, float] = VALLEY) -> None:
+    for cell in cells:
+        loss = losses[cell.k] + 0.01 * cell.seed
+        found.results[cell] = RunResult("", cell.variant, cell.seed, 3.0**cell.k, loss, 1.0, 6.0)
+
+
+def test_the_first_seed_places_the_grids_before_others_run() -> None:
+    found = execution()
+    assert {cell.seed for cell in found.wanted()} == {0}
+    assert len(found.wanted()) == 6
+    finish(found, *found.wanted())
+    assert [cell.seed for cell in found.wanted()] == [s for s in (1, 2, 3, 4) for _ in range(6)]
+
+
+def test_seeds_come_one_after_another_so_that_whole_pairs_are_there_early() -> None:
+    found = execution()
+    done = 0
+    while wanted := found.wanted():
+        finish(found, wanted[0])
+        done += 1
+        assert max(len(found.sweeps()[n].seeds) for n in ("modern", "b")) - 1 <= min(
+            len(found.sweeps()[n].seeds) for n in ("modern", "b")
+        )
+    assert done == 30
+    assert len(found.replicates()) == 10
+
+
+def test_fixed_rates_need_one_run_for_each_seed() -> None:
+    found = execution(rates="fixed", seeds=4)
+    assert found.wanted() == [Cell(n, s, 0) for s in range(4) for n in ("modern", "b")]
+    finish(found, *found.wanted())
+    assert found.wanted() == []
+    assert len(found.replicates()) == 8
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"), [(10.0, 5), (40.0, 5), (55.0, 4), (80.0, 3), (900.0, 3)]
+)
+def test_late_seeds_are_left_out_but_never_below_three(seconds: float, kept: int) -> None:
+    found = execution(seconds)
+    while found._late(Crew()):  # type: ignore[arg-type]
+        pass
+    assert len(found.seeds) == kept
+    assert len(found.notes) == 5 - kept
+    total = kept * 6 * seconds / 2
+    assert kept == 3 or total <= LATE * 600
+
+
+def test_a_seed_that_has_begun_is_not_left_out() -> None:
+    found = execution(900.0)
+    finish(found, Cell("b", 4, 0))
+    assert not found._late(Crew())  # type: ignore[arg-type]
+    assert found.seeds == [0, 1, 2, 3, 4]
+
+
+def test_without_time_a_grid_is_not_moved_for_all_seeds() -> None:
+    found = execution(100.0, seeds=3)
+    low_end = {-2: 3.4, -1: 2.7, 0: 3.0, 1: 3.2}
+    for name in ("modern", "b"):  # the first seed is best in the middle, the others at the end
+        finish(found, *(Cell(name, 0, k) for k in (-1, 0, 1)))
+        finish(found, *(Cell(name, s, k) for s in (1, 2) for k in (-1, 0, 1)), losses=low_end)
+    assert {cell.k for cell in found.wanted()} == {-2}
+    found.spent = 600.0
+    assert found._late(Crew())  # type: ignore[arg-type]
+    assert found.wanted() == []
+    assert found.sweeps()["b"].edge
+    assert "not moved" in found.notes[0]
+
+
+def test_budgets_of_steps_know_no_hurry() -> None:
+    found = execution(1e6, budget="100steps")
+    assert not found._late(Crew())  # type: ignore[arg-type]
