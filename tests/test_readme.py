@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 PIECES = (ROOT / "docs" / "pieces.md").read_text("utf-8")
+SHORT = ["--budget=2steps", "--size=0.02M", "--seeds=2", "--rates=fixed", "--evaluation-tokens=1024"]
 SMALL = ["data.tokenizer.kind=bytes", "batch_size=2", "evaluate.final_max_tokens=500"]
 
 
@@ -50,13 +51,15 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_there_are_commands_of_every_sort() -> None:
     verbs = {line.split()[1] for line, _ in commands()}
-    assert verbs >= {"train", "generate", "eval", "list", "show", "diff"}
+    assert verbs >= {"train", "compare", "generate", "eval", "list", "show", "diff"}
 
 
 @pytest.mark.parametrize(("line", "output"), commands(), ids=lambda text: text[:60].strip())
 def test_a_command_does_what_it_says(folder: Path, line: str, output: str) -> None:
     program, verb, *rest = shlex.split(line)
     assert program == "archwright"
+    if verb == "compare":
+        rest = [word for word in rest if word not in ("--budget", "10m", "20m")] + SHORT
     if any(word.startswith("budget=") for word in rest):
         rest = [word for word in rest if not word.startswith("budget=")]
         rest += ["budget=3steps", *SMALL]

@@ -3,7 +3,7 @@
 import math
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from archwright.lab.plan import Plan, slug
 from archwright.lab.planner import Planner, usable_cores
 from archwright.lab.pool import POOL
 from archwright.lab.progress import progress
-from archwright.lab.results import Held, Replicate, StudyResults
+from archwright.lab.results import Held, Replicate, RunResult, StudyResults
+from archwright.lab.sweep import RISE
 from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.lab.workers import Workers
 from archwright.reporting import words as say
@@ -351,7 +352,28 @@ def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
         notes.append(
             f"In {edges} of {len(replicates)} sweeps the best learning rate was at an end of the grid."
         )
+    for name in execution.plan.arms:
+        if _is_coarse([r for r in replicates if r.variant == name], runs):
+            notes.append(
+                f"The grid of learning rates is coarse for {name}: to both sides of the best its loss rises by more "
+                f"than {100 * RISE:.0f} %, so that it may do better between. A smaller --ratio is finer."
+            )
     return notes
+
+
+def _is_coarse(replicates: Sequence[Replicate], runs: Collection[RunResult]) -> bool:
+    """Return whether the valley of most seeds is narrower than the grid resolves."""
+
+    def narrow(found: Replicate) -> bool:
+        sweep = sorted(
+            (r for r in runs if (r.variant, r.seed) == (found.variant, found.seed)),
+            key=lambda r: r.rate,
+        )
+        best = sweep.index(found.best)
+        beside = [r.loss for r in sweep[max(0, best - 1) : best + 2] if r is not found.best]
+        return len(beside) == 2 and min(beside) > (1 + RISE) * found.best.loss
+
+    return sum(map(narrow, replicates)) > len(replicates) / 2
 
 
 def unigram_entropy(material: Material) -> float:

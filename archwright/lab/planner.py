@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -58,6 +59,7 @@ class Planner:
         self.study, self.folder, self.crew = study, folder, crew
         self.material: Material
         self.decisions: Decisions
+        self._begun = time.monotonic()
 
     def plan(self) -> Plan:
         """Decide everything.
@@ -205,9 +207,10 @@ class Planner:
         times = runs_each(self.study) / workers
         fixed = sum(cost.run(0, tokens) for cost in costs.values()) * times
         step = sum(cost.step for cost in costs.values()) * times
-        steps = int((amount * USED - fixed) / step)
+        planning = time.monotonic() - self._begun
+        steps = int((amount * USED - planning - fixed) / step)
         if steps < LEAST_STEPS:
-            least = (fixed + LEAST_STEPS * step) / USED
+            least = (planning + fixed + LEAST_STEPS * step) / USED
             raise UserError(
                 f"budget: found {self.study.budget}, which pays for "
                 f"{max(0, steps)} steps in each of about {round(runs_each(self.study) * len(found))} runs; "

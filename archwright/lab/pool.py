@@ -22,8 +22,8 @@ from archwright.training.material import Material
 POOL = Path("studies/runs")
 """Where runs are kept when the user names no folder; studies share them."""
 
-DECISIVE = ("spec", "text", "data", "parts", "model", "losses.py", "optim", "training")
-"""Rooms whose code decides what a run's numbers are."""
+DECISIVE = ("data", "parts", "model", "losses.py", "optim", "training")
+"""Rooms whose code decides what a run's numbers are; what `spec` and `text` decide is in the spec and the tokens."""
 
 DIVERGED = "diverged"
 """The event by which a run is known to have no number at its end."""
