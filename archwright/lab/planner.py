@@ -42,7 +42,8 @@ LEAST_EVALUATION = 8192
 USED = 0.92
 """Share of the budget that is planned; the rest is for what takes longer than foreseen."""
 
-TIMED_SECONDS = 1.5
+TIMED_SECONDS = (0.3, 4.0)
+"""Least and most time for which steps are timed, about a hundredth of the budget."""
 
 WIDE = 1e6
 """Parameters outside embedding and head from which it is measured whether a run should have all cores; those
@@ -244,7 +245,8 @@ class Planner:
     @property
     def _timed_seconds(self) -> float:
         """What is only told to the user need not be as exact as what the number of steps follows from."""
-        return TIMED_SECONDS if self.study.wall_seconds else TIMED_SECONDS / 5
+        least, most = TIMED_SECONDS
+        return min(most, max(least, (self.study.wall_seconds or 0.0) / 100))
 
     def _scratch(self, place: Path, arm: Arm) -> RunFolder:
         flops = arm.counts.flops_per_token
