@@ -37,7 +37,7 @@ def commands() -> list[tuple[str, str]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a text of the user's own."""
     path = tmp_path_factory.mktemp("newcomer")
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8") * 20
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8") * 8
     (path / "notes.txt").write_text(text, "utf-8")
     return path
 

@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from archwright.cli.words import Parser, add_parts_option
+from archwright.spec.docstrings import field_docstrings
 from archwright.spec.read import study_names
-from archwright.spec.study_spec import StudySpec
+from archwright.spec.study_spec import OPTIONS, StudySpec
 
 ABOUT = """\
 Find out which architecture is better for a text and a budget, and how sure that is.
@@ -26,7 +27,7 @@ EXAMPLES = """\
   archwright compare textbook modern --budget 10m
   archwright compare modern modern:norm.kind=layer modern:feedforward.kind=gelu data.text=mine.txt --seeds 5
   archwright compare norm-placement --budget 30m --dry-run
-  archwright compare modern :num_kv_heads=1 --rates fixed optimizer.lr=0.01 --budget 400steps --size 0.5M"""
+  archwright compare modern :attention.num_kv_heads=1 --rates fixed optimizer.lr=0.01 --budget 400steps --size 0.5M"""
 
 
 def run(words: Sequence[str]) -> int:
@@ -43,38 +44,32 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")
     parser.add_argument("--quiet", action="store_true", help="print the verdict alone")
     options = parser.parse(words)
-    given = {name: getattr(options, name) for name in HELP if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in OPTIONS if getattr(options, name) is not None}
     if options.dry_run:
         return _dry_run(options, given)
     return _compare(options, given)
 
 
-HELP = {
-    "budget": "wall time for all runs (10m), or steps or tokens for each (400steps, 2Mtokens)",
-    "seeds": "how often all is repeated",
-    "first_seed": "the first seed",
-    "rates": "tuned: every seed tunes each variant's learning rate; fixed: as given",
-    "grid": "learning rates in a sweep",
-    "ratio": "between neighbouring learning rates",
-    "size": "parameters outside embedding and head (0.2M), auto, or given",
-    "match": "what is made equal: non_embedding, parameters, flops, none",
-    "margin": "share of the loss below which a difference does not matter",
-    "lengths": "also judge on texts so many times longer (2,4)",
-    "evaluation_tokens": "held-out tokens to judge on",
-}
-
-
 def _add_options(parser: Parser) -> None:
-    for name, text in HELP.items():
+    """Add an option for each field that has one, with what its docstring says."""
+    told = field_docstrings(StudySpec)
+    for name in OPTIONS:
         default = StudySpec.model_fields[name].default
-        shown = f" (default: {default})" if default != () else ""
+        kinds = get_args(StudySpec.model_fields[name].annotation)
+        metavar = "|".join(kinds) if all(isinstance(k, str) for k in kinds) else ""
+        shown = f" Default: {default}." if default != () else ""
+        words = " ".join(told[name].split()).replace("%", "%%")
         parser.add_argument(
-            f"--{name.replace('_', '-')}", dest=name, metavar=name.upper(), help=text + shown
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            metavar=metavar or name.upper(),
+            help=words + shown,
         )
 
 
 def _dry_run(options: Any, given: dict[str, Any]) -> int:
-    from archwright.lab.compare import announcement, plan
+    from archwright.lab.compare import plan
+    from archwright.lab.findings import announcement
 
     found = plan(*options.what, out=options.out, parts=options.parts, **given)
     print(announcement(found))

@@ -121,3 +121,19 @@ class StudySpec(Spec):
         from archwright.spec.read import override
 
         return override(self, assignments)
+
+
+OPTIONS = (
+    "budget",
+    "seeds",
+    "first_seed",
+    "rates",
+    "grid",
+    "ratio",
+    "size",
+    "match",
+    "margin",
+    "lengths",
+    "evaluation_tokens",
+)
+"""Fields of a study that the command line and the library have options for."""

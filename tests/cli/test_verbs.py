@@ -34,6 +34,7 @@ QUICK = (
     "eval --help",
     "report --help",
     "profile --help",
+    "compare --help",
 )
 HEAVY = {"torch", "numpy", "rich", "tokenizers", "tiktoken", "plotly", "safetensors"}
 PRESET = resources.files("archwright.presets") / "models" / "modern.toml"

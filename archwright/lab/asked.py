@@ -1,0 +1,109 @@
+"""From words to a study, and back to the command line that asks for it."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from archwright.lab.arms import is_variant, label, run_key, split
+from archwright.lab.plan import slug
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.read import load_study, study_names
+from archwright.spec.run_spec import PartsFile
+from archwright.spec.study_spec import OPTIONS, StudySpec
+
+
+def study_of(
+    *words: str | StudySpec, parts: tuple[PartsFile, ...] = (), **options: Any
+) -> StudySpec:
+    """Return the study that words ask for; see `compare`.
+
+    Raises:
+        UserError: words that are none, or unknown, one line each.
+    """
+    names = [w for w in words if isinstance(w, StudySpec) or is_variant(w)]
+    common = [str(w) for w in words if w not in names]
+    study = _named_study(names)
+    common = [run_key(word) for word in common]
+    assignments = [f"{key}={_toml(value)}" for key, value in options.items() if value is not None]
+    if common:
+        study = study.model_copy(update={"common": (*study.common, *common)})
+    study = study.override(*assignments) if assignments else study
+    return study.model_copy(update={"name": study.name or _name(study), "parts": parts})
+
+
+def command_of(
+    study: StudySpec, folder: Path, out: str | Path | None = None, parts: Sequence[str | Path] = ()
+) -> str:
+    """Return the command line of a study, which may name the file in its folder."""
+    default, words = StudySpec(), [label(study.baseline)]
+    if study.name in study_names():
+        default, words = load_study(study.name), [study.name]
+    elif all(name == label(given) for name, given in study.variants.items()):
+        words += [_variant_word(given) for given in study.variants.values()]
+    else:
+        default, words = study, [str(folder / "study.toml")]
+    words += [word for word in study.common if word not in default.common]
+    for name in OPTIONS:
+        value = getattr(study, name)
+        if value != getattr(default, name):
+            words += [f"--{name.replace('_', '-')}", _option(value)]
+    for file in parts:
+        words += ["--parts", str(file)]
+    if out:
+        words += ["--out", str(out)]
+    return shlex.join(["archwright", "compare", *words])
+
+
+def load(files: Sequence[Path]) -> tuple[PartsFile, ...]:
+    """Let choices in files join the package's; return what a study records of the files."""
+    if not files:
+        return ()
+    from archwright.parts.outside import load_parts_file
+
+    return tuple(PartsFile(name=file.name, sha256=load_parts_file(file)) for file in files)
+
+
+def _named_study(names: Sequence[str | StudySpec]) -> StudySpec:
+    if not names:
+        raise UserError(
+            "compare what? Name two models or more, or a study, such as: archwright compare textbook modern"
+        )
+    first, *rest = names
+    if isinstance(first, StudySpec):
+        if rest:
+            raise UserError("a study names its variants itself; leave out the others")
+        return first
+    if not rest and (first in study_names() or str(first).endswith(".toml")):
+        return load_study(str(first))
+    if not rest:
+        raise UserError(
+            f'compare "{first}" with what? Name a second model, or one of the studies '
+            f"{', '.join(study_names())}.{nearest(str(first), study_names())}"
+        )
+    if studies := [name for name in names if name in study_names()]:
+        raise UserError(
+            f'"{studies[0]}" is a study, which names its variants itself; leave out the others'
+        )
+    found = [tuple(split(str(name))) for name in rest]
+    for i, variant in enumerate(found):
+        if variant in found[:i] or variant == tuple(split(str(first))):
+            raise UserError(f'"{rest[i]}" is named twice; there is nothing to compare')
+    named = {label(words): words for words in found}
+    return StudySpec(baseline=tuple(split(str(first))), variants=named)
+
+
+def _name(study: StudySpec) -> str:
+    return slug("-".join([label(study.baseline), *study.variants]))
+
+
+def _toml(value: Any) -> str:
+    return str(list(value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _variant_word(words: Sequence[str]) -> str:
+    return f":{label(words)}" if "=" in words[0] else label(words)
+
+
+def _option(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,194 @@
+"""What a study found, put together from its runs: effects, verdict, what was held equal, what to know."""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from archwright.lab.execution import Execution
+from archwright.lab.matching import mismatch
+from archwright.lab.plan import Plan
+from archwright.lab.results import Held, Replicate, RunResult, StudyResults
+from archwright.lab.sweep import RISE
+from archwright.lab.verdict import SCOPE, effects, verdict
+from archwright.reporting import words as say
+from archwright.runs import RunFolder
+from archwright.training.material import Material
+
+
+def results_of(execution: Execution, command: str, complete: bool) -> StudyResults:
+    """Return what a study found so far."""
+    plan = execution.plan
+    order = {name: i for i, name in enumerate(plan.arms)}
+    cells = sorted(execution.results, key=lambda c: (order[c.variant], c.seed, c.k))
+    variants, runs = plan.variants(), [execution.results[cell] for cell in cells]
+    replicates, sweeps = execution.replicates(), execution.sweeps()
+    found = effects(
+        replicates,
+        plan.study,
+        plan.baseline.name,
+        variants=variants,
+        runs=runs,
+        edges=[name for name, sweep in sweeps.items() if sweep.edge],
+        unigram_entropy=unigram_entropy(plan.material),
+    )
+    device = device_of(plan, execution)
+    return StudyResults(
+        study=plan.study,
+        folder=str(execution.folder),
+        verdict=verdict(
+            found,
+            plan.baseline.name,
+            parameters=plan.baseline.counts.non_embedding,
+            tokens=plan.tokens_per_run,
+            device=device,
+        ),
+        scope=SCOPE,
+        variants=variants,
+        runs=runs,
+        replicates=replicates,
+        effects=found,
+        grids={n: [plan.rate(n, k) for k in sweep.window] for n, sweep in sweeps.items()},
+        held=held(plan),
+        tokens_per_run=plan.tokens_per_run,
+        steps=plan.steps,
+        evaluation_tokens=plan.evaluation_tokens,
+        device=device,
+        predicted_seconds=plan.seconds,
+        seconds=execution.spent,
+        command=command,
+        complete=complete,
+        notes=[*execution.notes, *_notes(replicates, execution)],
+    )
+
+
+def announcement(plan: Plan) -> str:
+    """Say what is about to be run."""
+    threads = plan.decisions.machine.threads
+    at_once = f"{plan.workers} at a time with {threads} thread{'s' * (threads != 1)} each"
+    base = plan.baseline
+    lines = [
+        f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {say.duration(plan.seconds)}",
+        f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on "
+        f"{plan.evaluation_tokens:,} held-out tokens",
+    ]
+    for arm in plan.arms.values():
+        off = 100 * mismatch(arm.counts, base.counts, "non_embedding")
+        flops = 100 * mismatch(arm.counts, base.counts, "flops")
+        size = f"{arm.counts.non_embedding:,} parameters outside embedding and head"
+        more = "" if arm is base else f" ({off:+.2f} %), FLOPs {flops:+.1f} %"
+        lines.append(f"  {arm.name}: {size}{more}")
+    return "\n".join(lines)
+
+
+def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
+    runs = execution.results.values()
+    notes = []
+    if diverged := [run for run in runs if run.diverged]:
+        notes.append(
+            f"{len(diverged)} of {len(runs)} runs diverged; each counts as the loss it started from."
+        )
+    if failed := [run for run in runs if run.failed]:
+        notes.append(f"{len(failed)} of {len(runs)} runs failed; the first: {failed[0].failed}.")
+    if edges := sum(r.at_edge for r in replicates):
+        notes.append(
+            f"In {edges} of {len(replicates)} sweeps the best learning rate was at an end of the grid."
+        )
+    for name in execution.plan.arms:
+        if _is_coarse([r for r in replicates if r.variant == name], runs):
+            notes.append(
+                f"The grid of learning rates is coarse for {name}: to both sides of the best its loss rises by more "
+                f"than {100 * RISE:.0f} %, so that it may do better between. A smaller --ratio is finer."
+            )
+    return notes
+
+
+def _is_coarse(replicates: Sequence[Replicate], runs: Collection[RunResult]) -> bool:
+    """Return whether the valley of most seeds is narrower than the grid resolves."""
+
+    def narrow(found: Replicate) -> bool:
+        sweep = sorted(
+            (r for r in runs if (r.variant, r.seed) == (found.variant, found.seed)),
+            key=lambda r: r.rate,
+        )
+        best = sweep.index(found.best)
+        beside = [r.loss for r in sweep[max(0, best - 1) : best + 2] if r is not found.best]
+        return len(beside) == 2 and min(beside) > (1 + RISE) * found.best.loss
+
+    return sum(map(narrow, replicates)) > len(replicates) / 2
+
+
+def unigram_entropy(material: Material) -> float:
+    """Return the entropy of single held-out tokens, in nats: the loss of a model that learnt how often each
+    occurs."""
+    tokens = material.held_out.read(0, min(len(material.held_out), 1_000_000))
+    counts = np.bincount(np.asarray(tokens, dtype=np.int64))
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def device_of(plan: Plan, execution: Execution) -> str:
+    """Say what the runs were trained on."""
+    told = RunFolder(execution.folder).environment()
+    machine = plan.decisions.machine
+    if told.get("gpu"):
+        return f"one {told['gpu']}"
+    threads = "one CPU thread" if machine.threads == 1 else f"{machine.threads} CPU threads"
+    name = str(told.get("cpu", "")).replace("(R)", "").replace("(TM)", "")
+    return f"{threads} ({name})" if name else threads
+
+
+def held(plan: Plan) -> list[Held]:
+    """Return what the variants have in common, and what they could not have."""
+    base, run = plan.baseline, plan.baseline.run
+    machine, tokenizer = plan.decisions.machine, plan.material.tokenizer
+    arms = plan.arms.values()
+    common = [
+        Held("text", ", ".join(run.data.text)),
+        Held("tokenizer", f"{run.data.tokenizer.kind}, {tokenizer.vocab_size:,} tokens"),
+        Held("tokens trained on", f"{plan.tokens_per_run:,} in {plan.steps:,} steps"),
+        Held("batch", f"{run.batch_size} texts of {run.model.context_length} tokens"),
+        Held("judged on", f"the same {plan.evaluation_tokens:,} held-out tokens"),
+        Held("seeds", "initial values drawn by parameter name, and the order of the data"),
+        Held("precision and kernel", f"{machine.precision}, {machine.kernel} attention"),
+        Held("threads", f"{machine.threads} a run, {plan.workers} runs at a time"),
+    ]
+    schedules = {arm.name: _told(arm.run.schedule) for arm in arms}
+    optimizers = {arm.name: _told(arm.run.optimizer, without="lr") for arm in arms}
+    measured = [
+        _held("schedule", schedules),
+        _held("optimizer", optimizers),
+        _sizes("parameters outside embedding and head", "non_embedding", plan),
+        _sizes("all parameters", "parameters", plan),
+        _sizes("training FLOPs per token", "flops", plan),
+        _held("width", {arm.name: f"{arm.run.model.dim:,}" for arm in arms}),
+        _held("layers", {arm.name: f"{arm.run.model.num_layers:,}" for arm in arms}),
+    ]
+    assert base
+    return [*common, *measured]
+
+
+def _held(what: str, by_variant: dict[str, str]) -> Held:
+    values = set(by_variant.values())
+    if len(values) == 1:
+        return Held(what, values.pop())
+    return Held(what, "", by_variant, equal=False)
+
+
+def _sizes(what: str, quantity: Any, plan: Plan) -> Held:
+    base = plan.baseline.counts
+    by_variant = {}
+    for arm in plan.arms.values():
+        off = 100 * mismatch(arm.counts, base, quantity)
+        more = "" if arm is plan.baseline else f" ({off:+.2f} %)"
+        by_variant[arm.name] = f"{arm.counts.of(quantity):,.0f}{more}"
+    exact = all(
+        math.isclose(arm.counts.of(quantity), base.of(quantity)) for arm in plan.arms.values()
+    )
+    return Held(what, f"{base.of(quantity):,.0f}") if exact else Held(what, "", by_variant, False)
+
+
+def _told(spec: Any, without: str = "") -> str:
+    values = {k: v for k, v in spec.model_dump().items() if k not in ("kind", without)}
+    return ", ".join([spec.kind, *(f"{k} {v}" for k, v in values.items())])

@@ -1,0 +1,62 @@
+"""Words become a study, and a study the words that ask for it."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from archwright.cli.compare_verb import ABOUT
+from archwright.lab.asked import command_of, study_of
+from archwright.spec.read import load_study, study_names
+from archwright.spec.study_spec import OPTIONS, StudySpec
+
+
+def test_the_first_word_is_the_baseline_and_keys_are_for_all() -> None:
+    found = study_of("textbook", "data.text=a.txt", "modern", ":norm.kind=rms", "dim=64", seeds=4)
+    assert found.baseline == ("textbook",)
+    assert found.variants == {"modern": ("modern",), "norm.kind=rms": ("norm.kind=rms",)}
+    assert found.common == ("data.text=a.txt", "model.dim=64")
+    assert found.seeds == 4
+    assert found.name == "textbook-modern-norm.kind-rms"
+
+
+def test_a_study_is_called_by_its_name_or_file_or_given_as_it_is(tmp_path: Path) -> None:
+    assert study_of("norm-kind") == load_study("norm-kind")
+    assert study_of("norm-kind", "model.dim=96", seeds=3).common == ("model.dim=96",)
+    file = tmp_path / "mine.toml"
+    file.write_text('baseline = ["modern"]\nlengths = [2]\n[variants]\n"a" = ["textbook"]\n')
+    assert study_of(str(file)).name == "mine"
+    given = StudySpec(variants={"x": ("dim=8",)}, name="given")
+    assert study_of(given, rates="fixed") == given.override("rates=fixed")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "archwright compare textbook modern",
+        "archwright compare modern :norm.kind=layer modern:norm.kind=rms:norm.eps=0.1 model.dim=64 --budget 20m",
+        "archwright compare norm-kind --seeds 7 --match flops --lengths 2,4",
+        "archwright compare positions data.text=a.txt --rates fixed --size 0.5M",
+    ],
+)
+def test_a_command_asks_for_the_study_that_it_came_from(line: str) -> None:
+    words = shlex.split(line)[2:]
+    options = {}
+    while "--" in "".join(words):
+        i = next(i for i, word in enumerate(words) if word.startswith("--"))
+        options[words[i][2:].replace("-", "_")] = words[i + 1]
+        del words[i : i + 2]
+    assert command_of(study_of(*words, **options), Path("studies/x")) == line
+
+
+def test_a_study_with_names_of_its_own_is_asked_for_by_its_file() -> None:
+    given = StudySpec(variants={"narrow": ("dim=8",)}, name="given")
+    assert command_of(given, Path("studies/given")) == (
+        "archwright compare studies/given/study.toml"
+    )
+
+
+def test_every_option_is_a_field_and_the_help_names_the_studies() -> None:
+    assert set(OPTIONS) <= set(StudySpec.model_fields)
+    assert "{studies}" in ABOUT
+    assert len(study_names()) >= 7
