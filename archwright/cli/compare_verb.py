@@ -1,6 +1,7 @@
 """archwright compare"""
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -21,18 +22,19 @@ Models are scaled to what the budget can train, unless model.dim or model.num_la
 in parameters through the width of their hidden layers. Every seed tunes the learning rate of every variant.
 Finished runs are kept and never repeated: the same command goes on where it stopped.
 
-studies: {studies}"""
+studies:
+{studies}"""
 
 EXAMPLES = """\
   archwright compare textbook modern --budget 10m
-  archwright compare modern modern:norm.kind=layer modern:feedforward.kind=gelu data.text=mine.txt --seeds 5
+  archwright compare modern :norm.kind=layer :feedforward.kind=gelu data.text=mine.txt --seeds 5
   archwright compare norm-placement --budget 30m --dry-run
-  archwright compare modern :attention.num_kv_heads=1 --rates fixed optimizer.lr=0.01 --budget 400steps --size 0.5M"""
+  archwright compare modern :attention.num_kv_heads=1 --rates fixed --budget 400steps --size 0.5M"""
 
 
 def run(words: Sequence[str]) -> int:
     """Compare, or show what would be run."""
-    about = ABOUT.format(studies=", ".join(study_names()))
+    about = ABOUT.format(studies=textwrap.indent(textwrap.fill(", ".join(study_names())), "  "))
     parser = Parser("compare", about, EXAMPLES)
     parser.add_argument("what", nargs="*", metavar="WHAT", help="models, a study, KEY=VALUE")
     _add_options(parser)
