@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from archwright.generation.writing import generate as generate
     from archwright.lab.compare import Interrupted as Interrupted
     from archwright.lab.compare import compare as compare
-    from archwright.lab.compare import plan as plan
     from archwright.model.build import build as build
     from archwright.model.decoder import Decoder as Decoder
     from archwright.parts import register as register
@@ -55,7 +54,6 @@ _HOMES = {
     "load": "archwright.spec.read",
     "load_run": "archwright.spec.read",
     "open_run": "archwright.runs.opened",
-    "plan": "archwright.lab.compare",
     "profile": "archwright.training.profiling",
     "register": "archwright.parts",
     "resume": "archwright.training.train",

@@ -8,9 +8,9 @@ import numpy as np
 
 from archwright.lab.execution import Execution
 from archwright.lab.matching import mismatch
-from archwright.lab.plan import Plan
+from archwright.lab.plan import Arm, Plan
 from archwright.lab.results import Held, Replicate, RunResult, StudyResults
-from archwright.lab.sweep import RISE
+from archwright.lab.sweep import RISE, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.reporting import words as say
 from archwright.runs import RunFolder
@@ -64,22 +64,32 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
 
 
 def announcement(plan: Plan) -> str:
-    """Say what is about to be run."""
+    """Say what is about to be run, and how long that takes."""
     threads = plan.decisions.machine.threads
     at_once = f"{plan.workers} at a time with {threads} thread{'s' * (threads != 1)} each"
-    base = plan.baseline
+    seeds = plan.study.seed_numbers
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {say.duration(plan.seconds)}",
         f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on "
         f"{plan.evaluation_tokens:,} held-out tokens",
+        *(f"  {_announced(arm, plan)}" for arm in plan.arms.values()),
+        f"  each for seeds {seeds[0]} to {seeds[-1]}"
+        + (", rates moving on towards lower loss" if plan.study.rates == "tuned" else ""),
     ]
-    for arm in plan.arms.values():
-        off = 100 * mismatch(arm.counts, base.counts, "non_embedding")
-        flops = 100 * mismatch(arm.counts, base.counts, "flops")
-        size = f"{arm.counts.non_embedding:,} parameters outside embedding and head"
-        more = "" if arm is base else f" ({off:+.2f} %), FLOPs {flops:+.1f} %"
-        lines.append(f"  {arm.name}: {size}{more}")
     return "\n".join(lines)
+
+
+def _announced(arm: Arm, plan: Plan) -> str:
+    """Say of one variant how large it is, which rates it is trained at, and how long a run takes."""
+    base = plan.baseline
+    size = f"{arm.counts.non_embedding:,} parameters outside embedding and head"
+    if arm is not base:
+        off = 100 * mismatch(arm.counts, base.counts, "non_embedding")
+        size += f" ({off:+.2f} %), FLOPs {100 * mismatch(arm.counts, base.counts, 'flops'):+.1f} %"
+    window = plan_sweep({}, [0], plan.study.grid).window
+    powers = window if plan.study.rates == "tuned" else range(1)
+    rates = ", ".join(f"{plan.rate(arm.name, k):.3g}" for k in powers)
+    return f"{arm.name}: {size}; learning rate {rates}; {say.duration(plan.run_seconds(arm.name))} a run"
 
 
 def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
