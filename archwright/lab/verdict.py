@@ -82,11 +82,16 @@ def verdict(
     if len(effects) == 1:
         return _claim(effects[0], baseline) + scale + _remark(effects[0]) + "."
     groups = []
+    told = _member if len(effects) <= FEW else _name_and_effect
     for outcome, words in GROUPS.items():
-        if members := [_member(effect) for effect in effects if effect.outcome == outcome]:
+        if members := [told(effect) for effect in effects if effect.outcome == outcome]:
             groups.append(f"{listed(members)} {words[len(members) > 1]}")
-    return f"Against {baseline}, {', '.join(groups)}{scale}."
+    unit = " in nats per token" if told is _name_and_effect else ""
+    return f"Against {baseline}{unit}, {', '.join(groups)}{scale}."
 
+
+FEW = 3
+"""Variants up to which the sentence has intervals, too; of more they are in the table below it."""
 
 GROUPS: Mapping[Outcome, tuple[str, str]] = {
     "better": ("is better", "are better"),
@@ -249,8 +254,16 @@ def _range(effect: Effect) -> str:
     return f"{near:.{digits}f} to {far:.{digits}f}"
 
 
+def _name_and_effect(effect: Effect) -> str:
+    """Return a variant's name, and its mean effect where it has one."""
+    if effect.outcome not in ("better", "worse"):
+        return effect.variant
+    sign = "\N{MINUS SIGN}" if effect.mean < 0 else "+"
+    return f"{effect.variant} ({sign}{abs(effect.mean):.{_digits(effect)}f})"
+
+
 def _member(effect: Effect) -> str:
-    """Return a variant's name, and its effect where it has one."""
+    """Return a variant's name, and its effect with interval where it has one."""
     if effect.outcome not in ("better", "worse"):
         return effect.variant
     amount = f"{abs(effect.mean):.{_digits(effect)}f} nats per token"

@@ -268,9 +268,13 @@ def test_the_verdict_of_several_variants():
     }
     losses = {n: [b + d for b, d in zip(BASE, ds, strict=True)] for n, ds in by.items()}
     got = effects(replicates(old=BASE, **losses), study(*by), "old")
+    assert verdict(got[1:], "old", **tell) == (
+        "Against old, b (0.112 nats per token less, 0.096 to 0.128) is better, "
+        "c (0.312 nats per token more, 0.296 to 0.328) is worse, "
+        "d is undecided, at 200k parameters and 600k tokens on a CPU."
+    )
     assert verdict(got, "old", **tell) == (
-        "Against old, a (0.212 nats per token less, 0.196 to 0.228) and b (0.112 nats per token less, "
-        "0.096 to 0.128) are better, c (0.312 nats per token more, 0.296 to 0.328) is worse, "
+        "Against old in nats per token, a (−0.212) and b (−0.112) are better, c (+0.312) is worse, "
         "d is undecided, at 200k parameters and 600k tokens on a CPU."
     )
     assert verdict([], "old", **tell).startswith("old was compared with nothing")
