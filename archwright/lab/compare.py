@@ -126,11 +126,7 @@ def open_study(path: Path, study: StudySpec) -> RunFolder:
     """
     file = path / "study.toml"
     if file.is_file() and (path / plans.PLAN).exists():
-        lines = diff(read_study(file), study)
-        if lines:
-            raise UserError(
-                f"{path} holds another study ({'; '.join(lines[:4])}). Give this one a folder of its own: --out DIR"
-            )
+        _check_same(path, read_study(file), study)
     elif path.exists() and not file.is_file() and any(path.iterdir()):
         raise UserError(f"{path} is not a study and not empty. Give --out a new or empty folder")
     else:
@@ -138,6 +134,19 @@ def open_study(path: Path, study: StudySpec) -> RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         atomic_write(file, to_toml(study))
     return RunFolder(path)
+
+
+def _check_same(path: Path, there: StudySpec, asked: StudySpec) -> None:
+    """Refuse another study than the one in a folder, and one whose files of choices are not those."""
+    if lines := diff(there.model_copy(update={"parts": asked.parts}), asked):
+        raise UserError(
+            f"{path} holds another study ({'; '.join(lines[:4])}). Give this one a folder of its own: --out DIR"
+        )
+    if there.parts != asked.parts:
+        needed = " ".join(f"--parts {part.name}" for part in there.parts) or "no --parts"
+        raise UserError(
+            f"{path} was made with other choices from outside: give {needed}, unchanged, or another --out"
+        )
 
 
 @contextmanager

@@ -117,7 +117,10 @@ class Execution:
         file = file_of(self.plan, self.folder, cell.variant)
         words = ["archwright", "train", str(file), f"seed={cell.seed}"]
         words += [f"optimizer.lr={self.plan.rate(cell.variant, cell.k):g}"]
-        return shlex.join([*words, "--out", f"runs/{file.stem}-seed{cell.seed}"])
+        words += ["--out", f"runs/{file.stem}-seed{cell.seed}"]
+        for part in self.plan.study.parts:
+            words += ["--parts", part.name]
+        return shlex.join(words)
 
     def run_seconds(self, name: str) -> float:
         """Return the wall time that a run of a variant takes: as measured, else as foreseen."""

@@ -22,7 +22,7 @@ from archwright.spec.errors import UserError
 from archwright.training.finish import finish_briefly
 from archwright.training.train import train_in
 from tests.lab.small import OPTIONS, words
-from tests.tiny import command, surroundings, write_text
+from tests.tiny import archwright, command, surroundings, write_text
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +155,24 @@ def test_a_diverged_run_counts_as_the_loss_it_started_from(place: Path) -> None:
     assert all(4 < r.loss < 8 for r in wild)
     assert len(found.effects[0].differences) == 2
     assert any("2 of 4 runs diverged" in note for note in found.notes)
+
+
+def test_choices_from_outside_are_compared_and_asked_for_again(place: Path) -> None:
+    file = place / "centered_norm.py"
+    shutil.copy(Path(__file__).parents[1] / "outside" / "centered_norm.py", file)
+    asked = [*words("text.txt", ":norm.kind=centered"), "--budget", "20steps", "--seeds", "2"]
+    asked += ["--evaluation-tokens", "2048", "--rates", "fixed", "--out", "outside"]
+    done = archwright("compare", *asked, "--parts", str(file), cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "norm.kind=centered" in done.stdout
+    with (place / "outside" / "runs.csv").open(newline="", encoding="utf-8") as rows:
+        assert all("--parts centered_norm.py" in row["command"] for row in csv.DictReader(rows))
+    without = archwright("compare", *asked, cwd=place)
+    assert without.returncode == 2
+    assert without.stderr == (
+        "archwright: outside was made with other choices from outside: give --parts centered_norm.py, "
+        "unchanged, or another --out\n"
+    )
 
 
 def test_length_is_judged_where_positions_reach(place: Path) -> None:
