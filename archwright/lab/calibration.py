@@ -144,7 +144,7 @@ def judge_as_the_lab(pool: Pool, rows: NDArray[np.intp], effect: float) -> Judge
         assert not sweep.wanted
         edges += [name] * sweep.edge
         for seed in sweep.seeds:
-            replicates.append(replicate([_run(name, seed, k, losses) for k in sweep.window]))
+            replicates.append(replicate([_run(name, seed, int(k), losses) for k in sweep.window]))
     found: Effect = effects(replicates, STUDY, ARMS[0], edges=edges)[0]
     won = found.outcome in ("better", "worse")
     mean = float(np.mean([r.loss for r in replicates if r.variant == ARMS[1]]))
@@ -166,7 +166,7 @@ def judge_one_sweep(pool: Pool, rows: NDArray[np.intp], effect: float) -> Judgem
     for of_arm in rows:
         losses = _losses(pool, of_arm[:1], 1.0)
         window = plan_sweep(losses, [0], limits=pool.limits, may_slide=False).window
-        best = window[lowest([losses[0, k] for k in window])]
+        best = int(window[lowest([losses[0, k] for k in window])])
         chosen.append(pool.losses[of_arm[1:], best - pool.powers[0]])
     return _judged(chosen[0], chosen[1] * (1 - effect))
 

@@ -32,7 +32,7 @@ class Cell(NamedTuple):
 
     variant: str
     seed: int
-    k: int
+    k: float
 
 
 @dataclass
@@ -88,7 +88,9 @@ class Execution:
         if study.rates == "fixed":
             return {name: self._only_run(name) for name in self.plan.arms}
         return {
-            name: plan_sweep(self._losses(name), self.seeds, study.grid, may_slide=self.may_slide)
+            name: plan_sweep(
+                self._losses(name), self.seeds, study.grid, may_slide=self.may_slide, refine=True
+            )
             for name in self.plan.arms
         }
 
@@ -145,7 +147,7 @@ class Execution:
         work = sum(self.run_seconds(name) * n for name, n in self.outstanding().items())
         return work / self.plan.workers
 
-    def _losses(self, name: str) -> dict[tuple[int, int], float]:
+    def _losses(self, name: str) -> dict[tuple[int, float], float]:
         return {(c.seed, c.k): r.loss for c, r in self.results.items() if c.variant == name}
 
     def _only_run(self, name: str) -> Sweep:
@@ -216,6 +218,6 @@ class Execution:
     def _complete_without_sliding(self) -> bool:
         grid = self.plan.study.grid
         return not any(
-            plan_sweep(self._losses(name), self.seeds, grid, may_slide=False).wanted
+            plan_sweep(self._losses(name), self.seeds, grid, may_slide=False, refine=True).wanted
             for name in self.plan.arms
         )

@@ -10,7 +10,7 @@ from archwright.lab.execution import Execution
 from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan
 from archwright.lab.results import Held, Replicate, RunResult, StudyResults
-from archwright.lab.sweep import RISE, plan_sweep
+from archwright.lab.sweep import RISE, is_narrow, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.reporting import words as say
 from archwright.runs import RunFolder
@@ -118,13 +118,8 @@ def _is_coarse(replicates: Sequence[Replicate], runs: Collection[RunResult]) -> 
     """Return whether the valley of most seeds is narrower than the grid resolves."""
 
     def narrow(found: Replicate) -> bool:
-        sweep = sorted(
-            (r for r in runs if (r.variant, r.seed) == (found.variant, found.seed)),
-            key=lambda r: r.rate,
-        )
-        best = sweep.index(found.best)
-        beside = [r.loss for r in sweep[max(0, best - 1) : best + 2] if r is not found.best]
-        return len(beside) == 2 and min(beside) > (1 + RISE) * found.best.loss
+        sweep = [r for r in runs if (r.variant, r.seed) == (found.variant, found.seed)]
+        return is_narrow([r.loss for r in sorted(sweep, key=lambda r: r.rate)])
 
     return sum(map(narrow, replicates)) > len(replicates) / 2
 

@@ -23,7 +23,7 @@ FORMAT = 1
 
 PLAN = "plan.json"
 
-EXTRA_RATES = 1.0
+EXTRA_RATES = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
 
 
@@ -95,14 +95,14 @@ class Plan:
         work = sum(self.run_seconds(name) * self.runs_each() for name in self.arms)
         return work / min(self.workers, max(1, self.num_runs))
 
-    def rate(self, name: str, k: int) -> float:
+    def rate(self, name: str, k: float) -> float:
         """Return the k-th learning rate of a variant's lattice."""
         optimizer = self.arms[name].run.optimizer
         assert isinstance(optimizer, (AdamW, Muon))
         rate: float = optimizer.lr * self.study.ratio**k
         return float(f"{rate:.4g}")
 
-    def run(self, name: str, seed: int, k: int) -> RunSpec:
+    def run(self, name: str, seed: int, k: float) -> RunSpec:
         """Return one run of the study."""
         return with_rate(self.arms[name].run, self.rate(name, k)).model_copy(update={"seed": seed})
 

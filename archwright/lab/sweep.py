@@ -14,17 +14,19 @@ SLIDES = 2
 RISE = 0.05
 """Share of the lowest loss that a neighbour's may lie above it: what is higher is no parabola."""
 
-Losses = Mapping[tuple[int, int], float]
+Losses = Mapping[tuple[int, float], float]
 """(seed, k) -> held-out loss at the rate start * ratio^k; NaN where the run failed."""
+Window = Sequence[float]
+"""Neighbouring powers k: whole ones, or halves where a valley is narrow."""
 
 
 @dataclass(frozen=True)
 class Sweep:
     """Where the tuning of one variant stands."""
 
-    window: range
+    window: Window
     """The rates that count, as the powers k of the ratio."""
-    wanted: Sequence[tuple[int, int]]
+    wanted: Sequence[tuple[int, float]]
     """Runs still missing, as (seed, k), the most urgent first. None: the sweep is complete."""
     seeds: Sequence[int]
     """Those with a finished run at every rate of the window."""
@@ -47,12 +49,15 @@ def plan_sweep(
     grid: int = 3,
     limits: tuple[int, int] | None = None,
     may_slide: bool = True,
+    refine: bool = False,
 ) -> Sweep:
     """Return the window of one variant, and what must run before more can be said.
 
     The window, `grid` neighbours on the lattice around k = 0, is placed by the first seed: while its
     lowest loss is at an end, the window moves by one that way, MOVES times at most. The other seeds
-    run that window. Where their mean is lowest at an end, it moves by one for all seeds, SLIDES
+    run that window. To `refine`, a window in which the first seed's loss rises by more than RISE to both
+    sides of its lowest becomes one of half steps around that, as its valley is narrower than the steps.
+    Where the mean over all seeds is lowest at an end, it moves by one for all seeds, SLIDES
     times at most. So every variant has equally many rates, placed by one rule, and what is found
     depends on the losses alone, never on the order in which runs finished.
 
@@ -60,7 +65,7 @@ def plan_sweep(
     the placing to the next. The window stays within `limits`, two inclusive powers k; it stays where
     the first seed put it unless it `may_slide`.
     """
-    window, missing = _placed(losses, seeds, _first_window(grid, limits), limits)
+    window, missing = _placed(losses, seeds, _first_window(grid, limits), limits, refine)
     for slides_left in reversed(range(SLIDES + 1 if may_slide else 1)):
         missing = missing or _missing(losses, seeds, window)
         finished = [s for s in seeds if all(_finished(losses, s, k) for k in window)]
@@ -122,8 +127,12 @@ def lowest(losses: Sequence[float]) -> int:
 
 
 def _placed(
-    losses: Losses, seeds: Sequence[int], first: range, limits: tuple[int, int] | None
-) -> tuple[range, list[tuple[int, int]]]:
+    losses: Losses,
+    seeds: Sequence[int],
+    first: Window,
+    limits: tuple[int, int] | None,
+    refine: bool,
+) -> tuple[Window, list[tuple[int, float]]]:
     """Return where the first seed puts the window, and the runs it needs before it can say."""
     for seed in seeds:
         window = first
@@ -132,14 +141,24 @@ def _placed(
                 break
             if missing := _missing(losses, [seed], window):
                 return window, missing
-            moved = _moved(window, [losses[seed, k] for k in window])
+            swept = [losses[seed, k] for k in window]
+            moved = _moved(window, swept)
+            if refine and _step(window) == 1 and is_narrow(swept):
+                moved = _halved(window, lowest(swept))
             if moved == window or not moves_left or not _within(moved, limits):
                 return window, []
             window = moved
     return first, []
 
 
-def _first_window(grid: int, limits: tuple[int, int] | None) -> range:
+def is_narrow(losses: Sequence[float]) -> bool:
+    """Return whether the loss rises by more than RISE to both sides of the lowest."""
+    best = lowest(losses)
+    beside = [losses[i] for i in (best - 1, best + 1) if 0 <= i < len(losses)]
+    return len(beside) == 2 and min(beside) > (1 + RISE) * losses[best]
+
+
+def _first_window(grid: int, limits: tuple[int, int] | None) -> Window:
     low = -(grid // 2)
     if limits:
         assert limits[1] - limits[0] + 1 >= grid, "the lattice is narrower than the window"
@@ -147,30 +166,42 @@ def _first_window(grid: int, limits: tuple[int, int] | None) -> range:
     return range(low, low + grid)
 
 
-def _moved(window: range, losses: Sequence[float]) -> range:
+def _moved(window: Window, losses: Sequence[float]) -> Window:
     """Return the window one further where the lowest loss is at an end, else as it is."""
     best = lowest(losses)
-    step = (best == len(losses) - 1) - (best == 0)
-    return range(window.start + step, window.stop + step)
+    steps = (best == len(losses) - 1) - (best == 0)
+    if isinstance(window, range):
+        return range(window.start + steps, window.stop + steps)
+    return tuple(k + steps * _step(window) for k in window)
 
 
-def _within(window: range, limits: tuple[int, int] | None) -> bool:
+def _halved(window: Window, best: int) -> Window:
+    """Return as many rates half as far apart around the best."""
+    first = window[best] - (len(window) // 2) / 2
+    return tuple(first + i / 2 for i in range(len(window)))
+
+
+def _step(window: Window) -> float:
+    return window[1] - window[0]
+
+
+def _within(window: Window, limits: tuple[int, int] | None) -> bool:
     return limits is None or (limits[0] <= window[0] and window[-1] <= limits[1])
 
 
-def _missing(losses: Losses, seeds: Sequence[int], window: range) -> list[tuple[int, int]]:
+def _missing(losses: Losses, seeds: Sequence[int], window: Window) -> list[tuple[int, float]]:
     """Return the runs to do; a seed that has failed needs no more."""
     alive = (seed for seed in seeds if not _failed(losses, seed, window))
     return [(seed, k) for seed in alive for k in window if (seed, k) not in losses]
 
 
-def _failed(losses: Losses, seed: int, window: range) -> bool:
+def _failed(losses: Losses, seed: int, window: Window) -> bool:
     return any(math.isnan(losses.get((seed, k), 0.0)) for k in window)
 
 
-def _finished(losses: Losses, seed: int, k: int) -> bool:
+def _finished(losses: Losses, seed: int, k: float) -> bool:
     return not math.isnan(losses.get((seed, k), math.nan))
 
 
-def _mean(losses: Losses, seeds: Sequence[int], k: int) -> float:
+def _mean(losses: Losses, seeds: Sequence[int], k: float) -> float:
     return math.fsum(losses[seed, k] for seed in seeds) / len(seeds)

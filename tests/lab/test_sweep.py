@@ -121,6 +121,58 @@ def test_all_failed_is_complete_without_seeds():
     assert len(losses) == 3  # one run of each seed told enough
 
 
+def steep(centre, rise=0.8):
+    """Losses that rise by more than a grid of whole steps resolves."""
+    return lambda seed, k: 3.0 + rise * abs(k - centre)
+
+
+@pytest.mark.parametrize("centre", [0.0, 0.3, -0.2, 1.2, -3.0])
+def test_a_narrow_valley_gets_half_steps(centre):
+    sweep, losses = carry_out(steep(centre), refine=True)
+    steps = {b - a for a, b in zip(sweep.window, sweep.window[1:], strict=False)}
+    assert (steps, len(sweep.window), sweep.edge) == ({0.5}, 3, False)
+    best = min(sweep.window, key=lambda k: steep(centre)(0, k))
+    assert best == sweep.window[1]
+    assert abs(best - centre) <= 0.25
+    assert {k for seed, k in losses if seed == 1} == set(sweep.window)
+    coarse, _ = carry_out(steep(centre))
+    assert isinstance(coarse.window, range)
+
+
+def test_a_wide_valley_keeps_whole_steps():
+    wide, losses = carry_out(valley(1), refine=True)
+    assert (wide, losses) == carry_out(valley(1))
+    beside = {(0, -1): 3.0 * (1 + RISE) + 1e-9, (0, 0): 3.0, (0, 1): 3.0 * (1 + RISE) - 1e-9}
+    assert plan_sweep(beside, [0], refine=True).window == range(-1, 2)
+    beside[0, 1] += 2e-9
+    assert plan_sweep(beside, [0], refine=True).window == (-0.5, 0.0, 0.5)
+
+
+def test_half_steps_slide_for_all_seeds_too():
+    def loss(seed, k):
+        return steep(0.0 if seed == 0 else 0.9)(seed, k)
+
+    sweep, _ = carry_out(loss, refine=True)
+    assert (sweep.window, sweep.edge) == ((0.5, 1.0, 1.5), False) or sweep.window == (0.0, 0.5, 1.0)
+    assert sweep.window[1] == pytest.approx(0.75, abs=0.25)
+
+
+@given(
+    table=st.dictionaries(st.tuples(st.integers(0, 3), st.integers(-24, 24)), LOSSES, max_size=100),
+    order=st.randoms(use_true_random=False),
+)
+def test_refined_windows_too_are_of_one_size_in_any_order(table, order: random.Random):
+    def loss(seed, k):
+        return table.get((seed, int(2 * k)), 3.0 + 0.01 * ((7 * seed + int(6 * k)) % 11))
+
+    options = {"seeds": [3, 0, 1, 2], "refine": True}
+    sweep, losses = carry_out(loss, **options)
+    shuffled, _ = carry_out(loss, choose=order.choice, **options)
+    assert shuffled == sweep
+    assert len(sweep.window) == 3
+    assert all((s, k) in losses for s in options["seeds"] for k in sweep.window)
+
+
 @given(
     table=st.dictionaries(
         st.tuples(st.integers(0, 3), st.integers(-12, 12)), LOSSES | st.just(math.nan), max_size=100
