@@ -55,7 +55,8 @@ def test_every_variant_has_every_seed_at_a_grid_of_equal_size(results: StudyResu
         assert len(grid) == 3
         assert all((name, seed, rate) in known for seed in (0, 1) for rate in grid)
         ratios = [b / a for a, b in pairwise(grid)]
-        assert ratios == pytest.approx([3, 3], rel=1e-3)
+        step = 3 if ratios[0] > 2 else math.sqrt(3)  # half steps where the valley is narrow
+        assert ratios == pytest.approx([step, step], rel=1e-3)
 
 
 def test_a_replicate_is_the_tuned_sweep_of_one_seed(results: StudyResults) -> None:
@@ -191,7 +192,7 @@ def test_length_is_judged_where_positions_reach(place: Path) -> None:
 def test_a_plan_trains_nothing(place: Path) -> None:
     before = set(place.rglob("*"))
     foreseen = plan(*words("text.txt", ":norm.kind=rms,norm.eps=1e-3"), **OPTIONS)
-    assert foreseen.num_runs == 14
+    assert foreseen.num_runs == 15
     assert foreseen.seconds > 0
     assert {p for p in set(place.rglob("*")) - before if "cache" not in p.parts} == set()
 
