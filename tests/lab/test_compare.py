@@ -118,8 +118,9 @@ def test_studies_share_runs(results: StudyResults, place: Path) -> None:
         *words("text.txt", ":feedforward.kind=gelu"), quiet=True, rates="fixed", **OPTIONS
     )
     assert len(other.runs) == 4
-    assert len(set((place / "studies" / "runs").iterdir()) - before) == 2  # those of gelu
-    assert {r.key for r in other.runs if r.variant == "modern"} <= {r.key for r in results.runs}
+    shared = {r.key for r in other.runs} & {r.key for r in results.runs}
+    assert 1 <= len(shared) <= 2  # of modern: the rate where the first seed's sweep began
+    assert len(set((place / "studies" / "runs").iterdir()) - before) == 4 - len(shared)
 
 
 def test_another_study_in_the_same_folder_is_refused(results: StudyResults) -> None:
