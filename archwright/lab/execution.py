@@ -75,7 +75,7 @@ class Execution:
                 continue
             for cell in wanted[: workers.free]:
                 self._started.add(cell)
-                workers.give(cell, {"do": "train", "folder": str(self._folder(cell).path)})
+                workers.give(cell, self._job(cell))
             for done in workers.wait(GLANCE):
                 self._end(done, show)
             show.update(self, {c: self._folder(c) for c in workers.running if isinstance(c, Cell)})
@@ -160,15 +160,22 @@ class Execution:
         )
 
     def _folder(self, cell: Cell) -> RunFolder:
+        """Return where a run is kept, whether it is there yet or not."""
         if cell not in self._folders:
-            self._folders[cell] = pool.prepare(
-                self.runs_folder,
-                self.plan.run(*cell),
-                self.plan.material,
-                self.plan.decisions,
-                self.plan.arms[cell.variant].counts.flops_per_token,
-            )
+            key = pool.key(self.plan.run(*cell), self.plan.material)
+            self._folders[cell] = RunFolder(self.runs_folder / key)
         return self._folders[cell]
+
+    def _job(self, cell: Cell) -> dict[str, str]:
+        """Begin a run's folder, and return what a worker is told."""
+        folder = pool.prepare(
+            self.runs_folder,
+            self.plan.run(*cell),
+            self.plan.material,
+            self.plan.decisions,
+            self.plan.arms[cell.variant].counts.flops_per_token,
+        )
+        return {"do": "train", "folder": str(folder.path)}
 
     def _take_finished(self) -> None:
         """Read the runs that are wanted and were made before, which may make others wanted."""
