@@ -73,8 +73,7 @@ def compare(
         with Workers(usable_cores(), path / "log.txt", files) as crew:
             plan = plans.saved(study, folder)
             if plan is None:
-                progress(quiet).say("planning: every variant is built and timed")
-                plan = Planner(study, folder, crew).plan()
+                plan = Planner(study, folder, crew, progress(quiet).say).plan()
                 plans.save(plan, folder)
             execution = Execution(plan, path, Path(runs))
             with interruptions() as interrupt, progress(quiet) as shown:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -56,8 +56,14 @@ WARMUP = 0.1
 class Planner:
     """Makes the plan of a study in its folder."""
 
-    def __init__(self, study: StudySpec, folder: RunFolder, crew: Workers) -> None:
-        self.study, self.folder, self.crew = study, folder, crew
+    def __init__(
+        self,
+        study: StudySpec,
+        folder: RunFolder,
+        crew: Workers,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.study, self.folder, self.crew, self.say = study, folder, crew, say
         self.material: Material
         self.decisions: Decisions
         self._begun = time.monotonic()
@@ -70,6 +76,7 @@ class Planner:
         """
         size = self._first_size()
         found = self._settled(arms(self.study, size))
+        self.say(f"timing {len(found)} variants")
         workers = self._workers(found)
         if self.study.size == "auto" and size is not None and self.study.wall_seconds:
             better = self._size_for_budget(found, workers, self.study.wall_seconds)

@@ -267,9 +267,12 @@ class TestDtypes:
             loss = F.cross_entropy(found.float().flatten(0, 1), row[:, 1:].flatten())
             return list(torch.autograd.grad(loss, list(model.parameters())))
 
-        for ours, exact in zip(gradients(True), gradients(False), strict=True):
+        found, expected = gradients(True), gradients(False)
+        # A key's bias moves all scores of a query alike: its gradient is nothing but rounding.
+        rounding = 1e-3 * max(float(exact.norm()) for exact in expected)
+        for ours, exact in zip(found, expected, strict=True):
             assert ours.dtype == torch.float32
-            assert (ours - exact).norm() < 0.06 * exact.norm() + 1e-4
+            assert (ours - exact).norm() < 0.06 * exact.norm() + rounding
 
 
 def test_kernels_agree(model: Decoder) -> None:
