@@ -1,7 +1,7 @@
 """archwright list"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from archwright.cli.words import Parser, add_parts_option, load_parts, print_table
 from archwright.spec.choice import Choice
@@ -78,15 +78,18 @@ def _models() -> None:
     rows = [["model", "parameters", "norm", "wiring", "position", "attention", "feedforward"]]
     for name in preset_names("models"):
         spec = load(name).resolved()
+        kinds = dict.fromkeys(spec.layers.names(spec.num_layers))
+        layers = [spec.layers_by_kind[kind] for kind in kinds]
         rows.append(
             [
                 name,
-                f"{counts[name] / 1e6:,.1f}M",
-                spec.norm.kind,
-                spec.residual.kind,
-                spec.position.kind,
-                _heads(spec.attention),
-                spec.feedforward.kind,
+                _count(counts[name]),
+                *(
+                    _each(getattr(layer, axis).kind for layer in layers)
+                    for axis in ("norm", "residual", "position")
+                ),
+                _each(_heads(layer.attention) for layer in layers),
+                _each(layer.feedforward.kind for layer in layers),
             ]
         )
     print_table(rows)
@@ -122,6 +125,16 @@ def _runs() -> None:
         print_table(rows)
     else:
         print(f"no runs in {RUNS}{os.sep} yet; archwright train demo makes one")
+
+
+def _count(number: int) -> str:
+    """Return a number of parameters in millions, or in billions."""
+    return f"{number / 1e6:,.1f}M" if number < 1e9 else f"{number / 1e9:,.1f}B"
+
+
+def _each(values: Iterable[str]) -> str:
+    """Name what layers have, once."""
+    return ", ".join(dict.fromkeys(values))
 
 
 def _heads(attention: Choice) -> str:
