@@ -76,7 +76,8 @@ def _choices() -> None:
 def _models() -> None:
     counts = parameter_counts()
     rows = [["model", "parameters", "norm", "wiring", "position", "attention", "feedforward"]]
-    for name in preset_names("models"):
+    names = preset_names("models")
+    for name in sorted(names, key=lambda name: (name.partition("-")[0], counts[name])):
         spec = load(name).resolved()
         kinds = dict.fromkeys(spec.layers.names(spec.num_layers))
         layers = [spec.layers_by_kind[kind] for kind in kinds]
