@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 
-from archwright.cli.words import Parser, add_parts_option, load_parts, print_table
+from archwright.cli.words import Parser, add_parts_option, load_parts, parameters, print_table
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import (
@@ -84,7 +84,7 @@ def _models() -> None:
         rows.append(
             [
                 name,
-                _count(counts[name]),
+                parameters(counts[name]),
                 *(
                     _each(getattr(layer, axis).kind for layer in layers)
                     for axis in ("norm", "residual", "position")
@@ -126,11 +126,6 @@ def _runs() -> None:
         print_table(rows)
     else:
         print(f"no runs in {RUNS}{os.sep} yet; archwright train demo makes one")
-
-
-def _count(number: int) -> str:
-    """Return a number of parameters in millions, or in billions."""
-    return f"{number / 1e6:,.1f}M" if number < 1e9 else f"{number / 1e9:,.1f}B"
 
 
 def _each(values: Iterable[str]) -> str:
