@@ -1,9 +1,9 @@
 """archwright list"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from archwright.cli.words import Parser, add_parts_option, load_parts, print_table
+from archwright.cli.words import Parser, add_parts_option, load_parts, parameters, print_table
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import (
@@ -76,17 +76,21 @@ def _choices() -> None:
 def _models() -> None:
     counts = parameter_counts()
     rows = [["model", "parameters", "norm", "wiring", "position", "attention", "feedforward"]]
-    for name in preset_names("models"):
+    names = preset_names("models")
+    for name in sorted(names, key=lambda name: (name.partition("-")[0], counts[name])):
         spec = load(name).resolved()
+        kinds = dict.fromkeys(spec.layers.names(spec.num_layers))
+        layers = [spec.layers_by_kind[kind] for kind in kinds]
         rows.append(
             [
                 name,
-                f"{counts[name] / 1e6:,.1f}M",
-                spec.norm.kind,
-                spec.residual.kind,
-                spec.position.kind,
-                _heads(spec.attention),
-                spec.feedforward.kind,
+                parameters(counts[name]),
+                *(
+                    _each(getattr(layer, axis).kind for layer in layers)
+                    for axis in ("norm", "residual", "position")
+                ),
+                _each(_heads(layer.attention) for layer in layers),
+                _each(layer.feedforward.kind for layer in layers),
             ]
         )
     print_table(rows)
@@ -122,6 +126,11 @@ def _runs() -> None:
         print_table(rows)
     else:
         print(f"no runs in {RUNS}{os.sep} yet; archwright train demo makes one")
+
+
+def _each(values: Iterable[str]) -> str:
+    """Name what layers have, once."""
+    return ", ".join(dict.fromkeys(values))
 
 
 def _heads(attention: Choice) -> str:

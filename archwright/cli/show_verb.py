@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 
-from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.cli.words import Parser, add_parts_option, load_parts, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import (
@@ -93,5 +93,5 @@ def _set_here(assignments: Sequence[str], given: Mapping[str, object]) -> dict[s
 
 def _title(name: str, source: str, changed: bool) -> str:
     count = parameter_counts().get(name)
-    size = f", {count / 1e6:,.1f}M parameters" if count and not changed else ""
+    size = f", {parameters(count)} parameters" if count and not changed else ""
     return "\n".join(filter(None, (f"{name}{size}", source))) + "\n"

@@ -96,6 +96,11 @@ def print_table(rows: list[list[str]]) -> None:
     print()
 
 
+def parameters(number: int) -> str:
+    """Return a number of parameters in millions, or in billions."""
+    return f"{number / 1e6:,.1f}M" if number < 1e9 else f"{number / 1e9:,.1f}B"
+
+
 def terminal_width() -> int:
     """Return the columns of the terminal; 100 where there is none."""
     import shutil

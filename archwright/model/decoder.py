@@ -173,8 +173,10 @@ def describe(spec: ModelSpec, num_parameters: int) -> str:
     layers = "; ".join(_describe_layer(spec, kind) for kind in kinds)
     head = "tied" if spec.head.tied else "untied"
     name = f"{spec.name}: " if spec.name else ""
+    millions = num_parameters / 1e6
+    size = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
     return (
-        f"Decoder({name}{num_parameters / 1e6:.3g}M parameters, dim {spec.dim}, "
+        f"Decoder({name}{size} parameters, dim {spec.dim}, "
         f"{spec.num_layers} layers of {layers}, {head} head of {spec.vocab_size})"
     )
 

@@ -15,7 +15,9 @@ class UserError(ValueError):
         self.lines = lines
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return ` Did you mean "x"?` for the choice closest to `word`, or an empty string."""
-    found = difflib.get_close_matches(str(word).lower(), list(choices), n=1, cutoff=0.55)
-    return f' Did you mean "{found[0]}"?' if found else ""
+def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
+    """Return ` Did you mean "x"?` for the choice closest to `word`, or the `most` closest; an empty string
+    where none is close."""
+    found = difflib.get_close_matches(str(word).lower(), list(choices), n=most, cutoff=0.55)
+    *first, last = (f'"{choice}"' for choice in found) if found else ("",)
+    return f" Did you mean {', '.join(first)}{' or ' * bool(first)}{last}?" if found else ""

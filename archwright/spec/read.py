@@ -28,6 +28,8 @@ ONLY_RUNS = {*RunSpec.model_fields} - {*ModelSpec.model_fields}
 """Keys that make a file a recipe of a run."""
 MAX_CHAIN = 3
 """Most files in a chain of bases."""
+MOST_NAMES = 10
+"""Most presets that are named to who asks for one that is not there."""
 
 
 @dataclass(frozen=True)
@@ -376,9 +378,10 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
     names = (
         [*preset_names("runs"), *preset_names("models")] if room == "runs" else preset_names(room)
     )
+    known = "see archwright list" if len(names) > MOST_NAMES else f"there are {', '.join(names)}"
     raise UserError(
-        f'"{text}": no such preset; there are {", ".join(names)}, or give a file ending in .toml.'
-        + nearest(text, names)
+        f'"{text}": no such preset; {known}, or give a file ending in .toml.'
+        + nearest(text, names, most=3)
     )
 
 

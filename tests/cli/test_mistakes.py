@@ -27,8 +27,8 @@ MISTAKES: dict[str, list[str]] = {
         "archwright train modern data.text=notes.txt"
     ],
     "train modren": [
-        '"modren": no such preset; there are demo, modern, textbook, or give a file ending in '
-        '.toml. Did you mean "modern"?'
+        '"modren": no such preset; see archwright list, or give a file ending in .toml. '
+        'Did you mean "modern"?'
     ],
     "train none.toml": ["none.toml: no such file"],
     "train modern --budget 3m": [
@@ -46,7 +46,7 @@ MISTAKES: dict[str, list[str]] = {
         '"demo" is a recipe, not a model; see it with: archwright train demo --dry-run'
     ],
     "diff modern textbok": [
-        '"textbok": no such preset; there are modern, textbook, or give a file ending in .toml. '
+        '"textbok": no such preset; see archwright list, or give a file ending in .toml. '
         'Did you mean "textbook"?'
     ],
     "schema models": ['schema "models": expected one of model, run, study. Did you mean "model"?'],
@@ -182,8 +182,8 @@ MISTAKES: dict[str, list[str]] = {
         '"norm-kind" is a study, which names its variants itself; leave out the others'
     ],
     "compare modern modren": [
-        '"modren": no such preset; there are demo, modern, textbook, or give a file ending in '
-        '.toml. Did you mean "modern"?'
+        '"modren": no such preset; see archwright list, or give a file ending in .toml. '
+        'Did you mean "modern"?'
     ],
     "compare modern modern": ['"modern" is named twice; there is nothing to compare'],
     "compare modern modern:norm.kind=rms": [

@@ -63,7 +63,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 MISTAKES = {
     "profile": ["the following arguments are required: MODEL. See archwright profile --help"],
     "profile modren": [
-        '"modren": no such preset; there are modern, textbook, or give a file ending in .toml. '
+        '"modren": no such preset; see archwright list, or give a file ending in .toml. '
         'Did you mean "modern"?'
     ],
     "profile demo": ['"demo" is a recipe; profile its model'],

@@ -131,8 +131,8 @@ def test_many_presets_are_counted() -> None:
 
 
 def test_users_are_named() -> None:
-    assert load("textbook").norm.kind == "layer"
-    section = PAGE.split("### norm: layer\n")[1].split("###")[0]
+    assert load("textbook").position.kind == "sinusoidal"
+    section = PAGE.split("### position: sinusoidal\n")[1].split("###")[0]
     assert re.search(r"^Used by .*textbook", section, re.MULTILINE)
 
 

@@ -5,7 +5,6 @@ from hypothesis import given, settings
 
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import load, preset_names
 from archwright.spec.rules import RULES, SUSPICIONS, Rule, enforce, suspicions
 from tests.strategies import model_specs
 
@@ -171,11 +170,6 @@ def test_a_rule_looks_at_layer_kinds_too() -> None:
     spec = GOOD.override("layer_kinds.a.attention.num_kv_heads=3")
     with pytest.raises(UserError, match=r"^layer_kinds\.a\.attention\.num_kv_heads: found 3"):
         enforce(spec)
-
-
-@pytest.mark.parametrize("name", preset_names("models"))
-def test_presets_raise_no_suspicion(name: str) -> None:
-    assert suspicions(load(name)) == []
 
 
 @settings(max_examples=60)
