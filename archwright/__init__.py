@@ -66,19 +66,10 @@ __all__ = [*_HOMES]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        return import_module("archwright.spec.version").version()
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'archwright' has no attribute {name!r}")
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, seldom wanted
-
-    try:
-        return version("archwright")
-    except PackageNotFoundError:  # a checkout that is not installed
-        return "0"
 
 
 def __dir__() -> list[str]:

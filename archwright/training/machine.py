@@ -110,11 +110,11 @@ def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
 
 def environment(decisions: Decisions) -> dict[str, Any]:
     """Return what a run records of the machine and the software."""
-    from archwright import __version__
+    from archwright.spec.version import version
 
     cuda = decisions.machine.device == "cuda"
     return {
-        "archwright": __version__,
+        "archwright": version(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
