@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from archwright.parts.linear import Linear
 
 IGNORE = -100
+
+AUXILIARY = "auxiliary"
+"""The attribute in which a module keeps what it asks to be minimised besides, of its last forward in training."""
 
 LINEAR_CHUNK = 2**26
 """Bytes of float32 logits at a time: enough rows for fast products, beside which adding up the gradients of
@@ -85,6 +88,16 @@ def linear_cross_entropy(
         rows, head, flat, z_loss, ignore_index, divisor.clamp(min=1), wants_gradient, *parameters
     )
     return Loss(total, nll_sum, z_term, num_targets)
+
+
+def take_auxiliary(model: nn.Module) -> Tensor:
+    """Return the sum of what modules asked to be minimised in their last forward, and forget it; 0 of none."""
+    taken = []
+    for module in model.modules():
+        if getattr(module, AUXILIARY, None) is not None:
+            taken.append(getattr(module, AUXILIARY))
+            setattr(module, AUXILIARY, None)
+    return torch.stack(taken).sum() if taken else torch.zeros(())
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

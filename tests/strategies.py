@@ -34,6 +34,12 @@ SMALL: Ranges = {
     "theta": st.floats(10, 1e6),
     "fraction": st.sampled_from([0.25, 0.5, 1.0]),
     "eps": st.floats(1e-8, 1e-2),
+    "num_experts": st.sampled_from([4, 4, 6, 8]),
+    "top_k": st.sampled_from([1, 2, 2]),
+    "num_groups": st.sampled_from([1, 1, 2]),
+    "top_groups": st.just(1),
+    "routed_scale": st.floats(0.5, 3),
+    "shared_hidden_dim": st.sampled_from(["auto", 8, 12]),
     "PerBranch.attention": st.sampled_from([1.0, 0.3, 1.5]),
     "PerBranch.feedforward": st.sampled_from([1.0, 0.5, 2.0]),
     "offset": st.integers(0, 2),
@@ -106,7 +112,7 @@ def specs(cls: type[Spec], ranges: Ranges = {}) -> st.SearchStrategy[Any]:  # no
     }
     if issubclass(cls, LayerSpec) and cls is not LayerSpec:
         kinds = st.dictionaries(st.sampled_from(NAMES[1:]), _partial(ranges), max_size=2)
-        names = st.sampled_from([*NAMES, "default", "default"])
+        names = st.sampled_from([*NAMES, *["default"] * 4])
         few = st.lists(names, max_size=1)
         layers = st.builds(
             Arrangement, prefix=few, cycle=st.lists(names, min_size=1, max_size=3), suffix=few
@@ -156,8 +162,8 @@ def _type(annotation: Any, metadata: list[Any], ranges: Ranges) -> st.SearchStra
     if origin is dict:
         return st.dictionaries(TEXT, _type(args[1], [], ranges), max_size=2)
     if isinstance(annotation, type) and issubclass(annotation, Choice) and annotation.is_axis():
-        kinds = [specs(cls, ranges) for name, cls in annotation.kinds.items() if name != "none"]
-        none = [specs(cls, ranges) for name, cls in annotation.kinds.items() if name == "none"]
+        kinds = [specs(cls, ranges) for name, cls in annotation.choices().items() if name != "none"]
+        none = [specs(cls, ranges) for name, cls in annotation.choices().items() if name == "none"]
         return st.one_of([*kinds, *kinds, *kinds, *none])
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         return specs(annotation, ranges)

@@ -32,6 +32,9 @@ from archwright.spec.norms import Norm
 from archwright.spec.positions import NoPosition, Position
 from archwright.spec.residuals import DeepNorm
 
+UNSHRUNK = ("query", "key", "router", "shared_gate")
+"""Maps whose outputs weigh what is added to the stream, and are no part of it."""
+
 
 def build(
     spec: ModelSpec,
@@ -199,11 +202,11 @@ def _norm_of_heads(attention: SoftmaxAttention, num_heads: int, head_dim: int) -
 
 
 def _shrink(residual: DeepNorm, branches: Mapping[str, nn.Module | None]) -> None:
-    """Give all maps but those of queries and keys the smaller initial values of DeepNorm."""
+    """Give all maps but those of queries, keys and gates of experts the smaller initial values of DeepNorm."""
     assert residual.gain != "auto"
     for branch in branches.values():
         for name, module in branch.named_modules() if branch is not None else ():
-            if isinstance(module, Linear) and name not in ("query", "key"):
+            if isinstance(module, Linear) and name not in UNSHRUNK:
                 module.gain = residual.gain
 
 

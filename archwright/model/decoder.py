@@ -191,4 +191,7 @@ def _describe_layer(spec: ModelSpec, kind: str) -> str:
     feedforward = layer.feedforward.model_dump()
     if "hidden_dim" in feedforward:
         parts.append(f"{feedforward['kind']} {feedforward['hidden_dim']}")
+    if feedforward["kind"] == "experts":
+        words = "{top_k} of {num_experts} experts {expert[kind]} {expert[hidden_dim]}"
+        parts.append(words.format(**feedforward))
     return ("" if kind == "default" else f"{kind}: ") + ", ".join(parts)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from archwright.optim.muon import Muon
-from archwright.parts.linear import Embedding
+from archwright.parts.linear import Embedding, StackedLinear
 from archwright.parts.norms import NORMS
 from archwright.spec.run_spec import AdamW as AdamWSpec
 from archwright.spec.run_spec import Muon as MuonSpec
@@ -65,7 +65,7 @@ def roles(model: nn.Module) -> dict[str, Role]:
     head: the map to the vocabulary: a module named `head`; without one, the last matrix with the
         shape of the largest embedding.
     kernel: the weight of a convolution. vector: what has one dimension or none, and all weights of
-        norms, which may have a row for each head.
+        norms and biases of stacks, which may have a row for each head or expert.
     matrix: all else; more than two dimensions are stacks of matrices, as in experts.
     """
     modules = dict(model.named_modules())
@@ -74,7 +74,9 @@ def roles(model: nn.Module) -> dict[str, Role]:
         owner = modules[name.rpartition(".")[0]]
         if isinstance(owner, nn.Embedding | nn.EmbeddingBag | Embedding):
             found[name] = "embedding"
-        elif parameter.ndim < 2 or isinstance(owner, tuple(NORMS.values())):
+        elif (
+            parameter.ndim < 2 or isinstance(owner, tuple(NORMS.values())) or _is_bias(name, owner)
+        ):
             found[name] = "vector"
         elif isinstance(owner, _ConvNd):
             found[name] = "kernel"
@@ -83,6 +85,10 @@ def roles(model: nn.Module) -> dict[str, Role]:
     if "head" not in found.values():
         found.update(_head_by_shape(model, found))
     return found
+
+
+def _is_bias(name: str, owner: nn.Module) -> bool:
+    return isinstance(owner, StackedLinear) and name.endswith(".bias")
 
 
 def _head_by_shape(model: nn.Module, found: Mapping[str, Role]) -> dict[str, Role]:

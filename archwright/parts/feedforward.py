@@ -1,17 +1,19 @@
-"""Feed-forward branches: plain and gated, with their activations."""
+"""Feed-forward branches: plain, gated and mixtures of experts, with their activations."""
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.parts.linear import Linear, narrow
+from archwright.parts.linear import Linear, StackedLinear, narrow
 from archwright.spec import feedforward as spec
+from archwright.spec.errors import UserError
 
 Activation = Callable[[Tensor], Tensor]
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -80,6 +82,168 @@ class Gated(nn.Module):
 
     def extra_repr(self) -> str:
         return self.spec.kind
+
+
+class Experts(nn.Module):
+    """y = scale * sum over the top_k chosen e of w_e expert_e(x), + shared(x).
+
+    Weights w come from router scores, softmax(R x) or sigmoid(R x), in float32 or wider, as a choice
+    hangs on small differences. Rows are sorted by expert, so that each expert is one matrix product over
+    its rows, and none is dropped. Shapes: x [..., dim], router R [num_experts, dim], the experts' matrices
+    [num_experts, hidden_dim, dim] and [num_experts, dim, hidden_dim].
+
+    Shazeer et al., 2017, Outrageously Large Neural Networks; DeepSeek-AI, 2024, DeepSeek-V3, section 2.1.2.
+
+    Attributes:
+        auxiliary: what the last forward in training asks to be minimised besides, until it is taken.
+    """
+
+    def __init__(self, spec: spec.Experts, dim: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.router = Linear(dim, spec.num_experts, bias=spec.router_bias)
+        self.experts = Stack(spec.expert, dim, spec.num_experts, used=spec.top_k / spec.num_experts)
+        self.shared: nn.Module | None = None
+        self.shared_gate = Linear(dim, 1) if spec.shared == "gated" else None
+        if spec.shared != "none":
+            shared = spec.expert.model_copy(update={"hidden_dim": spec.shared_hidden_dim})
+            self.shared = FEEDFORWARDS[type(shared)](shared, dim)
+        # No parameter: it follows no gradient, and is saved with the weights.
+        bias = torch.zeros(spec.num_experts) if spec.selection_bias else None
+        self.register_buffer("selection_bias", bias)
+        self.selection_bias: Tensor | None
+        self.auxiliary: Tensor | None = None
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        rows = x.flatten(0, -2)
+        logits = self._logits(rows)
+        chosen, weights = self.route(logits)
+        sorted_experts, order = chosen.flatten().sort(stable=True)
+        numbers = torch.arange(self.spec.num_experts, device=x.device)
+        ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
+        sent = rows[order // self.spec.top_k]
+        if self.spec.weigh == "input":
+            sent = sent * weights.flatten()[order, None].to(sent.dtype)
+        found = self.experts(sent, sorted_experts, ends)
+        # Put back and summed by token, not added up where they fall, whose order a GPU leaves to chance.
+        of_token = found[order.argsort()].unflatten(0, chosen.shape)  # [tokens, top_k, dim]
+        if self.spec.weigh == "output":
+            of_token = of_token * weights[..., None]
+        out = (of_token.sum(1) * self.spec.routed_scale).to(found.dtype)
+        if self.training and torch.is_grad_enabled():
+            self.auxiliary = self._auxiliary(logits, ends)
+        return self._with_shared(rows, out).view(x.shape)
+
+    def route(
+        self, logits: Float[Tensor, "tokens num_experts"]
+    ) -> tuple[Int[Tensor, "tokens top_k"], Float[Tensor, "tokens top_k"]]:
+        """Return the experts that each token goes through, and their weights."""
+        s = self.spec
+        scores = SCORES[s.scores](logits)
+        # All scores grow with their logits, which do not round to 0 or 1 and so rank what scores cannot.
+        by_logit = self.selection_bias is None and (s.num_groups == 1 or s.group_score == "max")
+        ranks = logits if by_logit else scores
+        if self.selection_bias is not None:
+            ranks = ranks + self.selection_bias
+        chosen = self._in_best_groups(ranks).topk(s.top_k, sorted=False).indices
+        weights = scores.gather(-1, chosen)
+        if s.scores == "softmax_of_chosen":
+            weights = weights.softmax(-1)
+        if s.renormalise:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return chosen, weights
+
+    def _in_best_groups(self, ranks: Tensor) -> Tensor:
+        """Hide experts out of groups that are not among the best."""
+        s = self.spec
+        if s.num_groups == 1:
+            return ranks
+        grouped: Tensor = ranks.unflatten(-1, (s.num_groups, -1))
+        best = grouped.amax(-1) if s.group_score == "max" else grouped.topk(2).values.sum(-1)
+        kept = torch.zeros_like(best, dtype=torch.bool)
+        kept = kept.scatter(-1, best.topk(s.top_groups, sorted=False).indices, True)
+        return grouped.masked_fill(~kept[..., None], -math.inf).flatten(-2)
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        kind, wide = rows.device.type, torch.promote_types(rows.dtype, torch.float32)
+        known = torch.amp.is_autocast_available(kind)
+        bias = None if self.router.bias is None else self.router.bias.to(wide)
+        with torch.autocast(kind, enabled=False) if known else nullcontext():
+            logits: Tensor = F.linear(rows.to(wide), self.router.weight.to(wide), bias)
+        return logits
+
+    def _with_shared(self, rows: Tensor, out: Tensor) -> Tensor:
+        if self.shared is None:
+            return out
+        shared: Tensor = self.shared(rows)
+        return out + (
+            shared if self.shared_gate is None else shared * self.shared_gate(rows).sigmoid()
+        )
+
+    def _auxiliary(self, logits: Tensor, ends: Tensor) -> Tensor:
+        """Return balance_loss * num_experts sum of f_e p_e + router_z_loss * mean of log² Z."""
+        s = self.spec
+        scores = logits.sigmoid() if s.scores == "sigmoid" else logits.softmax(-1)
+        mean_score = (scores / (scores.sum(-1, keepdim=True) + 1e-20)).mean(0)
+        share = ends.diff(prepend=ends.new_zeros(1)) / (len(logits) * s.top_k)
+        balance = s.num_experts * (share * mean_score).sum()
+        return s.balance_loss * balance + s.router_z_loss * logits.logsumexp(-1).square().mean()
+
+    def reset_parameters(self) -> None:
+        if self.selection_bias is not None:
+            nn.init.zeros_(self.selection_bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.spec.top_k} of {self.spec.num_experts}"
+
+
+class Stack(nn.Module):
+    """All experts of a layer: a feed-forward with a stack of matrices for each of its maps.
+
+    Shapes: x [rows, dim], of which expert `which` [rows], sorted; `ends` [number] says where each ends.
+    """
+
+    def __init__(self, spec: spec.Hidden, dim: int, number: int, *, used: float) -> None:
+        super().__init__()
+        assert spec.hidden_dim != "auto"
+        functions: dict[Any, Any] = {**ACTIVATIONS, **GATES}
+        if type(spec) not in functions:
+            raise UserError(
+                f'feedforward.expert.kind: found "{spec.kind}", which is no function of hidden values '
+                "known to stacks of experts; expected one of this package's"
+            )
+        self.spec, self.activation = spec, functions[type(spec)](spec)
+
+        def stack(*sizes: int, bias: bool, ends_branch: bool = False) -> StackedLinear:
+            return StackedLinear(number, *sizes, used=used, bias=bias, ends_branch=ends_branch)
+
+        self.gate = stack(dim, spec.hidden_dim, bias=spec.bias.up) if spec.gated else None
+        self.up = stack(dim, spec.hidden_dim, bias=spec.bias.up)
+        self.down = stack(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
+
+    def forward(
+        self,
+        x: Float[Tensor, "rows dim"],
+        which: Int[Tensor, " rows"],
+        ends: Int[Tensor, " number"],
+    ) -> Float[Tensor, "rows dim"]:
+        x = narrow(x)
+        maps = [m for m in (self.gate, self.up) if m is not None]
+        hidden = self.activation(*(m(x, which, ends) for m in maps))
+        hidden = F.dropout(hidden, self.spec.dropout, self.training)
+        down: Tensor = self.down(hidden, which, ends)
+        return down
+
+    def extra_repr(self) -> str:
+        return self.spec.kind
+
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "softmax_of_chosen": lambda logits: logits,
+    "sigmoid": torch.sigmoid,
+}
+"""What experts are weighed by; the chosen ones' softmax comes after choosing."""
 
 
 class XIELU(nn.Module):
@@ -157,4 +321,5 @@ GATES: dict[type[spec.Gated], Callable[[Any], Gate]] = {
 FEEDFORWARDS: dict[type[spec.FeedForward], Any] = {
     **dict.fromkeys(ACTIVATIONS, Plain),
     **dict.fromkeys(GATES, Gated),
+    spec.Experts: Experts,
 }

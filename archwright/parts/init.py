@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archwright.parts.linear import Embedding, Linear
+from archwright.parts.linear import Embedding, Linear, StackedLinear
 from archwright.spec import init as spec
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -60,7 +60,9 @@ class Glorot(Init):
 
     def std(self, module: Linear | Embedding) -> float:
         embeds = isinstance(module, Embedding)
-        return float(self.spec.embedding_std if embeds else (2 / sum(module.weight.shape)) ** 0.5)
+        return float(
+            self.spec.embedding_std if embeds else (2 / sum(module.weight.shape[-2:])) ** 0.5
+        )
 
     def draw(
         self, module: Linear | Embedding, path: str, out: Tensor, generator: torch.Generator
@@ -139,7 +141,11 @@ def _initialise_weights(
     if id(module.weight) not in done:  # a tied table is the embedding's
         done.add(id(module.weight))
         drawn = torch.empty(module.weight.shape)
-        init.draw(module, path, drawn, keyed_generator(seed, f"{path}.weight"))
+        if isinstance(module, StackedLinear):  # more of them leave the first ones as they are
+            for i, matrix in enumerate(drawn):
+                init.draw(module, path, matrix, keyed_generator(seed, f"{path}.{i}.weight"))
+        else:
+            init.draw(module, path, drawn, keyed_generator(seed, f"{path}.weight"))
         module.weight.copy_(drawn.mul_(module.gain) if isinstance(module, Linear) else drawn)
     if isinstance(module, Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)

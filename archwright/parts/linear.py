@@ -15,11 +15,13 @@ class Linear(nn.Module):
         ends_branch: the map writes into the residual stream; some initialisations scale it down.
 
     Attributes:
+        used: the share of the weight that a token is multiplied with.
         gain: what the weight an initialisation draws is multiplied by (DeepNorm).
         reads_out: the map is the head.
     """
 
     reads_out = False
+    used = 1.0
 
     def __init__(
         self, d_in: int, d_out: int, *, bias: bool = False, ends_branch: bool = False
@@ -35,6 +37,44 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.d_in} -> {self.d_out}" + (", bias" if self.bias is not None else "")
+
+
+class StackedLinear(Linear):
+    """y_i = x_i W[e_i]^T + b[e_i]: a stack of maps, W of shape [number, d_out, d_in] and b of
+    [number, d_out], with a map e_i for each row; rows of one map stand together.
+
+    Args:
+        used: the share of the maps that a token goes through.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        d_in: int,
+        d_out: int,
+        *,
+        used: float,
+        bias: bool = False,
+        ends_branch: bool = False,
+    ) -> None:
+        super().__init__(d_in, d_out, ends_branch=ends_branch)
+        self.used = used
+        self.weight = nn.Parameter(torch.empty(number, d_out, d_in))
+        self.bias = nn.Parameter(torch.zeros(number, d_out)) if bias else None
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "rows d_in"],
+        which: Int[Tensor, " rows"],
+        ends: Int[Tensor, " number"],
+    ) -> Float[Tensor, "rows d_out"]:
+        """Return each row's y; `which` is the map of each row, `ends` where the rows of each map end."""
+        x = narrow(x)
+        y = grouped_product(x, self.weight.to(x.dtype), ends)
+        return y if self.bias is None else y + self.bias.to(y.dtype)[which]
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]} x ({super().extra_repr()})"
 
 
 class Embedding(nn.Module):
@@ -65,6 +105,25 @@ def project(
     bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None
     y = F.linear(x, torch.cat([m.weight for m in maps]), bias)
     return list(y.split([m.d_out for m in maps], dim=-1))
+
+
+def grouped_product(
+    x: Float[Tensor, "rows d_in"],
+    weight: Float[Tensor, "number d_out d_in"],
+    ends: Int[Tensor, " number"],
+) -> Float[Tensor, "rows d_out"]:
+    """Return x_i W[e]^T for rows i from ends[e - 1] to ends[e]."""
+    if x.is_meta:  # where there are no numbers to say which rows are whose
+        return F.linear(x, weight[0])
+    # What torch's grouped product asks for, on a CPU too: no float64, and rows of whole 16 bytes. While
+    # compiling it knows the shapes of bfloat16 alone (torch 2.13).
+    whole = all(n * x.element_size() % 16 == 0 for n in weight.shape[1:])
+    known = x.dtype == torch.bfloat16 or not torch.compiler.is_compiling()
+    if x.dtype != torch.float64 and whole and known:
+        return F.grouped_mm(x, weight.mT, offs=ends)
+    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    parts = zip(x.split(sizes), weight.unbind(), strict=True)
+    return torch.cat([F.linear(part, matrix) for part, matrix in parts])
 
 
 def narrow(x: Tensor) -> Tensor:

@@ -27,13 +27,24 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
     return counts
 
 
+def active_parameters(model: nn.Module) -> int:
+    """Return the number of parameters that one token meets: all but those of experts it is not sent to."""
+    unused = (
+        (1 - m.used) * sum(p.numel() for p in m.parameters(recurse=False))
+        for m in model.modules()
+        if isinstance(m, Linear)
+    )
+    return sum(p.numel() for p in model.parameters()) - round(sum(unused))
+
+
 def flops_per_token(model: Decoder, length: int) -> float:
     """Return the FLOPs of training on one token in a text of `length` tokens: forward and backward.
 
     3 * (2 * weights of all matrix products + 4 * num_heads * head_dim * visible keys per query),
-    a multiplication and an addition counting as two. Norms, activations and the softmax are left out.
+    a multiplication and an addition counting as two. Of experts those count that a token goes through.
+    Norms, activations and the softmax are left out.
     """
-    products = sum(m.weight.numel() for m in model.modules() if isinstance(m, Linear))
+    products = sum(m.used * m.weight.numel() for m in model.modules() if isinstance(m, Linear))
     return (1 + BACKWARD) * (2.0 * products + attention_flops(model, length))
 
 

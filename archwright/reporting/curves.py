@@ -76,6 +76,7 @@ def step_charts(history: History) -> list[Chart]:
         _chart(history, "tokens_per_second", "Throughput", "tokens per second", ".4s"),
         _chart(history, "utilisation", "Utilisation", "of the measured peak", ".1%"),
         _chart(history, "z_loss", "Z-loss", "z-loss, nats per token", ".3e"),
+        _chart(history, "router_loss", "Router loss", "balance and z-loss of routers", ".3e"),
     )
     return [chart for chart in made if chart]
 

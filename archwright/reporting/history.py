@@ -18,6 +18,7 @@ State = Literal["finished", "stopped", "unfinished"]
 MEASURED = (
     "loss",
     "z_loss",
+    "router_loss",
     "grad_norm",
     "lr",
     "tokens_per_second",

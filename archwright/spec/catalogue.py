@@ -168,7 +168,7 @@ def _places() -> list[list[_Place]]:
     found: dict[type[Spec], list[_Place]] = {}
     for place in [_Place("", RunSpec), *_walk(RunSpec)]:
         if _is_axis(place.cls) or place.path in ORDER:
-            found.setdefault(place.cls, []).append(place)
+            found.setdefault(_whole(place.cls), []).append(place)
     return sorted(
         (sorted(places, key=_rank) for places in found.values()), key=lambda p: _rank(p[0])
     )
@@ -185,7 +185,7 @@ def _walk(cls: type[Spec], at: str = "", needs: tuple[str, ...] = ()) -> Iterato
         if not _is_axis(inner):
             yield from _walk(inner, f"{path}.", needs)
             continue
-        for kind, member in inner.kinds.items():
+        for kind, member in inner.choices().items():
             if not _is_stack(member):  # whose axes are those of every layer
                 yield from _walk(member, f"{path}.", (*needs, f"{path}.kind={kind}"))
 
@@ -312,7 +312,7 @@ def _example(field: FieldInfo) -> Any:
     if get_origin(inner) is Literal:
         return next((value for value in get_args(inner) if value != default), default)
     if _is_axis(inner):
-        others = [k for k in inner.kinds if k not in ("none", getattr(default, "kind", ""))]
+        others = [k for k in inner.choices() if k not in ("none", getattr(default, "kind", ""))]
         return {"kind": next(iter(others), "none")}
     return "VALUE" if default is PydanticUndefined else default
 
@@ -342,7 +342,7 @@ def _values(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
         number = "a list" if args[-1] is Ellipsis else f"a list of {len(args)}"
         return [f"{number}, each {_either(_values(args[0]))}"]
     if _is_axis(annotation):
-        return [*annotation.kinds]
+        return [*annotation.choices()]
     if _is_spec(annotation):
         return [*_values(next(iter(annotation.model_fields.values())).annotation), "a table"]
     named = {int: "a whole number", float: "a number", str: "text"}
@@ -374,6 +374,11 @@ def _written(value: Any) -> str:
         inner = [f'"{item}"' if isinstance(item, str) else _written(item) for item in value]
         return f"[{','.join(inner)}]"
     return "{}" if value == {} else str(value)
+
+
+def _whole(cls: type[Spec]) -> type[Spec]:
+    """Return the axis of what only some of its choices share."""
+    return next((base for base in cls.__mro__ if "axis" in base.__dict__), cls)
 
 
 def _rank(place: _Place) -> int:

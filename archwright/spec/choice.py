@@ -92,7 +92,8 @@ class Choice(Spec):
     choices.
 
     A field of the axis' type takes any of its choices, picked by `kind`, also those that joined
-    from outside the package: to subclass an axis with a `kind` of one's own is to join it.
+    from outside the package: to subclass an axis with a `kind` of one's own is to join it. A field of
+    a type between axis and choice takes the choices below it.
     """
 
     axis: ClassVar[str]
@@ -114,8 +115,13 @@ class Choice(Spec):
 
     @classmethod
     def is_axis(cls) -> bool:
-        """Tell whether this class is the axis itself, not one of its choices."""
-        return "axis" in cls.__dict__
+        """Tell whether this class is an axis, or what some choices of it share; not a choice."""
+        return "kind" not in cls.model_fields
+
+    @classmethod
+    def choices(cls) -> dict[str, type["Choice"]]:
+        """Return the choices below this class by kind."""
+        return {kind: member for kind, member in cls.kinds.items() if issubclass(member, cls)}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -129,7 +135,7 @@ class Choice(Spec):
     ) -> JsonSchemaValue:
         # Any, not one: a file may leave `kind` to its base, and then several choices fit.
         if cls.is_axis():
-            choices = cls.kinds.values()
+            choices = cls.choices().values()
             schemas = [
                 c.__get_pydantic_json_schema__(c.__pydantic_core_schema__, handler) for c in choices
             ]
@@ -140,14 +146,14 @@ class Choice(Spec):
     def _pick(cls, value: Any) -> Self:
         if isinstance(value, cls):
             return value
-        expected = "one of " + ", ".join(f'"{kind}"' for kind in sorted(cls.kinds))
+        expected = "one of " + ", ".join(f'"{kind}"' for kind in sorted(cls.choices()))
         if not isinstance(value, dict):
             raise PydanticCustomError(
                 "no_table", "expected a table with kind = {expected}", {"expected": expected}
             )
         kind = value.get("kind")
-        if not isinstance(kind, str) or kind not in cls.kinds:
-            hint = nearest(kind, cls.kinds) if isinstance(kind, str) else ""
+        if not isinstance(kind, str) or kind not in cls.choices():
+            hint = nearest(kind, cls.choices()) if isinstance(kind, str) else ""
             raise PydanticCustomError(
                 "kind",
                 "expected {expected}{hint}",

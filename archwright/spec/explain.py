@@ -131,7 +131,7 @@ def _spec_class(annotation: Any, values: Any) -> type[Spec] | None:
         return None
     if issubclass(annotation, Choice) and annotation.is_axis():
         kind = values.get("kind") if isinstance(values, dict) else None
-        return annotation.kinds.get(str(kind), annotation)
+        return annotation.choices().get(str(kind), annotation)
     return annotation
 
 

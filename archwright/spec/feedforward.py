@@ -1,8 +1,8 @@
 """Feed-forward: how a token thinks by itself."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from archwright.spec.choice import AutoInt, Choice, Probability, Switches
 
@@ -151,3 +151,52 @@ class GEGELU(Gated):
     kind: Literal["gegelu"] = "gegelu"
     limit: float = Field(20.0, gt=0)
     """Largest gate, and largest size of up."""
+
+
+class Experts(FeedForward):
+    """A mixture of experts: each token goes through `top_k` of `num_experts` feed-forwards that a router
+    chooses for it, y = sum of weight_e expert_e(x); no token is dropped (Shazeer et al., 2017; Mixtral)."""
+
+    kind: Literal["experts"] = "experts"
+    num_experts: int = Field(8, ge=1)
+    """Experts that are chosen from."""
+    top_k: int = Field(2, ge=1)
+    """Experts that a token goes through."""
+    expert: Hidden = SwiGLU()
+    """What each expert is, all alike."""
+    scores: Literal["softmax", "softmax_of_chosen", "sigmoid"] = "softmax"
+    """What the router's numbers are made into, in float32: a softmax over all experts (Mixtral), over the
+    chosen ones (gpt-oss), or a sigmoid of each (DeepSeek V3)."""
+    renormalise: bool = True
+    """Divide the weights of the chosen experts by their sum."""
+    routed_scale: float = Field(1.0, gt=0)
+    """What the sum of the chosen experts is multiplied by (DeepSeek V2)."""
+    router_bias: bool = False
+    """A bias of the router (gpt-oss)."""
+    selection_bias: bool = False
+    """Numbers added to scores for choosing alone, not for weights; they have no gradient (DeepSeek V3)."""
+    num_groups: int = Field(1, ge=1)
+    """Groups of experts, of which only the best are chosen from (DeepSeek V2)."""
+    top_groups: int = Field(1, ge=1)
+    """Groups that a token chooses from."""
+    group_score: Literal["max", "top_two"] = "max"
+    """What groups are chosen by: their best expert (DeepSeek V2), or the sum of their best two (V3)."""
+    weigh: Literal["output", "input"] = "output"
+    """What an expert's weight multiplies: its output, or its input (Llama 4)."""
+    shared: Literal["none", "added", "gated"] = "none"
+    """An expert that all tokens go through beside those chosen, otherwise like them: added (DeepSeekMoE), or
+    times sigmoid(w x) (Qwen2-MoE)."""
+    shared_hidden_dim: AutoInt = Field("auto", examples=[1024])
+    """Hidden width of the shared expert; auto: that of the others."""
+    balance_loss: float = Field(0.01, ge=0)
+    """In training, what is minimised too: this times num_experts sum of f_e p_e in each layer, f_e the share
+    of the choices that fell on expert e, p_e its mean score (Fedus et al., 2021, eq. 4)."""
+    router_z_loss: float = Field(0.0, ge=0, examples=[0.001])
+    """In training, what is minimised too: this times the mean of log² of the router's softmax sum in each
+    layer (Zoph et al., 2022, eq. 5)."""
+
+    @field_validator("expert", mode="before")
+    @classmethod
+    def _kind_of_expert(cls, value: Any) -> Any:
+        """Let `expert.hidden_dim` be given alone, beside the default kind."""
+        return {"kind": "swiglu"} | value if isinstance(value, dict) else value

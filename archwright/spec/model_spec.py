@@ -11,7 +11,7 @@ from archwright.spec.attention import Attention, SoftmaxAttention
 from archwright.spec.choice import AutoInt, Choice, Spec
 from archwright.spec.embeddings import Embedding, Head
 from archwright.spec.errors import UserError
-from archwright.spec.feedforward import FeedForward, Hidden, SwiGLU
+from archwright.spec.feedforward import Experts, FeedForward, Hidden, SwiGLU
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.init import GPT2, Glorot, Init
 from archwright.spec.merge import merge, validated
@@ -212,6 +212,10 @@ def _resolved_layer(layer: LayerSpec, model: ModelSpec) -> dict[str, Any]:
         _fill(values["attention"]["scale"], dim=values["attention"]["head_dim"])
     if isinstance(layer.feedforward, Hidden):
         values["feedforward"]["hidden_dim"] = hidden_dim(layer.feedforward, model.dim)
+    if isinstance(layer.feedforward, Experts):
+        width = hidden_dim(layer.feedforward.expert, model.dim)
+        values["feedforward"]["expert"]["hidden_dim"] = width
+        _fill(values["feedforward"], shared_hidden_dim=width)
     if isinstance(layer.position, RoPE):
         scaling = values["position"]["scaling"]
         _fill(scaling, original_length=model.context_length)

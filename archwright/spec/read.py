@@ -210,7 +210,7 @@ def paths(cls: type[Spec], prefix: str = "") -> Iterator[str]:
 
 def _members(cls: type[Spec]) -> list[type[Spec]]:
     if issubclass(cls, Choice) and cls.is_axis():
-        return list(cls.kinds.values())
+        return list(cls.choices().values())
     return [cls]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from archwright.spec.attention import InverseScale, NoAttention, SoftmaxAttention
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.feedforward import XIELU, Hidden, NoFeedForward
+from archwright.spec.feedforward import XIELU, Experts, Hidden, NoFeedForward
 from archwright.spec.init import Glorot, MuP
 from archwright.spec.masks import Prefix, Window
 from archwright.spec.model_spec import LayerSpec, ModelSpec, NoEncoder, heads, hidden_dim
@@ -162,12 +162,78 @@ def t5_buckets_widen(spec: ModelSpec) -> Iterator[str]:
 @_rule("xIELU's negative side is steeper than its slope at 0.")
 def xielu_starts_above_beta(spec: ModelSpec) -> Iterator[str]:
     for at, layer in _layers(spec):
-        f = layer.feedforward
+        f, inside = layer.feedforward, ""
+        if isinstance(f, Experts):
+            f, inside = f.expert, "expert."
         if isinstance(f, XIELU) and f.alpha_negative <= f.beta:
             yield (
-                f"{at}feedforward.alpha_negative: found {f.alpha_negative:g}; expected more than "
+                f"{at}feedforward.{inside}alpha_negative: found {f.alpha_negative:g}; expected more than "
                 f"beta = {f.beta:g}"
             )
+
+
+@_rule("A token goes through no more experts than it may choose from.")
+def enough_experts(spec: ModelSpec) -> Iterator[str]:
+    for at, experts in _mixtures(spec):
+        if experts.top_k > experts.num_experts:
+            yield (
+                f"{at}feedforward.top_k: found {experts.top_k}; expected at most num_experts = "
+                f"{experts.num_experts}"
+            )
+
+
+@_rule("Experts are shared out evenly over groups.")
+def groups_divide_experts(spec: ModelSpec) -> Iterator[str]:
+    for at, experts in _mixtures(spec):
+        if experts.num_experts % experts.num_groups:
+            yield (
+                f"{at}feedforward.num_groups: found {experts.num_groups}; expected a divisor of "
+                f"num_experts = {experts.num_experts}"
+            )
+
+
+@_rule("The chosen groups are among those there are, and hold experts enough.")
+def groups_hold_enough(spec: ModelSpec) -> Iterator[str]:
+    for at, experts in _mixtures(spec):
+        each = experts.num_experts // experts.num_groups
+        if not each or experts.num_groups == 1 == experts.top_groups:
+            continue
+        least = -(-min(experts.top_k, experts.num_experts) // each)
+        if not least <= experts.top_groups <= experts.num_groups:
+            yield (
+                f"{at}feedforward.top_groups: found {experts.top_groups}; expected {least} to "
+                f"num_groups = {experts.num_groups}, for top_k = {experts.top_k} experts out of groups of {each}"
+            )
+
+
+@_rule("The best two of a group are two.")
+def groups_have_two(spec: ModelSpec) -> Iterator[str]:
+    for at, experts in _mixtures(spec):
+        if (
+            experts.group_score == "top_two"
+            and experts.num_experts // experts.num_groups == 1 != experts.num_groups
+        ):
+            yield (
+                f'{at}feedforward.group_score: found "top_two" of groups of one expert; expected "max", or '
+                "fewer num_groups"
+            )
+
+
+@_rule("muP's rates are those of dense models.")
+def mup_is_dense(spec: ModelSpec) -> Iterator[str]:
+    for at, _ in _mixtures(spec):
+        if isinstance(spec.init, MuP):
+            # A router's width of output stays as the model grows: no matrix inside, and no head.
+            yield (
+                f'{at}feedforward.kind: found "experts" with init.kind "mup", whose rates are not '
+                "derived for a router; expected another of the two"
+            )
+
+
+def _mixtures(spec: ModelSpec) -> Iterator[tuple[str, Experts]]:
+    for at, layer in _layers(spec):
+        if isinstance(layer.feedforward, Experts):
+            yield at, layer.feedforward
 
 
 @_rule("Positions that are added to the embedding belong to the whole model.")
@@ -251,6 +317,17 @@ def odd_hidden_dim(spec: ModelSpec) -> Iterator[str]:
                     f"{at}feedforward.hidden_dim is {ratio:.3g} dim: models lie near {usual:.3g} "
                     f'with "{layer.feedforward.kind}"'
                 )
+
+
+@_suspicion("A router learns from the weights it gives.")
+def constant_weights(spec: ModelSpec) -> Iterator[str]:
+    for at, experts in _mixtures(spec):
+        sums_to_one = experts.renormalise or experts.scores == "softmax_of_chosen"
+        if experts.top_k == 1 and sums_to_one:
+            yield (
+                f"{at}feedforward.top_k is 1 with weights that add up to 1: the router learns nothing but "
+                "balance"
+            )
 
 
 @_suspicion("The vocabulary is a multiple of 64.")

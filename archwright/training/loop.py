@@ -97,6 +97,7 @@ class Loop:
             "train",
             loss=result.loss,
             z_loss=result.z_loss,
+            **({"router_loss": result.router_loss} if result.router_loss else {}),
             grad_norm=result.grad_norm,
             lr=self.session.learning_rate(rate),
             tokens_per_second=round(speed, 1),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archwright.losses import Loss, cross_entropy, linear_cross_entropy
+from archwright.losses import Loss, cross_entropy, linear_cross_entropy, take_auxiliary
 from archwright.optim import clip_gradients, set_learning_rates
 from archwright.training.precision import Precision
 
@@ -38,6 +38,8 @@ class StepResult:
     grad_norm: float
     finite: bool
     """Whether loss and gradient are numbers; if not, nothing was updated."""
+    router_loss: float = 0.0
+    """What routers of experts asked to be minimised besides."""
 
 
 def train_step(
@@ -55,15 +57,18 @@ def train_step(
     """Forward and backward over the parts of a batch, clip, update: `rate` is the share of the peak rates.
 
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
-    gradients add up to the batch's. A loss or a gradient that is not finite
+    gradients add up to the batch's. What routers ask for besides is computed on each part by itself, and
+    counts by its share of the rows. A loss or a gradient that is not finite
     updates nothing. `chunked` logits never exist all at once.
     """
     num_valid = max(1, int((batch.targets >= 0).sum()))
-    loss, z_term = 0.0, 0.0
+    loss, z_term, router_loss = 0.0, 0.0, 0.0
     for part in batch.parts(accumulate):
         loss_of = _chunked_loss if chunked else _whole_loss
         of_part = loss_of(model, part, precision, z_loss=z_loss, num_valid=num_valid)
-        precision.scaled(of_part.total).backward()
+        auxiliary = take_auxiliary(model) * (len(part.tokens) / len(batch.tokens))
+        precision.scaled(of_part.total + auxiliary).backward()
+        router_loss += auxiliary.item()
         loss += of_part.nll_sum.item() / num_valid
         z_term += of_part.z_term.item()
     precision.unscale(optimizers.values())
@@ -77,7 +82,7 @@ def train_step(
         precision.update()
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
-    return StepResult(loss, z_term, grad_norm, finite)
+    return StepResult(loss, z_term, grad_norm, finite, router_loss)
 
 
 def _whole_loss(model: nn.Module, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:

@@ -2,7 +2,7 @@
 
 from archwright.spec import norms, positions, residuals
 from archwright.spec.attention import SoftmaxAttention
-from archwright.spec.feedforward import XIELU, Hidden
+from archwright.spec.feedforward import XIELU, Experts, Hidden
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 
@@ -60,10 +60,23 @@ def attention(each: LayerSpec, d: int) -> int:
 
 def feedforward(each: LayerSpec, d: int) -> int:
     f = each.feedforward
+    if isinstance(f, Experts):
+        shared = 0
+        if f.shared != "none":
+            shared = (
+                hidden_layer(f.expert, int(f.shared_hidden_dim), d, 1) + (f.shared == "gated") * d
+            )
+        router = f.num_experts * (d + f.router_bias)
+        return router + shared + hidden_layer(f.expert, int(f.expert.hidden_dim), d, f.num_experts)
     assert isinstance(f, Hidden)
-    hidden, maps = int(f.hidden_dim), 2 if f.gated else 1
+    return hidden_layer(f, int(f.hidden_dim), d, 1)
+
+
+def hidden_layer(f: Hidden, hidden: int, d: int, number: int) -> int:
+    """Return the parameters of feed-forwards that share one activation."""
+    maps = 2 if f.gated else 1
     total = (maps + 1) * d * hidden + f.bias.up * maps * hidden + f.bias.down * d
-    return total + (2 if isinstance(f, XIELU) else 0)
+    return number * total + (2 if isinstance(f, XIELU) else 0)
 
 
 def norm(choice: norms.Norm, d: int) -> int:

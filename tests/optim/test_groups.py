@@ -32,6 +32,38 @@ def test_roles_of_the_decoder():
     assert {name.split(".")[-2] for name in matrices} >= {"query", "key", "value", "out", "up"}
 
 
+def test_roles_of_experts():
+    """Stacks of matrices are matrices, stacks of biases are not."""
+    found = roles(small("feedforward.kind=experts", "feedforward.expert.bias=true"))
+    inside = {
+        name.split("feedforward.")[1]: role for name, role in found.items() if "experts" in name
+    }
+    assert inside == {
+        f"experts.{at}.{what}": role
+        for at in ("gate", "up", "down")
+        for what, role in (("weight", "matrix"), ("bias", "vector"))
+    }
+    assert found["layers.0.feedforward.router.weight"] == "matrix"
+
+
+def test_muon_moves_each_expert_as_a_matrix_of_its_own():
+    model = small("feedforward.kind=experts", "feedforward.expert.hidden_dim=16")
+    model(torch.arange(16)[None]).logits.square().mean().backward()
+    up = model.layers[0].feedforward.experts.up.weight
+    before, gradient = up.detach().clone(), up.grad.clone()
+    build_optimizers(model, MuonSpec(weight_decay=0.0))["muon"].step()
+    for e in range(8):
+        alone = nn.Parameter(before[e].clone())
+        alone.grad = gradient[e].clone()
+        alike = MuonSpec()
+        single = Muon(
+            [alone], lr=alike.lr, momentum=alike.momentum, nesterov=alike.nesterov,
+            method=alike.method, steps=alike.steps, weight_decay=0.0, dtype=torch.float32,
+        )  # fmt: skip
+        single.step()
+        torch.testing.assert_close(up[e], alone)
+
+
 def test_a_tied_head_is_the_embedding():
     found = roles(small("head.tied=true"))
     assert found["embedding.weight"] == "embedding"

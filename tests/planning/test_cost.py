@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archwright.model import build
 from archwright.model.decoder import Decoder
-from archwright.planning.cost import flops_per_token, parameters_by_part
+from archwright.planning.cost import active_parameters, flops_per_token, parameters_by_part
 from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, gigabytes, least_memory, total_memory
 from archwright.spec.model_spec import ModelSpec
@@ -50,6 +50,44 @@ def test_flops_by_hand() -> None:
     weights = 3 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192) + 128 * 64
     keys = (1 + 32) / 2
     assert flops_per_token(small(), 32) == pytest.approx(3 * (2 * weights + 3 * 4 * 64 * keys))
+
+
+EXPERTS = (
+    "feedforward.kind=experts",
+    "feedforward.num_experts=6",
+    "feedforward.expert.hidden_dim=32",
+    "feedforward.expert.bias=true",
+    "feedforward.shared=added",
+    "feedforward.shared_hidden_dim=48",
+)
+
+
+def test_experts_cost_what_a_token_meets() -> None:
+    """Two of six experts beside the shared one and the router; all six are stored."""
+    model = small(*EXPERTS)
+    assert {k: n for k, n in parameters_by_part(model).items() if "feedforward" in k} == {
+        "layers.residual.norms.feedforward": 3 * 64,
+        "layers.feedforward.router": 3 * 6 * 64,
+        **dict.fromkeys(
+            ("layers.feedforward.experts.gate", "layers.feedforward.experts.up"),
+            3 * 6 * (64 + 1) * 32,
+        ),
+        "layers.feedforward.experts.down": 3 * 6 * (32 + 1) * 64,
+        **dict.fromkeys(
+            ("layers.feedforward.shared.gate", "layers.feedforward.shared.up"), 3 * (64 + 1) * 48
+        ),
+        "layers.feedforward.shared.down": 3 * (48 + 1) * 64,
+    }
+    unused = 3 * 4 * (2 * (64 + 1) * 32 + (32 + 1) * 64)
+    assert active_parameters(model) == model.num_parameters() - unused
+    feedforward = 6 * 64 + 2 * 3 * 64 * 32 + 3 * 64 * 48
+    weights = 3 * (2 * 64 * 64 + 2 * 64 * 32 + feedforward) + 128 * 64
+    keys = (1 + 32) / 2
+    assert flops_per_token(model, 32) == pytest.approx(3 * (2 * weights + 3 * 4 * 64 * keys))
+
+
+def test_a_dense_model_is_all_active() -> None:
+    assert active_parameters(small()) == small().num_parameters()
 
 
 def test_a_window_sees_less() -> None:

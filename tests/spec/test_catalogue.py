@@ -118,7 +118,7 @@ def test_an_option_says_how_to_ask_for_it_and_what_it_takes(
 def test_what_kinds_share_stands_once() -> None:
     feedforward = section("feedforward")
     hidden = feedforward.families[-1]
-    assert set(hidden.kinds) == {k.name for k in feedforward.kinds} - {"none"}
+    assert set(hidden.kinds) == {k.name for k in feedforward.kinds} - {"none", "experts"}
     assert "hidden_dim" in [o.name for o in hidden.options]
     assert all("hidden_dim" not in [o.name for o in k.options] for k in feedforward.kinds)
 

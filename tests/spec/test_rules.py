@@ -41,6 +41,34 @@ BROKEN: dict[str, tuple[list[str], str]] = {
         ["feedforward.kind=xielu", "feedforward.alpha_negative=0.4"],
         "feedforward.alpha_negative: found 0.4; expected more than beta = 0.5",
     ),
+    "enough_experts": (
+        ["feedforward.kind=experts", "feedforward.top_k=9"],
+        "feedforward.top_k: found 9; expected at most num_experts = 8",
+    ),
+    "groups_divide_experts": (
+        ["feedforward.kind=experts", "feedforward.num_groups=3"],
+        "feedforward.num_groups: found 3; expected a divisor of num_experts = 8",
+    ),
+    "groups_hold_enough": (
+        ["feedforward.kind=experts", "feedforward.num_groups=4", "feedforward.top_k=3"],
+        "feedforward.top_groups: found 1; expected 2 to num_groups = 4, for top_k = 3 experts out of "
+        "groups of 2",
+    ),
+    "groups_have_two": (
+        [
+            "feedforward.kind=experts",
+            "feedforward.num_groups=8",
+            "feedforward.top_groups=2",
+            "feedforward.group_score=top_two",
+        ],
+        'feedforward.group_score: found "top_two" of groups of one expert; expected "max", or fewer '
+        "num_groups",
+    ),
+    "mup_is_dense": (
+        ["feedforward.kind=experts", "init.kind=mup", "attention.scale.kind=inverse"],
+        'feedforward.kind: found "experts" with init.kind "mup", whose rates are not derived for a '
+        "router; expected another of the two",
+    ),
     "absolute_positions_are_global": (
         ["layer_kinds.local.position.kind=learned"],
         'layer_kinds.local.position.kind: found "learned", which is added to the embedding once; '
@@ -77,6 +105,10 @@ SUSPICIOUS: dict[str, tuple[list[str], str]] = {
     "odd_hidden_dim": (
         ["feedforward.hidden_dim=512"],
         'feedforward.hidden_dim is 1 dim: models lie near 2.67 with "swiglu"',
+    ),
+    "constant_weights": (
+        ["feedforward.kind=experts", "feedforward.top_k=1"],
+        "feedforward.top_k is 1 with weights that add up to 1: the router learns nothing but balance",
     ),
     "odd_vocabulary": (
         ["vocab_size=1000"],

@@ -88,6 +88,35 @@ def test_parts_add_up_to_the_batch(
     assert_equal_weights(model, expected, atol=1e-12 if clip is None else 1e-8)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_what_routers_ask_for_is_minimised_too(chunked: bool) -> None:
+    """Equal parts count alike; the reported loss is without it, and evaluation asks for nothing."""
+    spec = SPEC.override(
+        "feedforward.kind=experts", "feedforward.balance_loss=0.3", "feedforward.router_z_loss=0.2"
+    )
+    model = build(spec, seed=3).double()
+    expected, rows = copy.deepcopy(model), batch(4)
+    asked = torch.zeros(())
+    loss = F.cross_entropy(
+        expected(rows.tokens).logits.flatten(0, 1), rows.targets.flatten(), ignore_index=-100
+    )
+    for half in (rows.tokens[:2], rows.tokens[2:]):
+        expected(half)
+        asked = asked + sum(layer.feedforward.auxiliary for layer in expected.layers) / 2
+    (loss + asked).backward()
+    norm = math.sqrt(sum(p.grad.square().sum().item() for p in expected.parameters()))  # type: ignore[union-attr]
+    optimizers = build_optimizers(model, AdamW(lr=0.1, eps=1e-3))
+    result = train_step(
+        model, rows, optimizers, rate=0.0, precision=FP32, clip=None, accumulate=2, chunked=chunked
+    )
+    assert result.loss == pytest.approx(loss.item(), rel=1e-6)
+    assert result.router_loss == pytest.approx(asked.item(), rel=1e-9)
+    assert result.grad_norm == pytest.approx(norm, rel=1e-5)
+    assert losses.take_auxiliary(model) == 0
+    model.eval()(rows.tokens)
+    assert losses.take_auxiliary(model) == 0
+
+
 def test_what_a_step_reports(model: nn.Module) -> None:
     rows = batch()
     logits = model(rows.tokens).logits.flatten(0, 1)

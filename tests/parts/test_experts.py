@@ -1,0 +1,350 @@
+"""Mixtures of experts beside their formulas, token by token; and beside blocks of transformers."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from archwright.model import build
+from archwright.parts.feedforward import FEEDFORWARDS, Experts
+from archwright.parts.init import Glorot, initialise
+from archwright.parts.linear import Linear, StackedLinear, grouped_product
+from archwright.spec import feedforward as spec
+from archwright.spec import init as init_spec
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+
+DIM = 8
+SWIGLU = spec.SwiGLU(hidden_dim=16)
+
+CASES: dict[str, dict[str, Any]] = {
+    "mixtral": {},
+    "qwen2": {"renormalise": False, "shared": "gated", "shared_hidden_dim": 12},
+    "gpt-oss": {
+        "scores": "softmax_of_chosen",
+        "router_bias": True,
+        "expert": spec.ClampedSwiGLU(
+            hidden_dim=16, limit=1.0, bias=spec.FeedForwardBias(up=True, down=True)
+        ),
+    },
+    "deepseek v2": {
+        "renormalise": False,
+        "num_groups": 3,
+        "top_groups": 2,
+        "routed_scale": 1.7,
+        "shared": "added",
+        "shared_hidden_dim": 8,
+    },
+    "deepseek v3": {
+        "scores": "sigmoid",
+        "selection_bias": True,
+        "num_groups": 2,
+        "group_score": "top_two",
+        "routed_scale": 2.5,
+        "shared": "added",
+        "shared_hidden_dim": 8,
+    },
+    "llama 4": {
+        "scores": "sigmoid",
+        "top_k": 1,
+        "renormalise": False,
+        "weigh": "input",
+        "shared": "added",
+        "shared_hidden_dim": 8,
+    },
+    "plain": {"expert": spec.XIELU(hidden_dim=16), "top_k": 3},
+    "odd widths": {"expert": spec.GeGLU(hidden_dim=7)},
+    "all": {"top_k": 6},
+    "one": {"num_experts": 1, "top_k": 1},
+}
+"""Choices of six experts, two for each token where nothing else is said."""
+
+ALL = pytest.mark.parametrize("name", CASES)
+
+
+def made(name: str, seed: int = 0, **changes: Any) -> Experts:
+    given = {"num_experts": 6, "top_k": 2, "expert": SWIGLU} | CASES[name] | changes
+    part = Experts(spec.Experts(**given), DIM).double()
+    dice = torch.Generator().manual_seed(seed)
+    for tensor in itertools.chain(part.parameters(), part.buffers()):
+        tensor.data.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5, generator=dice)
+    return part
+
+
+def tokens(rows: int = 10) -> Tensor:
+    dice = torch.Generator().manual_seed(1)
+    return torch.randn(2, rows, DIM, generator=dice, dtype=torch.float64)
+
+
+def by_hand(part: Experts, x: Tensor) -> Tensor:
+    """The formula, one token and one expert after the other."""
+    s, state = part.spec, part.state_dict()
+    logits = state["router.weight"] @ x
+    if s.router_bias:
+        logits = logits + state["router.bias"]
+    scores = {
+        "softmax": logits.exp() / logits.exp().sum(),
+        "sigmoid": 1 / (1 + (-logits).exp()),
+        "softmax_of_chosen": logits,
+    }[s.scores].tolist()
+    bias = state["selection_bias"].tolist() if s.selection_bias else [0.0] * s.num_experts
+    ranks = [score + b for score, b in zip(scores, bias, strict=True)]
+    size = s.num_experts // s.num_groups
+    groups = [range(start, start + size) for start in range(0, s.num_experts, size)]
+    best = 1 if s.group_score == "max" else 2
+    groups.sort(key=lambda group: -sum(sorted(ranks[e] for e in group)[-best:]))
+    allowed = [e for group in groups[: s.top_groups] for e in group]
+    chosen = sorted(allowed, key=lambda e: -ranks[e])[: s.top_k]
+    weights = [scores[e] for e in chosen]
+    if s.scores == "softmax_of_chosen":
+        weights = [math.exp(w) for w in weights]
+        weights = [w / sum(weights) for w in weights]
+    if s.renormalise:
+        weights = [w / sum(weights) for w in weights]
+    out = torch.zeros_like(x)
+    for e, w in zip(chosen, weights, strict=True):
+        dense = expert(part, e)
+        out += s.routed_scale * (dense(w * x) if s.weigh == "input" else w * dense(x))
+    if part.shared is not None:
+        gate = 1.0
+        if s.shared == "gated":
+            gate = torch.sigmoid(state["shared_gate.weight"][0] @ x).item()
+        out += gate * part.shared(x[None])[0]
+    return out
+
+
+def expert(part: Experts, e: int) -> nn.Module:
+    """The dense feed-forward that an expert is, which has tests of its own."""
+    choice = part.spec.expert
+    dense: nn.Module = FEEDFORWARDS[type(choice)](choice, DIM).double()
+    state = part.experts.state_dict()
+    alone = {k: v if k.startswith("activation") else v[e] for k, v in state.items()}
+    dense.load_state_dict(alone)
+    return dense.eval()
+
+
+@ALL
+@torch.no_grad()
+def test_formula(name: str) -> None:
+    part, x = made(name), tokens()
+    expected = torch.stack([torch.stack([by_hand(part, t) for t in row]) for row in x])
+    torch.testing.assert_close(part(x), expected, rtol=1e-9, atol=1e-9)
+
+
+@ALL
+@torch.no_grad()
+def test_a_token_has_its_output_whoever_is_beside_it(name: str) -> None:
+    part, x = made(name), tokens()
+    whole = part(x)
+    alone = torch.stack([torch.stack([part(t[None])[0] for t in row]) for row in x])
+    torch.testing.assert_close(whole, alone, rtol=1e-12, atol=1e-12)
+
+
+@ALL
+def test_gradients(name: str) -> None:
+    part, x = made(name), tokens(3)
+    names = [name for name, _ in part.named_parameters()]
+
+    def call(x: Tensor, *values: Tensor) -> Tensor:
+        given = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(part, given, x)
+
+    leaves = (x.requires_grad_(), *(p.detach().requires_grad_() for p in part.parameters()))
+    assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("widths", [(8, 16), (7, 5), (8, 12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_grouped_product(widths: tuple[int, int], dtype: torch.dtype) -> None:
+    """Also of groups without rows, at either end and between."""
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(9, widths[0], generator=dice).to(dtype).requires_grad_()
+    weight = torch.randn(5, widths[1], widths[0], generator=dice).to(dtype).requires_grad_()
+    ends, which = torch.tensor([0, 4, 4, 9, 9], dtype=torch.int32), [1] * 4 + [3] * 5
+    found = grouped_product(x, weight, ends)
+    expected = torch.stack([weight[e] @ row for e, row in zip(which, x, strict=True)])
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    slope = torch.randn(found.shape, generator=dice).to(dtype)
+    ours = torch.autograd.grad(found, (x, weight), slope)
+    theirs = torch.autograd.grad(expected, (x, weight), slope)
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=4 * tolerance)
+
+
+@ALL
+def test_float32_and_bfloat16_under_autocast(name: str) -> None:
+    """They may choose others only where two are equal to a rounding, which they are not here."""
+    part, x = made(name), tokens()
+    expected = part(x)
+    part.float()
+    torch.testing.assert_close(part(x.float()).double(), expected, rtol=1e-4, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = part(x.float())
+    found.float().sum().backward()
+    assert found.dtype == torch.bfloat16
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in part.parameters())
+    assert (found.double() - expected).norm() < 0.03 * expected.norm()
+
+
+def test_routing_is_in_float32_where_all_else_is_narrow() -> None:
+    """Scores that bfloat16 cannot tell apart still rank."""
+    part = made("mixtral", top_k=1).bfloat16()
+    part.router.weight.data.zero_()
+    part.router.weight.data[:, 0] = 1.0
+    part.router.weight.data[3, 1] = 2.0**-10
+    with torch.autocast("cpu", torch.bfloat16):
+        chosen, _ = part.route(part._logits(torch.ones(1, DIM).bfloat16()))
+    assert chosen.tolist() == [[3]]
+
+
+class TestAuxiliary:
+    @pytest.mark.parametrize("scores", ["softmax", "sigmoid", "softmax_of_chosen"])
+    def test_formula(self, scores: str) -> None:
+        part, x = made("mixtral", scores=scores, balance_loss=0.3, router_z_loss=0.7), tokens()
+        part(x)
+        logits = x.flatten(0, 1) @ part.router.weight.T
+        chosen = logits.topk(2).indices.flatten().tolist()
+        p = 1 / (1 + (-logits).exp()) if scores == "sigmoid" else logits.exp()
+        p = (p / p.sum(-1, keepdim=True)).mean(0)
+        balance = 6 * sum(chosen.count(e) / len(chosen) * p[e] for e in range(6))
+        expected = 0.3 * balance + 0.7 * logits.exp().sum(-1).log().square().mean()
+        torch.testing.assert_close(part.auxiliary, expected)
+
+    def test_balance_is_one_where_all_are_chosen_alike(self) -> None:
+        part = made("all", balance_loss=1.0)
+        part.router.weight.data.zero_()
+        part(tokens())
+        assert part.auxiliary is not None
+        assert part.auxiliary.item() == pytest.approx(1.0)
+
+    def test_evaluation_asks_for_nothing(self) -> None:
+        part = made("mixtral").eval()
+        part(tokens())
+        assert part.auxiliary is None
+        part.train()
+        with torch.no_grad():
+            part(tokens())
+        assert part.auxiliary is None
+
+
+def test_each_expert_starts_as_a_dense_one_would() -> None:
+    stack, dense = StackedLinear(3, 6, 4, used=1.0), Linear(6, 4)
+    glorot = Glorot(init_spec.Glorot(), 2, 6)
+    initialise(nn.ModuleDict({"up": stack}), glorot, seed=5)
+    for e in range(3):
+        initialise(nn.ModuleDict({"up": nn.ModuleDict({str(e): dense})}), glorot, seed=5)
+        assert torch.equal(stack.weight[e], dense.weight)
+
+
+def test_the_selection_bias_is_saved_and_has_no_gradient() -> None:
+    part = made("deepseek v3")
+    assert "selection_bias" in part.state_dict()
+    assert "selection_bias" not in dict(part.named_parameters())
+    small = ModelSpec(dim=16, num_layers=1, vocab_size=32).override(
+        "feedforward.kind=experts", "feedforward.selection_bias=true"
+    )
+    assert not build(small).layers[0].feedforward.selection_bias.any()
+
+
+def test_an_expert_without_a_function_is_named() -> None:
+    class Lost(spec.Plain):
+        kind: str = "lost_expert"
+
+    try:
+        with pytest.raises(UserError, match=r'feedforward.expert.kind: found "lost_expert"'):
+            Experts(spec.Experts(expert=Lost(hidden_dim=8)), DIM)
+    finally:
+        del spec.FeedForward.kinds["lost_expert"]
+
+
+def test_an_expert_is_a_feedforward_with_a_hidden_layer() -> None:
+    base = ModelSpec().override("feedforward.kind=experts")
+    for kind in ("experts", "none"):
+        with pytest.raises(UserError, match=r'feedforward.expert.kind: found "'):
+            base.override(f"feedforward.expert.kind={kind}")
+    found = base.override("feedforward.expert.kind=relu", "feedforward.expert.hidden_dim=8")
+    assert found.feedforward.expert == spec.ReLU(hidden_dim=8)
+    found = ModelSpec().override("feedforward.kind=experts", "feedforward.expert.hidden_dim=8")
+    assert found.feedforward.expert == spec.SwiGLU(hidden_dim=8)
+
+
+class TestTransformers:
+    """Blocks of the library with the same weights, all of them random."""
+
+    def compare(self, part: Experts, block: nn.Module, names: dict[str, str]) -> None:
+        """Copy the block's weights, by our names, and ask for the same output."""
+        dice = torch.Generator().manual_seed(2)
+        theirs = {**dict(block.named_parameters()), **dict(block.named_buffers())}
+        for tensor in theirs.values():
+            tensor.data.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5, generator=dice)
+        gate, up = theirs["experts.gate_up_proj"].chunk(2, 1)
+        values = {"experts.gate.weight": gate, "experts.up.weight": up}
+        values["experts.down.weight"] = theirs["experts.down_proj"]
+        values["router.weight"] = theirs["gate.weight"]
+        values |= {ours: theirs[name] for ours, name in names.items()}
+        part.load_state_dict(values)
+        x = tokens().float()
+        with torch.no_grad():
+            torch.testing.assert_close(part.eval()(x), block.eval()(x), rtol=1e-4, atol=1e-5)
+
+    def part(self, name: str) -> Experts:
+        return made(name).float()
+
+    def test_mixtral(self) -> None:
+        library = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+        config = library.MixtralConfig(
+            hidden_size=DIM, intermediate_size=16, num_local_experts=6, num_experts_per_tok=2
+        )
+        config._experts_implementation = "eager"
+        self.compare(self.part("mixtral"), library.MixtralSparseMoeBlock(config), {})
+
+    def test_qwen2(self) -> None:
+        library = pytest.importorskip("transformers.models.qwen2_moe.modeling_qwen2_moe")
+        config = library.Qwen2MoeConfig(
+            hidden_size=DIM,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=12,
+            num_experts=6,
+            num_experts_per_tok=2,
+        )
+        config._experts_implementation = "eager"
+        names = {
+            f"shared.{our}.weight": f"shared_expert.{our}_proj.weight"
+            for our in ("gate", "up", "down")
+        } | {"shared_gate.weight": "shared_expert_gate.weight"}
+        self.compare(self.part("qwen2"), library.Qwen2MoeSparseMoeBlock(config), names)
+
+    @pytest.mark.parametrize("version", [2, 3])
+    def test_deepseek(self, version: int) -> None:
+        name = f"deepseek_v{version}"
+        library = pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
+        config = getattr(library, f"DeepseekV{version}Config")(
+            hidden_size=DIM,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            moe_intermediate_size=16 if version == 3 else 8,
+            n_shared_experts=1,
+            n_routed_experts=6,
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            n_group={2: 3, 3: 2}[version],
+            topk_group={2: 2, 3: 1}[version],
+            routed_scaling_factor={2: 1.7, 3: 2.5}[version],
+            topk_method="group_limited_greedy",
+            norm_topk_prob=version == 3,
+        )
+        config._experts_implementation = "eager"
+        names = {
+            f"shared.{our}.weight": f"shared_experts.{our}_proj.weight"
+            for our in ("gate", "up", "down")
+        }
+        if version == 3:
+            names["selection_bias"] = "gate.e_score_correction_bias"
+        block = getattr(library, "DeepseekV3MoE" if version == 3 else "DeepseekV2Moe")(config)
+        width = config.moe_intermediate_size
+        expert = spec.SwiGLU(hidden_dim=width)
+        part = made(f"deepseek v{version}", expert=expert, shared_hidden_dim=width).float()
+        self.compare(part, block, names)
