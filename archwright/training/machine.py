@@ -21,6 +21,7 @@ from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, gigabytes, logit_bytes
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.spec.version import version
 from archwright.training.precision import DTYPES
 from archwright.training.products import fastest_float32
 
@@ -110,8 +111,6 @@ def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
 
 def environment(decisions: Decisions) -> dict[str, Any]:
     """Return what a run records of the machine and the software."""
-    from archwright.spec.version import version
-
     cuda = decisions.machine.device == "cuda"
     return {
         "archwright": version(),
