@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.planning.cost import flops_per_token, parameters_by_part
-from archwright.spec.feedforward import Hidden
+from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.study_spec import Match
 
@@ -97,10 +98,11 @@ def _hidden_candidates(
     A model's size is a straight line in hidden_dim, so that two sizes tell it.
     """
     resolved = spec.resolved(vocab_size)
-    if not isinstance(resolved.feedforward, Hidden):
+    layer = hidden_layer(resolved.feedforward)
+    if layer is None:
         yield spec
         return
-    hidden = resolved.feedforward.hidden_dim
+    hidden = layer.hidden_dim
     assert hidden != "auto"
 
     def size(hidden_dim: int) -> float:
@@ -108,23 +110,37 @@ def _hidden_candidates(
 
     slope = (size(2 * hidden) - size(hidden)) / hidden
     exact = hidden + (target.of(match) - size(hidden)) / slope
-    allowed = min(max(exact, RATIOS[0] * spec.dim), RATIOS[1] * spec.dim)
+    least = RATIOS[0] * spec.dim / getattr(resolved.feedforward, "num_experts", 1)
+    allowed = min(max(exact, least), RATIOS[1] * spec.dim)
     for multiple in MULTIPLES if allowed == exact else MULTIPLES[-1:]:
         yield _with_hidden(resolved, spec, max(multiple, multiple * round(allowed / multiple)))
 
 
 def _with_hidden(resolved: ModelSpec, spec: ModelSpec, hidden_dim: int) -> ModelSpec:
     """Return a spec with another hidden width; layers with one of their own keep their ratio to it."""
-    assert isinstance(resolved.feedforward, Hidden)
-    before = resolved.feedforward.hidden_dim
-    assert before != "auto"
+    layer = hidden_layer(resolved.feedforward)
+    assert layer
+    assert layer.hidden_dim != "auto"
     values = spec.model_dump()
-    values["feedforward"]["hidden_dim"] = hidden_dim
+    _table(values)["hidden_dim"] = hidden_dim
     for partial in values["layer_kinds"].values():
-        own = partial.get("feedforward", {}).get("hidden_dim")
+        own = _table(partial).get("hidden_dim")
         if isinstance(own, int):
-            partial["feedforward"]["hidden_dim"] = max(1, round(own * hidden_dim / before))
+            _table(partial)["hidden_dim"] = max(1, round(own * hidden_dim / layer.hidden_dim))
     return ModelSpec.model_validate(values)
+
+
+def hidden_layer(feedforward: FeedForward) -> Hidden | None:
+    """Return what has a hidden width: the feed-forward itself, each of its experts, or nothing."""
+    layer = feedforward.expert if isinstance(feedforward, Experts) else feedforward
+    return layer if isinstance(layer, Hidden) else None
+
+
+def _table(layer: dict[str, Any]) -> dict[str, Any]:
+    """Return the table in a layer's values that holds its hidden width."""
+    feedforward: dict[str, Any] = layer.get("feedforward", {})
+    inner: dict[str, Any] = feedforward.get("expert", feedforward)
+    return inner
 
 
 def _dims(spec: ModelSpec, excess: float) -> list[int]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from archwright.checkpoint import atomic_write
 from archwright.lab.arms import with_rate
-from archwright.lab.matching import Counts
+from archwright.lab.matching import Counts, hidden_layer
 from archwright.lab.results import Variant
 from archwright.runs import RunFolder
-from archwright.spec.feedforward import Hidden
 from archwright.spec.read import diff, read_run, to_toml
 from archwright.spec.run_spec import AdamW, Muon, RunSpec
 from archwright.spec.study_spec import StudySpec
@@ -123,11 +122,8 @@ def evaluated(run: RunSpec, final: int) -> int:
 
 def _variant(arm: Arm, baseline: Arm) -> Variant:
     model = arm.run.model
-    hidden = [
-        layer.feedforward.hidden_dim
-        for layer in model.layers_by_kind.values()
-        if isinstance(layer.feedforward, Hidden)
-    ]
+    layers = [hidden_layer(layer.feedforward) for layer in model.layers_by_kind.values()]
+    hidden = [layer.hidden_dim for layer in layers if layer]
     return Variant(
         name=arm.name,
         words=arm.words,

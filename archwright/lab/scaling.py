@@ -38,8 +38,8 @@ def scaled(run: RunSpec, size: float) -> RunSpec:
 
     Below 1M parameters the vocabulary has 1,024 tokens, so that little of the model is embedding, then
     4,096. Heads keep 32 dimensions (64 from a width of 256), groups of query heads their share, hidden layers
-    their ratio. Texts are 128 tokens long below 1M parameters, 256 below 10M, then 512, and a step reads 16
-    of them. The learning rate starts at 0.01 (64 / dim)^1/2.
+    their ratio, windows their share of the text. Texts are 128 tokens long below 1M parameters, 256 below
+    10M, then 512, and a step reads 16 of them. The learning rate starts at 0.01 (64 / dim)^1/2.
     """
     dim, num_layers = shape(size)
     context = 128 if size < 1e6 else 256 if size < 1e7 else 512
@@ -52,7 +52,15 @@ def scaled(run: RunSpec, size: float) -> RunSpec:
     _narrow(model, model, query_heads, old, dim)
     for partial in model["layer_kinds"].values():
         _narrow(partial, model, query_heads, old, dim)
-    model |= {"dim": dim, "num_layers": num_layers, "context_length": context}
+    shorter = context / run.model.context_length
+    for table in (model, *model["layer_kinds"].values()):
+        _shorten(table.get("attention", {}), shorter)
+    model |= {
+        "dim": dim,
+        "num_layers": num_layers,
+        "context_length": context,
+        "vocab_size": "auto",
+    }
     small = ModelSpec.model_validate(model)
     optimizer = run.optimizer.model_copy(update={"lr": _two_digits(0.01 * (64 / dim) ** 0.5)})
     small_run = run.model_copy(update={"model": small, "optimizer": optimizer, "batch_size": 16})
@@ -72,8 +80,18 @@ def _narrow(
         attention["num_kv_heads"] = _divisor(num_heads, num_heads * kv_heads / old_heads)
     if isinstance(attention.get("head_dim"), int):
         attention["head_dim"] = min(head_dim, dim)
-    if isinstance(hidden := feedforward.get("hidden_dim"), int):
-        feedforward["hidden_dim"] = max(8, 8 * round(hidden * dim / old / 8))
+    for hidden in (feedforward, feedforward.get("expert", {})):
+        if isinstance(width := hidden.get("hidden_dim"), int):
+            hidden["hidden_dim"] = max(8, 8 * round(width * dim / old / 8))
+
+
+def _shorten(attention: dict[str, Any], share: float) -> None:
+    """Fit what is counted in tokens, or in a head's dimensions, to a smaller model's attention."""
+    mask, scale = attention.get("mask", {}), attention.get("scale", {})
+    if "size" in mask and share < 1:
+        mask["size"] = max(8, round(mask["size"] * share))
+    if isinstance(scale.get("dim"), int):
+        scale["dim"] = "auto"
 
 
 def _divisor(number: int, wanted: float) -> int:

@@ -11,7 +11,7 @@ from archwright.spec.feedforward import FeedForward, Hidden
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
 from archwright.spec.positions import Position
-from archwright.spec.read import load_run
+from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.residuals import Residual
 from archwright.spec.study_spec import Match, StudySpec
 
@@ -123,6 +123,18 @@ def test_shapes_have_about_the_size_and_a_sensible_proportion(size: float) -> No
     assert dim in DIMS
     assert 0.6 < 12 * num_layers * dim**2 / size < 1.7
     assert 6 <= dim / num_layers <= 130
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names("models") if name != "modern"])
+def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
+    base, other = pair(name)
+    found, equal = matched(other, count(base, 1024), "non_embedding", 1024)
+    assert equal
+    assert (found.num_layers, found.context_length) == (base.num_layers, base.context_length)
+    assert found.dim == base.dim
+    published = load(name)
+    for axis in ("norm", "residual", "position", "head", "embedding"):
+        assert getattr(found, axis) == getattr(published, axis)
 
 
 @pytest.mark.parametrize("name", ["modern", "textbook"])
