@@ -59,7 +59,7 @@ def test_metrics_are_complete(longer: RunSpec, tmp_path: Path) -> None:
     folder = train(longer.override("z_loss=1e-4"), tmp_path / "run")
     records = folder.metrics()
     for record in records:
-        assert record.keys() == FIELDS[record["kind"]] | {"kind", "step", "tokens"}
+        assert record.keys() == FIELDS[record["kind"]] | {"kind", "step", "tokens", "cpu_seconds"}
         numbers = [value for value in record.values() if not isinstance(value, str)]
         assert all(value is not None and math.isfinite(value) for value in numbers)
         assert record["tokens"] == record["step"] * 4 * 32
