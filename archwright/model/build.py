@@ -12,7 +12,7 @@ from archwright.model.decoder import Decoder
 from archwright.parts.attention import ATTENTIONS
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
-from archwright.parts.init import INITS, Init, initialise
+from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
 from archwright.parts.masks import MASKS, Pattern
 from archwright.parts.norms import NORMS
@@ -54,13 +54,30 @@ def build(
     """
     spec = spec.resolved(vocab_size)
     init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
+    model = _unset(spec, init, device)
+    if torch.device(device).type != "meta":
+        initialise(model, init, seed)
+    return model
+
+
+def build_unset(spec: ModelSpec, *, device: torch.device | str = "cpu") -> Decoder:
+    """Return the model of a spec as `build` does, for weights that are to be copied in: they have memory but
+    no values yet."""
+    spec = spec.resolved()
+    init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
+    model = _unset(spec, init, device)
+    if torch.device(device).type != "meta":
+        reset_buffers(model)
+    return model
+
+
+def _unset(spec: ModelSpec, init: Init, device: torch.device | str) -> Decoder:
     with torch.device("meta"):
         model = _assemble(spec, init)
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
         if spec.head.tied:  # to_empty gives each module a table of its own
             model.head.weight = model.embedding.weight
-        initialise(model, init, seed)
     return model.use_kernel("blockwise" if torch.device(device).type == "cpu" else "sdpa")
 
 

@@ -1,0 +1,119 @@
+"""The names of a family's tensors: which of ours each of them holds, and in which layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from archwright.hf.layouts import Layout, Member, Same, Shape
+from archwright.spec.model_spec import LayerSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Several of our modules or tensors in one foreign one.
+
+    Args:
+        layout: a layout, or what makes one for a layer.
+    """
+
+    ours: tuple[str, ...]
+    layout: Layout | Callable[[LayerSpec], Layout]
+
+
+Held = str | Fused
+"""What a foreign module or tensor holds: ours by name, as it is or in a layout.
+
+A module's name stands for all its tensors. With `{e}` in the foreign name, there is one of it for each
+member of our stack.
+"""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A foreign tensor: our tensors that it holds, by name, and how."""
+
+    ours: tuple[str, ...]
+    layout: Layout
+
+    def shape(self, tensors: Mapping[str, Tensor]) -> Shape:
+        """Return the foreign tensor's shape."""
+        return self.layout.shape([tensors[name] for name in self.ours])
+
+    def read(self, foreign: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Copy a foreign tensor into ours."""
+        for theirs, own in self.layout.pairs(foreign, [tensors[name] for name in self.ours]):
+            own.copy_(theirs)
+
+    def write(self, foreign: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Copy ours into a foreign tensor."""
+        for theirs, own in self.layout.pairs(foreign, [tensors[name] for name in self.ours]):
+            theirs.copy_(own)
+
+
+def slots(
+    spec: ModelSpec,
+    tensors: Mapping[str, Tensor],
+    *,
+    layers: str,
+    of_layer: Mapping[str, Held],
+    of_model: Mapping[str, Held],
+) -> dict[str, Slot]:
+    """Return every foreign tensor of a model by name.
+
+    Args:
+        tensors: ours, by name; values may be on the meta device.
+        layers: what the names of layer `{i}` begin with.
+        of_layer, of_model: what is held, by foreign name within a layer and within the model.
+
+    Raises:
+        LookupError: one of our tensors has no place.
+    """
+    found: dict[str, Slot] = {}
+    for foreign, held in of_model.items():
+        found |= _slots(foreign, held, "", tensors, spec.layers_by_kind["default"])
+    for i in range(spec.num_layers):
+        prefix, ours = layers.format(i=i), f"layers.{i}."
+        here = {name: tensor for name, tensor in tensors.items() if name.startswith(ours)}
+        for foreign, held in of_layer.items():
+            found |= _slots(prefix + foreign, held, ours, here, spec.layer(i))
+    if left := set(tensors) - {name for slot in found.values() for name in slot.ours}:
+        raise LookupError(f"no foreign name for {', '.join(sorted(left)[:3])}")
+    return found
+
+
+def _slots(
+    foreign: str, held: Held, prefix: str, tensors: Mapping[str, Tensor], layer: LayerSpec
+) -> dict[str, Slot]:
+    names = (held,) if isinstance(held, str) else held.ours
+    found: dict[str, Slot] = {}
+    for suffix in _suffixes([prefix + name for name in names], tensors):
+        ours = tuple(n for name in names if (n := prefix + name + suffix) in tensors)
+        if "{e}" in foreign:
+            for e in range(len(tensors[ours[0]])):
+                found[foreign.format(e=e) + suffix] = Slot(ours, Member(e))
+        else:
+            found[foreign + suffix] = Slot(ours, _layout(held, layer))
+    return found
+
+
+def _suffixes(modules: Sequence[str], tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return what follows a module's name in those of its tensors; nothing where it is a tensor itself."""
+    found: dict[str, None] = {}
+    for module in modules:
+        if module in tensors:
+            return [""]
+        inside = (
+            name.removeprefix(module + ".") for name in tensors if name.startswith(module + ".")
+        )
+        found |= dict.fromkeys("." + rest for rest in inside if "." not in rest)
+    return list(found)
+
+
+def _layout(held: Held, layer: LayerSpec) -> Layout:
+    if isinstance(held, str):
+        return Same()
+    made = held.layout
+    return made(layer) if callable(made) else made
