@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archwright.hf.keys import Held, Slot, slots
 from archwright.hf.layers import Layers, arranged, getter
-from archwright.hf.lenses import Config, Lens, Table, lay, read_all, write_all
+from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
@@ -71,7 +71,7 @@ class Family:
         Raises:
             UserError: values that this package does not know, one line each.
         """
-        told = {**self.defaults, **config}
+        told = joined(dict(self.defaults), dict(config))
         try:
             table = read_all(self.lenses, told)
             self._arrange(table, told)
@@ -89,9 +89,7 @@ class Family:
         keys: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture]}
         keys |= write_all(self.lenses, getter(spec))
         for group in self.groups:
-            for key, value in group.write(spec).items():
-                both = isinstance(value, dict) and isinstance(keys.get(key), dict)
-                keys[key] = {**keys[key], **value} if both else value
+            keys = joined(keys, group.write(spec))
         return keys
 
     def slots(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Slot]:

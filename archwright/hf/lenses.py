@@ -32,7 +32,7 @@ class Lens(Protocol):
 
 @dataclass(frozen=True)
 class At:
-    """config[key] = the value at each of `paths`.
+    """config[key] = the value at each of `paths`; a dotted key stands within a table of the config.
 
     Args:
         same_as: the key that counts where config[key] is null.
@@ -47,9 +47,9 @@ class At:
     times: float = 1.0
 
     def read(self, config: Config) -> Table:
-        value = config[self.key]
+        value = said(config, self.key)
         if value is None and self.same_as:
-            value = config[self.same_as]
+            value = said(config, self.same_as)
         if value is None and self.or_none:
             value = "none"
         elif isinstance(value, (int, float)) and self.times != 1:
@@ -64,7 +64,7 @@ class At:
         if not found:
             return {}
         value = None if self.or_none and found[0] == "none" else found[0]
-        return {self.key: value if value is None or self.times == 1 else value / self.times}
+        return nested(self.key, value if value is None or self.times == 1 else value / self.times)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Switch:
     cases: Mapping[Hashable, Lens | Sequence[Lens]]
 
     def read(self, config: Config) -> Table:
-        value = config[self.key]
+        value = said(config, self.key)
         if not isinstance(value, Hashable) or value not in self.cases:
             raise UserError(refused(self.key, value, self.cases))
         return read_all(_lenses(self.cases[value]), config)
@@ -116,7 +116,7 @@ class Switch:
         for value, case in self.cases.items():
             lenses = _lenses(case)
             if all(holds(lens, get) for lens in lenses):
-                return {self.key: value} | write_all(lenses, get)
+                return joined(nested(self.key, value), write_all(lenses, get))
         return {}
 
 
@@ -128,12 +128,12 @@ class Refuse:
     known: tuple[Any, ...]
 
     def read(self, config: Config) -> Table:
-        if config[self.key] not in self.known:
-            raise UserError(refused(self.key, config[self.key], self.known))
+        if (found := said(config, self.key)) not in self.known:
+            raise UserError(refused(self.key, found, self.known))
         return {}
 
     def write(self, get: Get) -> dict[str, Any]:
-        return {self.key: self.known[0]}
+        return nested(self.key, self.known[0])
 
 
 @dataclass(frozen=True)
@@ -237,11 +237,25 @@ def write_all(lenses: Sequence[Lens], get: Get) -> dict[str, Any]:
     """Return what several lenses write, later ones over earlier ones."""
     keys: dict[str, Any] = {}
     for lens in lenses:
-        for key, value in lens.write(get).items():
-            inner = (keys.get(key), value)
-            both = all(isinstance(side, dict) for side in inner)
-            keys[key] = {**keys[key], **value} if both else value
+        keys = joined(keys, lens.write(get))
     return keys
+
+
+def joined(keys: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a config with more of them; those within tables join the table."""
+    result = dict(keys)
+    for key, value in more.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = {**result[key], **value} if both else value
+    return result
+
+
+def said(config: Config, key: str) -> Any:
+    """Return what a config says at a key, dotted within a table."""
+    found: Any = config
+    for name in key.split("."):
+        found = found[name]
+    return found
 
 
 def holds(lens: Lens, get: Get) -> bool:
