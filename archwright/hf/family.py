@@ -50,16 +50,18 @@ class Family:
         defaults: Mapping[str, Any] | None = None,
         of_layer: Mapping[str, Held | None] | None = None,
         of_model: Mapping[str, Held | None] | None = None,
+        without: Sequence[str] = (),
         **changes: Any,
     ) -> Family:
         """Return a family like this one with further lenses, and other defaults and names; None takes a
-        name away."""
+        name away, and `without` are the keys of lenses that it does not have."""
+        kept = [lens for lens in self.lenses if getattr(lens, "key", None) not in without]
         return replace(
             self,
             model_type=model_type,
             architecture=architecture,
             defaults={**self.defaults, **(defaults or {})},
-            lenses=(*self.lenses, *lenses),
+            lenses=(*kept, *lenses),
             of_layer=_changed(self.of_layer, of_layer),
             of_model=_changed(self.of_model, of_model),
             **changes,

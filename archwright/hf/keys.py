@@ -23,8 +23,18 @@ class Fused:
     layout: Layout | Callable[[LayerSpec], Layout]
 
 
-Held = str | Fused
-"""What a foreign module or tensor holds: ours by name, as it is or in a layout.
+@dataclass(frozen=True)
+class When:
+    """One of our modules or tensors in layers that have a value."""
+
+    path: str
+    value: object
+    ours: str
+
+
+Held = str | Fused | When | tuple[str | When, ...]
+"""What a foreign module or tensor holds: ours by name, as it is or in a layout, or the one of several that
+there is.
 
 A module's name stands for all its tensors. With `{e}` in the foreign name, there is one of it for each
 member of our stack.
@@ -87,8 +97,15 @@ def slots(
 def _slots(
     foreign: str, held: Held, prefix: str, tensors: Mapping[str, Tensor], layer: LayerSpec
 ) -> dict[str, Slot]:
-    names = (held,) if isinstance(held, str) else held.ours
     found: dict[str, Slot] = {}
+    if isinstance(held, tuple):
+        for one in held:
+            found |= _slots(foreign, one, prefix, tensors, layer)
+        return found
+    if isinstance(held, When):
+        there = _value(layer, held.path) == held.value
+        return _slots(foreign, held.ours, prefix, tensors, layer) if there else found
+    names = (held,) if isinstance(held, str) else held.ours
     for suffix in _suffixes([prefix + name for name in names], tensors):
         ours = tuple(n for name in names if (n := prefix + name + suffix) in tensors)
         if "{e}" in foreign:
@@ -112,8 +129,15 @@ def _suffixes(modules: Sequence[str], tensors: Mapping[str, Tensor]) -> list[str
     return list(found)
 
 
-def _layout(held: Held, layer: LayerSpec) -> Layout:
+def _layout(held: str | Fused, layer: LayerSpec) -> Layout:
     if isinstance(held, str):
         return Same()
     made = held.layout
     return made(layer) if callable(made) else made
+
+
+def _value(layer: LayerSpec, path: str) -> object:
+    value: object = layer
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value

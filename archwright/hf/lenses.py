@@ -64,7 +64,9 @@ class At:
         if not found:
             return {}
         value = None if self.or_none and found[0] == "none" else found[0]
-        return nested(self.key, value if value is None or self.times == 1 else value / self.times)
+        if value is not None and self.times != 1:
+            value = value // self.times if value % self.times == 0 else value / self.times
+        return nested(self.key, value)
 
 
 @dataclass(frozen=True)
