@@ -127,12 +127,19 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         embedding_norm=_norm(spec.embedding.norm, spec.dim),
         layers=layers,
         norm=nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
-        head=Head(spec.head, spec.dim, spec.vocab_size, table, divisor=init.divisor),
+        head=_head(spec, table, init),
         masks=shared.masks,
         rotaries=shared.rotaries,
         relatives=shared.relatives,
         rates=init.rates,
     )
+
+
+def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
+    assert spec.vocab_size != "auto"
+    assert spec.embedding.dim != "auto"
+    width = spec.embedding.dim
+    return Head(spec.head, spec.dim, spec.vocab_size, table, width=width, divisor=init.divisor)
 
 
 def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:

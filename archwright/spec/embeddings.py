@@ -4,19 +4,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import OptionalFloat, Probability, Spec
+from archwright.spec.choice import AutoInt, OptionalFloat, Probability, Spec
 from archwright.spec.norms import NoNorm, Norm
 
 
 class Embedding(Spec):
-    """x = dropout(norm(scale * weight[token])), with a table of shape [vocab_size, dim]. Positions that are
-    added come before the norm."""
+    """x = dropout(norm(project_in(scale * weight[token]) + bias)), with a table of shape
+    [vocab_size, embedding.dim]. Positions that are added come before the norm."""
 
+    dim: AutoInt = Field("auto", examples=[128])
+    """Width of the table; auto: that of the model. With another, `project_in` maps it to dim, and the head
+    reads the table through `project_out` (Lan et al., 2019, ALBERT, section 3.1; OPT-350m)."""
     scale: Literal["none", "sqrt_dim"] | Annotated[float, Field(gt=0)] = Field(
         "none", examples=["sqrt_dim"]
     )
     """What the table's rows are multiplied by: sqrt(dim) (Vaswani et al., 2017; Gemma), or a number
     (Granite). The head of a tied table reads it unscaled."""
+    bias: bool = False
+    """Learn a vector that is added to all tokens, such as that of BERT's only segment."""
     norm: Norm = Field(NoNorm(), examples=[{"kind": "layer"}])
     """Norm over the embedding, after positions were added (BLOOM)."""
     dropout: Probability = 0.0
@@ -24,7 +29,8 @@ class Embedding(Spec):
 
 
 class Head(Spec):
-    """logits = (x weight^T + bias) * multiplier / divisor, with a weight of shape [vocab_size, dim]."""
+    """logits = (x weight^T + bias) * multiplier / divisor, with a weight of shape
+    [vocab_size, embedding.dim]."""
 
     tied: bool = False
     """Use the embedding's table as the head's weight (Press and Wolf, 2016)."""

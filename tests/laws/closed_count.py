@@ -9,9 +9,12 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec
 def count(spec: ModelSpec) -> int:
     """Return the number of parameters of a resolved spec."""
     d, vocab = spec.dim, int(spec.vocab_size)
-    total = vocab * d + norm(spec.embedding.norm, d)
+    width = int(spec.embedding.dim)
+    total = vocab * width + norm(spec.embedding.norm, d) + spec.embedding.bias * d
+    if width != d:
+        total += 2 * d * width
     if not spec.head.tied:
-        total += vocab * d
+        total += vocab * width
     if spec.head.bias:
         total += vocab
     if isinstance(spec.position, positions.Learned):
