@@ -10,7 +10,7 @@ from torch import nn
 from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
 from archwright.parts.attention import ATTENTIONS
-from archwright.parts.embeddings import Head, TokenEmbedding
+from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, Init, initialise
 from archwright.parts.linear import Linear
@@ -24,6 +24,7 @@ from archwright.parts.positions import (
 from archwright.parts.residuals import RESIDUALS
 from archwright.spec.attention import NoAttention, SoftmaxAttention
 from archwright.spec.choice import Choice
+from archwright.spec.embeddings import NoTransform
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import NoFeedForward
 from archwright.spec.masks import Mask
@@ -138,8 +139,18 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
 def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
     assert spec.vocab_size != "auto"
     assert spec.embedding.dim != "auto"
-    width = spec.embedding.dim
-    return Head(spec.head, spec.dim, spec.vocab_size, table, width=width, divisor=init.divisor)
+    width, transform = spec.embedding.dim, None
+    if not isinstance(choice := spec.head.transform, NoTransform):
+        transform = _part(TRANSFORMS, choice)(choice, spec.dim, width, _norm)
+    return Head(
+        spec.head,
+        spec.dim,
+        spec.vocab_size,
+        table,
+        width=width,
+        transform=transform,
+        divisor=init.divisor,
+    )
 
 
 def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:

@@ -1,5 +1,9 @@
 """Both ends of a model: from tokens to vectors, and from the last vector to logits."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -7,6 +11,7 @@ from torch import Tensor, nn
 
 from archwright.parts.linear import Embedding, Linear
 from archwright.spec import embeddings as spec
+from archwright.spec.norms import Norm
 
 
 class TokenEmbedding(Embedding):
@@ -35,15 +40,57 @@ class TokenEmbedding(Embedding):
         return x if self.bias is None else x + self.bias.to(x.dtype)
 
 
+class DenseTransform(nn.Module):
+    """y = norm(f(W x + b)), with f of the spec. Shapes: x [..., dim], W [width, dim], y [..., width].
+
+    Devlin et al., 2018, BERT, section 3.1 (its published code has the form); Lan et al., 2019, ALBERT, has
+    a width that is not dim.
+
+    Args:
+        new_norm: makes a norm over so many dimensions.
+    """
+
+    def __init__(
+        self,
+        spec: spec.DenseTransform,
+        dim: int,
+        width: int,
+        new_norm: Callable[[Norm, int], nn.Module],
+    ) -> None:
+        super().__init__()
+        self.dense = Linear(dim, width, bias=spec.bias)
+        self.activation, self.norm = ACTIVATIONS[spec.activation], new_norm(spec.norm, width)
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch width"]:
+        y: Tensor = self.norm(self.activation(self.dense(x)))
+        return y
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+"""The functions of dense transforms."""
+
+TRANSFORMS: dict[type[spec.Transform], Any] = {spec.DenseTransform: DenseTransform}
+"""What a head begins with: constructed with (spec, dim, width, new_norm)."""
+
+
 class Head(Linear):
-    """logits = (P x W^T + b) * multiplier / divisor, then c tanh(logits / c) if capped; W may be the
-    embedding's table, and P [width, dim] stands where that has another width.
+    """logits = (g(x) W^T + b) * multiplier / divisor, then c tanh(logits / c) if capped; W may be the
+    embedding's table.
+
+    g is the transform; without one it is x itself, or P x with P [width, dim] where the table has a width
+    of its own.
 
     Shapes: x [..., dim], W [vocab_size, width], b [vocab_size], logits [..., vocab_size].
     Press and Wolf, 2016 (tying); Gemma 2, section 2 (soft-cap); Lan et al., 2019, section 3.1 (P).
 
     Args:
         width: of the table; that of x where none is given.
+        transform: g, which gives vectors of that width.
         divisor: of an initialisation (muP), beside the one of the spec.
     """
 
@@ -57,19 +104,21 @@ class Head(Linear):
         table: nn.Parameter | None = None,
         *,
         width: int | None = None,
+        transform: nn.Module | None = None,
         divisor: float = 1.0,
     ) -> None:
         width = width or dim
         super().__init__(width, vocab_size, bias=spec.bias)
-        self.project_out = None if width == dim else Linear(dim, width)
+        self.transform = transform
+        self.project_out = Linear(dim, width) if width != dim and transform is None else None
         self.multiplier, self.divisor = spec.multiplier, spec.divisor * divisor
         self.softcap = None if spec.softcap == "none" else spec.softcap
         if table is not None:
             self.weight = table
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch vocab"]:
-        if self.project_out is not None:
-            x = self.project_out(x)
+        for before in (self.transform, self.project_out):
+            x = x if before is None else before(x)
         logits = super().forward(x)
         if self.multiplier != 1:
             logits = logits * self.multiplier

@@ -2,6 +2,7 @@
 
 from archwright.spec import norms, positions, residuals
 from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.embeddings import DenseTransform, Transform
 from archwright.spec.feedforward import XIELU, Experts, Hidden
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 
@@ -11,8 +12,8 @@ def count(spec: ModelSpec) -> int:
     d, vocab = spec.dim, int(spec.vocab_size)
     width = int(spec.embedding.dim)
     total = vocab * width + norm(spec.embedding.norm, d) + spec.embedding.bias * d
-    if width != d:
-        total += 2 * d * width
+    total += d * width if width != d else 0  # into the stream
+    total += head_in(spec.head.transform, d, width)
     if not spec.head.tied:
         total += vocab * width
     if spec.head.bias:
@@ -25,6 +26,13 @@ def count(spec: ModelSpec) -> int:
     if not isinstance(layers[-1].residual, residuals.PostNorm | residuals.DeepNorm):
         total += norm(spec.norm, d)
     return total
+
+
+def head_in(transform: Transform, d: int, width: int) -> int:
+    """Return the number of parameters between the stream and the head's table."""
+    if isinstance(transform, DenseTransform):
+        return width * (d + transform.bias) + norm(transform.norm, width)
+    return d * width if width != d else 0
 
 
 def layer(each: LayerSpec, d: int) -> int:
