@@ -45,6 +45,9 @@ def layer(each: LayerSpec, d: int) -> int:
         num_norms *= 2
     if isinstance(each.residual, residuals.Parallel) and each.residual.num_norms == 1:
         num_norms = 1
+    if isinstance(each.residual, residuals.PreNorm):
+        unnormed = getattr(each, each.residual.unnormed, None)
+        num_norms -= unnormed is not None and unnormed.kind != "none"
     return sum(branches) + num_norms * norm(each.norm, d)
 
 
