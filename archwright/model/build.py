@@ -10,7 +10,7 @@ from torch import nn
 from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
 from archwright.parts.attention import ATTENTIONS
-from archwright.parts.embeddings import Head, TokenEmbedding
+from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
@@ -24,6 +24,7 @@ from archwright.parts.positions import (
 from archwright.parts.residuals import RESIDUALS
 from archwright.spec.attention import NoAttention, SoftmaxAttention
 from archwright.spec.choice import Choice
+from archwright.spec.embeddings import NoTransform
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import NoFeedForward
 from archwright.spec.masks import Mask
@@ -144,11 +145,28 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         embedding_norm=_norm(spec.embedding.norm, spec.dim),
         layers=layers,
         norm=nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
-        head=Head(spec.head, spec.dim, spec.vocab_size, table, divisor=init.divisor),
+        head=_head(spec, table, init),
         masks=shared.masks,
         rotaries=shared.rotaries,
         relatives=shared.relatives,
         rates=init.rates,
+    )
+
+
+def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
+    assert spec.vocab_size != "auto"
+    assert spec.embedding.dim != "auto"
+    width, transform = spec.embedding.dim, None
+    if not isinstance(choice := spec.head.transform, NoTransform):
+        transform = _part(TRANSFORMS, choice)(choice, spec.dim, width, _norm)
+    return Head(
+        spec.head,
+        spec.dim,
+        spec.vocab_size,
+        table,
+        width=width,
+        transform=transform,
+        divisor=init.divisor,
     )
 
 
