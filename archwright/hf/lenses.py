@@ -4,7 +4,7 @@ in both directions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from archwright.spec.errors import UserError, nearest
@@ -207,7 +207,7 @@ class Activation:
     key: str
     gated: bool
     path: str = "feedforward"
-    names: Mapping[str, Table] | None = None
+    names: Mapping[str, Table] = field(default_factory=dict)
 
     def read(self, config: Config) -> Table:
         found = self._names.get(config[self.key])
@@ -224,7 +224,7 @@ class Activation:
     @property
     def _names(self) -> Mapping[str, Table]:
         usual = GATED_ACTIVATIONS if self.gated else PLAIN_ACTIVATIONS
-        return {**(self.names or {}), **usual} if self.names else usual
+        return {**self.names, **{k: v for k, v in usual.items() if k not in self.names}}
 
 
 def read_all(lenses: Sequence[Lens], config: Config) -> Table:
