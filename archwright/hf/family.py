@@ -29,6 +29,7 @@ class Family:
         of_layer, of_model: which of our tensors each of theirs holds; see `keys`.
         prefix: what the names of the body begin with, and some published files leave out.
         ignored: patterns of names in files that are no part of the model.
+        endings: how names of old files end, and how they would today.
     """
 
     model_type: str
@@ -40,7 +41,8 @@ class Family:
     of_model: Mapping[str, Held]
     groups: Sequence[Layers] = ()
     prefix: str = "model."
-    ignored: Sequence[str] = field(default=())
+    ignored: Sequence[str] = ()
+    endings: Mapping[str, str] = field(default_factory=dict)
 
     def but(
         self,

@@ -191,7 +191,28 @@ class Reshaped:
     to: Shape
 
     def shape(self, ours: Sequence[Tensor]) -> Shape:
-        return tuple(ours[0].reshape(self.to).shape)
+        return tuple(ours[0].view(self.to).shape)
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
         yield foreign, ours[0].view(foreign.shape)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Our matrix with heads on an axis of their own, [dim, heads, head_dim].
+
+    Args:
+        head_dim: width of a head.
+        read: whether the matrix reads the stream, and so is turned; one that writes it is not.
+    """
+
+    head_dim: int
+    read: bool = True
+
+    def shape(self, ours: Sequence[Tensor]) -> Shape:
+        rows, columns = reversed(ours[0].shape) if self.read else ours[0].shape
+        return (rows, columns // self.head_dim, self.head_dim)
+
+    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
+        flat = foreign.flatten(1)
+        yield flat.mT if self.read else flat, ours[0]

@@ -123,7 +123,7 @@ def _checked(
     slots = family.slots(spec, tensors)
     in_file = _aliases(family, store)
     lines = []
-    if missing := [name for name in slots if name not in in_file]:
+    if missing := [n for n, slot in slots.items() if n not in in_file and slot.ours]:
         lines.append(f"{folder}: {_few(missing, 'tensor')} missing")
     known = {*slots, *_repeated(family, spec)}
     if extra := [
@@ -133,14 +133,13 @@ def _checked(
     ]:
         lines.append(f"{folder}: {_few(extra, 'tensor')} not of a {family.architecture} like this")
     for name, slot in slots.items():
-        found = store.shapes[in_file[name]] if name in in_file else slot.shape(tensors)
-        if found != slot.shape(tensors):
+        if name in in_file and not slot.fits(found := store.shapes[in_file[name]], tensors):
             wanted = list(slot.shape(tensors))
             lines.append(f"{folder}: {name}: found shape {list(found)}; expected {wanted}")
     if lines:
         more = [f"{folder}: and {len(lines) - 8} more shapes"] if len(lines) > 8 else []
         raise UserError(*lines[:8], *more)
-    return {name: (in_file[name], slot) for name, slot in slots.items()}
+    return {name: (in_file[name], slot) for name, slot in slots.items() if name in in_file}
 
 
 def tensors_of(model: Decoder) -> dict[str, Tensor]:
@@ -153,14 +152,23 @@ def tensors_of(model: Decoder) -> dict[str, Tensor]:
 
 def _aliases(family: Family, store: Store) -> dict[str, str]:
     """Return names as the family has them, with those of the files, which may lack the body's prefix."""
-    whole = any(name.startswith(family.prefix) for name in store.shapes)
+    plain = {_spelled(name, family): name for name in store.shapes}
+    whole = any(name.startswith(family.prefix) for name in plain)
     if whole or not family.prefix:
-        return {name: name for name in store.shapes}
+        return plain
     outside = {name for name in family.of_model if not name.startswith(family.prefix)}
     return {
-        name if name.rpartition(".")[0] in outside else family.prefix + name: name
-        for name in store.shapes
+        name if outside & {name, name.rpartition(".")[0]} else family.prefix + name: found
+        for name, found in plain.items()
     }
+
+
+def _spelled(name: str, family: Family) -> str:
+    """Return a name with its ending as files have it today."""
+    for old, new in family.endings.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
 
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:
@@ -173,7 +181,10 @@ def _fill(model: Decoder, slots: Mapping[str, tuple[str, Slot]], store: Store) -
     tensors = tensors_of(model)
     with torch.no_grad():
         for name, slot in slots.values():
-            slot.read(store.read(name), tensors)
+            try:
+                slot.read(store.read(name), tensors)
+            except ValueError as error:
+                raise UserError(f"{name}: found {error}") from None
 
 
 def _few(names: list[str], noun: str) -> str:

@@ -1,5 +1,6 @@
 """All families, by the `model_type` of their config.json."""
 
+from archwright.hf.families.bert import BERT_FAMILIES
 from archwright.hf.families.fairseq import FAIRSEQ_FAMILIES
 from archwright.hf.families.gpt import GPT_FAMILIES
 from archwright.hf.families.llama import LLAMA_FAMILIES
@@ -13,6 +14,7 @@ _GROUPS = (
     NEOX_FAMILIES,
     FAIRSEQ_FAMILIES,
     PHI_FAMILIES,
+    BERT_FAMILIES,
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for group in _GROUPS for family in group}
