@@ -10,9 +10,9 @@ from torch import nn
 from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
 from archwright.parts.attention import ATTENTIONS
-from archwright.parts.embeddings import Head, TokenEmbedding
+from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
-from archwright.parts.init import INITS, Init, initialise
+from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
 from archwright.parts.masks import MASKS, Pattern
 from archwright.parts.norms import NORMS
@@ -29,6 +29,7 @@ from archwright.spec.attention import (
     SoftmaxAttention,
 )
 from archwright.spec.choice import Choice
+from archwright.spec.embeddings import NoTransform
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import NoFeedForward
 from archwright.spec.masks import Mask
@@ -62,13 +63,30 @@ def build(
     """
     spec = spec.resolved(vocab_size)
     init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
+    model = _unset(spec, init, device)
+    if torch.device(device).type != "meta":
+        initialise(model, init, seed)
+    return model
+
+
+def build_unset(spec: ModelSpec, *, device: torch.device | str = "cpu") -> Decoder:
+    """Return the model of a spec as `build` does, for weights that are to be copied in: they have memory but
+    no values yet."""
+    spec = spec.resolved()
+    init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
+    model = _unset(spec, init, device)
+    if torch.device(device).type != "meta":
+        reset_buffers(model)
+    return model
+
+
+def _unset(spec: ModelSpec, init: Init, device: torch.device | str) -> Decoder:
     with torch.device("meta"):
         model = _assemble(spec, init)
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
         if spec.head.tied:  # to_empty gives each module a table of its own
             model.head.weight = model.embedding.weight
-        initialise(model, init, seed)
     return model.use_kernel("blockwise" if torch.device(device).type == "cpu" else "sdpa")
 
 
@@ -135,11 +153,28 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         embedding_norm=_norm(spec.embedding.norm, spec.dim),
         layers=layers,
         norm=nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
-        head=Head(spec.head, spec.dim, spec.vocab_size, table, divisor=init.divisor),
+        head=_head(spec, table, init),
         masks=shared.masks,
         rotaries=shared.rotaries,
         relatives=shared.relatives,
         rates=init.rates,
+    )
+
+
+def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
+    assert spec.vocab_size != "auto"
+    assert spec.embedding.dim != "auto"
+    width, transform = spec.embedding.dim, None
+    if not isinstance(choice := spec.head.transform, NoTransform):
+        transform = _part(TRANSFORMS, choice)(choice, spec.dim, width, _norm)
+    return Head(
+        spec.head,
+        spec.dim,
+        spec.vocab_size,
+        table,
+        width=width,
+        transform=transform,
+        divisor=init.divisor,
     )
 
 

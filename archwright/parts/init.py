@@ -122,6 +122,14 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
             _reset(module, path, seed)
 
 
+@torch.no_grad()
+def reset_buffers(model: nn.Module) -> None:
+    """Give buffers their values where weights come from elsewhere: tables that follow from the spec."""
+    for path, module in model.named_modules():
+        if any(True for _ in module.buffers(False)):
+            _reset(module, path, 0)
+
+
 def _reset(module: nn.Module, path: str, seed: int) -> None:
     """Let a module set its own tensors; what it draws is keyed by its path, too."""
     reset: Callable[[], None] | None = getattr(module, "reset_parameters", None)
@@ -147,8 +155,9 @@ def _initialise_weights(
         else:
             init.draw(module, path, drawn, keyed_generator(seed, f"{path}.weight"))
         module.weight.copy_(drawn.mul_(module.gain) if isinstance(module, Linear) else drawn)
-    if isinstance(module, Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
+    bias = getattr(module, "bias", None)
+    if bias is not None:
+        nn.init.zeros_(bias)
 
 
 def keyed_generator(seed: int, name: str) -> torch.Generator:

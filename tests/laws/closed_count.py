@@ -2,6 +2,7 @@
 
 from archwright.spec import norms, positions, residuals
 from archwright.spec.attention import LatentAttention, SoftmaxAttention
+from archwright.spec.embeddings import DenseTransform, Transform
 from archwright.spec.feedforward import XIELU, Experts, Hidden
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 
@@ -9,9 +10,12 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec
 def count(spec: ModelSpec) -> int:
     """Return the number of parameters of a resolved spec."""
     d, vocab = spec.dim, int(spec.vocab_size)
-    total = vocab * d + norm(spec.embedding.norm, d)
+    width = int(spec.embedding.dim)
+    total = vocab * width + norm(spec.embedding.norm, d) + spec.embedding.bias * d
+    total += d * width if width != d else 0  # into the stream
+    total += head_in(spec.head.transform, d, width)
     if not spec.head.tied:
-        total += vocab * d
+        total += vocab * width
     if spec.head.bias:
         total += vocab
     if isinstance(spec.position, positions.Learned):
@@ -24,6 +28,13 @@ def count(spec: ModelSpec) -> int:
     return total
 
 
+def head_in(transform: Transform, d: int, width: int) -> int:
+    """Return the number of parameters between the stream and the head's table."""
+    if isinstance(transform, DenseTransform):
+        return width * (d + transform.bias) + norm(transform.norm, width)
+    return d * width if width != d else 0
+
+
 def layer(each: LayerSpec, d: int) -> int:
     """Return the number of parameters of one layer, shared tables left out."""
     branches = [
@@ -34,6 +45,9 @@ def layer(each: LayerSpec, d: int) -> int:
         num_norms *= 2
     if isinstance(each.residual, residuals.Parallel) and each.residual.num_norms == 1:
         num_norms = 1
+    if isinstance(each.residual, residuals.PreNorm):
+        unnormed = getattr(each, each.residual.unnormed, None)
+        num_norms -= unnormed is not None and unnormed.kind != "none"
     return sum(branches) + num_norms * norm(each.norm, d)
 
 

@@ -1,0 +1,95 @@
+"""Which published family can hold a composition, and what stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from archwright.hf.families import FAMILIES
+from archwright.hf.family import Family
+from archwright.spec.choice import Spec
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.read import flatten, toml_value
+
+NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
+"""Keys that no logit depends on; layers are compared one by one."""
+ONLY_TRAINING = ("balance_loss", "router_z_loss", "bias_rate", "jitter", "multiply")
+"""Keys that matter in training alone, or round differently in low precision alone."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A family, and the values of a model that it cannot say."""
+
+    family: Family
+    blocking: tuple[str, ...]
+    """A line for each value: path, the model's, and the family's."""
+
+
+def exportable(spec: ModelSpec) -> Family:
+    """Return the family that a model can be written as.
+
+    Raises:
+        UserError: none; the line names the nearest one, and what blocks it.
+    """
+    fit = nearest_fit(spec)
+    if fit.blocking:
+        others = f"; and {len(fit.blocking) - 4} more" if fit.blocking[4:] else ""
+        raise UserError(
+            f"no published family has these choices together; the nearest is "
+            f"{fit.family.model_type} ({fit.family.architecture}), which cannot have "
+            f"{'; '.join(fit.blocking[:4])}{others}"
+        )
+    return fit.family
+
+
+def nearest_fit(spec: ModelSpec) -> Fit:
+    """Return the family that says most of a model: all of it, or all but the fewest values."""
+    spec = spec.resolved()
+    return min((fit(spec, family) for family in FAMILIES.values()), key=lambda f: len(f.blocking))
+
+
+def fit(spec: ModelSpec, family: Family) -> Fit:
+    """Write a resolved spec as a family's config, read it back, and return what is not the same."""
+    try:
+        back = family.spec(family.config(spec))
+    except UserError as error:
+        return Fit(family, tuple(error.lines) * 1000)
+    return Fit(family, tuple(dict.fromkeys(_differences(spec, back))))
+
+
+def _differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
+    axes = frozenset(LayerSpec.model_fields)
+    yield from _lines(_flat(spec, axes), _flat(back, axes), spec)
+    if spec.num_layers != back.num_layers:
+        return
+    seen: set[tuple[int, int]] = set()
+    for i in range(spec.num_layers):
+        own, theirs = spec.layer(i), back.layer(i)
+        if (id(own), id(theirs)) not in seen:
+            seen.add((id(own), id(theirs)))
+            yield from _lines(_flat(own), _flat(theirs), spec)
+
+
+def _flat(values: Spec, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    return {
+        path: value
+        for path, value in flatten(values.model_dump(by_alias=True)).items()
+        if path.split(".")[0] not in {*without, *NO_MATTER}
+        and path.split(".")[-1] not in (*ONLY_TRAINING, "dropout")
+    }
+
+
+def _lines(own: dict[str, Any], theirs: dict[str, Any], spec: ModelSpec) -> Iterator[str]:
+    """Yield what differs; options of another kind are told by the kind alone."""
+    kinds = [p.removesuffix("kind") for p in own if p.endswith("kind") and own[p] != theirs.get(p)]
+    for path, value in own.items():
+        other = theirs.get(path)
+        if value == other or (path == "context_length" and not spec.position.ends):
+            continue
+        if any(path.startswith(kind) and path != f"{kind}kind" for kind in kinds):
+            continue
+        shown = "nothing" if other is None else toml_value(other)
+        yield f"{path} = {toml_value(value)} (has {shown})"

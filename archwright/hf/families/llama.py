@@ -1,0 +1,111 @@
+"""Llama and what differs from it in a few choices: serial pre-norm layers, RMSNorm, RoPE, SwiGLU."""
+
+from archwright.hf.family import Family
+from archwright.hf.layers import Layers, Role, Told
+from archwright.hf.lenses import Activation, At, Either, Set, Switch
+from archwright.hf.rope import Rope
+
+SIZES = (
+    At("vocab_size", "vocab_size"),
+    At("hidden_size", "dim"),
+    At("num_hidden_layers", "num_layers"),
+    At("max_position_embeddings", "context_length"),
+    At("num_attention_heads", "attention.num_heads"),
+)
+"""What almost all families say with the same keys."""
+
+HEAD_DIM = Either(
+    lambda config: config["head_dim"] is not None,
+    lambda get: True,
+    (At("head_dim", "attention.head_dim"),),
+)
+"""The width of heads; null leaves it to dim / num_heads."""
+
+RMS = {"norm.kind": "rms", "norm.multiply": "narrow"}
+QKV_BIAS = {"attention.bias.query": True, "attention.bias.key": True, "attention.bias.value": True}
+NO_QKV_BIAS = dict.fromkeys(QKV_BIAS, False)
+
+CAUSAL = Role({"attention.mask.kind": "causal"})
+WINDOW = Role({"attention.mask.kind": "window"}, (At("sliding_window", "attention.mask.size"),))
+ROLES = {"full_attention": CAUSAL, "sliding_attention": WINDOW}
+
+
+ALL_OR_NONE = Told(
+    lambda config, n: (
+        ["full_attention" if config["sliding_window"] is None else "sliding_attention"] * n
+    ),
+    lambda roles: {} if "sliding_attention" in roles else {"sliding_window": None},
+)
+"""A window in all layers, or in none."""
+
+
+def bias(key: str, path: str, *parts: str) -> Switch:
+    """Return the lens of a key that gives a module's maps their biases."""
+    values = {f"{path}.bias.{part}": True for part in parts}
+    return Switch(key, {True: Set(values), False: Set(dict.fromkeys(values, False))})
+
+
+LLAMA = Family(
+    "llama",
+    "LlamaForCausalLM",
+    defaults={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+    },
+    lenses=(
+        *SIZES,
+        HEAD_DIM,
+        At("num_key_value_heads", "attention.num_kv_heads", same_as="num_attention_heads"),
+        Set({"residual.kind": "pre", **RMS}),
+        At("rms_norm_eps", "norm.eps"),
+        Rope(),
+        Set({"attention.kind": "softmax"}),
+        bias("attention_bias", "attention", "query", "key", "value", "out"),
+        At("attention_dropout", "attention.dropout"),
+        Activation("hidden_act", gated=True),
+        At("intermediate_size", "feedforward.hidden_dim"),
+        bias("mlp_bias", "feedforward", "up", "down"),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="model.layers.{i}.",
+    of_layer={
+        "input_layernorm": "residual.norms.attention",
+        "post_attention_layernorm": "residual.norms.feedforward",
+        "self_attn.q_proj": "attention.query",
+        "self_attn.k_proj": "attention.key",
+        "self_attn.v_proj": "attention.value",
+        "self_attn.o_proj": "attention.out",
+        "mlp.gate_proj": "feedforward.gate",
+        "mlp.up_proj": "feedforward.up",
+        "mlp.down_proj": "feedforward.down",
+    },
+    of_model={"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "head"},
+    ignored=(r".*\.rotary_emb\.inv_freq",),
+)
+
+MISTRAL = LLAMA.but(
+    "mistral",
+    "MistralForCausalLM",
+    defaults={
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    groups=(Layers(ALL_OR_NONE, ROLES),),
+)
+
+LLAMA_FAMILIES = (LLAMA, MISTRAL)

@@ -1,0 +1,129 @@
+"""Families of checkpoints as data: how a config maps to a spec, and how names of tensors map to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from archwright.hf.keys import Held, Slot, slots
+from archwright.hf.layers import Layers, arranged, getter
+from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
+from archwright.spec.errors import UserError
+from archwright.spec.merge import validated
+from archwright.spec.model_spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Family:
+    """Checkpoints whose config.json has one `model_type`.
+
+    Args:
+        architecture: the class that `architectures` names.
+        defaults: what the class takes for each key that a config leaves out.
+        lenses: correspondences of config and spec; later ones count over earlier ones.
+        groups: types that layers have, one of each group.
+        layers: what the names of layer `{i}` begin with.
+        of_layer, of_model: which of our tensors each of theirs holds; see `keys`.
+        prefix: what the names of the body begin with, and some published files leave out.
+        ignored: patterns of names in files that are no part of the model.
+        endings: how names of old files end, and how they would today.
+    """
+
+    model_type: str
+    architecture: str
+    defaults: Mapping[str, Any]
+    lenses: Sequence[Lens]
+    layers: str
+    of_layer: Mapping[str, Held]
+    of_model: Mapping[str, Held]
+    groups: Sequence[Layers] = ()
+    prefix: str = "model."
+    ignored: Sequence[str] = ()
+    endings: Mapping[str, str] = field(default_factory=dict)
+
+    def but(
+        self,
+        model_type: str,
+        architecture: str,
+        *lenses: Lens,
+        defaults: Mapping[str, Any] | None = None,
+        of_layer: Mapping[str, Held | None] | None = None,
+        of_model: Mapping[str, Held | None] | None = None,
+        without: Sequence[str] = (),
+        **changes: Any,
+    ) -> Family:
+        """Return a family like this one with further lenses, and other defaults and names; None takes a
+        name away, and `without` are the keys of lenses that it does not have."""
+        kept = [lens for lens in self.lenses if getattr(lens, "key", None) not in without]
+        return replace(
+            self,
+            model_type=model_type,
+            architecture=architecture,
+            defaults={**self.defaults, **(defaults or {})},
+            lenses=(*kept, *lenses),
+            of_layer=_changed(self.of_layer, of_layer),
+            of_model=_changed(self.of_model, of_model),
+            **changes,
+        )
+
+    def spec(self, config: Config, name: str = "") -> ModelSpec:
+        """Return the resolved spec that a config describes.
+
+        Raises:
+            UserError: values that this package does not know, one line each.
+        """
+        told = joined(dict(self.defaults), dict(config))
+        try:
+            table = read_all(self.lenses, told)
+            self._arrange(table, told)
+        except KeyError as error:
+            raise UserError(f"config.json: {error.args[0]}: missing") from None
+        except (TypeError, AttributeError) as error:
+            raise UserError(
+                f"config.json: a value has another type than expected: {error}"
+            ) from None
+        table["name"] = name
+        return validated(ModelSpec, table).resolved()
+
+    def config(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return the config of a resolved spec, as far as this family can say it."""
+        keys: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture]}
+        keys |= write_all(self.lenses, getter(spec))
+        for group in self.groups:
+            keys = joined(keys, group.write(spec))
+        return keys
+
+    def slots(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Slot]:
+        """Return every tensor of a checkpoint by its name there, with those of ours that it holds."""
+        return slots(
+            spec, tensors, layers=self.layers, of_layer=self.of_layer, of_model=self.of_model
+        )
+
+    def _arrange(self, table: Table, config: Config) -> None:
+        """Lay what the groups say of each layer into the spec's table."""
+        if not self.groups:
+            return
+        number = int(table["num_layers"])
+        roles = [group.names(config, number) for group in self.groups]
+        of_role = {
+            (g, role): group.of(role, config)
+            for g, group in enumerate(self.groups)
+            for role in dict.fromkeys(roles[g])
+        }
+        told_apart = [g for g, names in enumerate(roles) if len(set(names)) > 1]
+        tables, names = [], []
+        for i in range(number):
+            layer: Table = {}
+            for g in range(len(self.groups)):
+                lay(layer, of_role[g, roles[g][i]])
+            tables.append(layer)
+            names.append("_".join(roles[g][i] for g in told_apart) or "default")
+        arranged(table, tables, names)
+
+
+def _changed(held: Mapping[str, Held], by: Mapping[str, Held | None] | None) -> dict[str, Held]:
+    changed: dict[str, Any] = {**held, **(by or {})}
+    return {name: value for name, value in changed.items() if value is not None}

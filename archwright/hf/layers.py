@@ -1,0 +1,193 @@
+"""Layers of several types in foreign configs: how a config tells which layer is of which type, and what each
+type is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from archwright.hf.lenses import (
+    MISSING,
+    Config,
+    Get,
+    Lens,
+    Set,
+    Table,
+    joined,
+    lay,
+    read_all,
+    write_all,
+)
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Role:
+    """A type of layer: what makes a layer one, and what else a config says of it.
+
+    Args:
+        told_by: values by dotted path that layers of this type have and others of the same group do not.
+        lenses: what is read and written of it; all roles of a group speak of the same axes.
+    """
+
+    told_by: Mapping[str, Any]
+    lenses: Sequence[Lens] = ()
+
+
+class Pattern(Protocol):
+    """How a config says which layer is of which type."""
+
+    def read(self, config: Config, num_layers: int) -> list[str]:
+        """Return the role of each layer."""
+
+    def write(self, roles: list[str]) -> dict[str, Any]:
+        """Return the config's keys for such layers."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A group of types, one of which each layer is."""
+
+    pattern: Pattern
+    roles: Mapping[str, Role]
+
+    def names(self, config: Config, num_layers: int) -> list[str]:
+        """Return the role of each layer of a config."""
+        names = self.pattern.read(config, num_layers)
+        if len(names) != num_layers:
+            raise UserError(
+                f"config.json: found the types of {len(names)} layers; expected {num_layers}"
+            )
+        if unknown := set(names) - set(self.roles):
+            raise UserError(
+                f"config.json: found a layer of type {min(unknown)!r}; this package knows "
+                f"{', '.join(self.roles)}"
+            )
+        return names
+
+    def of(self, role: str, config: Config) -> Table:
+        """Return what a config says of layers with a role."""
+        table: Table = {}
+        lay(table, Set(self.roles[role].told_by).read(config))
+        lay(table, read_all(self.roles[role].lenses, config))
+        return table
+
+    def write(self, spec: ModelSpec) -> dict[str, Any]:
+        """Return the keys of this group: the pattern's, and what is said of each role that is there."""
+        names = [self._role(getter(spec, [i])) for i in range(spec.num_layers)]
+        keys: dict[str, Any] = dict(self.pattern.write(names))
+        for role in dict.fromkeys(names):
+            here = [i for i, name in enumerate(names) if name == role]
+            keys = joined(keys, write_all(self.roles[role].lenses, getter(spec, here)))
+        return keys
+
+    def _role(self, get: Get) -> str:
+        """Return the role of a layer; of one that has none, the last."""
+        for name, role in self.roles.items():
+            if all(get(path) == value for path, value in role.told_by.items()):
+                return name
+        return list(self.roles)[-1]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """config[key] names the type of each layer; where it is null, `otherwise` says it.
+
+    Args:
+        names: the config's word for each role, where it is another.
+    """
+
+    key: str = "layer_types"
+    otherwise: Callable[[Config, int], list[str]] | None = None
+    names: Mapping[Any, str] | None = None
+
+    def read(self, config: Config, num_layers: int) -> list[str]:
+        found = config.get(self.key)
+        if found is None and self.otherwise is not None:
+            return self.otherwise(config, num_layers)
+        if not isinstance(found, list):
+            raise UserError(f"config.json: {self.key}: found {found!r}; expected a list")
+        return [self.names.get(x, str(x)) for x in found] if self.names else [str(x) for x in found]
+
+    def write(self, roles: list[str]) -> dict[str, Any]:
+        words = {role: word for word, role in (self.names or {}).items()}
+        return {self.key: [words.get(role, role) for role in roles]}
+
+
+@dataclass(frozen=True)
+class Told:
+    """A pattern that takes a function each way."""
+
+    reads: Callable[[Config, int], list[str]]
+    writes: Callable[[list[str]], dict[str, Any]]
+
+    def read(self, config: Config, num_layers: int) -> list[str]:
+        return self.reads(config, num_layers)
+
+    def write(self, roles: list[str]) -> dict[str, Any]:
+        return self.writes(roles)
+
+
+def every(number: int, nth: str, others: str) -> Callable[[Config, int], list[str]]:
+    """Return the pattern in which each `number`-th layer, counted from 1, is `nth`."""
+    return lambda config, num_layers: [
+        others if (i + 1) % number else nth for i in range(num_layers)
+    ]
+
+
+def arranged(spec: Table, tables: Sequence[Table], names: Sequence[str]) -> None:
+    """Put the tables of all layers, with a name each, into a spec: the most frequent one as the default layer,
+    others as kinds of their own."""
+    default = Counter(names).most_common(1)[0][0]
+    kinds: dict[str, Table] = dict(zip(names, tables, strict=True))
+    lay(spec, kinds.pop(default))
+    if not kinds:
+        return
+    spec["layer_kinds"] = {name.replace("_attention", ""): table for name, table in kinds.items()}
+    order = ["default" if n == default else n.replace("_attention", "") for n in names]
+    spec["layers"] = _arrangement(order)
+
+
+def _arrangement(names: list[str]) -> Table:
+    """Return the shortest cycle, after the shortest prefix, that gives these names."""
+    best: tuple[int, int] | None = None
+    for start in range(len(names)):
+        rest = names[start:]
+        for length in range(1, len(rest) + 1):
+            if all(name == rest[i % length] for i, name in enumerate(rest)):
+                if best is None or start + length < sum(best):
+                    best = (start, length)
+                break
+    assert best is not None
+    start, length = best
+    found: Table = {"cycle": names[start : start + length]}
+    return found | {"prefix": names[:start]} if start else found
+
+
+def getter(spec: ModelSpec, layers: Sequence[int] | None = None) -> Get:
+    """Return what looks up a spec's values by dotted path.
+
+    A value of a layer is that of the first of `layers`, by default all, that has one.
+    """
+    wanted = range(spec.num_layers) if layers is None else layers
+    kinds = dict.fromkeys(spec.layers.names(spec.num_layers)[i] for i in wanted)
+    stacks = [spec.layers_by_kind[kind] for kind in kinds]
+
+    def get(path: str) -> Any:
+        axis = path.split(".")[0]
+        owners = stacks if axis in type(stacks[0]).model_fields else [spec]
+        found = (_follow(owner, path) for owner in owners)
+        return next((value for value in found if value is not MISSING), MISSING)
+
+    return get
+
+
+def _follow(owner: Any, path: str) -> Any:
+    for name in path.split("."):
+        owner = getattr(owner, name, MISSING)
+        if owner is MISSING:
+            return MISSING
+    return owner

@@ -1,0 +1,192 @@
+"""From a foreign folder to a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archwright.hf.families import FAMILIES
+from archwright.hf.family import Family
+from archwright.hf.keys import Slot
+from archwright.hf.store import Store, opened, read_json
+from archwright.hf.tokenizers import read_tokenizer
+from archwright.model.build import build_unset
+from archwright.model.decoder import Decoder
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.model_spec import ModelSpec
+from archwright.text.tokenizer import Tokenizer
+
+NAMED = 3
+"""Tensors that one line names at most."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a folder of the ecosystem holds."""
+
+    model: Decoder
+    spec: ModelSpec
+    tokenizer: Tokenizer | None
+    """None where the folder has no tokenizer."""
+    family: str
+    """The model_type of its config.json."""
+
+
+def load(
+    folder: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Loaded:
+    """Return the model of a folder in the layout of Hugging Face: config.json, safetensors in one file or
+    more, and a tokenizer.
+
+    Nothing of it is run. Shapes are checked before memory is taken, and tensors are read one at a time, so
+    that at the peak there is the model and its largest tensor.
+
+    Args:
+        dtype: of the weights.
+        device: where they go.
+
+    Raises:
+        UserError: what is missing, damaged, or not known to this package, one line each.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    family = family_of(config, folder)
+    with opened(folder) as store:
+        spec = _spec(family, config, store, folder)
+        names = _checked(family, spec, store, folder)
+        model = build_unset(spec, device=device).to(dtype)
+        _fill(model, names, store)
+    tokenizer = read_tokenizer(folder)
+    return Loaded(model.eval(), spec, tokenizer, family.model_type)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a folder."""
+    if not folder.is_dir():
+        near = nearest(folder.name, [p.name for p in folder.parent.glob("*")])
+        raise UserError(f"{folder}: there is no such folder.{near}")
+    return read_json(folder / "config.json")
+
+
+def family_of(config: Mapping[str, Any], folder: Path) -> Family:
+    """Return the family of a config.
+
+    Raises:
+        UserError: none that is known here, or weights in a compressed form.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        near = nearest(kind, FAMILIES) if isinstance(kind, str) else ""
+        raise UserError(
+            f"{folder}/config.json: model_type: found {kind!r}, which this package cannot read; "
+            f"it reads {len(FAMILIES)} families (archwright list families).{near}"
+        )
+    if config.get("quantization_config"):
+        raise UserError(
+            f"{folder}/config.json: quantization_config: found compressed weights; expected float32, "
+            "bfloat16 or float16: save them so first"
+        )
+    return FAMILIES[kind]
+
+
+def _spec(family: Family, config: dict[str, Any], store: Store, folder: Path) -> ModelSpec:
+    """Return the spec of a folder, once it is plausible that there are so many layers."""
+    try:
+        spec = family.spec(config, name=folder.resolve().name)
+    except UserError as error:
+        raise UserError(*(f"{folder}: {line}" for line in error.lines)) from None
+    if spec.num_layers > len(store.shapes):
+        raise UserError(
+            f"{folder}/config.json: found {spec.num_layers:,} layers, but {len(store.shapes)} tensors"
+        )
+    return spec
+
+
+def _checked(
+    family: Family, spec: ModelSpec, store: Store, folder: Path
+) -> dict[str, tuple[str, Slot]]:
+    """Return each tensor's slot and its name in the file, after all names and shapes were found right.
+
+    Raises:
+        UserError: tensors that are missing, too many, or of another shape.
+    """
+    tensors = tensors_of(build_unset(spec, device="meta"))
+    slots = family.slots(spec, tensors)
+    in_file = _aliases(family, store)
+    lines = []
+    if missing := [n for n, slot in slots.items() if n not in in_file and slot.ours]:
+        lines.append(f"{folder}: {_few(missing, 'tensor')} missing")
+    known = {*slots, *_repeated(family, spec)}
+    if extra := [
+        name
+        for name in in_file
+        if name not in known and not any(re.fullmatch(p, name) for p in family.ignored)
+    ]:
+        lines.append(f"{folder}: {_few(extra, 'tensor')} not of a {family.architecture} like this")
+    for name, slot in slots.items():
+        if name in in_file and not slot.fits(found := store.shapes[in_file[name]], tensors):
+            wanted = list(slot.shape(tensors))
+            lines.append(f"{folder}: {name}: found shape {list(found)}; expected {wanted}")
+    if lines:
+        more = [f"{folder}: and {len(lines) - 8} more shapes"] if len(lines) > 8 else []
+        raise UserError(*lines[:8], *more)
+    return {name: (in_file[name], slot) for name, slot in slots.items() if name in in_file}
+
+
+def tensors_of(model: Decoder) -> dict[str, Tensor]:
+    """Return what a checkpoint holds of a model, by our names; a tied head is the embedding."""
+    tensors = dict(model.state_dict())
+    if model.spec.head.tied:
+        tensors.pop("head.weight", None)
+    return tensors
+
+
+def _aliases(family: Family, store: Store) -> dict[str, str]:
+    """Return names as the family has them, with those of the files, which may lack the body's prefix."""
+    plain = {_spelled(name, family): name for name in store.shapes}
+    whole = any(name.startswith(family.prefix) for name in plain)
+    if whole or not family.prefix:
+        return plain
+    outside = {name for name in family.of_model if not name.startswith(family.prefix)}
+    return {
+        name if outside & {name, name.rpartition(".")[0]} else family.prefix + name: found
+        for name, found in plain.items()
+    }
+
+
+def _spelled(name: str, family: Family) -> str:
+    """Return a name with its ending as files have it today."""
+    for old, new in family.endings.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _repeated(family: Family, spec: ModelSpec) -> set[str]:
+    """Return the names of a tied head, which old files have too."""
+    heads = [name for name, held in family.of_model.items() if held == "head"]
+    return {f"{name}.weight" for name in heads} if spec.head.tied else set()
+
+
+def _fill(model: Decoder, slots: Mapping[str, tuple[str, Slot]], store: Store) -> None:
+    tensors = tensors_of(model)
+    with torch.no_grad():
+        for name, slot in slots.values():
+            try:
+                slot.read(store.read(name), tensors)
+            except ValueError as error:
+                raise UserError(f"{name}: found {error}") from None
+
+
+def _few(names: list[str], noun: str) -> str:
+    shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if names[NAMED:] else "")
+    return f"{len(names)} {noun}{'s' if names[1:] else ''} ({shown})"

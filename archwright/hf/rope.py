@@ -1,0 +1,171 @@
+"""Rotary positions in foreign configs: one dict of parameters, or keys that older files spread about."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from archwright.hf.lenses import MISSING, Config, Get, Table, refused
+from archwright.spec.errors import UserError
+
+PATH = "position"
+
+
+@dataclass(frozen=True)
+class Rope:
+    """`position`, as `rope_parameters` says it, or `rope_theta`, `rope_scaling` and a key for the share of
+    coordinates that turn.
+
+    Args:
+        pairing: which coordinates form a pair.
+        fraction: the key, outside `rope_parameters`, of the share of coordinates that turn.
+        theta: the key, outside `rope_parameters`, of the base of the frequencies.
+        layer_type: the entry of `rope_parameters` where it has one for each type of layer.
+        others: keys of that entry in files that had none for each type: base, and what is scaled.
+        scaled: whether a scaling that is told for the whole model counts here.
+    """
+
+    pairing: str = "half"
+    fraction: str = "partial_rotary_factor"
+    theta: str = "rope_theta"
+    layer_type: str = ""
+    scaled: bool = True
+
+    def read(self, config: Config) -> Table:
+        told = self._told(config)
+        theta = told.get("rope_theta") or config.get(self.theta) or config["rope_theta"]
+        fraction = told.get("partial_rotary_factor") or config.get(self.fraction) or 1.0
+        rope = {"kind": "rope", "pairing": self.pairing, "theta": float(theta)}
+        scaling = _read_scaling(told, config)
+        return {PATH: rope | {"fraction": float(fraction), "scaling": scaling}}
+
+    def write(self, get: Get) -> dict[str, Any]:
+        if get("position.kind") != "rope":
+            return {}
+        theta, fraction = get("position.theta"), get("position.fraction")
+        told = {"rope_theta": theta} | _write_scaling(get)
+        if fraction != 1:
+            told["partial_rotary_factor"] = fraction
+        if self.layer_type:
+            return {"rope_parameters": {self.layer_type: told}}
+        keys: dict[str, Any] = {"rope_parameters": told, "rope_theta": theta}
+        if self.fraction and fraction != 1:
+            keys[self.fraction] = fraction
+        return keys
+
+    def _told(self, config: Config) -> dict[str, Any]:
+        """Return what one dict says of this type of layer, from the newer or the older key."""
+        parameters = config.get("rope_parameters") or {}
+        if self.layer_type and isinstance(parameters.get(self.layer_type), Mapping):
+            return dict(parameters[self.layer_type])
+        older = config.get("rope_scaling") or {} if self.scaled else {}
+        return {**older, **parameters} if self.scaled else {}
+
+
+def _read_scaling(told: Mapping[str, Any], config: Config) -> Table:
+    kind = told.get("rope_type") or told.get("type") or "default"
+    readers: dict[str, Callable[[], Table]] = {
+        "default": lambda: {"kind": "none"},
+        "mrope": lambda: {"kind": "none"},  # sections tell images apart; text has one position
+        "linear": lambda: {"kind": "linear", "factor": float(told["factor"])},
+        "dynamic": lambda: _dynamic(told, config),
+        "yarn": lambda: _yarn(told, config),
+        "llama3": lambda: _llama3(told, config),
+        "longrope": lambda: _longrope(told, config),
+        "su": lambda: _longrope(told, config),
+        "proportional": lambda: {"kind": "proportional"},
+    }
+    if kind not in readers:
+        raise UserError(refused("rope_parameters.rope_type", kind, readers))
+    try:
+        return readers[kind]()
+    except KeyError as error:
+        raise UserError(f"config.json: rope_parameters.{error.args[0]}: missing") from None
+
+
+def _dynamic(told: Mapping[str, Any], config: Config) -> Table:
+    length = int(config["max_position_embeddings"])
+    return {"kind": "dynamic", "factor": float(told["factor"]), "original_length": length}
+
+
+def _llama3(told: Mapping[str, Any], config: Config) -> Table:
+    return {
+        "kind": "llama3",
+        "factor": float(told["factor"]),
+        "original_length": _original(told, config),
+        "low_freq_factor": float(told["low_freq_factor"]),
+        "high_freq_factor": float(told["high_freq_factor"]),
+    }
+
+
+def _yarn(told: Mapping[str, Any], config: Config) -> Table:
+    original, factor = _original(told, config), _factor(told, config)
+    attention_factor = told.get("attention_factor")
+    if attention_factor is None:
+        both = told.get("mscale") and told.get("mscale_all_dim")
+        attention_factor = mscale(factor, told["mscale"] if both else 1.0)
+        attention_factor /= mscale(factor, told["mscale_all_dim"]) if both else 1.0
+    return {
+        "kind": "yarn",
+        "factor": factor,
+        "original_length": original,
+        "beta_fast": float(told.get("beta_fast") or 32),
+        "beta_slow": float(told.get("beta_slow") or 1),
+        "attention_factor": float(attention_factor),
+        "truncate": bool(told.get("truncate", True)),
+    }
+
+
+def _longrope(told: Mapping[str, Any], config: Config) -> Table:
+    original, factor = _original(told, config), _factor(told, config)
+    attention_factor = told.get("attention_factor")
+    if attention_factor is None:
+        grown = 1 + math.log(factor) / math.log(original) if factor > 1 else 1.0
+        attention_factor = math.sqrt(grown)
+    return {
+        "kind": "longrope",
+        "short": [float(x) for x in told["short_factor"]],
+        "long": [float(x) for x in told["long_factor"]],
+        "factor": max(factor, 1.0),
+        "original_length": original,
+        "attention_factor": float(attention_factor),
+    }
+
+
+def _original(told: Mapping[str, Any], config: Config) -> int:
+    """Return the length that was trained on; a key beside the dict counts first."""
+    beside = config.get("original_max_position_embeddings")
+    inside = told.get("original_max_position_embeddings")
+    return int(beside or inside or config["max_position_embeddings"])
+
+
+def _factor(told: Mapping[str, Any], config: Config) -> float:
+    factor = told.get("factor")
+    return float(factor or config["max_position_embeddings"] / _original(told, config))
+
+
+def mscale(factor: float, weight: float = 1.0) -> float:
+    """Return 0.1 weight ln(factor) + 1, YaRN's multiplier of cosines and sines."""
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _write_scaling(get: Get) -> dict[str, Any]:
+    names = {
+        "factor": "factor",
+        "original_length": "original_max_position_embeddings",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+        "truncate": "truncate",
+        "short": "short_factor",
+        "long": "long_factor",
+    }
+    kind = get("position.scaling.kind")
+    found = {key: get(f"position.scaling.{name}") for name, key in names.items()}
+    keys = {key: value for key, value in found.items() if value is not MISSING}
+    if kind == "dynamic":  # counts from the length of the config
+        del keys["original_max_position_embeddings"]
+    keys = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
+    return {"rope_type": "default" if kind == "none" else kind} | keys

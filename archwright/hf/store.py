@@ -1,0 +1,164 @@
+"""The tensors of a foreign folder: their shapes from the headers, their values one at a time."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from archwright.hf.layouts import Shape
+from archwright.spec.errors import UserError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+OLD_WEIGHTS = "pytorch_model.bin"
+OLD_INDEX = "pytorch_model.bin.index.json"
+LARGEST_JSON = 1 << 28
+"""Bytes of a JSON file that is read at most."""
+
+
+class Store:
+    """All tensors of a folder, each read when it is asked for.
+
+    Attributes:
+        shapes: the shape of each tensor by name, as the files' headers say it.
+        dtypes: the dtype of each.
+    """
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, Shape] = {}
+        self.dtypes: dict[str, str] = {}
+        self._files: dict[str, Any] = {}
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor's values.
+
+        Raises:
+            UserError: the file is damaged there.
+        """
+        file = self._files[name]
+        try:
+            tensor: Tensor = file[name] if isinstance(file, Mapping) else file.get_tensor(name)
+        except (SafetensorError, RuntimeError, ValueError) as error:
+            raise UserError(f"{name}: cannot be read: {_line(error)}") from None
+        return tensor
+
+    def add_safetensors(self, path: Path, file: Any) -> None:
+        """Take the tensors of an open safetensors file."""
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            self._add(path, name, tuple(part.get_shape()), part.get_dtype(), file)
+
+    def add_pickled(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Take the tensors of an old file."""
+        for name, tensor in tensors.items():
+            self._add(path, name, tuple(tensor.shape), str(tensor.dtype), tensors)
+
+    def _add(self, path: Path, name: str, shape: Shape, dtype: str, file: Any) -> None:
+        if name in self.shapes:
+            raise UserError(f"{path}: {name}: found in another file, too")
+        self.shapes[name], self.dtypes[name], self._files[name] = shape, dtype, file
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Store]:
+    """Yield the tensors of a folder: of safetensors files, or of old .bin files that hold nothing else.
+
+    Raises:
+        UserError: no such files, a damaged one, or an index that names files elsewhere.
+    """
+    with ExitStack() as files:
+        store = Store()
+        for path in _paths(folder):
+            if path.suffix == ".bin":
+                store.add_pickled(path, _unpickled(path))
+            else:
+                store.add_safetensors(path, files.enter_context(_open(path)))
+        yield store
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the table in a JSON file.
+
+    Raises:
+        UserError: there is none, or something else.
+    """
+    try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise UserError(f"{path}: found {path.stat().st_size:,} bytes; expected a short file")
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON: {_line(error)}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: found {type(found).__name__}; expected a JSON object")
+    return found
+
+
+def _paths(folder: Path) -> list[Path]:
+    """Return the files of a folder that hold its tensors."""
+    for whole, index in ((WEIGHTS, INDEX), (OLD_WEIGHTS, OLD_INDEX)):
+        if (folder / whole).exists():
+            return [folder / whole]
+        if (folder / index).exists():
+            return [folder / name for name in _shards(folder / index)]
+    raise UserError(
+        f"{folder}: no weights; expected {WEIGHTS}, {INDEX} with its files, or {OLD_WEIGHTS}"
+    )
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the file names of an index; none leads out of the folder."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise UserError(f"{index}: found no weight_map; expected the file of each tensor")
+    files = list(dict.fromkeys(str(name) for name in names.values()))
+    for name in files:
+        if Path(name).name != name or "\\" in name or name in ("", ".", ".."):
+            raise UserError(
+                f"{index}: found the file {name!r}; expected a plain name in the folder"
+            )
+        if not (index.parent / name).is_file():
+            raise UserError(
+                f"{index.parent / name}: there is no such file, but {index.name} names it"
+            )
+    return files
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{path}: not a whole safetensors file: {_line(error)}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _unpickled(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of an old file, which may hold nothing but tensors."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # torch raises many kinds for what is no such file
+        raise UserError(f"{path}: not a file of tensors alone: {_line(error)}") from None
+    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise UserError(f"{path}: found something else than tensors by name")
+    return found
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of a library's complaint."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
