@@ -4,10 +4,18 @@ from archwright.hf.families.experts import EXPERTS_FAMILIES
 from archwright.hf.families.fused_experts import FUSED_EXPERTS_FAMILIES
 from archwright.hf.families.gpt import GPT_FAMILIES
 from archwright.hf.families.llama import LLAMA_FAMILIES
+from archwright.hf.families.sigmoid_experts import SIGMOID_EXPERTS_FAMILIES
 from archwright.hf.family import Family
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for family in (*LLAMA_FAMILIES, *GPT_FAMILIES, *EXPERTS_FAMILIES, *FUSED_EXPERTS_FAMILIES)
+    for families in (
+        LLAMA_FAMILIES,
+        GPT_FAMILIES,
+        EXPERTS_FAMILIES,
+        FUSED_EXPERTS_FAMILIES,
+        SIGMOID_EXPERTS_FAMILIES,
+    )
+    for family in families
 }
 """Adding one is adding an entry to a file of this folder."""
