@@ -1,10 +1,12 @@
 """All families, by the `model_type` of their config.json."""
 
+from archwright.hf.families.deepseek import DEEPSEEK_FAMILIES
 from archwright.hf.families.experts import EXPERTS_FAMILIES
 from archwright.hf.families.fused_experts import FUSED_EXPERTS_FAMILIES
 from archwright.hf.families.gpt import GPT_FAMILIES
 from archwright.hf.families.llama import LLAMA_FAMILIES
 from archwright.hf.families.sigmoid_experts import SIGMOID_EXPERTS_FAMILIES
+from archwright.hf.families.softmax_experts import SOFTMAX_EXPERTS_FAMILIES
 from archwright.hf.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -15,6 +17,8 @@ FAMILIES: dict[str, Family] = {
         EXPERTS_FAMILIES,
         FUSED_EXPERTS_FAMILIES,
         SIGMOID_EXPERTS_FAMILIES,
+        SOFTMAX_EXPERTS_FAMILIES,
+        DEEPSEEK_FAMILIES,
     )
     for family in families
 }
