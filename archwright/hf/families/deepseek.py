@@ -43,10 +43,10 @@ def _read_scale(config: Config) -> Table:
 
 def _write_scale(get: Get) -> dict[str, Any]:
     value, factor = get("attention.scale.value"), get("position.scaling.factor")
-    if value is MISSING or factor is MISSING or factor <= 1:
+    widths = (get("attention.nope_head_dim"), get("attention.rope_head_dim"))
+    if MISSING in (value, factor, *widths) or factor <= 1:
         return {}
-    width = get("attention.nope_head_dim") + get("attention.rope_head_dim")
-    growth = math.sqrt(value * math.sqrt(width))
+    growth = math.sqrt(value * math.sqrt(sum(widths)))
     # Rounded, so that the number that a file had is found again to the last digit.
     weight = float(f"{(growth - 1) / (0.1 * math.log(factor)):.10g}")
     return {"rope_parameters": {"mscale_all_dim": weight}}
@@ -182,8 +182,6 @@ DEEPSEEK_V3 = BASE.but(
 GLM4_MOE_LITE = DEEPSEEK_V3.but(
     "glm4_moe_lite",
     "Glm4MoeLiteForCausalLM",
-    # Scores are not scaled by what RoPE is stretched by, whatever the config says.
-    Set({"attention.scale.kind": "sqrt"}),
     defaults={
         "vocab_size": 154880,
         "hidden_size": 2048,

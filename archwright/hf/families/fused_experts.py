@@ -306,7 +306,11 @@ LENGTH_SCALE = Either(
 TURNING = {
     "rope": Role(
         {"position.kind": "rope"},
-        (Rope(pairing="interleaved"), Set({"position.fraction": 1.0}), QUERY_KEY_NORM),
+        (
+            Rope(pairing="interleaved"),
+            Set({"position.fraction": 1.0, "attention.length_scale.kind": "none"}),
+            QUERY_KEY_NORM,
+        ),
     ),
     "none": Role(
         {"position.kind": "none"}, (Set({"attention.qk_norm.kind": "none"}), LENGTH_SCALE)

@@ -36,18 +36,22 @@ SIGMOID = {"scores": "sigmoid", "selection_bias": True, "balance_loss": 0.0}
 QKV = Switch("attention_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)})
 
 
-def shared(key: str, hidden: str = "moe_intermediate_size") -> Lens:
-    """Return the lens of shared experts, which are as wide as so many others."""
+def shared(key: str, hidden: str = "moe_intermediate_size", *, optional: bool = False) -> Lens:
+    """Return the lens of shared experts, which are as wide as so many others.
+
+    Args:
+        optional: there may be none.
+    """
 
     def read(config: Config) -> Table:
-        if not config[key]:
+        number = config[key] or 0
+        if optional and not number:
             return {}
-        width = config[key] * config[hidden]
-        return {"feedforward": {"shared": "added", "shared_hidden_dim": width}}
+        return {"feedforward": {"shared": "added", "shared_hidden_dim": number * config[hidden]}}
 
     def write(get: Get) -> dict[str, Any]:
         if get("feedforward.shared") != "added":
-            return {}
+            return {key: 0} if optional else {}
         number, rest = divmod(
             get("feedforward.shared_hidden_dim"), get("feedforward.expert.hidden_dim")
         )
@@ -179,7 +183,6 @@ DOTS1 = BASE.but(
 SOLAR_OPEN = BASE.but(
     "solar_open",
     "SolarOpenForCausalLM",
-    Rope(),
     QKV,
     *routed("n_routed_experts", shared("n_shared_experts")),
     defaults={

@@ -91,7 +91,7 @@ ERNIE4_5_MOE = BASE.but(
         sparse(
             Told(_stretch, _write_stretch),
             *experts("moe_num_experts", "moe_intermediate_size", "moe_k", selection_bias=True),
-            shared("moe_num_shared_experts"),
+            shared("moe_num_shared_experts", optional=True),
             balance(top_k="moe_k"),
         ),
     ),
@@ -214,7 +214,7 @@ MIXTURE = (
             ),
         },
     ),
-    shared("num_shared_experts", "intermediate_size"),
+    shared("num_shared_experts", "intermediate_size", optional=True),
     # The mean of both is half the branch.
     Either(
         lambda config: bool(config["num_shared_experts"]),
