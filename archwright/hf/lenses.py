@@ -168,6 +168,22 @@ class Computed:
         return self.writes(get)
 
 
+@dataclass(frozen=True)
+class Inside:
+    """Lenses of the table config[key], which has defaults of its own."""
+
+    key: str
+    defaults: Mapping[str, Any]
+    lenses: Sequence[Lens]
+
+    def read(self, config: Config) -> Table:
+        inner = {**config, **self.defaults, **(config.get(self.key) or {})}
+        return read_all(self.lenses, inner)
+
+    def write(self, get: Get) -> dict[str, Any]:
+        return {self.key: write_all(self.lenses, get)}
+
+
 PLAIN_ACTIVATIONS: Mapping[str, Table] = {
     "gelu": {"kind": "gelu", "approximate": "none"},
     "gelu_new": {"kind": "gelu", "approximate": "tanh"},
