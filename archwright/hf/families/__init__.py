@@ -1,10 +1,25 @@
 """All families, by the `model_type` of their config.json."""
 
+from archwright.hf.families.gemma import GEMMA_FAMILIES
 from archwright.hf.families.gpt import GPT_FAMILIES
 from archwright.hf.families.llama import LLAMA_FAMILIES
+from archwright.hf.families.llama_like import LLAMA_LIKE_FAMILIES
+from archwright.hf.families.mistral import MISTRAL_FAMILIES
+from archwright.hf.families.olmo import OLMO_FAMILIES
+from archwright.hf.families.qwen import QWEN_FAMILIES
 from archwright.hf.family import Family
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (*LLAMA_FAMILIES, *GPT_FAMILIES)
+    family.model_type: family
+    for families in (
+        LLAMA_FAMILIES,
+        MISTRAL_FAMILIES,
+        QWEN_FAMILIES,
+        GEMMA_FAMILIES,
+        OLMO_FAMILIES,
+        LLAMA_LIKE_FAMILIES,
+        GPT_FAMILIES,
+    )
+    for family in families
 }
 """Adding one is adding an entry to a file of this folder."""
