@@ -1,12 +1,16 @@
 """All families, by the `model_type` of their config.json."""
 
+from archwright.hf.families.cohere import COHERE_FAMILIES
 from archwright.hf.families.gemma import GEMMA_FAMILIES
+from archwright.hf.families.glm import GLM_FAMILIES
 from archwright.hf.families.gpt import GPT_FAMILIES
+from archwright.hf.families.granite import GRANITE_FAMILIES
 from archwright.hf.families.llama import LLAMA_FAMILIES
 from archwright.hf.families.llama_like import LLAMA_LIKE_FAMILIES
 from archwright.hf.families.mistral import MISTRAL_FAMILIES
 from archwright.hf.families.olmo import OLMO_FAMILIES
 from archwright.hf.families.qwen import QWEN_FAMILIES
+from archwright.hf.families.ungated import UNGATED_FAMILIES
 from archwright.hf.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -17,6 +21,10 @@ FAMILIES: dict[str, Family] = {
         QWEN_FAMILIES,
         GEMMA_FAMILIES,
         OLMO_FAMILIES,
+        COHERE_FAMILIES,
+        GRANITE_FAMILIES,
+        GLM_FAMILIES,
+        UNGATED_FAMILIES,
         LLAMA_LIKE_FAMILIES,
         GPT_FAMILIES,
     )
