@@ -135,4 +135,6 @@ def _each(values: Iterable[str]) -> str:
 
 def _heads(attention: Choice) -> str:
     values = attention.model_dump()
-    return "{num_heads}/{num_kv_heads} heads".format(**values) if "num_heads" in values else "none"
+    if "num_kv_heads" in values:
+        return "{num_heads}/{num_kv_heads} heads".format(**values)
+    return "{num_heads} heads".format(**values) if "num_heads" in values else values["kind"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +29,9 @@ class Family:
         layers: what the names of layer `{i}` begin with.
         of_layer, of_model: which of our tensors each of theirs holds; see `keys`.
         prefix: what the names of the body begin with, and some published files leave out.
-        ignored: patterns of names in files that are no part of the model.
+        ignored: patterns of names in files that are no part of the model; one with a group `layer` is of
+            layers behind the last, which predict further tokens.
+        spellings: other words for keys, with the words that lenses use.
     """
 
     model_type: str
@@ -41,6 +44,7 @@ class Family:
     groups: Sequence[Layers] = ()
     prefix: str = "model."
     ignored: Sequence[str] = field(default=())
+    spellings: Mapping[str, str] = field(default_factory=dict)
 
     def but(
         self,
@@ -72,7 +76,8 @@ class Family:
         Raises:
             UserError: values that this package does not know, one line each.
         """
-        told = {**self.defaults, **config}
+        respelled = {self.spellings.get(key, key): value for key, value in config.items()}
+        told = {**self.defaults, **respelled, **config}
         try:
             table = read_all(self.lenses, told)
             self._arrange(table, told)
@@ -94,6 +99,14 @@ class Family:
                 both = isinstance(value, dict) and isinstance(keys.get(key), dict)
                 keys[key] = {**keys[key], **value} if both else value
         return keys
+
+    def ignores(self, name: str, num_layers: int) -> bool:
+        """Tell whether a tensor of a file is no part of a model of so many layers."""
+        for pattern in self.ignored:
+            if found := re.fullmatch(pattern, name):
+                layer = found.groupdict().get("layer")
+                return layer is None or int(layer) >= num_layers
+        return False
 
     def slots(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Slot]:
         """Return every tensor of a checkpoint by its name there, with those of ours that it holds."""

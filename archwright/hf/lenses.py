@@ -64,7 +64,10 @@ class At:
         if not found:
             return {}
         value = None if self.or_none and found[0] == "none" else found[0]
-        return {self.key: value if value is None or self.times == 1 else value / self.times}
+        if value is None or self.times == 1:
+            return {self.key: value}
+        theirs = value / self.times
+        return {self.key: int(theirs) if isinstance(value, int) and theirs.is_integer() else theirs}
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,22 @@ class Computed:
 
     def write(self, get: Get) -> dict[str, Any]:
         return self.writes(get)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """Lenses of the table config[key], which has defaults of its own."""
+
+    key: str
+    defaults: Mapping[str, Any]
+    lenses: Sequence[Lens]
+
+    def read(self, config: Config) -> Table:
+        inner = {**config, **self.defaults, **(config.get(self.key) or {})}
+        return read_all(self.lenses, inner)
+
+    def write(self, get: Get) -> dict[str, Any]:
+        return {self.key: write_all(self.lenses, get)}
 
 
 PLAIN_ACTIVATIONS: Mapping[str, Table] = {

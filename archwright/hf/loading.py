@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,9 +126,7 @@ def _checked(
         lines.append(f"{folder}: {_few(missing, 'tensor')} missing")
     known = {*slots, *_repeated(family, spec)}
     if extra := [
-        name
-        for name in in_file
-        if name not in known and not any(re.fullmatch(p, name) for p in family.ignored)
+        name for name in in_file if name not in known and not family.ignores(name, spec.num_layers)
     ]:
         lines.append(f"{folder}: {_few(extra, 'tensor')} not of a {family.architecture} like this")
     for name, slot in slots.items():

@@ -22,19 +22,27 @@ from archwright.parts.positions import (
     SCORE_POSITIONS,
 )
 from archwright.parts.residuals import RESIDUALS
-from archwright.spec.attention import NoAttention, SoftmaxAttention
+from archwright.spec.attention import (
+    LatentAttention,
+    MaskedAttention,
+    NoAttention,
+    SoftmaxAttention,
+)
 from archwright.spec.choice import Choice
 from archwright.spec.embeddings import NoTransform
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts, FeedForward, Hidden, NoFeedForward
 from archwright.spec.masks import Mask
-from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.model_spec import LayerSpec, ModelSpec, key_dim, turning_dim
 from archwright.spec.norms import NoNorm, Norm
 from archwright.spec.positions import NoPosition, Position
 from archwright.spec.residuals import DeepNorm
 
-UNSHRUNK = ("query", "key", "router", "shared_gate")
-"""Maps whose outputs weigh what is added to the stream, and are no part of it."""
+UNSHRUNK = (
+    *("query", "key", "query_down", "query_up", "latent", "rope_key", "key_up"),
+    *("router", "shared_gate"),
+)
+"""Maps whose outputs weigh what is added to the stream, or are normed before they become part of it."""
 
 
 def build(
@@ -173,10 +181,9 @@ def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
 def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
     attention = feedforward = None
     mask = rotary = ""
-    if isinstance(layer.attention, SoftmaxAttention):
-        assert layer.attention.head_dim != "auto"
+    if isinstance(layer.attention, MaskedAttention):
         mask = shared.mask(layer.attention.mask)
-        rotary = shared.rotary(layer.position, layer.attention.head_dim)
+        rotary = shared.rotary(layer.position, turning_dim(layer.attention, spec.dim))
         attention = _attention(layer, layer.attention, spec.dim, shared, mask, rotary)
     elif not isinstance(layer.attention, NoAttention):
         attention = _part(ATTENTIONS, layer.attention)(layer.attention, spec.dim)
@@ -195,30 +202,20 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
 
 def _attention(
     layer: LayerSpec,
-    attention: SoftmaxAttention,
+    attention: MaskedAttention,
     dim: int,
     shared: _Shared,
     mask: str,
     rotary: str,
 ) -> nn.Module:
-    num_heads, head_dim, num_kv_heads = (
-        attention.num_heads,
-        attention.head_dim,
-        attention.num_kv_heads,
-    )
-    assert num_heads != "auto"
-    assert head_dim != "auto"
-    assert num_kv_heads != "auto"
+    assert attention.num_heads != "auto"
     two_way = shared.masks[mask].ahead != 0
-    sizes = (dim, num_heads, head_dim)
+    sizes = (dim, attention.num_heads, key_dim(attention, dim))
     relative, is_shared = shared.relative(layer.position, *sizes, two_way=two_way)
     module: nn.Module = _part(ATTENTIONS, attention)(
         attention,
         dim,
-        query_norm=_norm_of_heads(attention, num_heads, head_dim),
-        key_norm=_norm_of_heads(attention, num_kv_heads, head_dim),
-        value_norm=_norm(attention.v_norm, head_dim),
-        out_norm=_norm(attention.out_norm, num_heads * head_dim),
+        **_norms_inside(attention),
         rotary=shared.rotaries.get(rotary),
         relative=relative,
         shared=is_shared,
@@ -235,6 +232,28 @@ def _feedforward(choice: FeedForward, dim: int) -> nn.Module:
     return module
 
 
+def _norms_inside(attention: MaskedAttention) -> dict[str, nn.Module | None]:
+    """Return the norms of an attention by the names it gives them."""
+    if isinstance(attention, LatentAttention):
+        query_rank, kv_rank = attention.query_rank, attention.kv_rank
+        assert kv_rank != "auto"
+        return {
+            "query_norm": None if query_rank == "none" else _norm(attention.norm, query_rank),
+            "latent_norm": _norm(attention.norm, kv_rank),
+        }
+    num_heads, num_kv_heads = attention.num_heads, attention.num_kv_heads
+    head_dim = attention.head_dim
+    assert num_heads != "auto"
+    assert num_kv_heads != "auto"
+    assert head_dim != "auto"
+    return {
+        "query_norm": _norm_of_heads(attention, num_heads, head_dim),
+        "key_norm": _norm_of_heads(attention, num_kv_heads, head_dim),
+        "value_norm": _norm(attention.v_norm, head_dim),
+        "out_norm": _norm(attention.out_norm, num_heads * head_dim),
+    }
+
+
 def _norm_of_heads(attention: SoftmaxAttention, num_heads: int, head_dim: int) -> nn.Module:
     """Return the norm of queries or keys, over what the spec says."""
     if attention.qk_norm_over == "projection":
@@ -247,7 +266,8 @@ def _norm_of_heads(attention: SoftmaxAttention, num_heads: int, head_dim: int) -
 
 
 def _shrink(residual: DeepNorm, branches: Mapping[str, nn.Module | None]) -> None:
-    """Give all maps but those of queries, keys and gates of experts the smaller initial values of DeepNorm."""
+    """Give all maps but those of queries, keys, latents and gates of experts the smaller initial values of
+    DeepNorm."""
     assert residual.gain != "auto"
     for branch in branches.values():
         for name, module in branch.named_modules() if branch is not None else ():

@@ -1,8 +1,8 @@
 """The cache: keys and values of what a model has read, so that it need not read it again.
 
-Its contract is one verb, `extend`: a layer hands over the keys and values of new tokens and gets back those
-of all tokens that they may see. How much is kept follows from the layer's mask: all, or as many of the
-last tokens as the mask reaches back.
+Its contract is one verb, `extend`: a layer hands over the keys and values of new tokens, or what it makes
+them from, and gets back those of all tokens that they may see. How much is kept follows from the layer's
+mask: all, or as many of the last tokens as the mask reaches back.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class Shelf:
 
 
 class LayerMemory:
-    """The keys and values of one layer, [batch, slots, heads, head_dim] each."""
+    """The keys and values of one layer, or what they are made from, [batch, slots, heads, width] each."""
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
@@ -248,9 +248,9 @@ class LayerMemory:
         """Bytes that are held."""
         return sum(held.nbytes for held in self._held)
 
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, *new: Tensor) -> list[Tensor]:
         """Keep keys and values of new tokens; return those of all tokens that these may see."""
-        shelf, new = self._shelf, (key, value)
+        shelf = self._shelf
         if not self._held:
             self._held = [_empty(x, shelf.capacity) for x in new]
         elif self._held[0].shape[1] <= shelf.capacity:
@@ -265,7 +265,7 @@ class LayerMemory:
             shown = list(new)
         elif not shelf.joins:
             shown = [held[:, : shelf.num_used] for held in self._held]
-        return shown[0], shown[1]
+        return shown
 
 
 def _empty(like: Tensor, capacity: int) -> Tensor:

@@ -185,8 +185,8 @@ def _describe_layer(spec: ModelSpec, kind: str) -> str:
     layer = spec.layers_by_kind[kind]
     parts = [f"{layer.residual.kind}-norm {layer.norm.kind}", f"{layer.position.kind} positions"]
     attention = layer.attention.model_dump()
-    if "num_heads" in attention:
-        heads = "{num_heads}/{num_kv_heads} heads of {head_dim}".format(**attention)
+    if attention["kind"] in _HEADS:
+        heads = _HEADS[attention["kind"]].format(**attention)
         parts.append(f"{attention['mask']['kind']} attention in {heads}")
     feedforward = layer.feedforward.model_dump()
     if "hidden_dim" in feedforward:
@@ -195,3 +195,10 @@ def _describe_layer(spec: ModelSpec, kind: str) -> str:
         words = "{top_k} of {num_experts} experts {expert[kind]} {expert[hidden_dim]}"
         parts.append(words.format(**feedforward))
     return ("" if kind == "default" else f"{kind}: ") + ", ".join(parts)
+
+
+_HEADS = {
+    "softmax": "{num_heads}/{num_kv_heads} heads of {head_dim}",
+    "latent": "{num_heads} heads of {nope_head_dim} + {rope_head_dim}, latent {kv_rank}",
+}
+"""How the heads of an attention are told, by its kind."""

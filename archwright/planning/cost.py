@@ -6,7 +6,7 @@ from torch import nn
 
 from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
-from archwright.parts.attention import SoftmaxAttention
+from archwright.parts.attention import LatentAttention, SoftmaxAttention
 from archwright.parts.linear import Linear
 from archwright.parts.masks import pairs
 
@@ -40,8 +40,8 @@ def active_parameters(model: nn.Module) -> int:
 def flops_per_token(model: Decoder, length: int) -> float:
     """Return the FLOPs of training on one token in a text of `length` tokens: forward and backward.
 
-    3 * (2 * weights of all matrix products + 4 * num_heads * head_dim * visible keys per query),
-    a multiplication and an addition counting as two. Of experts those count that a token goes through.
+    3 * (2 * weights of all matrix products + 2 * num_heads * (key's and value's width) * visible keys
+    per query), a multiplication and an addition counting as two. Of experts those count that a token goes through.
     Norms, activations and the softmax are left out.
     """
     products = sum(m.used * m.weight.numel() for m in model.modules() if isinstance(m, Linear))
@@ -57,6 +57,6 @@ def _attention_flops(model: Decoder, length: int) -> Iterator[float]:
     """Yield each layer's FLOPs per token for scores and their use, forward."""
     for layer in model.layers:
         assert isinstance(layer, Layer)
-        if isinstance(layer.attention, SoftmaxAttention):
+        if isinstance(layer.attention, SoftmaxAttention | LatentAttention):
             visible = pairs(model.masks[layer.mask], length)
-            yield 4.0 * layer.attention.query.d_out * visible / length
+            yield layer.attention.flops_per_pair * visible / length

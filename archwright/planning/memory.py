@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
+from archwright.parts.attention import LatentAttention, SoftmaxAttention
 
 PER_PARAMETER = 16
 """Bytes: weight, gradient and AdamW's two moments in float32."""
@@ -42,6 +44,22 @@ def least_memory(model: Decoder, rows: int, *, whole_logits: bool = True) -> Lea
         logits if whole_logits else min(logits, WHOLE_LOGITS),
         values * PER_ACTIVATION,
     )
+
+
+def cache_bytes(model: Decoder, length: int, per_number: int = 2) -> int:
+    """Return the bytes that a cache needs to hold what the layers keep of a text of `length` tokens.
+
+    Each layer keeps keys and values of all tokens, or of as many of the last as its mask reaches back;
+    latent attention keeps its latent and its rotary key instead. `per_number` is the size of a number.
+    """
+    total = 0
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        if isinstance(layer.attention, SoftmaxAttention | LatentAttention):
+            behind = model.masks[layer.mask].behind
+            tokens = length if behind is None else min(length, behind + 1)
+            total += tokens * layer.attention.kept_per_token * per_number
+    return total
 
 
 def logit_bytes(model: Decoder, rows: int) -> int:

@@ -1,12 +1,12 @@
 """Attention: how tokens speak to each other."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from archwright.spec.choice import AutoInt, Choice, OptionalFloat, Probability, Switches
 from archwright.spec.masks import Causal, Mask
-from archwright.spec.norms import NoNorm, Norm
+from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
 
 class AttentionBias(Switches):
@@ -140,3 +140,51 @@ class SoftmaxAttention(Attention):
     """Which keys a query may see."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
+
+
+class LatentBias(Switches):
+    """Which maps of latent attention carry a bias; `bias = true` or `false` sets all."""
+
+    query_down: bool = False
+    """A bias of the latent that queries are made from, where they have one."""
+    latent: bool = False
+    """A bias of the latent that keys and values are made from."""
+    rope_key: bool = False
+    """A bias of the key that turns with its position."""
+    out: bool = False
+    """A bias after the projection of the heads' results."""
+
+
+class LatentAttention(Attention):
+    """Keys and values of all heads are made from one narrow latent, beside one rotary key that all heads
+    share; a cache keeps these two alone (DeepSeek-AI, 2024, DeepSeek-V2, section 2.1)."""
+
+    kind: Literal["latent"] = "latent"
+    num_heads: AutoInt = Field("auto", examples=[8])
+    """Heads; auto: dim / nope_head_dim, with heads of at least 64 where that is auto too."""
+    query_rank: Annotated[int, Field(ge=1)] | Literal["none"] = Field("none", examples=[128])
+    """Width of the latent that queries are made from; none: queries are made from x."""
+    kv_rank: AutoInt = Field("auto", examples=[128])
+    """Width of the latent that keys and values are made from; auto: 4 nope_head_dim."""
+    nope_head_dim: AutoInt = Field("auto", examples=[64])
+    """Width of the part of a head's query and key that does not turn; auto: dim / num_heads."""
+    rope_head_dim: AutoInt = Field("auto", examples=[32])
+    """Width of the part that RoPE turns, whole or by its fraction; auto: nope_head_dim / 2, made even."""
+    value_head_dim: AutoInt = Field("auto", examples=[64])
+    """Width of a head's value; auto: nope_head_dim."""
+    norm: Norm = Field(RMSNorm(eps=1e-6), examples=[{"kind": "layer"}])
+    """Norm over the latents."""
+    bias: LatentBias = Field(default_factory=LatentBias, validate_default=True, examples=[True])
+    """Biases of the maps that read x and of the one that writes to it."""
+    scale: ScoreScale = SqrtScale()
+    """What q k^T is multiplied by; a head's width is nope_head_dim + rope_head_dim."""
+    softcap: OptionalFloat = Field("none", examples=[50.0])
+    """c tanh(s / c) over the scaled scores, before position biases and the mask."""
+    mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
+    """Which keys a query may see."""
+    dropout: Probability = 0.0
+    """Share of attention weights dropped in training."""
+
+
+MaskedAttention = SoftmaxAttention | LatentAttention
+"""Attention of queries to keys through a mask: what has scores, and keeps what it has read in a cache."""

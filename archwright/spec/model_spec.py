@@ -7,7 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from archwright.spec.attention import Attention, SoftmaxAttention
+from archwright.spec.attention import (
+    Attention,
+    LatentAttention,
+    MaskedAttention,
+    SoftmaxAttention,
+)
 from archwright.spec.choice import AutoInt, Choice, Spec
 from archwright.spec.embeddings import Embedding, Head
 from archwright.spec.errors import UserError
@@ -215,9 +220,9 @@ def _as_tables(value: Any) -> Any:
 def _resolved_layer(layer: LayerSpec, model: ModelSpec) -> dict[str, Any]:
     """Replace "auto" in one layer's values."""
     values = layer.model_dump()
-    if isinstance(layer.attention, SoftmaxAttention):
+    if isinstance(layer.attention, MaskedAttention):
         values["attention"].update(heads(layer.attention, model.dim))
-        _fill(values["attention"]["scale"], dim=values["attention"]["head_dim"])
+        _fill(values["attention"]["scale"], dim=key_dim(layer.attention, model.dim))
     if isinstance(layer.feedforward, Hidden):
         values["feedforward"]["hidden_dim"] = hidden_dim(layer.feedforward, model.dim)
     if isinstance(layer.feedforward, Experts):
@@ -259,21 +264,54 @@ def embedding_std(model: ModelSpec) -> float:
     return embedding_dim(model) ** -0.5 if model.head.tied else 1.0
 
 
-def heads(attention: SoftmaxAttention, dim: int) -> dict[str, int]:
-    """Return num_heads, num_kv_heads and head_dim as numbers."""
-    num_heads = _num_heads(attention, dim)
-    head_dim = max(1, dim // num_heads) if attention.head_dim == "auto" else attention.head_dim
-    kv_heads = num_heads if attention.num_kv_heads == "auto" else attention.num_kv_heads
+def heads(attention: MaskedAttention, dim: int) -> dict[str, int]:
+    """Return the number of heads and their widths as numbers, by the names of their fields."""
+    if isinstance(attention, LatentAttention):
+        return _latent_heads(attention, dim)
+    num_heads = _num_heads(attention.num_heads, attention.head_dim, dim)
+    head_dim = _given(attention.head_dim, max(1, dim // num_heads))
+    kv_heads = _given(attention.num_kv_heads, num_heads)
     return {"num_heads": num_heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
 
 
-def _num_heads(attention: SoftmaxAttention, dim: int) -> int:
-    if attention.num_heads != "auto":
-        return attention.num_heads
-    if attention.head_dim != "auto":
-        return max(1, dim // attention.head_dim)
+def _latent_heads(attention: LatentAttention, dim: int) -> dict[str, int]:
+    """Widths that are left open have the proportions of DeepSeek-V2, section 2.1.4."""
+    num_heads = _num_heads(attention.num_heads, attention.nope_head_dim, dim)
+    nope = _given(attention.nope_head_dim, max(1, dim // num_heads))
+    return {
+        "num_heads": num_heads,
+        "kv_rank": _given(attention.kv_rank, 4 * nope),
+        "nope_head_dim": nope,
+        "rope_head_dim": _given(attention.rope_head_dim, max(2, nope // 4 * 2)),
+        "value_head_dim": _given(attention.value_head_dim, nope),
+    }
+
+
+def _num_heads(number: AutoInt, width: AutoInt, dim: int) -> int:
+    if number != "auto":
+        return number
+    if width != "auto":
+        return max(1, dim // width)
     most = max(1, dim // AUTO_HEAD_DIM)
     return next(n for n in range(most, 0, -1) if dim % n == 0)
+
+
+def _given(value: AutoInt, auto: int) -> int:
+    return auto if value == "auto" else value
+
+
+def key_dim(attention: MaskedAttention, dim: int) -> int:
+    """Return the width of a head's query and key."""
+    sizes = heads(attention, dim)
+    if isinstance(attention, LatentAttention):
+        return sizes["nope_head_dim"] + sizes["rope_head_dim"]
+    return sizes["head_dim"]
+
+
+def turning_dim(attention: MaskedAttention, dim: int) -> int:
+    """Return how wide the part of a head is that rotary positions act on."""
+    name = "rope_head_dim" if isinstance(attention, LatentAttention) else "head_dim"
+    return heads(attention, dim)[name]
 
 
 def hidden_dim(feedforward: Hidden, dim: int) -> int:

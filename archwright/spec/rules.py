@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from archwright.spec.attention import InverseScale, NoAttention, SoftmaxAttention
+from archwright.spec.attention import (
+    InverseScale,
+    LatentAttention,
+    MaskedAttention,
+    NoAttention,
+    SoftmaxAttention,
+)
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.feedforward import XIELU, Experts, Hidden, NoFeedForward
 from archwright.spec.init import Glorot, MuP
@@ -17,6 +23,8 @@ from archwright.spec.model_spec import (
     embedding_dim,
     heads,
     hidden_dim,
+    key_dim,
+    turning_dim,
 )
 from archwright.spec.positions import Llama3Scaling, LongRoPE, RoPE, T5Bias, rotary_dim
 
@@ -77,15 +85,21 @@ def _layers(spec: ModelSpec) -> Iterator[tuple[str, LayerSpec]]:
         yield ("" if name == "default" else f"layer_kinds.{name}."), layer
 
 
-def _attentions(spec: ModelSpec) -> Iterator[tuple[str, LayerSpec, SoftmaxAttention]]:
+def _attentions(spec: ModelSpec) -> Iterator[tuple[str, LayerSpec, MaskedAttention]]:
     for at, layer in _layers(spec):
-        if isinstance(layer.attention, SoftmaxAttention):
+        if isinstance(layer.attention, MaskedAttention):
             yield at, layer, layer.attention
+
+
+def _softmaxes(spec: ModelSpec) -> Iterator[tuple[str, SoftmaxAttention]]:
+    for at, _, attention in _attentions(spec):
+        if isinstance(attention, SoftmaxAttention):
+            yield at, attention
 
 
 @_rule("Query heads are shared out evenly over key-value heads.")
 def kv_heads_divide_heads(spec: ModelSpec) -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
+    for at, attention in _softmaxes(spec):
         sizes = heads(attention, spec.dim)
         if sizes["num_heads"] % sizes["num_kv_heads"]:
             yield (
@@ -96,7 +110,7 @@ def kv_heads_divide_heads(spec: ModelSpec) -> Iterator[str]:
 
 @_rule("Without a head_dim of its own, the heads share out dim evenly.")
 def heads_divide_dim(spec: ModelSpec) -> Iterator[str]:
-    for at, _, attention in _attentions(spec):
+    for at, attention in _softmaxes(spec):
         num_heads = heads(attention, spec.dim)["num_heads"]
         if attention.head_dim == "auto" and spec.dim % num_heads:
             yield (
@@ -107,21 +121,25 @@ def heads_divide_dim(spec: ModelSpec) -> Iterator[str]:
 
 @_rule("RoPE rotates pairs of coordinates.")
 def rope_needs_pairs(spec: ModelSpec) -> Iterator[str]:
-    for at, position, head_dim in _ropes(spec):
-        rotary = rotary_dim(position, head_dim)
-        if rotary % 2 or head_dim * position.fraction < 2:
+    for at, layer, attention in _attentions(spec):
+        if not isinstance(layer.position, RoPE):
+            continue
+        width, position = turning_dim(attention, spec.dim), layer.position
+        rotary = rotary_dim(position, width)
+        if rotary % 2 or width * position.fraction < 2:
+            field = "rope_head_dim" if isinstance(attention, LatentAttention) else "head_dim"
             yield (
                 f'{at}position.kind: found "rope" over {rotary} coordinates of heads of '
-                f"{head_dim}; expected an even number above 0: change attention.head_dim or "
+                f"{width}; expected an even number above 0: change attention.{field} or "
                 "position.fraction"
             )
 
 
 def _ropes(spec: ModelSpec) -> Iterator[tuple[str, RoPE, int]]:
-    """Yield every rotary position with the width of the heads that it turns."""
+    """Yield every rotary position with the width that it acts on."""
     for at, layer, attention in _attentions(spec):
         if isinstance(layer.position, RoPE):
-            yield at, layer.position, heads(attention, spec.dim)["head_dim"]
+            yield at, layer.position, turning_dim(attention, spec.dim)
 
 
 @_rule("LongRoPE has a divisor for each pair of coordinates.")
@@ -295,10 +313,12 @@ def no_encoder_yet(spec: ModelSpec) -> Iterator[str]:
 @_suspicion("Matrix kernels want head_dim to be a multiple of 8.")
 def odd_head_dim(spec: ModelSpec) -> Iterator[str]:
     for at, _, attention in _attentions(spec):
-        head_dim = heads(attention, spec.dim)["head_dim"]
-        if head_dim % 8:
+        width = key_dim(attention, spec.dim)
+        latent = isinstance(attention, LatentAttention)
+        field = "nope_head_dim + rope_head_dim" if latent else "head_dim"
+        if width % 8:
             yield (
-                f"{at}attention.head_dim is {head_dim}: not a multiple of 8, "
+                f"{at}attention.{field} is {width}: not a multiple of 8, "
                 "which slows the kernels down"
             )
 
@@ -366,6 +386,16 @@ def mup_without_inverse_scale(spec: ModelSpec) -> Iterator[str]:
             yield (
                 f'{at}attention.scale.kind is "{attention.scale.kind}" with init.kind "mup": the best '
                 'learning rate stays as heads grow wider only with "inverse"'
+            )
+
+
+@_suspicion("muP's rates are those of maps whose widths grow with dim.")
+def mup_with_latents(spec: ModelSpec) -> Iterator[str]:
+    for at, _, attention in _attentions(spec):
+        if isinstance(spec.init, MuP) and isinstance(attention, LatentAttention):
+            yield (
+                f'{at}attention.kind is "latent" with init.kind "mup", whose rates are not derived for '
+                "maps through a latent: the best learning rate may move with dim"
             )
 
 

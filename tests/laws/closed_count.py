@@ -1,7 +1,7 @@
 """The number of parameters of a model, from its spec alone: formulas, no modules."""
 
 from archwright.spec import norms, positions, residuals
-from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.attention import LatentAttention, SoftmaxAttention
 from archwright.spec.embeddings import DenseTransform, Transform
 from archwright.spec.feedforward import XIELU, Experts, Hidden
 from archwright.spec.model_spec import LayerSpec, ModelSpec
@@ -52,7 +52,10 @@ def layer(each: LayerSpec, d: int) -> int:
 
 
 def attention(each: LayerSpec, d: int) -> int:
-    a, position = each.attention, each.position
+    a = each.attention
+    if isinstance(a, LatentAttention):
+        width = int(a.num_heads) * (int(a.nope_head_dim) + int(a.rope_head_dim))
+        return latent_attention(a, d) + position(each, d, int(a.num_heads), width)
     assert isinstance(a, SoftmaxAttention)
     head_dim, width, kv = (
         int(a.head_dim),
@@ -66,11 +69,28 @@ def attention(each: LayerSpec, d: int) -> int:
     over = {"head": (head_dim, head_dim), "projection": (width, kv), "each_head": (width, kv)}
     total += sum(norm(a.qk_norm, n) for n in over[a.qk_norm_over]) + norm(a.v_norm, head_dim)
     total += norm(a.out_norm, width)
-    if isinstance(position, positions.TransformerXL):
-        total += d * width + 2 * width
-    if isinstance(position, positions.T5Bias) and not position.shared:
-        total += position.num_buckets * int(a.num_heads)
-    return total
+    return total + position(each, d, int(a.num_heads), width)
+
+
+def latent_attention(a: LatentAttention, d: int) -> int:
+    heads, rank, rope = int(a.num_heads), int(a.kv_rank), int(a.rope_head_dim)
+    nope, value = int(a.nope_head_dim), int(a.value_head_dim)
+    queries = d * heads * (nope + rope)
+    if a.query_rank != "none":
+        queries = a.query_rank * (d + heads * (nope + rope) + a.bias.query_down)
+        queries += norm(a.norm, a.query_rank)
+    keys = (d + a.bias.latent) * rank + norm(a.norm, rank) + (d + a.bias.rope_key) * rope
+    return queries + keys + rank * heads * (nope + value) + (heads * value + a.bias.out) * d
+
+
+def position(each: LayerSpec, d: int, num_heads: int, width: int) -> int:
+    """Return the parameters of positions that a layer has to itself."""
+    match each.position:
+        case positions.TransformerXL():
+            return d * width + 2 * width
+        case positions.T5Bias(shared=False, num_buckets=num_buckets):
+            return num_buckets * num_heads
+    return 0
 
 
 def feedforward(each: LayerSpec, d: int) -> int:
@@ -108,9 +128,14 @@ def shared_tables(layers: list[LayerSpec]) -> list[int]:
     found = {}
     for each in layers:
         a, position = each.attention, each.position
-        if isinstance(a, SoftmaxAttention) and isinstance(position, positions.T5Bias):
+        if a.kind != "none" and isinstance(position, positions.T5Bias):
             two_way = a.mask.kind in ("full", "symmetric_window", "prefix")
             if position.shared:
-                key = (position, a.num_heads, a.head_dim, two_way)
+                width = (
+                    int(a.nope_head_dim) + int(a.rope_head_dim)
+                    if a.kind == "latent"
+                    else a.head_dim
+                )
+                key = (position, a.num_heads, width, two_way)
                 found[key] = position.num_buckets * int(a.num_heads)
     return list(found.values())

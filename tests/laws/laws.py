@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
-from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.attention import MaskedAttention
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
@@ -245,7 +245,7 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
     reach = torch.eye(length, dtype=torch.bool)
     for i in range(spec.num_layers):
         attention = spec.layer(i).attention
-        if not isinstance(attention, SoftmaxAttention):
+        if not isinstance(attention, MaskedAttention):
             continue
         step = torch.eye(length, dtype=torch.bool)
         for q in range(length):

@@ -58,14 +58,18 @@ def test_few_are_refused() -> None:
     assert obeyed["compositions"] >= COMPOSITIONS
 
 
+@pytest.mark.parametrize("width", ["head_dim", "rope_head_dim"])
 @pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
-def test_angles_that_follow_the_length_are_those_of_the_text_so_far(scaling: str) -> None:
+def test_angles_that_follow_the_length_are_those_of_the_text_so_far(
+    scaling: str, width: str
+) -> None:
     """Beyond the original length kept keys turn anew; with one layer nothing else depends on it."""
     spec = ModelSpec(dim=16, num_layers=1, vocab_size=32, context_length=24).override(
         f"position.scaling.kind={scaling}",
         "position.scaling.original_length=6",
         *(["position.scaling.long=[3.0, 2.0, 5.0, 1.5]"] if scaling == "longrope" else []),
-        "attention.head_dim=8",
+        *(["attention.kind=latent"] if width == "rope_head_dim" else []),
+        f"attention.{width}=8",
     )
     case = Case(spec, 3)
     tokens = case.tokens(length=20)

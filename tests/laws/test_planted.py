@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from archwright.model import cache as caching
 from archwright.model.cache import Shelf
 from archwright.parts import init as initialising
+from archwright.parts.attention import LatentAttention
 from archwright.parts.kernels import KERNELS, Scores, eager, sdpa
 from archwright.parts.masks import Causal, View, Window
 from archwright.parts.places import Places
+from archwright.parts.positions import Rotation
 from archwright.parts.residuals import PostNorm, PreNorm
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.residuals import PostNorm as PostNormSpec
@@ -98,6 +100,32 @@ def a_piece_that_is_shifted_by_one(patch: pytest.MonkeyPatch) -> None:
 @fault(laws.cached_is_uncached, *WINDOW)
 def a_cache_that_forgets_a_token_too_soon(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(caching, "_reach", lambda pattern: pattern.behind)
+
+
+@fault(laws.cached_is_uncached, "attention.kind=latent")
+def a_latent_cache_that_turns_keys_by_the_place_of_queries(patch: pytest.MonkeyPatch) -> None:
+    placed = LatentAttention._placed
+
+    def late(self: LatentAttention, q: Tensor, kept: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        view, rotation, memory = rest
+        if memory is None:
+            return placed(self, q, kept, *rest)
+        (kept,) = memory.extend(kept)
+        last = Rotation(*(table[:, -1:] for table in rotation))
+        q, _ = placed(self, q, q, view, rotation, None)
+        return q, self._turned(kept, self._shared[0], last)
+
+    patch.setattr(LatentAttention, "_placed", late)
+
+
+@fault(laws.cached_is_uncached, "attention.kind=latent", "attention.num_heads=4")
+def queries_of_one_head_in_the_latent_of_another(patch: pytest.MonkeyPatch) -> None:
+    absorbed = LatentAttention._absorbed
+
+    def confused(self: LatentAttention, q: Tensor, *rest: Any) -> Tensor:
+        return absorbed(self, q.flip(2), *rest)
+
+    patch.setattr(LatentAttention, "_absorbed", confused)
 
 
 @fault(laws.cached_rows_of_different_lengths)

@@ -11,7 +11,13 @@ from archwright.model import build
 from archwright.model.decoder import Decoder
 from archwright.planning.cost import active_parameters, flops_per_token, parameters_by_part
 from archwright.planning.machine import measure_peak
-from archwright.planning.memory import WHOLE_LOGITS, gigabytes, least_memory, total_memory
+from archwright.planning.memory import (
+    WHOLE_LOGITS,
+    cache_bytes,
+    gigabytes,
+    least_memory,
+    total_memory,
+)
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 
@@ -109,17 +115,19 @@ def test_without_attention_length_does_not_matter() -> None:
     assert flops_per_token(model, 8) == flops_per_token(model, 32)
 
 
-@pytest.mark.parametrize("name", ["modern", "textbook"])
+@pytest.mark.parametrize("name", ["modern", "textbook", "latent"])
 def test_torch_counts_the_same(name: str) -> None:
     """torch counts dense attention, both halves of the mask, so that difference is added."""
     length = 32
-    spec = load(name).override("dim=64", "num_layers=2", f"context_length={length}")
+    base = load("modern").override(*LATENT) if name == "latent" else load(name)
+    spec = base.override("dim=64", "num_layers=2", f"context_length={length}")
     model = build(spec.override("vocab_size=128")).use_kernel("eager")
     tokens = torch.randint(0, 128, (2, length))
     with FlopCounterMode(display=False) as counter:
         logits = model(tokens).logits
         F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
-    hidden_by_mask = 3 * 4 * 2 * 64 * (length**2 - length * (length + 1) / 2) / length
+    width = 4 * (24 + 12) if name == "latent" else 2 * 64
+    hidden_by_mask = 3 * 2 * 2 * width * (length**2 - length * (length + 1) / 2) / length
     counted = counter.get_total_flops() / tokens.numel()
     assert counted == pytest.approx(flops_per_token(model, length) + hidden_by_mask, rel=1e-3)
 
@@ -128,6 +136,40 @@ def test_a_meta_model_costs_the_same() -> None:
     spec = load("modern")
     meta = build(spec, device="meta")
     assert flops_per_token(meta, 256) > 6 * 0.8 * meta.num_parameters()
+
+
+LATENT = (
+    "attention.kind=latent",
+    "attention.num_heads=4",
+    "attention.query_rank=24",
+    "attention.kv_rank=20",
+    "attention.nope_head_dim=16",
+    "attention.rope_head_dim=8",
+    "attention.value_head_dim=12",
+)
+
+
+def test_latent_attention_by_hand() -> None:
+    """Maps of x, from the latents and to the stream; keys of 16 + 8 and values of 12 in four heads."""
+    spec = load("modern").override("dim=64", "num_layers=3", "context_length=32", "vocab_size=128")
+    model = build(spec.override(*LATENT))
+    attention = 64 * (24 + 20 + 8) + 24 * 4 * 24 + 20 * 4 * (16 + 12) + 4 * 12 * 64
+    weights = 3 * (attention + 3 * 64 * 192) + 128 * 64
+    expected = 3 * (2 * weights + 3 * 2 * 4 * (24 + 12) * (1 + 32) / 2)
+    assert flops_per_token(model, 32) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("mask", ["causal", "window"])
+def test_a_cache_holds_what_is_planned(mask: str) -> None:
+    """Beside what a cache does hold, which has one slot more for each row and layer."""
+    for words, width in (((), 2 * 2 * 16), (LATENT, 20 + 8)):
+        spec = small().spec.override(*words, f"attention.mask.kind={mask}")
+        model = build(spec.override(*(["attention.mask.size=70"] if mask == "window" else [])))
+        cache = model.new_cache()
+        model(torch.zeros(2, 90).long(), cache=cache)
+        tokens = 70 if mask == "window" else 90
+        assert cache_bytes(model, 90, per_number=4) == 3 * tokens * width * 4
+        assert cache.num_bytes == 2 * 3 * (tokens + 1) * width * 4
 
 
 def test_the_least_memory() -> None:

@@ -93,6 +93,11 @@ BROKEN: dict[str, tuple[list[str], str]] = {
 }
 
 SUSPICIOUS: dict[str, tuple[list[str], str]] = {
+    "mup_with_latents": (
+        ["attention.kind=latent", "init.kind=mup", "attention.scale.kind=inverse"],
+        'attention.kind is "latent" with init.kind "mup", whose rates are not derived for maps through a '
+        "latent: the best learning rate may move with dim",
+    ),
     "odd_head_dim": (
         ["attention.head_dim=60"],
         "attention.head_dim is 60: not a multiple of 8, which slows the kernels down",

@@ -1,6 +1,8 @@
 """All families, by the `model_type` of their config.json."""
 
 from archwright.hf.families.cohere import COHERE_FAMILIES
+from archwright.hf.families.experts import EXPERTS_FAMILIES
+from archwright.hf.families.fused_experts import FUSED_EXPERTS_FAMILIES
 from archwright.hf.families.gemma import GEMMA_FAMILIES
 from archwright.hf.families.glm import GLM_FAMILIES
 from archwright.hf.families.gpt import GPT_FAMILIES
@@ -10,6 +12,7 @@ from archwright.hf.families.llama_like import LLAMA_LIKE_FAMILIES
 from archwright.hf.families.mistral import MISTRAL_FAMILIES
 from archwright.hf.families.olmo import OLMO_FAMILIES
 from archwright.hf.families.qwen import QWEN_FAMILIES
+from archwright.hf.families.sigmoid_experts import SIGMOID_EXPERTS_FAMILIES
 from archwright.hf.families.ungated import UNGATED_FAMILIES
 from archwright.hf.family import Family
 
@@ -27,6 +30,9 @@ FAMILIES: dict[str, Family] = {
         UNGATED_FAMILIES,
         LLAMA_LIKE_FAMILIES,
         GPT_FAMILIES,
+        EXPERTS_FAMILIES,
+        FUSED_EXPERTS_FAMILIES,
+        SIGMOID_EXPERTS_FAMILIES,
     )
     for family in families
 }

@@ -12,7 +12,7 @@ from archwright.parts.kernels.sdpa import sdpa
 from archwright.parts.masks import View
 
 Kernel = Callable[[Tensor, Tensor, Tensor, View, Scores], Tensor]
-"""(query [b, t, h, d], key [b, s, kv, d], value [b, s, kv, d], view, scores) -> [b, t, h, d].
+"""(query [b, t, h, d], key [b, s, kv, d], value [b, s, kv, e], view, scores) -> [b, t, h, e].
 
 weights = softmax(scale * query key^T) over the visible keys, as `Scores` says; out = weights value;
 h / kv neighbouring query heads share a key-value head."""

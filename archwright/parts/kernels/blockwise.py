@@ -116,7 +116,7 @@ class _Blockwise(torch.autograd.Function):
     ) -> Tensor:
         kv = key.shape[2]
         k, v = _rows(key, kv), _rows(value, kv)
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        out = query.new_empty(*query.shape[:3], value.shape[-1])
         kept = []
         for block in blocks:
             queries = slice(block.first, block.stop)

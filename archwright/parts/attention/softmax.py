@@ -1,4 +1,4 @@
-"""Attention branches: softmax attention in heads, from MHA over GQA to MQA."""
+"""Softmax attention in heads, from MHA over GQA to MQA."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Heads = Tensor
 class Memory(Protocol):
     """What an attention knows of a cache."""
 
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, *new: Tensor) -> list[Tensor]:
         """Keep keys and values of new tokens; return those of all tokens that these may see."""
 
 
@@ -79,6 +79,17 @@ class SoftmaxAttention(nn.Module):
     def inputs(self) -> list[Linear]:
         """The maps that read x, which a parallel layer computes together with those of other branches."""
         return [self.query, self.key, self.value, *([] if self.gate is None else [self.gate])]
+
+    @property
+    def flops_per_pair(self) -> int:
+        """FLOPs of all heads for one query and one key it sees: their score, and its share of the value."""
+        assert self.spec.num_heads != "auto"
+        return 2 * self.spec.num_heads * (self.head_dim + self.head_dim)
+
+    @property
+    def kept_per_token(self) -> int:
+        """Numbers that a cache keeps of a token."""
+        return self.key.d_out + self.value.d_out
 
     def forward(
         self,
@@ -192,6 +203,3 @@ def score_scale(scale: spec.ScoreScale, head_dim: int) -> float:
             return value
         case _:
             return 1.0
-
-
-ATTENTIONS: dict[type[spec.Attention], Any] = {spec.SoftmaxAttention: SoftmaxAttention}

@@ -1,0 +1,310 @@
+"""Latent attention beside its formula, head by head in float64; beside transformers; and with a cache."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from archwright.model import Decoder, build
+from archwright.parts.attention import LatentAttention
+from archwright.parts.kernels import KERNELS
+from archwright.parts.masks import Causal, View
+from archwright.parts.norms import NORMS
+from archwright.parts.places import places
+from archwright.parts.positions import SCORE_POSITIONS, Rotary
+from archwright.spec import attention as spec
+from archwright.spec import masks, positions
+from archwright.spec.model_spec import ModelSpec, heads
+from tests.parts.plain_attention import linear, normed, turned
+
+DIM, HEADS, LENGTH, THETA = 10, 3, 9, 16.0
+SIZES = {
+    "num_heads": HEADS, "kv_rank": 6, "nope_head_dim": 5, "rope_head_dim": 4, "value_head_dim": 7
+}  # fmt: skip
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "a latent of queries": {"query_rank": 8},
+    "biases": {"query_rank": 8, "bias": True},
+    "biases without a latent of queries": {"bias": True},
+    **{f"bias of {name}": {"bias": {name: True}} for name in ("latent", "rope_key", "out")},
+    "layer norms": {"query_rank": 8, "norm": {"kind": "layer", "eps": 0.05}},
+    "no norms": {"query_rank": 8, "norm": {"kind": "none"}},
+    "fixed scale": {"scale": {"kind": "fixed", "value": 0.4}},
+    "inverse scale": {"scale": {"kind": "inverse", "numerator": 3.0}},
+    "soft-cap": {"softcap": 0.8},
+}
+POSITIONS: dict[str, positions.Position] = {
+    "none": positions.NoPosition(),
+    "rope": positions.RoPE(theta=THETA),
+    "alibi": positions.ALiBi(),
+}
+
+
+def made(options: dict[str, Any], position: positions.Position) -> LatentAttention:
+    choice = spec.LatentAttention.model_validate(SIZES | options)
+    relative = SCORE_POSITIONS.get(type(position))
+    norm, rank = NORMS[type(choice.norm)], choice.query_rank
+    part = LatentAttention(
+        choice,
+        DIM,
+        query_norm=None if rank == "none" else norm(choice.norm, rank),
+        latent_norm=norm(choice.norm, 6),
+        rotary=Rotary(position, 4).double() if position.kind == "rope" else None,
+        relative=relative and relative(position, DIM, HEADS, 9, two_way=False),
+    ).double()
+    return drawn(part)
+
+
+def drawn(part: LatentAttention) -> LatentAttention:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in part.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=1.5 / math.sqrt(parameter.shape[1]))
+            else:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return part.eval()
+
+
+def run(part: LatentAttention, x: Tensor) -> Tensor:
+    view = View(Causal(masks.Causal()), places(torch.zeros(x.shape[:2], dtype=torch.long)))
+    rotary = part._shared[0]
+    where = torch.arange(x.shape[1])[None]
+    out: Tensor = part(x, view, None if rotary is None else rotary(where))
+    return out
+
+
+def by_loops(part: LatentAttention, x: Tensor, position: positions.Position) -> np.ndarray:
+    """One query, one head and one key at a time."""
+    weights = {name: p.detach().numpy() for name, p in part.named_parameters()}
+    choice, rows = part.spec, []
+    scale = {"sqrt": 9**-0.5, "fixed": 0.4, "inverse": 3.0 / 9}[choice.scale.kind]
+    for row in x.detach().numpy():
+        if choice.query_rank == "none":
+            q = linear(weights, "query", row)
+        else:
+            down = linear(weights, "query_down", row)
+            q = linear(weights, "query_up", normed(choice.norm, weights, "query_norm", down))
+        latent = normed(choice.norm, weights, "latent_norm", linear(weights, "latent", row))
+        q, k, v = (
+            y.reshape(LENGTH, HEADS, -1)
+            for y in (q, linear(weights, "key_up", latent), linear(weights, "value_up", latent))
+        )
+        still, turning, shared = q[..., :5], q[..., 5:], linear(weights, "rope_key", row)[:, None]
+        if position.kind == "rope":
+            turning, shared = turned(turning, THETA), turned(shared, THETA)
+        mixed = np.zeros((LENGTH, HEADS, 7))
+        for t, h in np.ndindex(LENGTH, HEADS):
+            scores = []
+            for i in range(t + 1):
+                score = scale * (still[t, h] @ k[i, h] + turning[t, h] @ shared[i, 0])
+                if choice.softcap != "none":
+                    score = choice.softcap * math.tanh(score / choice.softcap)
+                if (
+                    position.kind == "alibi"
+                ):  # of three heads, the third has a slope of twice as many
+                    score += (2**-4, 2**-8, 2**-2)[h] * (i - t)
+                scores.append(score)
+            weight = np.exp(scores) / np.exp(scores).sum()
+            mixed[t, h] = sum(w * v[i, h] for i, w in enumerate(weight))
+        rows.append(linear(weights, "out", mixed.reshape(LENGTH, -1)))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_values(options: str, position: str, kernel: str) -> None:
+    part = made(OPTIONS[options], POSITIONS[position])
+    part.kernel = KERNELS[kernel]
+    x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        found = run(part, x).numpy()
+    np.testing.assert_allclose(found, by_loops(part, x, POSITIONS[position]), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "blockwise"])
+@pytest.mark.parametrize("options", ["biases", "soft-cap"])
+def test_gradients(options: str, kernel: str) -> None:
+    """Along a random line through the input and all weights, beside the slope of the loops."""
+    part, position = made(OPTIONS[options], POSITIONS["rope"]), POSITIONS["rope"]
+    part.kernel = KERNELS[kernel]
+    x = torch.randn(2, LENGTH, DIM, dtype=torch.float64, requires_grad=True)
+    given, into = [x, *part.parameters()], torch.randn(x.shape, dtype=torch.float64)
+    grads = torch.autograd.grad(run(part, x), given, into)
+    line = [torch.randn_like(p) for p in given]
+    slope = sum((g * d).sum().item() for g, d in zip(grads, line, strict=True))
+    ends = []
+    for step in (1e-6, -2e-6):
+        with torch.no_grad():
+            for p, d in zip(given, line, strict=True):
+                p.add_(d, alpha=step)
+        ends.append((by_loops(part, x, position) * into.numpy()).sum())
+    assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-6)
+
+
+class TestBesideTransformers:
+    """The layers of DeepSeek-V2 and V3, with and without a latent of queries, biases and YaRN."""
+
+    def config(self, version: int, **given: Any) -> tuple[Any, Any]:
+        name = f"deepseek_v{version}"
+        library = pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
+        made = getattr(library, f"DeepseekV{version}Config")(
+            hidden_size=32,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            kv_lora_rank=12,
+            qk_nope_head_dim=10,
+            qk_rope_head_dim=8,
+            v_head_dim=6,
+            **given,
+        )
+        made._attn_implementation = "eager"
+        return library, made
+
+    def compare(
+        self, version: int, options: dict[str, Any], position: positions.RoPE, **given: Any
+    ) -> None:
+        library, config = self.config(version, **given)
+        theirs = getattr(library, f"DeepseekV{version}Attention")(config, 0).eval()
+        dice = torch.Generator().manual_seed(0)
+        for tensor in theirs.parameters():
+            tensor.data.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5, generator=dice)
+        sizes = {
+            "num_heads": 4, "kv_rank": 12, "nope_head_dim": 10, "rope_head_dim": 8, "value_head_dim": 6
+        }  # fmt: skip
+        model = build(
+            ModelSpec(dim=32, num_layers=1, vocab_size=8, context_length=16).model_copy(
+                update={
+                    "attention": spec.LatentAttention.model_validate(sizes | options),
+                    "position": position,
+                }
+            )
+        ).eval()
+        ours = model.layers[0].attention
+        ours.load_state_dict(translated(theirs.state_dict()))
+        x = torch.randn(2, 11, 32, generator=dice)
+        rotary = getattr(library, f"DeepseekV{version}RotaryEmbedding")(config)
+        hidden = torch.full((11, 11), -torch.inf).triu(1)[None, None]
+        with torch.no_grad():
+            expected = theirs(
+                x,
+                attention_mask=hidden,
+                position_embeddings=rotary(x, torch.arange(11)[None]),
+            )[0]
+            view = View(Causal(masks.Causal()), places(torch.zeros(2, 11).long()))
+            found = ours(x, view, model.rotaries["rotary_0"](torch.arange(11)[None]))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("version", [2, 3])
+    @pytest.mark.parametrize("rank", [None, 14])
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_layer(self, version: int, rank: int | None, bias: bool) -> None:
+        options = {
+            "query_rank": rank or "none",
+            "bias": bias,
+            "norm": {"kind": "rms", "eps": 1e-6, "multiply": "narrow"},
+        }
+        position = positions.RoPE(pairing="interleaved")
+        self.compare(version, options, position, q_lora_rank=rank, attention_bias=bias)
+
+    def test_halves(self) -> None:
+        self.compare(3, {"query_rank": 14}, positions.RoPE(), q_lora_rank=14, rope_interleave=False)
+
+    def test_yarn(self) -> None:
+        """The scale grows by the square of 0.1 mscale_all_dim ln(factor) + 1, as a number of its own."""
+        rope = {
+            "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "mscale": 0.7,
+            "mscale_all_dim": 1.3, "original_max_position_embeddings": 64,
+        }  # fmt: skip
+        grown, of_angles = (0.1 * m * math.log(4) + 1 for m in (1.3, 0.7))
+        yarn = positions.YaRN(factor=4.0, original_length=64, attention_factor=of_angles / grown)
+        self.compare(
+            3,
+            {"scale": {"kind": "fixed", "value": 18**-0.5 * grown**2}},
+            positions.RoPE(pairing="interleaved", scaling=yarn),
+            q_lora_rank=None,
+            max_position_embeddings=256,
+            rope_parameters=rope,
+        )
+
+
+def translated(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename their weights, and take apart what they hold in one matrix."""
+    names = {
+        "q_proj": "query", "q_a_proj": "query_down", "q_a_layernorm": "query_norm", "q_b_proj": "query_up",
+        "kv_a_layernorm": "latent_norm", "o_proj": "out",
+    }  # fmt: skip
+    ours = {}
+    for key, value in theirs.items():
+        module, _, kind = key.partition(".")
+        if module == "kv_a_proj_with_mqa":
+            ours[f"latent.{kind}"], ours[f"rope_key.{kind}"] = value.split((12, 8))
+        elif module == "kv_b_proj":
+            k, v = value.unflatten(0, (4, 16)).split((10, 6), 1)
+            ours["key_up.weight"], ours["value_up.weight"] = k.flatten(0, 1), v.flatten(0, 1)
+        else:
+            ours[f"{names[module]}.{kind}"] = value
+    return ours
+
+
+def test_what_is_left_open_has_the_proportions_of_deepseek_v2() -> None:
+    """Section 2.1.4: the latent is 4 heads wide and the rotary part half of one, with 128 heads of 128."""
+    choice = spec.LatentAttention(num_heads=128, nope_head_dim=128)
+    assert heads(choice, 5120) == {
+        "num_heads": 128, "kv_rank": 512, "nope_head_dim": 128, "rope_head_dim": 64, "value_head_dim": 128
+    }  # fmt: skip
+    for dim in range(1, 200):
+        resolved = ModelSpec(dim=dim, attention=spec.LatentAttention()).resolved().attention
+        assert isinstance(resolved, spec.LatentAttention)
+        assert resolved.rope_head_dim != "auto"
+        assert resolved.rope_head_dim % 2 == 0
+
+
+def model(*words: str) -> Decoder:
+    base = ModelSpec(dim=32, num_layers=2, vocab_size=33, context_length=128)
+    built = build(base.override("attention.kind=latent", "attention.num_heads=4", *words))
+    return built.double().eval()
+
+
+def test_a_cache_keeps_the_latent_and_the_rotary_key_alone() -> None:
+    found, tokens = model("attention.kv_rank=20", "attention.rope_head_dim=6"), 100
+    cache = found.new_cache()
+    found(torch.zeros(3, tokens).long(), cache=cache)
+    assert cache.num_bytes == 8 * 3 * 2 * (tokens + 1) * (20 + 6)  # one slot takes what is not kept
+
+
+@pytest.mark.parametrize("position", ["rope", "none", "alibi", "t5", "transformer_xl"])
+@pytest.mark.parametrize("rank", [1, 4, 40])
+def test_with_and_without_keys_and_values(
+    rank: int, position: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = model(f"attention.kv_rank={rank}", f"position.kind={position}", "attention.softcap=5.0")
+    for parameter in found.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(rank))
+    tokens = torch.randint(33, (2, 30), generator=torch.Generator().manual_seed(1))
+    expected = found(tokens).logits
+    assert expected.std() > 0.1
+    for absorbs in (True, False):
+        monkeypatch.setattr(LatentAttention, "_absorbs", lambda self, t, s, a=absorbs: a)
+        cache = found.new_cache()
+        parts = [found(piece, cache=cache).logits for piece in tokens.split([11, 1, 9, 1, 8], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "absorbs"), [(1, 1000, True), (30, 1000, True), (900, 1000, False)]
+)
+def test_the_cheaper_way_is_taken(queries: int, keys: int, absorbs: bool) -> None:
+    """Beside multiplications counted head by head, in the shape of DeepSeek-V2."""
+    sizes = {
+        "num_heads": 2, "kv_rank": 512, "nope_head_dim": 128, "rope_head_dim": 64, "value_head_dim": 128
+    }  # fmt: skip
+    choice = spec.LatentAttention.model_validate(sizes)
+    part = LatentAttention(choice, 64, query_norm=None, latent_norm=nn.Identity())
+    with_keys = keys * 512 * (128 + 128) + queries * keys * (192 + 128)
+    without = queries * (128 * 512 + 512 * 128) + queries * keys * (576 + 512)
+    assert part._absorbs(queries, keys) == absorbs == (without < with_keys)
