@@ -10,6 +10,7 @@ from archwright.hf.families.granite import GRANITE_FAMILIES
 from archwright.hf.families.llama import LLAMA_FAMILIES
 from archwright.hf.families.llama_like import LLAMA_LIKE_FAMILIES
 from archwright.hf.families.mistral import MISTRAL_FAMILIES
+from archwright.hf.families.modernbert import MODERNBERT_FAMILIES
 from archwright.hf.families.olmo import OLMO_FAMILIES
 from archwright.hf.families.qwen import QWEN_FAMILIES
 from archwright.hf.families.sigmoid_experts import SIGMOID_EXPERTS_FAMILIES
@@ -29,6 +30,7 @@ FAMILIES: dict[str, Family] = {
         GLM_FAMILIES,
         UNGATED_FAMILIES,
         LLAMA_LIKE_FAMILIES,
+        MODERNBERT_FAMILIES,
         GPT_FAMILIES,
         EXPERTS_FAMILIES,
         FUSED_EXPERTS_FAMILIES,
