@@ -56,12 +56,16 @@ class Family:
         defaults: Mapping[str, Any] | None = None,
         of_layer: Mapping[str, Held | None] | None = None,
         of_model: Mapping[str, Held | None] | None = None,
-        without: Sequence[str] = (),
+        without: Sequence[Lens | str] = (),
         **changes: Any,
     ) -> Family:
         """Return a family like this one with further lenses, and other defaults and names; None takes a
-        name away, and `without` are the keys of lenses that it does not have."""
-        kept = [lens for lens in self.lenses if getattr(lens, "key", None) not in without]
+        name away, and `without` are lenses that it does not have, or their keys."""
+        kept = [
+            lens
+            for lens in self.lenses
+            if lens not in without and getattr(lens, "key", None) not in without
+        ]
         return replace(
             self,
             model_type=model_type,

@@ -7,6 +7,7 @@ from archwright.hf.families.llama import (
     NO_QKV_BIAS,
     QKV_BIAS,
     ROLES,
+    ROPE,
     bias,
 )
 from archwright.hf.keys import Held
@@ -25,6 +26,7 @@ from archwright.hf.lenses import (
     Table,
     nested,
 )
+from archwright.hf.rope import Rope
 
 NO_BIAS = Set({**NO_QKV_BIAS, "attention.bias.out": False})
 WHOLE = Set({"position.fraction": 1.0})
@@ -35,7 +37,7 @@ QUERY_KEY_NORM = {
     "self_attn.k_norm": "attention.key_norm",
 }
 
-BASE = LLAMA.but("", "", NO_BIAS, WHOLE)
+BASE = LLAMA.but("", "", Rope(), NO_BIAS, WHOLE, without=(ROPE,))
 """Llama without what it alone can be told."""
 
 
