@@ -17,6 +17,7 @@ Row = dict[str, str]
 PRESETS = {
     ("GPT", "2018"): "gpt",
     ("GPT2", "2019"): "gpt-2",
+    ("GPT3 (175B)", "2020"): "gpt-3-175b",
     ("GPTJ", "2021"): "gpt-j-6b",
     ("LaMDA", "2021"): "lamda-137b",
     ("Gopher (280B)", "2021"): "gopher-280b",
@@ -40,6 +41,7 @@ PRESETS = {
     ("Qwen (14B)", "2024"): "qwen-14b",
     ("DeepSeek (67B)", "2024"): "deepseek-67b",
     ("Yi (34B)", "2024"): "yi-34b",
+    ("Mixtral of Experts", "2024"): "mixtral-8x7b",
     ("Command A", "2025"): "command-a",
     ("Gemma 3", "2025"): "gemma-3-27b",
     ("SmolLM2 (1.7B)", "2025"): "smollm2-1.7b",
