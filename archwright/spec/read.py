@@ -17,6 +17,7 @@ from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
+from archwright.spec.unpublished import refuse_unpublished
 
 S = TypeVar("S", bound=Spec)
 Values = dict[str, Any]
@@ -397,6 +398,7 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
         found = Path(str(resources.files("archwright.presets"))) / kind / f"{text}.toml"
         if found.is_file():
             return found
+    refuse_unpublished(text)
     names = (
         [*preset_names("runs"), *preset_names("models")] if room == "runs" else preset_names(room)
     )
