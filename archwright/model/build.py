@@ -237,10 +237,11 @@ def _norms_inside(attention: MaskedAttention) -> dict[str, nn.Module | None]:
     assert num_heads != "auto"
     assert num_kv_heads != "auto"
     assert head_dim != "auto"
+    assert attention.value_head_dim != "auto"
     return {
         "query_norm": _norm_of_heads(attention, num_heads, head_dim),
         "key_norm": _norm_of_heads(attention, num_kv_heads, head_dim),
-        "value_norm": _norm(attention.v_norm, head_dim),
+        "value_norm": _norm(attention.v_norm, attention.value_head_dim),
     }
 
 
