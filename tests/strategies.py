@@ -52,6 +52,7 @@ SMALL: Ranges = {
     "DeepNorm.alpha": st.just("auto") | st.floats(0.3, 2),
     "DeepNorm.gain": st.just("auto") | st.floats(0.3, 2),
     "divisor": st.floats(0.5, 2),
+    "Embedding.dim": st.sampled_from(["auto", "auto", 8, 16, 20]),
     "Embedding.scale": st.sampled_from(["none", "sqrt_dim", 2.5]),
     "radius": st.integers(0, 6),
     "dilation": st.integers(1, 4),

@@ -51,19 +51,20 @@ class Family:
         model_type: str,
         architecture: str,
         *lenses: Lens,
+        without: Sequence[Lens] = (),
         defaults: Mapping[str, Any] | None = None,
         of_layer: Mapping[str, Held | None] | None = None,
         of_model: Mapping[str, Held | None] | None = None,
         **changes: Any,
     ) -> Family:
-        """Return a family like this one with further lenses, and other defaults and names; None takes a
-        name away."""
+        """Return a family like this one with further lenses instead of those in `without`, and other defaults
+        and names; None takes a name away."""
         return replace(
             self,
             model_type=model_type,
             architecture=architecture,
             defaults={**self.defaults, **(defaults or {})},
-            lenses=(*self.lenses, *lenses),
+            lenses=(*(lens for lens in self.lenses if lens not in without), *lenses),
             of_layer=_changed(self.of_layer, of_layer),
             of_model=_changed(self.of_model, of_model),
             **changes,

@@ -241,7 +241,7 @@ class Activation:
     @property
     def _names(self) -> Mapping[str, Table]:
         usual = GATED_ACTIVATIONS if self.gated else PLAIN_ACTIVATIONS
-        return {**(self.names or {}), **usual} if self.names else usual
+        return {**self.names, **usual, **self.names} if self.names else usual
 
 
 def read_all(lenses: Sequence[Lens], config: Config) -> Table:

@@ -119,7 +119,8 @@ def _write_configs(
     # Without a tokenizer no token is known to begin or end a text, and some classes' own do not exist here.
     end = None if tokenizer is None else tokenizer.end_of_text
     ids: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
-    _write_json(folder / "config.json", config | ids)
+    named = {key: config.get(key) if value is None else value for key, value in ids.items()}
+    _write_json(folder / "config.json", config | named)
     told = {key: value for key, value in ids.items() if value is not None}
     _write_json(folder / "generation_config.json", {"_from_model_config": True} | told)
 

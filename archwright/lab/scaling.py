@@ -55,6 +55,8 @@ def scaled(run: RunSpec, size: float) -> RunSpec:
     shorter = context / run.model.context_length
     for table in (model, *model["layer_kinds"].values()):
         _shorten(table.get("attention", {}), shorter)
+    if isinstance(width := model["embedding"]["dim"], int):
+        model["embedding"]["dim"] = max(8, 8 * round(width * dim / old / 8))
     model |= {
         "dim": dim,
         "num_layers": num_layers,

@@ -10,7 +10,7 @@ from torch import nn
 from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
 from archwright.parts.attention import ATTENTIONS
-from archwright.parts.embeddings import Head, TokenEmbedding
+from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
@@ -29,11 +29,12 @@ from archwright.spec.attention import (
     SoftmaxAttention,
 )
 from archwright.spec.choice import Choice
+from archwright.spec.embeddings import NoTransform
 from archwright.spec.errors import UserError
-from archwright.spec.feedforward import NoFeedForward
+from archwright.spec.feedforward import Experts, FeedForward, Hidden, NoFeedForward
 from archwright.spec.masks import Mask
 from archwright.spec.model_spec import LayerSpec, ModelSpec, key_dim, turning_dim
-from archwright.spec.norms import Norm
+from archwright.spec.norms import NoNorm, Norm
 from archwright.spec.positions import NoPosition, Position
 from archwright.spec.residuals import DeepNorm
 
@@ -152,11 +153,28 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         embedding_norm=_norm(spec.embedding.norm, spec.dim),
         layers=layers,
         norm=nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
-        head=Head(spec.head, spec.dim, spec.vocab_size, table, divisor=init.divisor),
+        head=_head(spec, table, init),
         masks=shared.masks,
         rotaries=shared.rotaries,
         relatives=shared.relatives,
         rates=init.rates,
+    )
+
+
+def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
+    assert spec.vocab_size != "auto"
+    assert spec.embedding.dim != "auto"
+    width, transform = spec.embedding.dim, None
+    if not isinstance(choice := spec.head.transform, NoTransform):
+        transform = _part(TRANSFORMS, choice)(choice, spec.dim, width, _norm)
+    return Head(
+        spec.head,
+        spec.dim,
+        spec.vocab_size,
+        table,
+        width=width,
+        transform=transform,
+        divisor=init.divisor,
     )
 
 
@@ -170,7 +188,7 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
     elif not isinstance(layer.attention, NoAttention):
         attention = _part(ATTENTIONS, layer.attention)(layer.attention, spec.dim)
     if not isinstance(layer.feedforward, NoFeedForward):
-        feedforward = _part(FEEDFORWARDS, layer.feedforward)(layer.feedforward, spec.dim)
+        feedforward = _feedforward(layer.feedforward, spec.dim)
     branches = {"attention": attention, "feedforward": feedforward}
     if isinstance(layer.residual, DeepNorm):
         _shrink(layer.residual, branches)
@@ -205,6 +223,15 @@ def _attention(
     return module
 
 
+def _feedforward(choice: FeedForward, dim: int) -> nn.Module:
+    """Return a branch; one from outside is made of its spec and dim alone, where it asks for no norm."""
+    hidden = choice.expert if isinstance(choice, Experts) else choice
+    normed = isinstance(hidden, Hidden) and not isinstance(hidden.hidden_norm, NoNorm)
+    given = {"new_norm": _norm} if normed else {}
+    module: nn.Module = _part(FEEDFORWARDS, choice)(choice, dim, **given)
+    return module
+
+
 def _norms_inside(attention: MaskedAttention) -> dict[str, nn.Module | None]:
     """Return the norms of an attention by the names it gives them."""
     if isinstance(attention, LatentAttention):
@@ -223,6 +250,7 @@ def _norms_inside(attention: MaskedAttention) -> dict[str, nn.Module | None]:
         "query_norm": _norm_of_heads(attention, num_heads, head_dim),
         "key_norm": _norm_of_heads(attention, num_kv_heads, head_dim),
         "value_norm": _norm(attention.v_norm, head_dim),
+        "out_norm": _norm(attention.out_norm, num_heads * head_dim),
     }
 
 

@@ -72,12 +72,10 @@ def roles(model: nn.Module) -> dict[str, Role]:
     found: dict[str, Role] = {}
     for name, parameter in model.named_parameters():
         owner = modules[name.rpartition(".")[0]]
-        if isinstance(owner, nn.Embedding | nn.EmbeddingBag | Embedding):
-            found[name] = "embedding"
-        elif (
-            parameter.ndim < 2 or isinstance(owner, tuple(NORMS.values())) or _is_bias(name, owner)
-        ):
+        if parameter.ndim < 2 or isinstance(owner, tuple(NORMS.values())) or _is_bias(name, owner):
             found[name] = "vector"
+        elif isinstance(owner, nn.Embedding | nn.EmbeddingBag | Embedding):
+            found[name] = "embedding"
         elif isinstance(owner, _ConvNd):
             found[name] = "kernel"
         else:

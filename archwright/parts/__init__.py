@@ -3,6 +3,7 @@
 from typing import Any
 
 from archwright.parts.attention import ATTENTIONS
+from archwright.parts.embeddings import TRANSFORMS
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS
 from archwright.parts.masks import MASKS
@@ -18,6 +19,7 @@ TABLES: dict[str, list[dict[Any, Any]]] = {
     "mask": [MASKS],
     "attention": [ATTENTIONS],
     "feedforward": [FEEDFORWARDS],
+    "transform": [TRANSFORMS],
     "init": [INITS],
 }
 """The tables of each axis."""

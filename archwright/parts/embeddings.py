@@ -1,5 +1,9 @@
 """Both ends of a model: from tokens to vectors, and from the last vector to logits."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -7,36 +11,86 @@ from torch import Tensor, nn
 
 from archwright.parts.linear import Embedding, Linear
 from archwright.spec import embeddings as spec
+from archwright.spec.norms import Norm
 
 
 class TokenEmbedding(Embedding):
-    """x = scale * W[token], with a table W of shape [vocab_size, dim].
+    """x = P (scale * W[token]) + b, with a table W of shape [vocab_size, spec.dim].
 
     The scale is 1, sqrt(dim) or a number, rounded to the dtype of the table first, as Gemma does; a head
-    that shares the table reads it unscaled.
-    Vaswani et al., 2017, section 3.4.
+    that shares the table reads it unscaled. P [dim, spec.dim] stands where the two widths differ, b [dim]
+    where asked for.
+    Vaswani et al., 2017, section 3.4; Lan et al., 2019, ALBERT, section 3.1 (P).
     """
 
     def __init__(self, spec: spec.Embedding, dim: int, vocab_size: int) -> None:
-        super().__init__(vocab_size, dim)
+        width = dim if spec.dim == "auto" else spec.dim
+        super().__init__(vocab_size, width)
+        self.project_in = None if width == dim else Linear(width, dim)
+        self.bias = nn.Parameter(torch.zeros(dim)) if spec.bias else None
         named = {"none": 1.0, "sqrt_dim": dim**0.5}
         self.scale = named[spec.scale] if isinstance(spec.scale, str) else spec.scale
 
     def forward(self, index: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch dim"]:
         x = F.embedding(index, self.weight)
-        if self.scale == 1:
-            return x
-        return x * torch.tensor(self.scale, dtype=x.dtype, device="cpu")
+        if self.scale != 1:
+            x = x * torch.tensor(self.scale, dtype=x.dtype, device="cpu")
+        if self.project_in is not None:
+            x = self.project_in(x)
+        return x if self.bias is None else x + self.bias.to(x.dtype)
+
+
+class DenseTransform(nn.Module):
+    """y = norm(f(W x + b)), with f of the spec. Shapes: x [..., dim], W [width, dim], y [..., width].
+
+    Devlin et al., 2018, BERT, section 3.1 (its published code has the form); Lan et al., 2019, ALBERT, has
+    a width that is not dim.
+
+    Args:
+        new_norm: makes a norm over so many dimensions.
+    """
+
+    def __init__(
+        self,
+        spec: spec.DenseTransform,
+        dim: int,
+        width: int,
+        new_norm: Callable[[Norm, int], nn.Module],
+    ) -> None:
+        super().__init__()
+        self.dense = Linear(dim, width, bias=spec.bias)
+        self.activation, self.norm = ACTIVATIONS[spec.activation], new_norm(spec.norm, width)
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch width"]:
+        y: Tensor = self.norm(self.activation(self.dense(x)))
+        return y
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+"""The functions of dense transforms."""
+
+TRANSFORMS: dict[type[spec.Transform], Any] = {spec.DenseTransform: DenseTransform}
+"""What a head begins with: constructed with (spec, dim, width, new_norm)."""
 
 
 class Head(Linear):
-    """logits = (x W^T + b) * multiplier / divisor, then c tanh(logits / c) if capped; W may be the
+    """logits = (g(x) W^T + b) * multiplier / divisor, then c tanh(logits / c) if capped; W may be the
     embedding's table.
 
-    Shapes: x [..., dim], W [vocab_size, dim], b [vocab_size], logits [..., vocab_size].
-    Press and Wolf, 2016 (tying); Gemma 2, section 2 (soft-cap).
+    g is the transform; without one it is x itself, or P x with P [width, dim] where the table has a width
+    of its own.
+
+    Shapes: x [..., dim], W [vocab_size, width], b [vocab_size], logits [..., vocab_size].
+    Press and Wolf, 2016 (tying); Gemma 2, section 2 (soft-cap); Lan et al., 2019, section 3.1 (P).
 
     Args:
+        width: of the table; that of x where none is given.
+        transform: g, which gives vectors of that width.
         divisor: of an initialisation (muP), beside the one of the spec.
     """
 
@@ -49,15 +103,22 @@ class Head(Linear):
         vocab_size: int,
         table: nn.Parameter | None = None,
         *,
+        width: int | None = None,
+        transform: nn.Module | None = None,
         divisor: float = 1.0,
     ) -> None:
-        super().__init__(dim, vocab_size, bias=spec.bias)
+        width = width or dim
+        super().__init__(width, vocab_size, bias=spec.bias)
+        self.transform = transform
+        self.project_out = Linear(dim, width) if width != dim and transform is None else None
         self.multiplier, self.divisor = spec.multiplier, spec.divisor * divisor
         self.softcap = None if spec.softcap == "none" else spec.softcap
         if table is not None:
             self.weight = table
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch vocab"]:
+        for before in (self.transform, self.project_out):
+            x = x if before is None else before(x)
         logits = super().forward(x)
         if self.multiplier != 1:
             logits = logits * self.multiplier

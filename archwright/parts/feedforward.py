@@ -14,23 +14,28 @@ from torch import Tensor, nn
 from archwright.parts.linear import Linear, StackedLinear, narrow
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
+from archwright.spec.norms import Norm
 
 Activation = Callable[[Tensor], Tensor]
 Gate = Callable[[Tensor, Tensor], Tensor]
+NewNorm = Callable[[Norm, int], nn.Module]
+"""Makes a norm over so many dimensions; without one, hidden values are not normed."""
 
 
 class Plain(nn.Module):
-    """down(f(up(x))), with f of the spec. Shapes: x [..., dim], hidden [..., hidden_dim].
+    """down(norm(f(up(x)))), with f of the spec, and a norm where asked for. Shapes: x [..., dim], hidden
+    [..., hidden_dim].
 
-    Vaswani et al., 2017, section 3.3.
+    Vaswani et al., 2017, section 3.3; Wang et al., 2022, Foundation Transformers, section 2.2 (norm).
     """
 
-    def __init__(self, spec: spec.Plain, dim: int) -> None:
+    def __init__(self, spec: spec.Plain, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
         assert spec.hidden_dim != "auto"
         self.spec, self.activation = spec, ACTIVATIONS[type(spec)](spec)
         self.up = Linear(dim, spec.hidden_dim, bias=spec.bias.up)
         self.down = Linear(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
+        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, spec.hidden_dim)
 
     @property
     def inputs(self) -> list[Linear]:
@@ -42,7 +47,8 @@ class Plain(nn.Module):
     ) -> Float[Tensor, "*batch dim"]:
         """Return the branch's output; `projected` is what `inputs` make of x, where that is known."""
         (up,) = [self.up(x)] if projected is None else projected
-        down: Tensor = self.down(F.dropout(self.activation(up), self.spec.dropout, self.training))
+        hidden = F.dropout(self.activation(up), self.spec.dropout, self.training)
+        down: Tensor = self.down(hidden if self.norm is None else self.norm(hidden))
         return down
 
     def extra_repr(self) -> str:
@@ -50,19 +56,20 @@ class Plain(nn.Module):
 
 
 class Gated(nn.Module):
-    """down(f(gate(x), up(x))), f(g, u) most often act(g) * u, of the spec.
+    """down(norm(f(gate(x), up(x)))), f(g, u) most often act(g) * u, of the spec, and a norm where asked for.
 
     Shapes: x [..., dim], hidden [..., hidden_dim].
-    Shazeer, 2020, GLU Variants Improve Transformer, eq. 5 and 6.
+    Shazeer, 2020, GLU Variants Improve Transformer, eq. 5 and 6; Ma et al., 2024, BitNet b1.58 (norm).
     """
 
-    def __init__(self, spec: spec.Gated, dim: int) -> None:
+    def __init__(self, spec: spec.Gated, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
         assert spec.hidden_dim != "auto"
         self.spec, self.activation = spec, GATES[type(spec)](spec)
         self.gate = Linear(dim, spec.hidden_dim, bias=spec.bias.up)
         self.up = Linear(dim, spec.hidden_dim, bias=spec.bias.up)
         self.down = Linear(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
+        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, spec.hidden_dim)
 
     @property
     def inputs(self) -> list[Linear]:
@@ -77,7 +84,7 @@ class Gated(nn.Module):
             x = narrow(x)
             projected = [self.gate(x), self.up(x)]
         hidden = F.dropout(self.activation(*projected), self.spec.dropout, self.training)
-        down: Tensor = self.down(hidden)
+        down: Tensor = self.down(hidden if self.norm is None else self.norm(hidden))
         return down
 
     def extra_repr(self) -> str:
@@ -98,16 +105,18 @@ class Experts(nn.Module):
         auxiliary: what the last forward in training asks to be minimised besides, until it is taken.
     """
 
-    def __init__(self, spec: spec.Experts, dim: int) -> None:
+    def __init__(self, spec: spec.Experts, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
         self.spec = spec
         self.router = Linear(dim, spec.num_experts, bias=spec.router_bias)
-        self.experts = Stack(spec.expert, dim, spec.num_experts, used=spec.top_k / spec.num_experts)
+        used = spec.top_k / spec.num_experts
+        self.experts = Stack(spec.expert, dim, spec.num_experts, new_norm, used=used)
         self.shared: nn.Module | None = None
         self.shared_gate = Linear(dim, 1) if spec.shared == "gated" else None
         if spec.shared != "none":
             shared = spec.expert.model_copy(update={"hidden_dim": spec.shared_hidden_dim})
-            self.shared = FEEDFORWARDS[type(shared)](shared, dim)
+            given = () if new_norm is None else (new_norm,)
+            self.shared = FEEDFORWARDS[type(shared)](shared, dim, *given)
         # No parameter: it follows no gradient, and is saved with the weights.
         bias = torch.zeros(spec.num_experts) if spec.selection_bias else None
         self.register_buffer("selection_bias", bias)
@@ -203,7 +212,15 @@ class Stack(nn.Module):
     Shapes: x [rows, dim], of which expert `which` [rows], sorted; `ends` [number] says where each ends.
     """
 
-    def __init__(self, spec: spec.Hidden, dim: int, number: int, *, used: float) -> None:
+    def __init__(
+        self,
+        spec: spec.Hidden,
+        dim: int,
+        number: int,
+        new_norm: NewNorm | None = None,
+        *,
+        used: float,
+    ) -> None:
         super().__init__()
         assert spec.hidden_dim != "auto"
         functions: dict[Any, Any] = {**ACTIVATIONS, **GATES}
@@ -220,6 +237,7 @@ class Stack(nn.Module):
         self.gate = stack(dim, spec.hidden_dim, bias=spec.bias.up) if spec.gated else None
         self.up = stack(dim, spec.hidden_dim, bias=spec.bias.up)
         self.down = stack(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
+        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, spec.hidden_dim)
 
     def forward(
         self,
@@ -231,6 +249,7 @@ class Stack(nn.Module):
         maps = [m for m in (self.gate, self.up) if m is not None]
         hidden = self.activation(*(m(x, which, ends) for m in maps))
         hidden = F.dropout(hidden, self.spec.dropout, self.training)
+        hidden = hidden if self.norm is None else self.norm(hidden)
         down: Tensor = self.down(hidden, which, ends)
         return down
 

@@ -155,8 +155,9 @@ def _initialise_weights(
         else:
             init.draw(module, path, drawn, keyed_generator(seed, f"{path}.weight"))
         module.weight.copy_(drawn.mul_(module.gain) if isinstance(module, Linear) else drawn)
-    if isinstance(module, Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
+    bias = getattr(module, "bias", None)
+    if bias is not None:
+        nn.init.zeros_(bias)
 
 
 def keyed_generator(seed: int, name: str) -> torch.Generator:

@@ -47,11 +47,15 @@ class PostNorm(Wiring):
 
 
 class PreNorm(Wiring):
-    """x = x + f(norm(x)) for each branch f in turn (Xiong et al., 2020, figure 1b)."""
+    """x = x + f(norm(x)) for each branch f in turn (Xiong et al., 2020, figure 1b); one may have no norm."""
+
+    def __init__(self, spec: spec.PreNorm, branches: list[str], new_norm: NewNorm) -> None:
+        super().__init__(spec, [name for name in branches if name != spec.unnormed], new_norm)
 
     def forward(self, x: Stream, branches: Branches) -> Stream:
         for name, branch in branches.items():
-            x = x + self.added(name, branch(self.norms[name](x)), x)
+            read = self.norms[name](x) if name in self.norms else x
+            x = x + self.added(name, branch(read), x)
         return x
 
 

@@ -38,6 +38,7 @@ ORDER = (
     "model.attention.length_scale",
     "model.feedforward",
     "model.head",
+    "model.head.transform",
     "model.init",
     "model.layers",
     "model.encoder",

@@ -1,33 +1,66 @@
 """Embedding and output head: from tokens to vectors and back."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import OptionalFloat, Probability, Spec
-from archwright.spec.norms import NoNorm, Norm
+from archwright.spec.choice import AutoInt, Choice, OptionalFloat, Probability, Spec
+from archwright.spec.norms import LayerNorm, NoNorm, Norm
 
 
 class Embedding(Spec):
-    """x = dropout(norm(scale * weight[token])), with a table of shape [vocab_size, dim]. Positions that are
-    added come before the norm."""
+    """x = dropout(norm(project_in(scale * weight[token]) + bias)), with a table of shape
+    [vocab_size, embedding.dim]. Positions that are added come before the norm."""
 
+    dim: AutoInt = Field("auto", examples=[128])
+    """Width of the table; auto: that of the model. With another, `project_in` maps it to dim, and the head
+    reads the table through `project_out` (Lan et al., 2019, ALBERT, section 3.1; OPT-350m)."""
     scale: Literal["none", "sqrt_dim"] | Annotated[float, Field(gt=0)] = Field(
         "none", examples=["sqrt_dim"]
     )
     """What the table's rows are multiplied by: sqrt(dim) (Vaswani et al., 2017; Gemma), or a number
     (Granite). The head of a tied table reads it unscaled."""
+    bias: bool = False
+    """Learn a vector that is added to all tokens, such as that of BERT's only segment."""
     norm: Norm = Field(NoNorm(), examples=[{"kind": "layer"}])
     """Norm over the embedding, after positions were added (BLOOM)."""
     dropout: Probability = 0.0
     """Share of the embedding's values dropped in training."""
 
 
+class Transform(Choice):
+    """The axis of what the head does to a vector before its table reads it."""
+
+    axis: ClassVar[str] = "transform"
+
+
+class NoTransform(Transform):
+    """The table reads the vector as it is."""
+
+    kind: Literal["none"] = "none"
+
+
+class DenseTransform(Transform):
+    """norm(f(W x + b)), with a W of shape [embedding.dim, dim] and a function f
+    (Devlin et al., 2018: the head of BERT's masked language model)."""
+
+    kind: Literal["dense"] = "dense"
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    """The function f: GELU, exact or in its tanh approximation, max(0, x), or x sigmoid(x)."""
+    bias: bool = True
+    """Learn the offset b (BERT; not ModernBERT)."""
+    norm: Norm = Field(LayerNorm(), examples=[{"kind": "rms"}])
+    """The norm behind the function."""
+
+
 class Head(Spec):
-    """logits = (x weight^T + bias) * multiplier / divisor, with a weight of shape [vocab_size, dim]."""
+    """logits = (x weight^T + bias) * multiplier / divisor, with a weight of shape
+    [vocab_size, embedding.dim]."""
 
     tied: bool = False
     """Use the embedding's table as the head's weight (Press and Wolf, 2016)."""
+    transform: Transform = NoTransform()
+    """What is done to x before."""
     bias: bool = False
     """Learn an offset per token (GPT-J)."""
     multiplier: float = Field(1.0, gt=0, examples=[0.0625])

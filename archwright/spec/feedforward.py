@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from archwright.spec.choice import AutoInt, Choice, Probability, Switches
+from archwright.spec.norms import NoNorm, Norm
 
 
 class FeedForwardBias(Switches):
@@ -40,6 +41,9 @@ class Hidden(FeedForward):
         default_factory=FeedForwardBias, validate_default=True, examples=[True]
     )
     """Biases of all projections."""
+    hidden_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
+    """Norm over hidden values, before the projection down (Wang et al., 2022, Foundation Transformers;
+    BitNet b1.58); experts of a layer share it."""
     dropout: Probability = 0.0
     """Share of hidden values dropped in training."""
 

@@ -157,6 +157,13 @@ class ModelSpec(StackSpec):
     encoder: Encoder = NoEncoder()
     """A stack that reads another text; "none" for decoders."""
 
+    def identity(self) -> dict[str, Any]:
+        """Return the fields the hash is made of; a table as wide as the model is one that is left to it."""
+        found = super().identity()
+        if self.embedding.dim == self.dim:
+            found["embedding"] = self.embedding.model_copy(update={"dim": "auto"})
+        return found
+
     def override(self, *assignments: str) -> "ModelSpec":
         """Return this spec with dotted values replaced: `spec.override("dim=256", "num_layers=4")`.
 
@@ -185,6 +192,7 @@ class ModelSpec(StackSpec):
         }
         if self.vocab_size == "auto":
             values["vocab_size"] = round_up(vocab_size or DEFAULT_VOCAB_SIZE, 64)
+        values["embedding"]["dim"] = embedding_dim(self)
         if values["init"].get("embedding_std") == "auto":
             values["init"]["embedding_std"] = embedding_std(self)
         return validated(ModelSpec, values)
@@ -244,11 +252,16 @@ def attention_factor(scaling: dict[str, Any]) -> float:
     return 0.1 * log + 1
 
 
+def embedding_dim(model: ModelSpec) -> int:
+    """Return the width of the table of embeddings as a number."""
+    return model.dim if model.embedding.dim == "auto" else model.embedding.dim
+
+
 def embedding_std(model: ModelSpec) -> float:
     """Return the standard deviation of embeddings as a number."""
     if isinstance(model.init, GPT2):
         return model.init.std
-    return model.dim**-0.5 if model.head.tied else 1.0
+    return embedding_dim(model) ** -0.5 if model.head.tied else 1.0
 
 
 def heads(attention: MaskedAttention, dim: int) -> dict[str, int]:

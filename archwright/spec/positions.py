@@ -123,6 +123,10 @@ class Sinusoidal(Position):
     """Base of the wavelengths, which run from 2 pi to 2 pi theta tokens."""
     layout: Literal["interleaved", "half"] = "interleaved"
     """Sine and cosine take turns as in the paper, or all sines come first as in Marian."""
+    offset: int = Field(0, ge=0, examples=[2])
+    """Position of the first token (2 in XGLM)."""
+    spacing: Literal["paper", "fairseq"] = "paper"
+    """Wavelengths of theta^(2i/dim), or of theta^(i / (dim/2 - 1)), the last of which is theta itself."""
 
 
 class Learned(Position):

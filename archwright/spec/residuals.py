@@ -66,6 +66,9 @@ class PreNorm(Residual):
 
     kind: Literal["pre"] = "pre"
     final_norm: ClassVar[bool] = True
+    unnormed: Literal["none", "attention", "feedforward"] = "none"
+    """A branch that reads the stream as it is: the first attention of ModernBERT, as its embedding was
+    normed already."""
 
 
 class SandwichNorm(Residual):

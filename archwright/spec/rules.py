@@ -20,6 +20,7 @@ from archwright.spec.model_spec import (
     LayerSpec,
     ModelSpec,
     NoEncoder,
+    embedding_dim,
     heads,
     hidden_dim,
     key_dim,
@@ -370,10 +371,11 @@ def large_tied_embedding(spec: ModelSpec) -> Iterator[str]:
     if not (spec.head.tied and isinstance(spec.init, Glorot)):
         return
     std = spec.init.embedding_std
-    if std != "auto" and std > 3 * spec.dim**-0.5:
+    dim = embedding_dim(spec)
+    if std != "auto" and std > 3 * dim**-0.5:
         yield (
             f"init.embedding_std is {std:g} with a tied head: first logits will be about "
-            f"{std * spec.dim**0.5:.3g} in size; auto takes dim^-0.5"
+            f"{std * dim**0.5:.3g} in size; auto takes dim^-0.5"
         )
 
 

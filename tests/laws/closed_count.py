@@ -2,6 +2,7 @@
 
 from archwright.spec import norms, positions, residuals
 from archwright.spec.attention import LatentAttention, SoftmaxAttention
+from archwright.spec.embeddings import DenseTransform, Transform
 from archwright.spec.feedforward import XIELU, Experts, Hidden
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 
@@ -9,9 +10,12 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec
 def count(spec: ModelSpec) -> int:
     """Return the number of parameters of a resolved spec."""
     d, vocab = spec.dim, int(spec.vocab_size)
-    total = vocab * d + norm(spec.embedding.norm, d)
+    width = int(spec.embedding.dim)
+    total = vocab * width + norm(spec.embedding.norm, d) + spec.embedding.bias * d
+    total += d * width if width != d else 0  # into the stream
+    total += head_in(spec.head.transform, d, width)
     if not spec.head.tied:
-        total += vocab * d
+        total += vocab * width
     if spec.head.bias:
         total += vocab
     if isinstance(spec.position, positions.Learned):
@@ -24,6 +28,13 @@ def count(spec: ModelSpec) -> int:
     return total
 
 
+def head_in(transform: Transform, d: int, width: int) -> int:
+    """Return the number of parameters between the stream and the head's table."""
+    if isinstance(transform, DenseTransform):
+        return width * (d + transform.bias) + norm(transform.norm, width)
+    return d * width if width != d else 0
+
+
 def layer(each: LayerSpec, d: int) -> int:
     """Return the number of parameters of one layer, shared tables left out."""
     branches = [
@@ -34,6 +45,9 @@ def layer(each: LayerSpec, d: int) -> int:
         num_norms *= 2
     if isinstance(each.residual, residuals.Parallel) and each.residual.num_norms == 1:
         num_norms = 1
+    if isinstance(each.residual, residuals.PreNorm):
+        unnormed = getattr(each, each.residual.unnormed, None)
+        num_norms -= unnormed is not None and unnormed.kind != "none"
     return sum(branches) + num_norms * norm(each.norm, d)
 
 
@@ -54,6 +68,7 @@ def attention(each: LayerSpec, d: int) -> int:
     total += int(a.num_heads) if a.sinks else 0
     over = {"head": (head_dim, head_dim), "projection": (width, kv), "each_head": (width, kv)}
     total += sum(norm(a.qk_norm, n) for n in over[a.qk_norm_over]) + norm(a.v_norm, head_dim)
+    total += norm(a.out_norm, width)
     return total + position(each, d, int(a.num_heads), width)
 
 
@@ -96,7 +111,7 @@ def hidden_layer(f: Hidden, hidden: int, d: int, number: int) -> int:
     """Return the parameters of feed-forwards that share one activation."""
     maps = 2 if f.gated else 1
     total = (maps + 1) * d * hidden + f.bias.up * maps * hidden + f.bias.down * d
-    return number * total + (2 if isinstance(f, XIELU) else 0)
+    return number * total + (2 if isinstance(f, XIELU) else 0) + norm(f.hidden_norm, hidden)
 
 
 def norm(choice: norms.Norm, d: int) -> int:

@@ -43,8 +43,12 @@ class Case:
 
     def enlarged(self, size: float | None = None) -> Decoder:
         """Build the model with weights of a size: smaller where no norm keeps numbers from exploding."""
-        norms = {layer.norm.kind for layer in self.spec.layers_by_kind.values()}
-        size = size or (0.5 if "none" in norms else 1.5)
+        layers = self.spec.layers_by_kind.values()
+        bare = any(
+            layer.norm.kind == "none" or getattr(layer.residual, "unnormed", "none") != "none"
+            for layer in layers
+        )
+        size = size or (0.5 if bare else 1.5)
         return enlarged(build(self.spec, seed=self.seed), self.seed, size)
 
     @property

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from archwright.losses import cross_entropy, linear_cross_entropy
 from archwright.model import build
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.linear import Embedding
 from archwright.spec import embeddings as spec
+from archwright.spec.fingerprint import differing
 from archwright.spec.model_spec import ModelSpec
 
 HEADS = [
@@ -140,3 +142,151 @@ def test_scale_then_positions_then_norm_and_an_unscaled_head() -> None:
     np.testing.assert_allclose(
         model(tokens).logits.detach(), hidden @ table.T, rtol=1e-10, atol=1e-12
     )
+
+
+def random_(module: torch.nn.Module, seed: int = 0) -> None:
+    """Give matrices N(0, 1.5^2 / fan_in), and add 0.3 N(0, 1) to vectors."""
+    dice = torch.Generator().manual_seed(seed)
+    for tensor in module.parameters():
+        noise = torch.randn(tensor.shape, generator=dice)
+        if tensor.ndim < 2:
+            tensor.data += 0.3 * noise
+        else:
+            tensor.data.copy_(1.5 * noise * tensor.shape[-1] ** -0.5)
+
+
+class TestFactorised:
+    """A table of another width than the model, mapped on the way in and on the way out."""
+
+    SPEC = ModelSpec(dim=16, num_layers=1, vocab_size=32, context_length=8).override(
+        "attention.num_heads=2", "position.kind=learned", "embedding.scale=2.5", "embedding.dim=6"
+    )
+
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_formula(self, tied: bool) -> None:
+        model = build(
+            self.SPEC.override("embedding.bias=true", f"head.tied={str(tied).lower()}")
+        ).double()
+        random_(model)
+        tokens = torch.tensor([[3, 1, 4, 1, 5]])
+        state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+        table = state["embedding.weight"]
+        assert table.shape == (32, 6)
+        x = (table[tokens.numpy()] * 2.5) @ state["embedding.project_in.weight"].T
+        x = x + state["embedding.bias"] + state["position.table.weight"][:5]
+        np.testing.assert_allclose(captured(model, tokens), x, rtol=1e-10, atol=1e-12)
+        read = model.hidden(tokens).detach().numpy() @ state["head.project_out.weight"].T
+        logits = read @ (table if tied else state["head.weight"]).T
+        np.testing.assert_allclose(model(tokens).logits.detach(), logits, rtol=1e-10, atol=1e-12)
+
+    def test_opt(self) -> None:
+        """Both ends of the library's OPT, without layers between them."""
+        library = pytest.importorskip("transformers.models.opt.modeling_opt")
+        theirs = library.OPTForCausalLM(
+            library.OPTConfig(
+                vocab_size=32,
+                hidden_size=16,
+                word_embed_proj_dim=6,
+                num_hidden_layers=0,
+                ffn_dim=8,
+                num_attention_heads=2,
+                max_position_embeddings=8,
+                do_layer_norm_before=False,
+            )
+        ).eval()
+        random_(theirs)
+        spec = self.SPEC.override("head.tied=true", "position.offset=2", "embedding.scale=none")
+        model, state = build(spec), theirs.model.decoder.state_dict()
+        model.embedding.weight.data.copy_(state["embed_tokens.weight"])
+        model.embedding.project_in.weight.data.copy_(state["project_in.weight"])
+        model.position.table.weight.data.copy_(state["embed_positions.weight"])
+        model.head.project_out.weight.data.copy_(state["project_out.weight"])
+        tokens = torch.tensor([[3, 1, 4, 1, 5]])
+        with torch.no_grad():
+            found = model.head(captured(model, tokens))
+            torch.testing.assert_close(found, theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+
+    def test_a_transform_maps_to_the_width_of_the_table(self) -> None:
+        """As ALBERT and ELECTRA have it: one map, not two."""
+        model = build(self.SPEC.override("head.transform.kind=dense"))
+        assert model.head.project_out is None
+        assert model.head.transform.dense.weight.shape == (6, 16)
+
+    def test_as_wide_as_the_model_is_no_factor(self) -> None:
+        same = self.SPEC.override("embedding.dim=16")
+        assert same.hash() == self.SPEC.override("embedding.dim=auto").hash()
+        assert build(same).embedding.project_in is None
+        assert "embedding" not in differing(same.override("embedding.scale=none").resolved())
+
+    def test_a_tied_table_starts_as_small_as_its_own_width_asks(self) -> None:
+        spec = self.SPEC.override("embedding.dim=4", "head.tied=true")
+        assert spec.resolved().init.embedding_std == 4**-0.5
+
+
+class TestTransform:
+    """The head that BERT's language model has."""
+
+    def part(self, *words: str, width: str = "auto") -> Head:
+        small = ModelSpec(dim=8, num_layers=1, vocab_size=12).override(
+            "head.transform.kind=dense", "head.bias=true", f"embedding.dim={width}", *words
+        )
+        part = build(small).head
+        random_(part)
+        return part.double()
+
+    @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "silu"])
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_formula(self, activation: str, bias: bool) -> None:
+        part = self.part(
+            f"head.transform.activation={activation}",
+            f"head.transform.bias={str(bias).lower()}",
+            width="5",
+        )
+        x = torch.randn(3, 8, dtype=torch.float64)
+        function = {
+            "gelu": lambda v: v * (1 + math.erf(v / math.sqrt(2))) / 2,
+            "gelu_tanh": lambda v: (
+                v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) / 2
+            ),
+            "relu": lambda v: max(v, 0.0),
+            "silu": lambda v: v / (1 + math.exp(-v)),
+        }[activation]
+        state = {name: tensor.numpy() for name, tensor in part.state_dict().items()}
+        hidden = x.numpy() @ state["transform.dense.weight"].T
+        if bias:
+            hidden = hidden + state["transform.dense.bias"]
+        hidden = np.vectorize(function)(hidden)
+        hidden = hidden - hidden.mean(-1, keepdims=True)
+        hidden = hidden / np.sqrt((hidden**2).mean(-1, keepdims=True) + 1e-5)
+        hidden = hidden * state["transform.norm.weight"] + state["transform.norm.bias"]
+        expected = hidden @ state["weight"].T + state["bias"]
+        np.testing.assert_allclose(part(x).detach(), expected, rtol=1e-9, atol=1e-9)
+
+    def test_bert(self) -> None:
+        library = pytest.importorskip("transformers.models.bert.modeling_bert")
+        theirs = library.BertLMPredictionHead(library.BertConfig(hidden_size=8, vocab_size=12))
+        random_(theirs)
+        state = theirs.state_dict()
+        part = self.part("head.transform.norm.kind=layer", "head.transform.norm.eps=1e-12").float()
+        part.load_state_dict(
+            {
+                "weight": state["decoder.weight"],
+                "bias": state["decoder.bias"],
+                "transform.dense.weight": state["transform.dense.weight"],
+                "transform.dense.bias": state["transform.dense.bias"],
+                "transform.norm.weight": state["transform.LayerNorm.weight"],
+                "transform.norm.bias": state["transform.LayerNorm.bias"],
+            }
+        )
+        x = torch.randn(4, 8)
+        torch.testing.assert_close(part(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+    def test_its_gradient_in_chunks_is_that_of_the_whole(self) -> None:
+        """The loss that never holds all logits reads the whole head, not its table alone."""
+        part, x = self.part(width="5"), torch.randn(7, 8, dtype=torch.float64)
+        targets = torch.tensor([1, 5, -100, 3, 3, 0, 11])
+        x.requires_grad_()
+        given = [x, *part.parameters()]
+        whole = torch.autograd.grad(cross_entropy(part(x), targets).total, given)
+        chunked = torch.autograd.grad(linear_cross_entropy(x, part, targets).total, given)
+        torch.testing.assert_close(chunked, whole, rtol=1e-10, atol=1e-12)

@@ -48,6 +48,24 @@ class TestSinusoidal:
                 expected = math.sin(angle) if i < sines else math.cos(angle)
                 assert table[0, p, i].item() == pytest.approx(expected, abs=1e-6)
 
+    @pytest.mark.parametrize("dim", [8, 6])
+    def test_spacing_and_offset(self, dim: int) -> None:
+        """As in the library's XGLM, whose table is fairseq's; the last wavelength is theta itself."""
+        choice = spec.Sinusoidal(layout="half", spacing="fairseq", offset=2)
+        table = Sinusoidal(choice, dim, 1)(plain(20))[0]
+        for p in (0, 1, 7, 19):
+            for i in range(dim // 2):
+                angle = (p + 2) * 10_000.0 ** (-i / (dim / 2 - 1))
+                assert table[p, i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+                assert table[p, dim // 2 + i].item() == pytest.approx(math.cos(angle), abs=1e-6)
+        library = pytest.importorskip("transformers.models.xglm.modeling_xglm")
+        theirs = library.XGLMSinusoidalPositionalEmbedding(20, dim, padding_idx=1)
+        torch.testing.assert_close(table, theirs(torch.arange(20)[None])[0], rtol=0, atol=2e-6)
+
+    def test_a_single_pair_turns_once_a_token(self) -> None:
+        found = Sinusoidal(spec.Sinusoidal(spacing="fairseq"), 2, 1)(plain(3))[0]
+        torch.testing.assert_close(found[:, 0], torch.arange(3).sin())
+
     def test_given_positions_and_any_length(self) -> None:
         part = Sinusoidal(spec.Sinusoidal(), 8, 4)
         given = torch.tensor([[100_000, 3, 3], [0, 1, 2]])

@@ -48,13 +48,14 @@ def made(choice: spec.Residual, names: list[str]) -> nn.Module:
 def by_formula(choice: spec.Residual, x: Tensor, names: list[str], part: Any) -> Tensor:
     start = x
     for name in names:
-        f, norm = BRANCHES[name], part.norms["shared" if "shared" in part.norms else name]
+        f, norms = BRANCHES[name], dict(part.norms)
+        norm = norms.get("shared", norms.get(name))
         beta = getattr(choice.multiplier, name)
         match choice:
             case spec.PostNorm():
                 x = norm(x + beta * f(x))
-            case spec.PreNorm():
-                x = x + beta * f(norm(x))
+            case spec.PreNorm(unnormed=unnormed):
+                x = x + beta * f(x if name == unnormed else norm(x))
             case spec.SandwichNorm():
                 x = x + beta * part.out_norms[name](f(norm(x)))
             case spec.OutputNorm():
@@ -77,6 +78,8 @@ PLAIN = [DEEPNORM if kind is spec.DeepNorm else kind() for kind in RESIDUALS]
 UNEVEN = spec.PerBranch(attention=0.5, feedforward=-3.0)
 OTHERS = [
     *[choice.model_copy(update={"multiplier": UNEVEN}) for choice in PLAIN],
+    spec.PreNorm(unnormed="attention"),
+    spec.PreNorm(unnormed="feedforward", multiplier=UNEVEN),
     spec.Parallel(num_norms=2),
     spec.Parallel(num_norms=2, multiplier=UNEVEN),
     spec.NormedResidual(alpha=spec.PerBranch(attention=2.5, feedforward=0.25), multiplier=UNEVEN),
@@ -101,6 +104,8 @@ def test_each_branch_has_norms_of_its_own(choice: spec.Residual) -> None:
     part = made(choice, ["attention", "feedforward"])
     factors = {m.factor for m in part.modules() if isinstance(m, Scale)}
     assert len(factors) == {"sandwich": 4, "parallel": 1}.get(choice.kind, 2)
+    bare = made(spec.PreNorm(unnormed="attention"), ["attention", "feedforward"])
+    assert list(bare.norms) == ["feedforward"]
     both = made(spec.Parallel(num_norms=2), ["attention", "feedforward"])
     assert len([m for m in both.modules() if isinstance(m, Scale)]) == 2
 

@@ -22,6 +22,7 @@ PATHS = {
     "mask": "attention.mask",
     "attention": "attention",
     "feedforward": "feedforward",
+    "transform": "head.transform",
     "init": "init",
 }
 """Where a model names a choice of each axis."""

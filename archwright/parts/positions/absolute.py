@@ -11,7 +11,7 @@ from archwright.spec import positions as spec
 
 class Sinusoidal(nn.Module):
     """P[p, 2i] = sin(p theta^(-2i/dim)), P[p, 2i+1] = cos(p theta^(-2i/dim)), or all sines before all
-    cosines.
+    cosines; p counts from the offset. fairseq spaces the exponents as i / (dim/2 - 1).
 
     Shapes: [rows, length, dim] for positions [rows, length]. Vaswani et al., 2017, section 3.5.
     """
@@ -21,16 +21,19 @@ class Sinusoidal(nn.Module):
         self.spec, self.dim = spec, dim
 
     def forward(self, places: Places) -> Float[Tensor, "rows length dim"]:
-        interleaved = self.spec.layout == "interleaved"
-        return sines(places.positions_or_range(), self.dim, self.spec.theta, interleaved)
+        s, positions = self.spec, places.positions_or_range() + self.spec.offset
+        # A single pair would divide by nothing; its exponent is 0 either way.
+        period = max(self.dim - 2, 1) if s.spacing == "fairseq" else self.dim
+        return sines(positions, self.dim, s.theta, s.layout == "interleaved", period)
 
 
 def sines(
-    positions: Tensor, dim: int, theta: float, interleaved: bool
+    positions: Tensor, dim: int, theta: float, interleaved: bool, period: int | None = None
 ) -> Float[Tensor, "*batch dim"]:
-    """Return sin and cos of position * theta^(-2i/dim), in turns or in halves."""
+    """Return sin and cos of position * theta^(-2i/period), in turns or in halves; the period is dim, if
+    nothing else."""
     pairs = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float64)
-    angles = positions[..., None] * theta ** (-pairs / dim)
+    angles = positions[..., None] * theta ** (-pairs / (period or dim))
     if interleaved:
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :dim].float()
     return torch.cat((angles.sin(), angles.cos()[..., : dim // 2]), dim=-1).float()
