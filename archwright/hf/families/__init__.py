@@ -1,6 +1,7 @@
 """All families, by the `model_type` of their config.json."""
 
 from archwright.hf.families.cohere import COHERE_FAMILIES
+from archwright.hf.families.deepseek import DEEPSEEK_FAMILIES
 from archwright.hf.families.experts import EXPERTS_FAMILIES
 from archwright.hf.families.fused_experts import FUSED_EXPERTS_FAMILIES
 from archwright.hf.families.gemma import GEMMA_FAMILIES
@@ -14,6 +15,7 @@ from archwright.hf.families.modernbert import MODERNBERT_FAMILIES
 from archwright.hf.families.olmo import OLMO_FAMILIES
 from archwright.hf.families.qwen import QWEN_FAMILIES
 from archwright.hf.families.sigmoid_experts import SIGMOID_EXPERTS_FAMILIES
+from archwright.hf.families.softmax_experts import SOFTMAX_EXPERTS_FAMILIES
 from archwright.hf.families.ungated import UNGATED_FAMILIES
 from archwright.hf.family import Family
 
@@ -35,6 +37,8 @@ FAMILIES: dict[str, Family] = {
         EXPERTS_FAMILIES,
         FUSED_EXPERTS_FAMILIES,
         SIGMOID_EXPERTS_FAMILIES,
+        SOFTMAX_EXPERTS_FAMILIES,
+        DEEPSEEK_FAMILIES,
     )
     for family in families
 }
