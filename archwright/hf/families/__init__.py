@@ -2,6 +2,7 @@
 
 from archwright.hf.families.cohere import COHERE_FAMILIES
 from archwright.hf.families.deepseek import DEEPSEEK_FAMILIES
+from archwright.hf.families.dense_latent import DENSE_LATENT_FAMILIES
 from archwright.hf.families.experts import EXPERTS_FAMILIES
 from archwright.hf.families.fused_experts import FUSED_EXPERTS_FAMILIES
 from archwright.hf.families.gemma import GEMMA_FAMILIES
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Family] = {
         UNGATED_FAMILIES,
         LLAMA_LIKE_FAMILIES,
         MODERNBERT_FAMILIES,
+        DENSE_LATENT_FAMILIES,
         GPT_FAMILIES,
         EXPERTS_FAMILIES,
         FUSED_EXPERTS_FAMILIES,
