@@ -3,6 +3,7 @@
 from archwright.hf.families.bert import BERT_FAMILIES
 from archwright.hf.families.cohere import COHERE_FAMILIES
 from archwright.hf.families.deepseek import DEEPSEEK_FAMILIES
+from archwright.hf.families.dense_latent import DENSE_LATENT_FAMILIES
 from archwright.hf.families.experts import EXPERTS_FAMILIES
 from archwright.hf.families.fairseq import FAIRSEQ_FAMILIES
 from archwright.hf.families.fused_experts import FUSED_EXPERTS_FAMILIES
@@ -37,6 +38,7 @@ FAMILIES: dict[str, Family] = {
         UNGATED_FAMILIES,
         LLAMA_LIKE_FAMILIES,
         MODERNBERT_FAMILIES,
+        DENSE_LATENT_FAMILIES,
         GPT_FAMILIES,
         NEOX_FAMILIES,
         FAIRSEQ_FAMILIES,

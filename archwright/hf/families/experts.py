@@ -3,12 +3,16 @@
 from typing import Any
 
 from archwright.hf.families.llama import (
+    ALL_OR_NONE,
+    ATTENTION_BIAS,
+    GATED,
     LLAMA,
+    MLP_BIAS,
+    NO_ATTENTION_BIAS,
+    NO_MLP_BIAS,
     NO_QKV_BIAS,
     QKV_BIAS,
     ROLES,
-    ROPE,
-    bias,
 )
 from archwright.hf.keys import Held
 from archwright.hf.layers import Layers, Pattern, Role, Told
@@ -26,19 +30,14 @@ from archwright.hf.lenses import (
     Table,
     nested,
 )
-from archwright.hf.rope import Rope
 
-NO_BIAS = Set({**NO_QKV_BIAS, "attention.bias.out": False})
-WHOLE = Set({"position.fraction": 1.0})
-"""All coordinates turn, whatever a config says: most classes do not ask it."""
-ATTENTION_BIAS = bias("attention_bias", "attention", "query", "key", "value", "out")
 QUERY_KEY_NORM = {
     "self_attn.q_norm": "attention.query_norm",
     "self_attn.k_norm": "attention.key_norm",
 }
 
-BASE = LLAMA.but("", "", Rope(), NO_BIAS, WHOLE, without=(ROPE,))
-"""Llama without what it alone can be told."""
+BASE = LLAMA.but("", "", NO_ATTENTION_BIAS, without=(ATTENTION_BIAS, MLP_BIAS))
+"""Llama without the biases that it can be told of."""
 
 
 def qk_norm(over: str, multiply: str = "narrow", place: str = "before") -> tuple[Lens, ...]:
@@ -80,9 +79,7 @@ def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok
 
 def dense(*lenses: Lens, hidden: str = "intermediate_size") -> Role:
     """Return the role of layers without experts; the last of its group, as nothing tells it."""
-    no_bias = Set({"feedforward.bias.up": False, "feedforward.bias.down": False})
-    width = At(hidden, "feedforward.hidden_dim")
-    return Role({}, (Activation("hidden_act", gated=True), width, no_bias, *lenses))
+    return Role({}, (GATED, At(hidden, "feedforward.hidden_dim"), NO_MLP_BIAS, *lenses))
 
 
 def sparse(pattern: Pattern, *lenses: Lens, other: Role | None = None) -> Layers:
@@ -121,17 +118,7 @@ MIXTRAL = BASE.but(
         "num_local_experts": 8,
         "router_aux_loss_coef": 0.001,
     },
-    groups=(
-        Layers(
-            Told(
-                lambda config, n: (
-                    ["sliding_attention" if config["sliding_window"] else "full_attention"] * n
-                ),
-                lambda roles: {} if "sliding_attention" in roles else {"sliding_window": None},
-            ),
-            ROLES,
-        ),
-    ),
+    groups=(Layers(ALL_OR_NONE, ROLES),),
     of_layer=NO_DENSE
     | {"block_sparse_moe.gate": "feedforward.router"}
     | listed("block_sparse_moe.experts", "w1", "w3", "w2"),

@@ -3,7 +3,6 @@
 from typing import Any
 
 from archwright.hf.families.experts import (
-    ATTENTION_BIAS,
     BASE,
     NO_DENSE,
     balance,
@@ -12,7 +11,7 @@ from archwright.hf.families.experts import (
     gated,
     sparse,
 )
-from archwright.hf.families.llama import CAUSAL, ROLES
+from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, ROLES, ROPE, SOFTMAX
 from archwright.hf.family import Family
 from archwright.hf.keys import Fused
 from archwright.hf.layers import Layers, Listed, Role, Told, every
@@ -126,8 +125,8 @@ DBRX = Family(
         Set({"residual.kind": "pre", "norm.kind": "layer", "norm.bias": False, "norm.eps": 1e-5}),
         At("resid_pdrop", "residual.dropout"),
         At("emb_pdrop", "embedding.dropout"),
-        Rope(),
-        Set({"attention.kind": "softmax", "position.fraction": 1.0}),
+        ROPE,
+        SOFTMAX,
         Computed(_read_theta, lambda get: {"attn_config": {"rope_theta": get("position.theta")}}),
         Inside(
             "attn_config",
@@ -307,8 +306,8 @@ TURNING = {
     "rope": Role(
         {"position.kind": "rope"},
         (
-            Rope(pairing="interleaved"),
-            Set({"position.fraction": 1.0, "attention.length_scale.kind": "none"}),
+            Rope(pairing="interleaved", fraction=""),
+            Set({"attention.length_scale.kind": "none"}),
             QUERY_KEY_NORM,
         ),
     ),

@@ -4,7 +4,6 @@ GLM-4.5, dots.llm1, Solar Open, K-EXAONE, Hunyuan 3, Trinity and MiMo-V2."""
 from typing import Any
 
 from archwright.hf.families.experts import (
-    ATTENTION_BIAS,
     BASE,
     NO_DENSE,
     QUERY_KEY_NORM,
@@ -15,7 +14,15 @@ from archwright.hf.families.experts import (
     qk_norm,
     sparse,
 )
-from archwright.hf.families.llama import CAUSAL, NO_QKV_BIAS, QKV_BIAS, ROLES, WINDOW
+from archwright.hf.families.llama import (
+    ATTENTION_BIAS,
+    CAUSAL,
+    NO_QKV_BIAS,
+    QKV_BIAS,
+    ROLES,
+    ROPE,
+    WINDOW,
+)
 from archwright.hf.layers import Layers, Listed, Role, Told
 from archwright.hf.lenses import (
     At,
@@ -115,6 +122,7 @@ GLM4_MOE = BASE.but(
         (*qk_norm("head"), Refuse("use_qk_norm", (True,))),
         (Refuse("use_qk_norm", (False,)),),
     ),
+    without=(ROPE,),
     defaults={
         "vocab_size": 151552,
         "intermediate_size": 10944,
@@ -207,7 +215,7 @@ SOLAR_OPEN = BASE.but(
     spellings={"num_local_experts": "n_routed_experts"},
 )
 
-NEAR = Role({**WINDOW.told_by, "position.kind": "rope"}, (*WINDOW.lenses, Rope()))
+NEAR = Role({**WINDOW.told_by, "position.kind": "rope"}, (*WINDOW.lenses, ROPE))
 FAR = Role({**CAUSAL.told_by, "position.kind": "none"})
 NEAR_TURNED = {"sliding_attention": NEAR, "full_attention": FAR}
 """Windows with positions, and full attention without."""
@@ -319,6 +327,7 @@ MINIMAX_M2 = BASE.but(
     *qk_norm("projection"),
     *experts("num_local_experts", "intermediate_size", **SIGMOID),
     balance(),
+    without=(ROPE,),
     defaults={
         "vocab_size": 200064,
         "hidden_size": 3072,
@@ -407,8 +416,8 @@ AFMOE = BASE.but(
 SIGMOID_EXPERTS_FAMILIES = (
     SOLAR_OPEN,
     HY_V3,
-    GLM4_MOE,
     DOTS1,
+    GLM4_MOE,
     EXAONE_MOE,
     MINIMAX_M2,
     AFMOE,

@@ -3,7 +3,6 @@
 from typing import Any
 
 from archwright.hf.families.experts import (
-    ATTENTION_BIAS,
     BASE,
     NO_DENSE,
     balance,
@@ -14,7 +13,7 @@ from archwright.hf.families.experts import (
     qk_norm,
     sparse,
 )
-from archwright.hf.families.llama import CAUSAL, WINDOW
+from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, WINDOW
 from archwright.hf.families.sigmoid_experts import shared
 from archwright.hf.keys import Fused
 from archwright.hf.layers import Layers, Role, Told
@@ -239,7 +238,7 @@ DENSE = (
 
 def _roles() -> dict[str, Role]:
     """Return all types: what sees a window knows positions, and dense layers that see all may."""
-    rope = Rope(pairing="interleaved")
+    rope = Rope(pairing="interleaved", fraction="")
     mixed, turned, still = (
         {"feedforward.kind": "experts"},
         {"position.kind": "rope"},
