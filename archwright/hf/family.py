@@ -87,6 +87,8 @@ class Family:
             raise UserError(
                 f"config.json: a value has another type than expected: {error}"
             ) from None
+        except ArithmeticError as error:
+            raise UserError(f"config.json: a number makes no sense: {error}") from None
         table["name"] = name
         return validated(ModelSpec, table).resolved()
 

@@ -145,6 +145,14 @@ def every(number: int, nth: str, others: str) -> Callable[[Config, int], list[st
     ]
 
 
+def every_by(key: str) -> Callable[[Config, int], list[str]]:
+    """Return the pattern in which each config[key]-th layer, counted from 1, sees all, and others through a
+    window."""
+    return lambda config, num_layers: every(
+        int(config[key]), "full_attention", "sliding_attention"
+    )(config, num_layers)
+
+
 def first_of(
     number: int, first: str = "full_attention", others: str = "sliding_attention"
 ) -> Callable[[Config, int], list[str]]:

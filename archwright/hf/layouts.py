@@ -6,11 +6,15 @@ numbers. Copying one way reads, copying the other way writes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from archwright.spec.errors import UserError
 
 Shape = tuple[int, ...]
 Pairs = Iterator[tuple[Tensor, Tensor]]
@@ -182,6 +186,24 @@ class Member:
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
         yield foreign, ours[0][self.index]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number that files hold beside our tensors, and that our spec has."""
+
+    value: float
+
+    def shape(self, ours: Sequence[Tensor]) -> Shape:
+        return ()
+
+    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
+        yield foreign, torch.full_like(foreign, self.value)
+
+    def check(self, name: str, foreign: Tensor) -> None:
+        """Raise a UserError where a file has another number, as far as narrow dtypes can tell."""
+        if not math.isclose(found := foreign.item(), self.value, rel_tol=0.01):
+            raise UserError(f"{name}: found {found:g}; this package knows {self.value:g}")
 
 
 @dataclass(frozen=True)

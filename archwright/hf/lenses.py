@@ -206,6 +206,7 @@ GATED_ACTIVATIONS: Mapping[str, Table] = {
     "gelu_new": {"kind": "geglu", "approximate": "tanh"},
     "gelu_fast": {"kind": "geglu", "approximate": "tanh"},
     "relu": {"kind": "reglu"},
+    "relu2": {"kind": "squared_reglu"},
     "sigmoid": {"kind": "glu"},
     "linear": {"kind": "bilinear"},
 }

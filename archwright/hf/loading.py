@@ -13,6 +13,7 @@ from torch import Tensor
 from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
 from archwright.hf.keys import Slot
+from archwright.hf.layouts import Constant
 from archwright.hf.store import Store, opened, read_json
 from archwright.hf.tokenizers import read_tokenizer
 from archwright.model.build import build_unset
@@ -170,7 +171,10 @@ def _fill(model: Decoder, slots: Mapping[str, tuple[str, Slot]], store: Store) -
     tensors = tensors_of(model)
     with torch.no_grad():
         for name, slot in slots.values():
-            slot.read(store.read(name), tensors)
+            foreign = store.read(name)
+            if isinstance(slot.layout, Constant):
+                slot.layout.check(name, foreign)
+            slot.read(foreign, tensors)
 
 
 def _few(names: list[str], noun: str) -> str:

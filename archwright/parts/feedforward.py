@@ -330,6 +330,7 @@ GATES: dict[type[spec.Gated], Callable[[Any], Gate]] = {
     spec.GLU: lambda s: multiplied(torch.sigmoid),
     spec.Bilinear: lambda s: torch.mul,
     spec.ReGLU: lambda s: multiplied(F.relu),
+    spec.SquaredReGLU: lambda s: multiplied(squared_relu),
     spec.GeGLU: lambda s: multiplied(partial(F.gelu, approximate=s.approximate)),
     spec.SwiGLU: lambda s: multiplied(F.silu),
     spec.ClampedSwiGLU: lambda s: partial(clamped, limit=s.limit, sharpness=s.sharpness),

@@ -125,6 +125,12 @@ class ReGLU(Gated):
     kind: Literal["reglu"] = "reglu"
 
 
+class SquaredReGLU(Gated):
+    """relu(gate)^2 * up (Ma et al., 2025, BitNet b1.58 2B4T, section 2)."""
+
+    kind: Literal["squared_reglu"] = "squared_reglu"
+
+
 class GeGLU(Gated):
     """gelu(gate) * up (Shazeer, 2020)."""
 

@@ -62,6 +62,7 @@ CASES: list[tuple[spec.Hidden, Callable[..., float]]] = [
     (spec.GeGLU(), times(gelu)),
     (spec.GeGLU(approximate="tanh"), times(gelu_tanh)),
     (spec.ReGLU(), times(relu)),
+    (spec.SquaredReGLU(), times(lambda g: relu(g) ** 2)),
     (spec.GLU(), times(sigmoid)),
     (spec.Bilinear(), times(lambda x: x)),
     (spec.ClampedSwiGLU(limit=1.1, sharpness=1.3), clamped(1.1, 1.3)),

@@ -2,6 +2,7 @@
 
 from archwright.hf.families.cohere import COHERE_FAMILIES
 from archwright.hf.families.deepseek import DEEPSEEK_FAMILIES
+from archwright.hf.families.dense_latent import DENSE_LATENT_FAMILIES
 from archwright.hf.families.experts import EXPERTS_FAMILIES
 from archwright.hf.families.fused_experts import FUSED_EXPERTS_FAMILIES
 from archwright.hf.families.gemma import GEMMA_FAMILIES
@@ -11,6 +12,7 @@ from archwright.hf.families.granite import GRANITE_FAMILIES
 from archwright.hf.families.llama import LLAMA_FAMILIES
 from archwright.hf.families.llama_like import LLAMA_LIKE_FAMILIES
 from archwright.hf.families.mistral import MISTRAL_FAMILIES
+from archwright.hf.families.modernbert import MODERNBERT_FAMILIES
 from archwright.hf.families.olmo import OLMO_FAMILIES
 from archwright.hf.families.qwen import QWEN_FAMILIES
 from archwright.hf.families.sigmoid_experts import SIGMOID_EXPERTS_FAMILIES
@@ -32,6 +34,8 @@ FAMILIES: dict[str, Family] = {
         GLM_FAMILIES,
         UNGATED_FAMILIES,
         LLAMA_LIKE_FAMILIES,
+        MODERNBERT_FAMILIES,
+        DENSE_LATENT_FAMILIES,
         GPT_FAMILIES,
         EXPERTS_FAMILIES,
         FUSED_EXPERTS_FAMILIES,

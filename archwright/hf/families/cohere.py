@@ -10,8 +10,8 @@ from archwright.hf.families.llama import (
     WINDOW,
 )
 from archwright.hf.families.qwen import HEAD_NORM_NAMES
-from archwright.hf.layers import Layers, Listed, Role, every
-from archwright.hf.lenses import At, Config, Set, Switch
+from archwright.hf.layers import Layers, Listed, Role, every_by
+from archwright.hf.lenses import At, Set, Switch
 from archwright.hf.rope import Rope
 
 INTERLEAVED = Rope(pairing="interleaved", fraction="")
@@ -59,11 +59,6 @@ COHERE = LLAMA.but(
 )
 
 
-def _every_fourth(config: Config, num_layers: int) -> list[str]:
-    pattern = every(config["sliding_window_pattern"], "full_attention", "sliding_attention")
-    return pattern(config, num_layers)
-
-
 COHERE2 = COHERE.but(
     "cohere2",
     "Cohere2ForCausalLM",
@@ -75,7 +70,7 @@ COHERE2 = COHERE.but(
     of_layer=dict.fromkeys(HEAD_NORM_NAMES),
     groups=(
         Layers(
-            Listed(otherwise=_every_fourth),
+            Listed(otherwise=every_by("sliding_window_pattern")),
             {
                 "sliding_attention": Role(WINDOW.told_by, (*WINDOW.lenses, INTERLEAVED)),
                 "full_attention": Role({"attention.mask.kind": "causal", "position.kind": "none"}),

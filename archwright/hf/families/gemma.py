@@ -12,8 +12,8 @@ from archwright.hf.families.llama import (
     WINDOW,
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
-from archwright.hf.layers import Layers, Listed, Role, every
-from archwright.hf.lenses import Activation, At, Config, Refuse, Set
+from archwright.hf.layers import Layers, Listed, Role, every, every_by
+from archwright.hf.lenses import Activation, At, Refuse, Set
 from archwright.hf.rope import Rope
 
 TANH = {"kind": "geglu", "approximate": "tanh"}
@@ -87,11 +87,6 @@ GEMMA2 = VAULT_GEMMA.but(
 )
 
 
-def _every_sixth(config: Config, num_layers: int) -> list[str]:
-    pattern = every(config["sliding_window_pattern"], "full_attention", "sliding_attention")
-    return pattern(config, num_layers)
-
-
 GEMMA3 = GEMMA2.but(
     "gemma3_text",
     "Gemma3ForCausalLM",
@@ -113,7 +108,7 @@ GEMMA3 = GEMMA2.but(
     of_layer=HEAD_NORM_NAMES,
     groups=(
         Layers(
-            Listed(otherwise=_every_sixth),
+            Listed(otherwise=every_by("sliding_window_pattern")),
             {
                 "full_attention": Role(
                     {"attention.mask.kind": "causal"},

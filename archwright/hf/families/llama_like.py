@@ -240,4 +240,29 @@ HUNYUAN = LLAMA.but(
     },
 )
 
-LLAMA_LIKE_FAMILIES = (PHI3, SMOLLM3, CWM, SEED_OSS, HELIUM, ERNIE4_5, HUNYUAN)
+BITNET = LLAMA.but(
+    "bitnet",
+    "BitNetForCausalLM",
+    Set({"attention.out_norm.kind": "rms", "attention.out_norm.multiply": "narrow"}),
+    Set({"feedforward.hidden_norm.kind": "rms", "feedforward.hidden_norm.multiply": "narrow"}),
+    At("rms_norm_eps", ("norm.eps", "attention.out_norm.eps", "feedforward.hidden_norm.eps")),
+    NO_MLP_BIAS,
+    without=(EPS, MLP_BIAS),
+    defaults={
+        "vocab_size": 128256,
+        "hidden_size": 2560,
+        "intermediate_size": 6912,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 5,
+        "hidden_act": "relu2",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+    },
+    of_layer={
+        "self_attn.attn_sub_norm": "attention.out_norm",
+        "mlp.ffn_sub_norm": "feedforward.norm",
+    },
+)
+
+LLAMA_LIKE_FAMILIES = (PHI3, SMOLLM3, CWM, SEED_OSS, HELIUM, ERNIE4_5, HUNYUAN, BITNET)

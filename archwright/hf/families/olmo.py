@@ -13,6 +13,7 @@ from archwright.hf.families.llama import (
     WINDOW,
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
+from archwright.hf.keys import Held
 from archwright.hf.layers import Layers, Listed, Role, Told, every
 from archwright.hf.lenses import At, Config, Set
 from archwright.hf.rope import Rope
@@ -28,7 +29,7 @@ OLMO = LLAMA.but(
     defaults={"vocab_size": 50304, "clip_qkv": None},
 )
 
-OUTPUT_NORM_NAMES = {
+OUTPUT_NORM_NAMES: dict[str, Held | None] = {
     "input_layernorm": None,
     "post_attention_layernorm": "residual.norms.attention",
     "post_feedforward_layernorm": "residual.norms.feedforward",
@@ -44,7 +45,7 @@ OLMO2 = LLAMA.but(
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, MLP_BIAS),
     defaults={"vocab_size": 50304, "rms_norm_eps": 1e-5},
-    of_layer=OUTPUT_NORM_NAMES | HEAD_NORM_NAMES,
+    of_layer={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
 )
 
 OLMO3 = OLMO2.but(
@@ -99,7 +100,7 @@ EXAONE4 = LLAMA.but(
         "sliding_window": 4096,
         "sliding_window_pattern": 4,
     },
-    of_layer=OUTPUT_NORM_NAMES | HEAD_NORM_NAMES,
+    of_layer={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
     groups=(
         Layers(
             Told(

@@ -11,7 +11,7 @@ from archwright.hf.families.llama import (
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
 from archwright.hf.keys import Fused
-from archwright.hf.layouts import HalvesSwapped
+from archwright.hf.layouts import Constant, HalvesSwapped
 from archwright.hf.lenses import Activation, At, Set
 from archwright.hf.rope import Rope
 from archwright.spec.model_spec import LayerSpec
@@ -101,6 +101,8 @@ APERTUS = ARCEE.but(
         "feedforward_layernorm": "residual.norms.feedforward",
         "mlp.act_fn.alpha_p": "feedforward.activation.positive",
         "mlp.act_fn.alpha_n": "feedforward.activation.negative",
+        "mlp.act_fn.beta": Fused(("feedforward.activation.positive",), Constant(0.5)),
+        "mlp.act_fn.eps": Fused(("feedforward.activation.positive",), Constant(-1e-6)),
         **HEAD_NORM_NAMES,
     },
 )
