@@ -201,9 +201,20 @@ DBRX = Family(
 
 GATE_UP_WEIGHTS = tuple(f"{name}.weight" for name in GATE_UP)
 
+STRETCHED = Either(
+    lambda config: not (config.get("rope_parameters") or config.get("rope_scaling")),
+    lambda get: False,
+    (
+        Set({"position.scaling.kind": "yarn", "position.scaling.factor": 32.0}),
+        Set({"position.scaling.original_length": 4096, "position.scaling.truncate": False}),
+    ),
+)
+"""What a config is taken to say that is silent on RoPE."""
+
 GPT_OSS = BASE.but(
     "gpt_oss",
     "GptOssForCausalLM",
+    STRETCHED,
     ATTENTION_BIAS,
     Set({"norm.multiply": "wide", "attention.sinks": True}),
     Set({"feedforward.kind": "experts", "feedforward.scores": "softmax_of_chosen"}),
@@ -229,14 +240,6 @@ GPT_OSS = BASE.but(
         "sliding_window": 128,
         "layer_types": None,
         "rope_theta": 150_000.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
         "num_experts_per_tok": 4,
         "num_local_experts": 128,
         "swiglu_alpha": 1.702,

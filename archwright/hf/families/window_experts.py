@@ -9,7 +9,7 @@ from archwright.hf.families.experts import (
     qk_norm,
     sparse,
 )
-from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, ROPE, WINDOW
+from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, KV_HEADS, ROPE, WINDOW, bias
 from archwright.hf.families.sigmoid_experts import (
     FIRST_DENSE,
     NAMES,
@@ -18,7 +18,8 @@ from archwright.hf.families.sigmoid_experts import (
     shared,
 )
 from archwright.hf.layers import Layers, Listed, Role, Told
-from archwright.hf.lenses import At, Refuse, Set, Switch
+from archwright.hf.lenses import At, Computed, Config, Lens, Refuse, Set, Switch, Table, nested
+from archwright.hf.rope import Rope
 
 NEAR = Role({**WINDOW.told_by, "position.kind": "rope"}, (*WINDOW.lenses, ROPE))
 FAR = Role({**CAUSAL.told_by, "position.kind": "none"})
@@ -135,4 +136,87 @@ AFMOE = BASE.but(
     },
 )
 
-WINDOW_EXPERTS_FAMILIES = (EXAONE_MOE, AFMOE)
+
+def _window(config: Config) -> Table:
+    """Return the window, which old files count without the query's own key."""
+    others = config["sliding_window_size"]
+    size = config["sliding_window"] if others is None else others + 1
+    return nested("attention.mask.size", size)
+
+
+def _by_type(layer_type: str, sinks: bool, heads: int) -> tuple[Lens, ...]:
+    """Return what differs between windows and full attention."""
+    return (
+        Rope(layer_type=layer_type, scaled=False),
+        Set({"attention.sinks": sinks}),
+        At("num_key_value_heads", "attention.num_kv_heads", times=heads),
+    )
+
+
+MIMO_V2_FLASH = BASE.but(
+    "mimo_v2_flash",
+    "MiMoV2FlashForCausalLM",
+    bias("attention_bias", "attention", "query", "key", "value"),
+    At("v_head_dim", "attention.value_head_dim"),
+    At("attention_value_scale", "attention.value_scale"),
+    without=(ROPE, KV_HEADS),
+    defaults={
+        "vocab_size": 152576,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 4,
+        "head_dim": 192,
+        "v_head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.334,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 5_000_000.0},
+            "sliding_attention": {"rope_theta": 10_000.0},
+        },
+        "sliding_window": 129,
+        "sliding_window_size": None,
+        "layer_types": None,
+        "mlp_layer_types": None,
+        "attention_value_scale": 0.707,
+        "moe_intermediate_size": 2048,
+        "num_experts_per_tok": 8,
+        "n_routed_experts": 256,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
+    groups=(
+        Layers(
+            Listed(
+                otherwise=lambda config, n: [
+                    "sliding_attention" if i and (i + 1) % 6 else "full_attention" for i in range(n)
+                ]
+            ),
+            {
+                "full_attention": Role(CAUSAL.told_by, _by_type("full_attention", False, 1)),
+                "sliding_attention": Role(
+                    WINDOW.told_by,
+                    (
+                        Computed(
+                            _window, lambda get: {"sliding_window": get("attention.mask.size")}
+                        ),
+                        *_by_type("sliding_attention", True, 2),
+                    ),
+                ),
+            },
+        ),
+        sparse(FIRST_OF_LIST, *routed("n_routed_experts")),
+    ),
+    of_layer={
+        **NAMES,
+        **dict.fromkeys(gated("mlp.shared_experts", "")),
+        "self_attn.attention_sink_bias": "attention.sinks",
+    },
+    ignored=(*BASE.ignored, r"model\.mtp\..*"),
+    spellings={"num_local_experts": "n_routed_experts"},
+)
+
+WINDOW_EXPERTS_FAMILIES = (EXAONE_MOE, AFMOE, MIMO_V2_FLASH)
