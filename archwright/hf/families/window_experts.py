@@ -12,6 +12,7 @@ from archwright.hf.families.experts import (
 from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, KV_HEADS, ROPE, WINDOW, bias
 from archwright.hf.families.sigmoid_experts import (
     FIRST_DENSE,
+    FIRST_OF_LIST,
     NAMES,
     SIGMOID,
     routed,
