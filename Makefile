@@ -30,6 +30,7 @@ bench: $(VENV)/.installed-bench  ## time training beside transformers (15 minute
 docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m archwright.planning.counts
 	$(BIN)/python -m archwright.reporting.catalogue
+	$(BIN)/python -m archwright.reporting.architectures
 
 clean:  ## remove what make has made
 	rm -rf $(VENV) build *.egg-info

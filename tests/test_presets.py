@@ -12,6 +12,7 @@ from archwright import presets
 from archwright.model import build
 from archwright.planning.counts import count
 from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.feedforward import Experts
 from archwright.spec.read import load, load_run, parameter_counts, preset_names
 from archwright.spec.rules import enforce, suspicions
 
@@ -71,17 +72,18 @@ SMALL = (
     "context_length=16",
     "attention.head_dim=16",
     "attention.num_heads=4",
-    "feedforward.hidden_dim=96",
 )
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_runs_and_looks_back_once_it_is_small(name: str) -> None:
     spec = load(name)
+    width = "expert.hidden_dim" if isinstance(spec.feedforward, Experts) else "hidden_dim"
     heads = spec.resolved().attention
     assert isinstance(heads, SoftmaxAttention)
     shared = {heads.num_heads: 4, 1: 1}.get(heads.num_kv_heads, 2)
-    model = build(spec.override(*SMALL, f"attention.num_kv_heads={shared}")).double().eval()
+    small = spec.override(*SMALL, f"attention.num_kv_heads={shared}", f"feedforward.{width}=96")
+    model = build(small).double().eval()
     row = torch.arange(16)[None]
     with torch.no_grad():
         logits = model(row).logits

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from archwright.hf.keys import Held, Slot, slots
 from archwright.hf.layers import Layers, arranged, getter
-from archwright.hf.lenses import Config, Lens, Table, lay, read_all, write_all
+from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
@@ -32,6 +32,7 @@ class Family:
         ignored: patterns of names in files that are no part of the model; one with a group `layer` is of
             layers behind the last, which predict further tokens.
         spellings: other words for keys, with the words that lenses use.
+        endings: how names of old files end, and how they would today.
     """
 
     model_type: str
@@ -43,28 +44,34 @@ class Family:
     of_model: Mapping[str, Held]
     groups: Sequence[Layers] = ()
     prefix: str = "model."
-    ignored: Sequence[str] = field(default=())
+    ignored: Sequence[str] = ()
     spellings: Mapping[str, str] = field(default_factory=dict)
+    endings: Mapping[str, str] = field(default_factory=dict)
 
     def but(
         self,
         model_type: str,
         architecture: str,
         *lenses: Lens,
-        without: Sequence[Lens] = (),
         defaults: Mapping[str, Any] | None = None,
         of_layer: Mapping[str, Held | None] | None = None,
         of_model: Mapping[str, Held | None] | None = None,
+        without: Sequence[Lens | str] = (),
         **changes: Any,
     ) -> Family:
-        """Return a family like this one with further lenses instead of those in `without`, and other defaults
-        and names; None takes a name away."""
+        """Return a family like this one with further lenses, and other defaults and names; None takes a
+        name away, and `without` are lenses that it does not have, or their keys."""
+        kept = [
+            lens
+            for lens in self.lenses
+            if lens not in without and getattr(lens, "key", None) not in without
+        ]
         return replace(
             self,
             model_type=model_type,
             architecture=architecture,
             defaults={**self.defaults, **(defaults or {})},
-            lenses=(*(lens for lens in self.lenses if lens not in without), *lenses),
+            lenses=(*kept, *lenses),
             of_layer=_changed(self.of_layer, of_layer),
             of_model=_changed(self.of_model, of_model),
             **changes,
@@ -77,7 +84,7 @@ class Family:
             UserError: values that this package does not know, one line each.
         """
         respelled = {self.spellings.get(key, key): value for key, value in config.items()}
-        told = {**self.defaults, **respelled, **config}
+        told = joined(dict(self.defaults), {**respelled, **config})
         try:
             table = read_all(self.lenses, told)
             self._arrange(table, told)
@@ -97,9 +104,7 @@ class Family:
         keys: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture]}
         keys |= write_all(self.lenses, getter(spec))
         for group in self.groups:
-            for key, value in group.write(spec).items():
-                both = isinstance(value, dict) and isinstance(keys.get(key), dict)
-                keys[key] = {**keys[key], **value} if both else value
+            keys = joined(keys, group.write(spec))
         return keys
 
     def ignores(self, name: str, num_layers: int) -> bool:

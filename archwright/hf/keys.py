@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from archwright.hf.layouts import Layout, Member, Same, Shape
+from archwright.hf.layouts import FirstRow, Layout, Member, Same, Shape
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 
@@ -23,8 +24,31 @@ class Fused:
     layout: Layout | Callable[[LayerSpec], Layout]
 
 
-Held = str | Fused
-"""What a foreign module or tensor holds: ours by name, as it is or in a layout.
+@dataclass(frozen=True)
+class When:
+    """One of our modules or tensors in layers that have a value."""
+
+    path: str
+    value: object
+    ours: str
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A foreign tensor that holds none of ours: values that follow from the spec, or that nothing reads.
+
+    Args:
+        values: what makes them, once.
+        read: whether the model reads them, so that another file's must be the same.
+    """
+
+    values: Callable[[ModelSpec], Tensor]
+    read: bool = True
+
+
+Held = str | Fused | When | Constant | tuple[str | When, ...]
+"""What a foreign module or tensor holds: ours by name, as it is or in a layout, the one of several that there
+is, or nothing of ours.
 
 A module's name stands for all its tensors. With `{e}` in the foreign name, there is one of it for each
 member of our stack.
@@ -42,6 +66,11 @@ class Slot:
         """Return the foreign tensor's shape."""
         return self.layout.shape([tensors[name] for name in self.ours])
 
+    def fits(self, shape: Shape, tensors: Mapping[str, Tensor]) -> bool:
+        """Tell whether a foreign tensor may have this shape."""
+        rows = 1 if isinstance(self.layout, FirstRow) else 0
+        return shape[rows:] == self.shape(tensors)[rows:]
+
     def read(self, foreign: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Copy a foreign tensor into ours."""
         for theirs, own in self.layout.pairs(foreign, [tensors[name] for name in self.ours]):
@@ -51,6 +80,32 @@ class Slot:
         """Copy ours into a foreign tensor."""
         for theirs, own in self.layout.pairs(foreign, [tensors[name] for name in self.ours]):
             theirs.copy_(own)
+
+
+@dataclass(frozen=True)
+class Fixed(Slot):
+    """A foreign tensor that holds none of ours."""
+
+    values: Tensor
+    checked: bool
+
+    def shape(self, tensors: Mapping[str, Tensor]) -> Shape:
+        return tuple(self.values.shape)
+
+    def fits(self, shape: Shape, tensors: Mapping[str, Tensor]) -> bool:
+        return not self.checked or shape == self.shape(tensors)
+
+    def read(self, foreign: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Check that a foreign tensor is what follows from the spec.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if self.checked and not torch.allclose(foreign.float(), self.values, atol=1e-3):
+            raise ValueError("other values than those that follow from the config")
+
+    def write(self, foreign: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        foreign.copy_(self.values)
 
 
 def slots(
@@ -73,22 +128,36 @@ def slots(
     """
     found: dict[str, Slot] = {}
     for foreign, held in of_model.items():
-        found |= _slots(foreign, held, "", tensors, spec.layers_by_kind["default"])
+        found |= _slots(foreign, held, "", tensors, spec.layers_by_kind["default"], spec)
     for i in range(spec.num_layers):
         prefix, ours = layers.format(i=i), f"layers.{i}."
         here = {name: tensor for name, tensor in tensors.items() if name.startswith(ours)}
         for foreign, held in of_layer.items():
-            found |= _slots(prefix + foreign, held, ours, here, spec.layer(i))
+            found |= _slots(prefix + foreign, held, ours, here, spec.layer(i), spec)
     if left := set(tensors) - {name for slot in found.values() for name in slot.ours}:
         raise LookupError(f"no foreign name for {', '.join(sorted(left)[:3])}")
     return found
 
 
 def _slots(
-    foreign: str, held: Held, prefix: str, tensors: Mapping[str, Tensor], layer: LayerSpec
+    foreign: str,
+    held: Held,
+    prefix: str,
+    tensors: Mapping[str, Tensor],
+    layer: LayerSpec,
+    spec: ModelSpec,
 ) -> dict[str, Slot]:
-    names = (held,) if isinstance(held, str) else held.ours
     found: dict[str, Slot] = {}
+    if isinstance(held, tuple):
+        for one in held:
+            found |= _slots(foreign, one, prefix, tensors, layer, spec)
+        return found
+    if isinstance(held, When):
+        there = _value(layer, held.path) == held.value
+        return _slots(foreign, held.ours, prefix, tensors, layer, spec) if there else found
+    if isinstance(held, Constant):
+        return {foreign: Fixed((), Same(), held.values(spec), held.read)}
+    names = (held,) if isinstance(held, str) else held.ours
     for suffix in _suffixes([prefix + name for name in names], tensors):
         ours = tuple(n for name in names if (n := prefix + name + suffix) in tensors)
         if "{e}" in foreign:
@@ -112,8 +181,15 @@ def _suffixes(modules: Sequence[str], tensors: Mapping[str, Tensor]) -> list[str
     return list(found)
 
 
-def _layout(held: Held, layer: LayerSpec) -> Layout:
+def _layout(held: str | Fused, layer: LayerSpec) -> Layout:
     if isinstance(held, str):
         return Same()
     made = held.layout
     return made(layer) if callable(made) else made
+
+
+def _value(layer: LayerSpec, path: str) -> object:
+    value: object = layer
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value

@@ -8,7 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from archwright.hf.lenses import MISSING, Config, Get, Lens, Table, lay, read_all, write_all
+from archwright.hf.lenses import (
+    MISSING,
+    Config,
+    Get,
+    Lens,
+    Set,
+    Table,
+    joined,
+    lay,
+    read_all,
+    write_all,
+)
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
@@ -60,7 +71,7 @@ class Layers:
     def of(self, role: str, config: Config) -> Table:
         """Return what a config says of layers with a role."""
         table: Table = {}
-        lay(table, read_all([_Told(self.roles[role].told_by)], config))
+        lay(table, Set(self.roles[role].told_by).read(config))
         lay(table, read_all(self.roles[role].lenses, config))
         return table
 
@@ -70,10 +81,7 @@ class Layers:
         keys: dict[str, Any] = dict(self.pattern.write(names))
         for role in dict.fromkeys(names):
             here = [i for i, name in enumerate(names) if name == role]
-            written = write_all(self.roles[role].lenses, getter(spec, here))
-            for key, value in written.items():
-                both = isinstance(value, dict) and isinstance(keys.get(key), dict)
-                keys[key] = {**keys[key], **value} if both else value
+            keys = joined(keys, write_all(self.roles[role].lenses, getter(spec, here)))
         return keys
 
     def _role(self, get: Get) -> str:
@@ -82,21 +90,6 @@ class Layers:
             if all(get(path) == value for path, value in role.told_by.items()):
                 return name
         return list(self.roles)[-1]
-
-
-@dataclass(frozen=True)
-class _Told:
-    """The values that tell a role."""
-
-    values: Mapping[str, Any]
-
-    def read(self, config: Config) -> Table:
-        from archwright.hf.lenses import Set
-
-        return Set(self.values).read(config)
-
-    def write(self, get: Get) -> dict[str, Any]:
-        return {}
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,11 @@ numbers. Copying one way reads, copying the other way writes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
-
-from archwright.spec.errors import UserError
 
 Shape = tuple[int, ...]
 Pairs = Iterator[tuple[Tensor, Tensor]]
@@ -189,31 +185,34 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Constant:
-    """A number that files hold beside our tensors, and that our spec has."""
-
-    value: float
-
-    def shape(self, ours: Sequence[Tensor]) -> Shape:
-        return ()
-
-    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        yield foreign, torch.full_like(foreign, self.value)
-
-    def check(self, name: str, foreign: Tensor) -> None:
-        """Raise a UserError where a file has another number, as far as narrow dtypes can tell."""
-        if not math.isclose(found := foreign.item(), self.value, rel_tol=0.01):
-            raise UserError(f"{name}: found {found:g}; this package knows {self.value:g}")
-
-
-@dataclass(frozen=True)
 class Reshaped:
     """Our tensor in another shape: -1 stands for what is left."""
 
     to: Shape
 
     def shape(self, ours: Sequence[Tensor]) -> Shape:
-        return tuple(ours[0].reshape(self.to).shape)
+        return tuple(ours[0].view(self.to).shape)
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
         yield foreign, ours[0].view(foreign.shape)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Our matrix with heads on an axis of their own, [dim, heads, head_dim].
+
+    Args:
+        head_dim: width of a head.
+        read: whether the matrix reads the stream, and so is turned; one that writes it is not.
+    """
+
+    head_dim: int
+    read: bool = True
+
+    def shape(self, ours: Sequence[Tensor]) -> Shape:
+        rows, columns = reversed(ours[0].shape) if self.read else ours[0].shape
+        return (rows, columns // self.head_dim, self.head_dim)
+
+    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
+        flat = foreign.flatten(1)
+        yield flat.mT if self.read else flat, ours[0]

@@ -4,7 +4,7 @@ in both directions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from archwright.spec.errors import UserError, nearest
@@ -32,7 +32,7 @@ class Lens(Protocol):
 
 @dataclass(frozen=True)
 class At:
-    """config[key] = the value at each of `paths`.
+    """config[key] = the value at each of `paths`; a dotted key stands within a table of the config.
 
     Args:
         same_as: the key that counts where config[key] is null.
@@ -47,9 +47,9 @@ class At:
     times: float = 1.0
 
     def read(self, config: Config) -> Table:
-        value = config[self.key]
+        value = said(config, self.key)
         if value is None and self.same_as:
-            value = config[self.same_as]
+            value = said(config, self.same_as)
         if value is None and self.or_none:
             value = "none"
         elif isinstance(value, (int, float)) and self.times != 1:
@@ -64,10 +64,9 @@ class At:
         if not found:
             return {}
         value = None if self.or_none and found[0] == "none" else found[0]
-        if value is None or self.times == 1:
-            return {self.key: value}
-        theirs = value / self.times
-        return {self.key: int(theirs) if isinstance(value, int) and theirs.is_integer() else theirs}
+        if value is not None and self.times != 1:
+            value = value // self.times if value % self.times == 0 else value / self.times
+        return nested(self.key, value)
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Switch:
     cases: Mapping[Hashable, Lens | Sequence[Lens]]
 
     def read(self, config: Config) -> Table:
-        value = config[self.key]
+        value = said(config, self.key)
         if not isinstance(value, Hashable) or value not in self.cases:
             raise UserError(refused(self.key, value, self.cases))
         return read_all(_lenses(self.cases[value]), config)
@@ -119,7 +118,7 @@ class Switch:
         for value, case in self.cases.items():
             lenses = _lenses(case)
             if all(holds(lens, get) for lens in lenses):
-                return {self.key: value} | write_all(lenses, get)
+                return joined(nested(self.key, value), write_all(lenses, get))
         return {}
 
 
@@ -131,12 +130,12 @@ class Refuse:
     known: tuple[Any, ...]
 
     def read(self, config: Config) -> Table:
-        if config[self.key] not in self.known:
-            raise UserError(refused(self.key, config[self.key], self.known))
+        if (found := said(config, self.key)) not in self.known:
+            raise UserError(refused(self.key, found, self.known))
         return {}
 
     def write(self, get: Get) -> dict[str, Any]:
-        return {self.key: self.known[0]}
+        return nested(self.key, self.known[0])
 
 
 @dataclass(frozen=True)
@@ -167,22 +166,6 @@ class Computed:
 
     def write(self, get: Get) -> dict[str, Any]:
         return self.writes(get)
-
-
-@dataclass(frozen=True)
-class Inside:
-    """Lenses of the table config[key], which has defaults of its own."""
-
-    key: str
-    defaults: Mapping[str, Any]
-    lenses: Sequence[Lens]
-
-    def read(self, config: Config) -> Table:
-        inner = {**config, **self.defaults, **(config.get(self.key) or {})}
-        return read_all(self.lenses, inner)
-
-    def write(self, get: Get) -> dict[str, Any]:
-        return {self.key: write_all(self.lenses, get)}
 
 
 PLAIN_ACTIVATIONS: Mapping[str, Table] = {
@@ -225,24 +208,25 @@ class Activation:
     key: str
     gated: bool
     path: str = "feedforward"
-    names: Mapping[str, Table] | None = None
+    names: Mapping[str, Table] = field(default_factory=dict)
 
     def read(self, config: Config) -> Table:
-        found = self._names.get(config[self.key])
-        if found is None:
-            raise UserError(refused(self.key, config[self.key], self._names))
+        name = said(config, self.key)
+        if name not in self._names:
+            raise UserError(refused(self.key, name, self._names))
+        found = self._names[name]
         return nested(self.path, dict(found))
 
     def write(self, get: Get) -> dict[str, Any]:
         for name, table in self._names.items():
             if all(get(f"{self.path}.{key}") == value for key, value in table.items()):
-                return {self.key: name}
+                return nested(self.key, name)
         return {}
 
     @property
     def _names(self) -> Mapping[str, Table]:
         usual = GATED_ACTIVATIONS if self.gated else PLAIN_ACTIVATIONS
-        return {**self.names, **usual, **self.names} if self.names else usual
+        return {**self.names, **{k: v for k, v in usual.items() if k not in self.names}}
 
 
 def read_all(lenses: Sequence[Lens], config: Config) -> Table:
@@ -257,11 +241,25 @@ def write_all(lenses: Sequence[Lens], get: Get) -> dict[str, Any]:
     """Return what several lenses write, later ones over earlier ones."""
     keys: dict[str, Any] = {}
     for lens in lenses:
-        for key, value in lens.write(get).items():
-            inner = (keys.get(key), value)
-            both = all(isinstance(side, dict) for side in inner)
-            keys[key] = {**keys[key], **value} if both else value
+        keys = joined(keys, lens.write(get))
     return keys
+
+
+def joined(keys: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a config with more of them; those within tables join the table."""
+    result = dict(keys)
+    for key, value in more.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = {**result[key], **value} if both else value
+    return result
+
+
+def said(config: Config, key: str) -> Any:
+    """Return what a config says at a key, dotted within a table."""
+    found: Any = config
+    for name in key.split("."):
+        found = found[name]
+    return found
 
 
 def holds(lens: Lens, get: Get) -> bool:

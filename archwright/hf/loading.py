@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from torch import Tensor
 from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
 from archwright.hf.keys import Slot
-from archwright.hf.layouts import Constant
 from archwright.hf.store import Store, opened, read_json
 from archwright.hf.tokenizers import read_tokenizer
 from archwright.model.build import build_unset
@@ -41,7 +41,7 @@ class Loaded:
 def load(
     folder: str | Path,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | Literal["stored"] = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Loaded:
     """Return the model of a folder in the layout of Hugging Face: config.json, safetensors in one file or
@@ -51,7 +51,7 @@ def load(
     that at the peak there is the model and its largest tensor.
 
     Args:
-        dtype: of the weights.
+        dtype: of the weights; "stored": the one that most of the file's tensors have.
         device: where they go.
 
     Raises:
@@ -63,7 +63,7 @@ def load(
     with opened(folder) as store:
         spec = _spec(family, config, store, folder)
         names = _checked(family, spec, store, folder)
-        model = build_unset(spec, device=device).to(dtype)
+        model = build_unset(spec, device=device, dtype=_dtype(dtype, store))
         _fill(model, names, store)
     tokenizer = read_tokenizer(folder)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
@@ -123,7 +123,7 @@ def _checked(
     slots = family.slots(spec, tensors)
     in_file = _aliases(family, store)
     lines = []
-    if missing := [name for name in slots if name not in in_file]:
+    if missing := [n for n, slot in slots.items() if n not in in_file and slot.ours]:
         lines.append(f"{folder}: {_few(missing, 'tensor')} missing")
     known = {*slots, *_repeated(family, spec)}
     if extra := [
@@ -131,14 +131,13 @@ def _checked(
     ]:
         lines.append(f"{folder}: {_few(extra, 'tensor')} not of a {family.architecture} like this")
     for name, slot in slots.items():
-        found = store.shapes[in_file[name]] if name in in_file else slot.shape(tensors)
-        if found != slot.shape(tensors):
+        if name in in_file and not slot.fits(found := store.shapes[in_file[name]], tensors):
             wanted = list(slot.shape(tensors))
             lines.append(f"{folder}: {name}: found shape {list(found)}; expected {wanted}")
     if lines:
         more = [f"{folder}: and {len(lines) - 8} more shapes"] if len(lines) > 8 else []
         raise UserError(*lines[:8], *more)
-    return {name: (in_file[name], slot) for name, slot in slots.items()}
+    return {name: (in_file[name], slot) for name, slot in slots.items() if name in in_file}
 
 
 def tensors_of(model: Decoder) -> dict[str, Tensor]:
@@ -151,14 +150,23 @@ def tensors_of(model: Decoder) -> dict[str, Tensor]:
 
 def _aliases(family: Family, store: Store) -> dict[str, str]:
     """Return names as the family has them, with those of the files, which may lack the body's prefix."""
-    whole = any(name.startswith(family.prefix) for name in store.shapes)
+    plain = {_spelled(name, family): name for name in store.shapes}
+    whole = any(name.startswith(family.prefix) for name in plain)
     if whole or not family.prefix:
-        return {name: name for name in store.shapes}
+        return plain
     outside = {name for name in family.of_model if not name.startswith(family.prefix)}
     return {
-        name if name.rpartition(".")[0] in outside else family.prefix + name: name
-        for name in store.shapes
+        name if outside & {name, name.rpartition(".")[0]} else family.prefix + name: found
+        for name, found in plain.items()
     }
+
+
+def _spelled(name: str, family: Family) -> str:
+    """Return a name with its ending as files have it today."""
+    for old, new in family.endings.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
 
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:
@@ -171,10 +179,20 @@ def _fill(model: Decoder, slots: Mapping[str, tuple[str, Slot]], store: Store) -
     tensors = tensors_of(model)
     with torch.no_grad():
         for name, slot in slots.values():
-            foreign = store.read(name)
-            if isinstance(slot.layout, Constant):
-                slot.layout.check(name, foreign)
-            slot.read(foreign, tensors)
+            try:
+                slot.read(store.read(name), tensors)
+            except ValueError as error:
+                raise UserError(f"{name}: found {error}") from None
+
+
+def _dtype(wanted: torch.dtype | str, store: Store) -> torch.dtype:
+    """Return the dtype of the weights."""
+    if isinstance(wanted, torch.dtype):
+        return wanted
+    known = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    known |= {str(dtype): dtype for dtype in known.values()}
+    most = Counter(store.dtypes.values()).most_common(1)[0][0]
+    return known.get(most, torch.float32)
 
 
 def _few(names: list[str], noun: str) -> str:

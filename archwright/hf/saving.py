@@ -93,8 +93,7 @@ def _shards(
     shards: list[dict[str, Slot]] = [{}]
     size = 0
     for name, slot in slots.items():
-        first = tensors[slot.ours[0]]
-        own = torch.Size(slot.shape(tensors)).numel() * first.element_size()
+        own = torch.Size(slot.shape(tensors)).numel() * _dtype(slot, tensors).itemsize
         if shards[-1] and size + own > most:
             shards.append({})
             size = 0
@@ -105,9 +104,15 @@ def _shards(
 
 def _foreign(slot: Slot, tensors: Mapping[str, Tensor]) -> Tensor:
     with torch.no_grad():
-        foreign = torch.zeros(slot.shape(tensors), dtype=tensors[slot.ours[0]].dtype)
+        foreign = torch.zeros(slot.shape(tensors), dtype=_dtype(slot, tensors))
         slot.write(foreign, tensors)
     return foreign
+
+
+def _dtype(slot: Slot, tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """Return the dtype of a foreign tensor: of ours in it, or of the model."""
+    own = slot.ours[0] if slot.ours else next(iter(tensors))
+    return tensors[own].dtype
 
 
 def _write_configs(

@@ -69,20 +69,32 @@ def build(
     return model
 
 
-def build_unset(spec: ModelSpec, *, device: torch.device | str = "cpu") -> Decoder:
+def build_unset(
+    spec: ModelSpec,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Decoder:
     """Return the model of a spec as `build` does, for weights that are to be copied in: they have memory but
     no values yet."""
     spec = spec.resolved()
     init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
-    model = _unset(spec, init, device)
+    model = _unset(spec, init, device, dtype)
     if torch.device(device).type != "meta":
         reset_buffers(model)
     return model
 
 
-def _unset(spec: ModelSpec, init: Init, device: torch.device | str) -> Decoder:
+def _unset(
+    spec: ModelSpec,
+    init: Init,
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+) -> Decoder:
     with torch.device("meta"):
         model = _assemble(spec, init)
+    for parameter in model.parameters():  # buffers stay wide
+        parameter.data = parameter.data.to(dtype)
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
         if spec.head.tied:  # to_empty gives each module a table of its own

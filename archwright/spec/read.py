@@ -17,6 +17,7 @@ from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
+from archwright.spec.unpublished import refuse_unpublished
 
 S = TypeVar("S", bound=Spec)
 Values = dict[str, Any]
@@ -26,6 +27,8 @@ NAMING = {"name", "source", "sources"}
 """Keys that say what a spec is called and where it comes from, not what it is."""
 ONLY_RUNS = {*RunSpec.model_fields} - {*ModelSpec.model_fields}
 """Keys that make a file a recipe of a run."""
+RUN_FILE = "spec.toml"
+"""What makes a folder a run."""
 MAX_CHAIN = 3
 """Most files in a chain of bases."""
 MOST_NAMES = 10
@@ -49,7 +52,7 @@ class Loaded:
 
 
 def load(name: str | Path) -> ModelSpec:
-    """Return the spec of a preset (`"modern"`) or of a TOML file (`"mine.toml"`).
+    """Return the spec of a preset (`"modern"`), of a TOML file (`"mine.toml"`), or of a run's folder.
 
     Raises:
         UserError: no such preset or file, or mistakes in it, one line each.
@@ -59,17 +62,24 @@ def load(name: str | Path) -> ModelSpec:
 
 def load_with_blame(name: str | Path) -> Loaded:
     """Return a model's spec together with the file and source that set each value."""
+    if is_run(name):
+        spec = read_run(Path(name) / RUN_FILE).model
+        origin = Origin(RUN_FILE, spec.source)
+        return Loaded(spec, {k: origin for k in flatten(_dump(spec)) if k not in NAMING})
     return _from_chain(_chain(name, "models"))
 
 
 def load_run(name: str | Path) -> RunSpec:
-    """Return the run of a recipe, or the default run of a model.
+    """Return the run of a recipe, the default run of a model, or one that goes on from the weights of the run
+    in a folder, with its model and its data.
 
     Raises:
         UserError: no such preset or file, or mistakes in it, one line each.
     """
     if str(name) not in preset_names("runs") and str(name) in preset_names("models"):
         return RunSpec(name=str(name), model=load(name))
+    if is_run(name):
+        return _onwards(Path(name))
     path = _find(name, "runs")
     values = _parse(path)
     values.pop("format", None)  # of a run folder's spec.toml
@@ -77,6 +87,11 @@ def load_run(name: str | Path) -> RunSpec:
         return _run_from(values, path)
     model = load(path)
     return RunSpec(name=model.name, model=model)
+
+
+def is_run(name: str | Path) -> bool:
+    """Tell whether a name is that of a run's folder."""
+    return (Path(name) / RUN_FILE).is_file()
 
 
 def read_run(path: Path) -> RunSpec:
@@ -343,6 +358,14 @@ def _prefixes(path: str) -> list[str]:
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
+def _onwards(folder: Path) -> RunSpec:
+    """Return a run that begins with the weights of the one in a folder."""
+    before = read_run(folder / RUN_FILE)
+    name = f"{folder.resolve().name}-onwards"
+    run = RunSpec(name=name, model=before.model, data=before.data, parts=before.parts)
+    return override(run, [f"init.from={toml_value(str(folder))}"])
+
+
 def _run_from(values: Values, path: Path) -> RunSpec:
     model = values.pop("model", {})
     if isinstance(model, str):
@@ -375,10 +398,13 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
         found = Path(str(resources.files("archwright.presets"))) / kind / f"{text}.toml"
         if found.is_file():
             return found
+    refuse_unpublished(text)
     names = (
         [*preset_names("runs"), *preset_names("models")] if room == "runs" else preset_names(room)
     )
     known = "see archwright list" if len(names) > MOST_NAMES else f"there are {', '.join(names)}"
+    if (Path(text) / "config.json").is_file():
+        raise UserError(f'"{text}": a checkpoint of another library; archwright import {text}')
     raise UserError(
         f'"{text}": no such preset; {known}, or give a file ending in .toml.'
         + nearest(text, names, most=3)

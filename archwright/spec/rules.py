@@ -156,16 +156,16 @@ def longrope_divides_each_pair(spec: ModelSpec) -> Iterator[str]:
                     )
 
 
-@_rule("Llama 3's scaling blends between two wavelengths.")
+@_rule("Llama 3's scaling blends between two wavelengths, or steps at one.")
 def llama3_has_a_stretch(spec: ModelSpec) -> Iterator[str]:
     for at, position, _ in _ropes(spec):
         scaling = position.scaling
         if isinstance(scaling, Llama3Scaling):
             low, high = scaling.low_freq_factor, scaling.high_freq_factor
-            if high <= low:
+            if high < low:
                 yield (
                     f"{at}position.scaling.high_freq_factor: found {high:g}; "
-                    f"expected more than low_freq_factor = {low:g}"
+                    f"expected at least low_freq_factor = {low:g}"
                 )
 
 

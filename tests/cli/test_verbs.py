@@ -1,5 +1,6 @@
 """What each verb prints, and that the quick ones wait for nothing."""
 
+import csv
 import io
 import json
 import re
@@ -120,16 +121,32 @@ def test_a_reader_that_stops_reading_is_no_error(place: Path) -> None:
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
-    models, recipes, studies, last = out(capsys, "list").split("\n\n")
+    models, unpublished, recipes, studies, last = out(capsys, "list").split("\n\n")
     assert models.splitlines()[0].split() == [
-        *("model", "parameters", "norm", "wiring", "position", "attention", "feedforward")
+        *("model", "year", "parameters", "norm", "wiring", "position", "heads", "activation")
     ]
     rows = {line.split()[0]: line.split()[1:] for line in models.splitlines()[1:]}
-    assert rows["textbook"][1:] == ["layer", "post", "sinusoidal", "8/8", "heads", "relu"]
-    assert rows["modern"][1:4] == ["rms", "pre", "rope"]
+    assert rows["textbook"] == ["2017", "21.0M", "LayerNorm", "post", "sinusoidal", "8/8", "ReLU"]
+    assert rows["mixtral-8x7b"] == ["2024", "46.7B", "RMSNorm", "pre", "RoPE", "32/8", "SwiGLU"]
+    assert rows["gpt-4"] == ["2023", *"??????"]
+    assert max(map(len, models.splitlines())) <= 100
+    assert "gpt-4: unpublished: " in unpublished
     assert recipes.splitlines()[1].split()[:2] == ["demo", "modern"]
     assert studies.splitlines()[1].split()[:2] == ["activation", "modern"]
     assert "archwright show NAME" in last
+
+
+def test_list_in_other_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    written = list(csv.DictReader(io.StringIO(out(capsys, "list", "--format", "csv"))))
+    records = json.loads(out(capsys, "list", "models", "--format", "json"))
+    assert [{k: str(v) for k, v in record.items()} for record in records] == written
+    mixtral = next(record for record in records if record["model"] == "mixtral-8x7b")
+    assert (mixtral["parameters"], mixtral["experts"]) == (46702792704, "2 of 8")
+    page = out(capsys, "list", "--format", "markdown").splitlines()
+    assert page[0].startswith("| model | year |")
+    assert len(page) == len(records) + 2
+    assert len({line.count(" | ") for line in page}) == 1
+    assert "5 of 6" in out(capsys, "list", "models", "--wide")
 
 
 def test_list_choices(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +165,9 @@ def test_list_choices_of_an_axis(capsys: pytest.CaptureFixture[str]) -> None:
     kind = "model.attention.mask.kind=window model.attention.mask.size=64"
     assert f"    archwright train modern {kind}\n        model.attention.mask.size=64\n" in text
     assert "Takes a whole number at least 1; by default 4096." in text
-    assert re.search(r"Used by bloom-176b, .* and \d+ more\.", " ".join(text.split()))
+    assert re.search(
+        r"Used by bloom-1\.1b, chinchilla-70b, .* and \d+ more\.", " ".join(text.split())
+    )
 
 
 @pytest.mark.parametrize("name", ["mask", "attention.mask", "model.attention.mask", "mask.kind"])

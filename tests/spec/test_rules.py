@@ -29,8 +29,8 @@ BROKEN: dict[str, tuple[list[str], str]] = {
         "position.scaling.long: found 2 numbers; expected 32, one for each pair of coordinates, or none",
     ),
     "llama3_has_a_stretch": (
-        ["position.scaling.kind=llama3", "position.scaling.low_freq_factor=4.0"],
-        "position.scaling.high_freq_factor: found 4; expected more than low_freq_factor = 4",
+        ["position.scaling.kind=llama3", "position.scaling.low_freq_factor=5.0"],
+        "position.scaling.high_freq_factor: found 4; expected at least low_freq_factor = 5",
     ),
     "t5_buckets_widen": (
         ["position.kind=t5", "position.max_distance=16"],

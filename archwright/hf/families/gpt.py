@@ -1,25 +1,72 @@
-"""GPT and its kin: learned positions, LayerNorm, biases, plain feed-forwards."""
+"""GPT and its kin: LayerNorm, learned positions or RoPE, plain feed-forwards, names of OpenAI's code."""
 
 from archwright.hf.family import Family
 from archwright.hf.keys import Fused
-from archwright.hf.layouts import Rows, Transposed
-from archwright.hf.lenses import Activation, At, Either, Refuse, Set
+from archwright.hf.layers import Layers, Role, Told
+from archwright.hf.layouts import ByGroup, Layout, Rows, Transposed
+from archwright.hf.lenses import (
+    MISSING,
+    Activation,
+    At,
+    Computed,
+    Config,
+    Either,
+    Get,
+    Refuse,
+    Set,
+    Switch,
+    Table,
+    Write,
+)
+from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.model_spec import LayerSpec
 
 QKV = ("attention.query", "attention.key", "attention.value")
-ALL_BIASES = {
-    "attention.bias.query": True,
-    "attention.bias.key": True,
-    "attention.bias.value": True,
-    "attention.bias.out": True,
-    "feedforward.bias.up": True,
-    "feedforward.bias.down": True,
-}
+QKV_BIASES = {f"attention.bias.{part}": True for part in ("query", "key", "value")}
+FEEDFORWARD_BIASES = {"feedforward.bias.up": True, "feedforward.bias.down": True}
+ALL_BIASES = {**QKV_BIASES, "attention.bias.out": True, **FEEDFORWARD_BIASES}
+NO_QKV_BIASES = dict.fromkeys(QKV_BIASES, False)
+LAYER_NORM = {"norm.kind": "layer", "norm.weight": "plain", "norm.bias": True}
+GPT_SIZES = (
+    At("vocab_size", "vocab_size"),
+    At("n_positions", "context_length"),
+    At("n_embd", "dim"),
+    At("n_layer", "num_layers"),
+    At("n_head", "attention.num_heads"),
+)
+GPT_DROPOUTS = (
+    At("embd_pdrop", "embedding.dropout"),
+    At("resid_pdrop", "residual.dropout"),
+    At("attn_pdrop", "attention.dropout"),
+)
 
 
 def conv1d(*ours: str) -> Fused:
     """Return maps side by side in one matrix of [in, out]."""
     return Fused(ours, Transposed(Rows()))
 
+
+def by_head(layer: LayerSpec) -> ByGroup:
+    """Return the layout of a matrix in which each key-value head has its queries, key and value together."""
+    assert isinstance(layer.attention, SoftmaxAttention)
+    assert layer.attention.head_dim != "auto"
+    return ByGroup(head_dim=layer.attention.head_dim)
+
+
+def hidden(key: str, dim: str) -> Either:
+    """Return the lens of a hidden width that is 4 times the model's where the key is null."""
+    return Either(
+        lambda config: config[key] is not None,
+        lambda get: True,
+        (At(key, "feedforward.hidden_dim"),),
+        (At(dim, "feedforward.hidden_dim", times=4),),
+    )
+
+
+SCALED = Switch(
+    "scale_attn_weights",
+    {True: Set({"attention.scale.kind": "sqrt"}), False: Set({"attention.scale.kind": "none"})},
+)
 
 GPT2 = Family(
     "gpt2",
@@ -41,24 +88,14 @@ GPT2 = Family(
         "tie_word_embeddings": True,
     },
     lenses=(
-        At("vocab_size", "vocab_size"),
-        At("n_positions", "context_length"),
-        At("n_embd", "dim"),
-        At("n_layer", "num_layers"),
-        At("n_head", "attention.num_heads"),
-        Set({"residual.kind": "pre", "norm.kind": "layer", "position.kind": "learned"}),
+        *GPT_SIZES,
+        *GPT_DROPOUTS,
+        Set({"residual.kind": "pre", **LAYER_NORM, "position.kind": "learned"}),
+        Activation("activation_function", gated=False),
         Set({"attention.kind": "softmax", **ALL_BIASES}),
         At("layer_norm_epsilon", "norm.eps"),
-        At("embd_pdrop", "embedding.dropout"),
-        At("resid_pdrop", "residual.dropout"),
-        At("attn_pdrop", "attention.dropout"),
-        Activation("activation_function", gated=False),
-        Either(
-            lambda config: config["n_inner"] is not None,
-            lambda get: True,
-            (At("n_inner", "feedforward.hidden_dim"),),
-            (At("n_embd", "feedforward.hidden_dim", times=4),),
-        ),
+        hidden("n_inner", "n_embd"),
+        SCALED,
         Refuse("scale_attn_by_inverse_layer_idx", (False,)),
         At("tie_word_embeddings", "head.tied"),
     ),
@@ -81,4 +118,192 @@ GPT2 = Family(
     ignored=(r".*\.attn\.(bias|masked_bias)",),
 )
 
-GPT_FAMILIES = (GPT2,)
+GPT1 = GPT2.but(
+    "openai-gpt",
+    "OpenAIGPTLMHeadModel",
+    Set({"residual.kind": "post"}),
+    Activation("afn", gated=False, names={"gelu": {"kind": "gelu", "approximate": "tanh"}}),
+    At("n_embd", "feedforward.hidden_dim", times=4),
+    defaults={"vocab_size": 40478, "n_positions": 512, "afn": "gelu"},
+    of_model={
+        "transformer.wte": None,
+        "transformer.wpe": None,
+        "transformer.ln_f": None,
+        "transformer.tokens_embed": "embedding",
+        "transformer.positions_embed": "position.table",
+    },
+    without=(
+        "activation_function",
+        "n_inner",
+        "scale_attn_weights",
+        "scale_attn_by_inverse_layer_idx",
+    ),
+    ignored=(r".*\.attn\.bias", r".*position_ids"),
+)
+
+
+GPT_NEO = Family(
+    "gpt_neo",
+    "GPTNeoForCausalLM",
+    defaults={
+        "vocab_size": 50257,
+        "max_position_embeddings": 2048,
+        "hidden_size": 2048,
+        "num_layers": 24,
+        "num_heads": 16,
+        "intermediate_size": None,
+        "window_size": 256,
+        "attention_types": [[["global", "local"], 12]],
+        "activation_function": "gelu_new",
+        "resid_dropout": 0.0,
+        "embed_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        At("vocab_size", "vocab_size"),
+        At("max_position_embeddings", "context_length"),
+        At("hidden_size", "dim"),
+        At("num_layers", "num_layers"),
+        At("num_heads", "attention.num_heads"),
+        Set({"residual.kind": "pre", **LAYER_NORM, "position.kind": "learned"}),
+        At("embed_dropout", "embedding.dropout"),
+        At("resid_dropout", "residual.dropout"),
+        At("attention_dropout", "attention.dropout"),
+        Activation("activation_function", gated=False),
+        Set({"attention.kind": "softmax", **ALL_BIASES, **NO_QKV_BIASES}),
+        Set({"attention.scale.kind": "none"}),
+        At("layer_norm_epsilon", "norm.eps"),
+        hidden("intermediate_size", "hidden_size"),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    groups=(
+        Layers(
+            Told(
+                lambda config, n: [x for kinds, k in config["attention_types"] for x in kinds * k],
+                lambda roles: {"attention_types": [[roles, 1]], "attention_layers": roles},
+            ),
+            {
+                "global": Role({"attention.mask.kind": "causal"}),
+                "local": Role(
+                    {"attention.mask.kind": "window"}, (At("window_size", "attention.mask.size"),)
+                ),
+            },
+        ),
+    ),
+    layers="transformer.h.{i}.",
+    of_layer={
+        "ln_1": "residual.norms.attention",
+        "ln_2": "residual.norms.feedforward",
+        "attn.attention.q_proj": "attention.query",
+        "attn.attention.k_proj": "attention.key",
+        "attn.attention.v_proj": "attention.value",
+        "attn.attention.out_proj": "attention.out",
+        "mlp.c_fc": "feedforward.up",
+        "mlp.c_proj": "feedforward.down",
+    },
+    of_model=GPT2.of_model,
+    prefix="transformer.",
+    ignored=(r".*\.attn\.attention\.(bias|masked_bias)",),
+)
+
+
+def _read_rotary_dim(config: Config) -> Table:
+    head_dim = config["n_embd"] // config["n_head"]
+    turning = config["rotary_dim"] or head_dim
+    return {"position": {"kind": "rope", "pairing": "interleaved", "fraction": turning / head_dim}}
+
+
+def _write_rotary_dim(get: Get) -> dict[str, object]:
+    head_dim = get("attention.head_dim")
+    if get("position.kind") != "rope" or head_dim is MISSING:
+        return {}
+    return {"rotary_dim": int(head_dim * get("position.fraction"))}
+
+
+GPT_J = Family(
+    "gptj",
+    "GPTJForCausalLM",
+    defaults={
+        "vocab_size": 50400,
+        "n_positions": 2048,
+        "n_embd": 4096,
+        "n_layer": 28,
+        "n_head": 16,
+        "rotary_dim": 64,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": False,
+    },
+    lenses=(
+        *GPT_SIZES,
+        *GPT_DROPOUTS,
+        Set({"residual.kind": "parallel", "residual.num_norms": 1, **LAYER_NORM}),
+        Computed(_read_rotary_dim, _write_rotary_dim),
+        Activation("activation_function", gated=False),
+        Set({"attention.kind": "softmax", **FEEDFORWARD_BIASES, "head.bias": True}),
+        At("layer_norm_epsilon", "norm.eps"),
+        hidden("n_inner", "n_embd"),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="transformer.h.{i}.",
+    of_layer={
+        "ln_1": "residual.norms.shared",
+        "attn.q_proj": "attention.query",
+        "attn.k_proj": "attention.key",
+        "attn.v_proj": "attention.value",
+        "attn.out_proj": "attention.out",
+        "mlp.fc_in": "feedforward.up",
+        "mlp.fc_out": "feedforward.down",
+    },
+    of_model={"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"},
+    prefix="transformer.",
+    ignored=(r".*\.attn\.(bias|masked_bias|causal_mask)",),
+)
+
+CODEGEN = GPT_J.but(
+    "codegen",
+    "CodeGenForCausalLM",
+    of_layer={
+        "attn.q_proj": None,
+        "attn.k_proj": None,
+        "attn.v_proj": None,
+        # Four shards, as it was trained on four devices each.
+        "attn.qkv_proj": Fused(
+            ("attention.query", "attention.value", "attention.key"), ByGroup(groups=4)
+        ),
+    },
+)
+
+GPT_BIGCODE = GPT2.but(
+    "gpt_bigcode",
+    "GPTBigCodeForCausalLM",
+    Either(
+        lambda config: bool(config["multi_query"]),
+        lambda get: get("attention.num_kv_heads") == 1,
+        (Set({"attention.num_kv_heads": 1}), Write({"multi_query": True})),
+        (Write({"multi_query": False}),),
+    ),
+    defaults={"activation_function": "gelu_pytorch_tanh", "multi_query": True},
+    of_layer={
+        # One key-value head: queries, key, value; otherwise the three of each head together.
+        "attn.c_attn": Fused(QKV, lambda layer: _bigcode(layer)),
+        "attn.c_proj": "attention.out",
+        "mlp.c_fc": "feedforward.up",
+        "mlp.c_proj": "feedforward.down",
+    },
+    without=("scale_attn_by_inverse_layer_idx",),
+)
+
+
+def _bigcode(layer: LayerSpec) -> Layout:
+    assert isinstance(layer.attention, SoftmaxAttention)
+    return Rows() if layer.attention.num_kv_heads == 1 else by_head(layer)
+
+
+GPT_FAMILIES = (GPT1, GPT2, GPT_NEO, GPT_J, CODEGEN, GPT_BIGCODE)

@@ -1,5 +1,7 @@
 """Feed-forwards of two matrices in Llama's place: Nemotron, Arcee, Jais 2, Apertus and nanochat."""
 
+import torch
+
 from archwright.hf.families.llama import (
     EPS,
     GATED,
@@ -10,8 +12,8 @@ from archwright.hf.families.llama import (
     ROPE,
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
-from archwright.hf.keys import Fused
-from archwright.hf.layouts import Constant, HalvesSwapped
+from archwright.hf.keys import Constant, Fused
+from archwright.hf.layouts import HalvesSwapped
 from archwright.hf.lenses import Activation, At, Set
 from archwright.hf.rope import Rope
 from archwright.spec.model_spec import LayerSpec
@@ -101,8 +103,8 @@ APERTUS = ARCEE.but(
         "feedforward_layernorm": "residual.norms.feedforward",
         "mlp.act_fn.alpha_p": "feedforward.activation.positive",
         "mlp.act_fn.alpha_n": "feedforward.activation.negative",
-        "mlp.act_fn.beta": Fused(("feedforward.activation.positive",), Constant(0.5)),
-        "mlp.act_fn.eps": Fused(("feedforward.activation.positive",), Constant(-1e-6)),
+        "mlp.act_fn.beta": Constant(lambda spec: torch.tensor(0.5)),
+        "mlp.act_fn.eps": Constant(lambda spec: torch.tensor(-1e-6)),
         **HEAD_NORM_NAMES,
     },
 )

@@ -1,0 +1,310 @@
+"""BERT and its kin as decoders, and XLNet: post-norm layers; BERT's head maps the vector once more."""
+
+import torch
+from torch import Tensor
+
+from archwright.hf.families.gpt import ALL_BIASES, LAYER_NORM
+from archwright.hf.families.llama import SIZES
+from archwright.hf.family import Family
+from archwright.hf.keys import Constant, Fused
+from archwright.hf.layouts import FirstRow, Heads, Reshaped
+from archwright.hf.lenses import (
+    MISSING,
+    Activation,
+    At,
+    Computed,
+    Config,
+    Get,
+    Refuse,
+    Set,
+    Switch,
+    Table,
+    Write,
+    refused,
+)
+from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import LayerSpec, ModelSpec
+
+TRANSFORMS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+TRANSFORMS |= {"relu": "relu", "silu": "silu", "swish": "silu"}
+
+
+def _read_transform(config: Config) -> Table:
+    """Read the function of the head, which is that of the layers."""
+    name = TRANSFORMS.get(config["hidden_act"])
+    return {"head": {"transform": {"activation": name}}}
+
+
+LAYER_KEYS = {
+    "attention.self.query": "attention.query",
+    "attention.self.key": "attention.key",
+    "attention.self.value": "attention.value",
+    "attention.output.dense": "attention.out",
+    "attention.output.LayerNorm": "residual.norms.attention",
+    "intermediate.dense": "feedforward.up",
+    "output.dense": "feedforward.down",
+    "output.LayerNorm": "residual.norms.feedforward",
+}
+
+BERT = Family(
+    "bert",
+    "BertLMHeadModel",
+    defaults={
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "max_position_embeddings": 512,
+        "layer_norm_eps": 1e-12,
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        *SIZES,
+        Set({"residual.kind": "post", **LAYER_NORM, "attention.kind": "softmax"}),
+        Set({"position.kind": "learned", "embedding.bias": True, "embedding.norm.kind": "layer"}),
+        Set({"head.transform.kind": "dense", "head.transform.norm.kind": "layer"}),
+        Set({"head.tied": True, "head.bias": True}),
+        At("layer_norm_eps", ("norm.eps", "embedding.norm.eps", "head.transform.norm.eps")),
+        At("hidden_dropout_prob", ("residual.dropout", "embedding.dropout")),
+        At("attention_probs_dropout_prob", "attention.dropout"),
+        Activation("hidden_act", gated=False),
+        Computed(_read_transform, lambda get: {}),
+        At("intermediate_size", "feedforward.hidden_dim"),
+        Set(ALL_BIASES),
+        Switch(
+            "is_decoder",
+            {
+                True: Set({"attention.mask.kind": "causal"}),
+                False: Set({"attention.mask.kind": "full"}),
+            },
+        ),
+        Refuse("add_cross_attention", (False,)),
+        Refuse("position_embedding_type", ("absolute",)),
+        Refuse("tie_word_embeddings", (True,)),
+        Write({"type_vocab_size": 1}),
+    ),
+    layers="bert.encoder.layer.{i}.",
+    of_layer=LAYER_KEYS,
+    of_model={
+        "bert.embeddings.word_embeddings.weight": "embedding.weight",
+        "bert.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
+        "bert.embeddings.position_embeddings": "position.table",
+        "bert.embeddings.LayerNorm": "embedding_norm",
+        "cls.predictions.transform.dense": "head.transform.dense",
+        "cls.predictions.transform.LayerNorm": "head.transform.norm",
+        "cls.predictions.bias": "head.bias",
+    },
+    prefix="bert.",
+    ignored=(
+        r"cls\.predictions\.decoder\.(weight|bias)",
+        r"cls\.seq_relationship\..*",
+        r"bert\.pooler\..*",
+        r"bert\.embeddings\.position_ids",
+    ),
+    endings={".gamma": ".weight", ".beta": ".bias"},
+)
+
+
+BIG_BIRD = BERT.but(
+    "big_bird",
+    "BigBirdForCausalLM",
+    Refuse("attention_type", ("original_full",)),
+    Refuse("rescale_embeddings", (False,)),
+    Refuse("use_bias", (True,)),
+    defaults={
+        "vocab_size": 50358,
+        "hidden_act": "gelu_new",
+        "max_position_embeddings": 4096,
+        "attention_type": "block_sparse",
+        "rescale_embeddings": False,
+        "use_bias": True,
+    },
+)
+
+
+def _read_positions(config: Config) -> Table:
+    """Read the positions of RoBERTa, which begin behind that of padding."""
+    first = config["pad_token_id"] + 1
+    length = config["max_position_embeddings"] - first
+    return {"position": {"offset": first}, "context_length": length}
+
+
+def _write_positions(get: Get) -> dict[str, object]:
+    first = get("position.offset")
+    if first is MISSING or not first:
+        return {}
+    return {
+        "pad_token_id": first - 1,
+        "max_position_embeddings": get("context_length") + first,
+    }
+
+
+ROBERTA = BERT.but(
+    "roberta",
+    "RobertaForCausalLM",
+    Computed(_read_positions, _write_positions),
+    Set({"head.transform.activation": "gelu"}),
+    defaults={"vocab_size": 50265, "pad_token_id": 1},
+    layers="roberta.encoder.layer.{i}.",
+    of_model={
+        **dict.fromkeys(BERT.of_model),
+        "roberta.embeddings.word_embeddings.weight": "embedding.weight",
+        "roberta.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
+        "roberta.embeddings.position_embeddings": "position.table",
+        "roberta.embeddings.LayerNorm": "embedding_norm",
+        "lm_head.dense": "head.transform.dense",
+        "lm_head.layer_norm": "head.transform.norm",
+        "lm_head.bias": "head.bias",
+    },
+    prefix="roberta.",
+    ignored=(
+        r"lm_head\.decoder\.(weight|bias)",
+        r"roberta\.pooler\..*",
+        r"roberta\.embeddings\.position_ids",
+    ),
+)
+
+
+def _read_width(config: Config) -> Table:
+    """Refuse an embedding of another width, which goes through a map with a bias."""
+    width = config["embedding_size"]
+    if width not in (None, config["hidden_size"]):
+        raise UserError(refused("embedding_size", width, (config["hidden_size"],)))
+    return {}
+
+
+def _sines(spec: ModelSpec) -> Tensor:
+    """Return the table of sines and cosines that RoFormer's files hold, [context_length, head_dim]."""
+    attention = spec.layers_by_kind["default"].attention
+    assert isinstance(attention, SoftmaxAttention)
+    assert attention.head_dim != "auto"
+    pairs = torch.arange(0, attention.head_dim, 2, dtype=torch.float64)
+    angles = torch.arange(spec.context_length)[:, None] * 10_000.0 ** (-pairs / attention.head_dim)
+    return torch.cat((angles.sin(), angles.cos()), -1).float()
+
+
+ROFORMER = BERT.but(
+    "roformer",
+    "RoFormerForCausalLM",
+    Set({"position.kind": "rope", "position.pairing": "interleaved"}),
+    Refuse("rotary_value", (False,)),
+    Computed(_read_width, lambda get: {"embedding_size": get("dim")}),
+    defaults={
+        "vocab_size": 50000,
+        "embedding_size": None,
+        "max_position_embeddings": 1536,
+        "rotary_value": False,
+    },
+    layers="roformer.encoder.layer.{i}.",
+    of_model={
+        **dict.fromkeys(BERT.of_model),
+        "roformer.embeddings.word_embeddings.weight": "embedding.weight",
+        "roformer.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
+        "roformer.embeddings.LayerNorm": "embedding_norm",
+        "roformer.encoder.embed_positions.weight": Constant(_sines),
+        "cls.predictions.transform.dense": "head.transform.dense",
+        "cls.predictions.transform.LayerNorm": "head.transform.norm",
+        "cls.predictions.bias": "head.bias",
+    },
+    prefix="roformer.",
+)
+
+
+def _heads(layer: LayerSpec) -> Heads:
+    assert isinstance(layer.attention, SoftmaxAttention)
+    assert layer.attention.head_dim != "auto"
+    return Heads(layer.attention.head_dim)
+
+
+def _out(layer: LayerSpec) -> Heads:
+    return Heads(_heads(layer).head_dim, read=False)
+
+
+def _by_heads(layer: LayerSpec) -> Reshaped:
+    return Reshaped((-1, _heads(layer).head_dim))
+
+
+def _unread(*before: int) -> Constant:
+    """Return what only texts of several segments read."""
+
+    def zeros(spec: ModelSpec) -> Tensor:
+        attention = spec.layers_by_kind["default"].attention
+        assert isinstance(attention, SoftmaxAttention)
+        assert attention.num_heads != "auto"
+        assert attention.head_dim != "auto"
+        return torch.zeros(*before, attention.num_heads, attention.head_dim)
+
+    return Constant(zeros, read=False)
+
+
+XLNET = Family(
+    "xlnet",
+    "XLNetLMHeadModel",
+    defaults={
+        "vocab_size": 32000,
+        "d_model": 1024,
+        "n_layer": 24,
+        "n_head": 16,
+        "d_inner": 4096,
+        "ff_activation": "gelu",
+        "attn_type": "bi",
+        "layer_norm_eps": 1e-12,
+        "dropout": 0.1,
+        "clamp_len": -1,
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        At("vocab_size", "vocab_size"),
+        At("d_model", "dim"),
+        At("n_layer", "num_layers"),
+        At("n_head", "attention.num_heads"),
+        Set({"residual.kind": "post", **LAYER_NORM, "position.kind": "transformer_xl"}),
+        Set({"attention.kind": "softmax", "head.bias": True}),
+        At("layer_norm_eps", "norm.eps"),
+        At("dropout", ("residual.dropout", "embedding.dropout", "attention.dropout")),
+        Activation("ff_activation", gated=False),
+        At("d_inner", "feedforward.hidden_dim"),
+        Set({"feedforward.bias.up": True, "feedforward.bias.down": True}),
+        Switch(
+            "attn_type",
+            {
+                "bi": Set({"attention.mask.kind": "full"}),
+                "uni": Set({"attention.mask.kind": "causal"}),
+            },
+        ),
+        Refuse("clamp_len", (-1,)),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="transformer.layer.{i}.",
+    of_layer={
+        "rel_attn.q": Fused(("attention.query.weight",), _heads),
+        "rel_attn.k": Fused(("attention.key.weight",), _heads),
+        "rel_attn.v": Fused(("attention.value.weight",), _heads),
+        "rel_attn.o": Fused(("attention.out.weight",), _out),
+        "rel_attn.r": Fused(("attention.position.distance.weight",), _heads),
+        "rel_attn.r_w_bias": Fused(("attention.position.content_bias",), _by_heads),
+        "rel_attn.r_r_bias": Fused(("attention.position.distance_bias",), _by_heads),
+        "rel_attn.r_s_bias": _unread(),
+        "rel_attn.seg_embed": _unread(2),
+        "rel_attn.layer_norm": "residual.norms.attention",
+        "ff.layer_1": "feedforward.up",
+        "ff.layer_2": "feedforward.down",
+        "ff.layer_norm": "residual.norms.feedforward",
+    },
+    of_model={
+        "transformer.word_embedding": "embedding",
+        "transformer.mask_emb": Constant(lambda spec: torch.zeros(1, 1, spec.dim), read=False),
+        "lm_loss": "head",
+    },
+    prefix="transformer.",
+)
+
+BERT_FAMILIES = (BERT, BIG_BIRD, ROBERTA, ROFORMER, XLNET)

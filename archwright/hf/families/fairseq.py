@@ -1,0 +1,207 @@
+"""Families that grew in fairseq and its like: OPT, XGLM and BioGPT, and CTRL with positions of their kind."""
+
+from archwright.hf.families.gpt import ALL_BIASES, GPT_SIZES, LAYER_NORM
+from archwright.hf.families.llama import SIZES
+from archwright.hf.family import Family
+from archwright.hf.lenses import Activation, At, Refuse, Set, Switch
+
+EMBEDDING_SCALE = Switch(
+    "scale_embedding",
+    {True: Set({"embedding.scale": "sqrt_dim"}), False: Set({"embedding.scale": "none"})},
+)
+LAYER_KEYS = {
+    "self_attn_layer_norm": "residual.norms.attention",
+    "final_layer_norm": "residual.norms.feedforward",
+    "self_attn.q_proj": "attention.query",
+    "self_attn.k_proj": "attention.key",
+    "self_attn.v_proj": "attention.value",
+    "self_attn.out_proj": "attention.out",
+    "fc1": "feedforward.up",
+    "fc2": "feedforward.down",
+}
+
+OPT = Family(
+    "opt",
+    "OPTForCausalLM",
+    defaults={
+        "vocab_size": 50272,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "ffn_dim": 3072,
+        "max_position_embeddings": 2048,
+        "do_layer_norm_before": True,
+        "_remove_final_layer_norm": False,
+        "word_embed_proj_dim": None,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "num_attention_heads": 12,
+        "activation_function": "relu",
+        "enable_bias": True,
+        "layer_norm_elementwise_affine": True,
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        *SIZES,
+        Switch(
+            "do_layer_norm_before",
+            {True: Set({"residual.kind": "pre"}), False: Set({"residual.kind": "post"})},
+        ),
+        Set({"norm.kind": "layer", "norm.eps": 1e-5}),
+        Switch(
+            "layer_norm_elementwise_affine",
+            {
+                True: Set({"norm.weight": "plain", "norm.bias": True}),
+                False: Set({"norm.weight": "none", "norm.bias": False}),
+            },
+        ),
+        Refuse("_remove_final_layer_norm", (False,)),
+        Set({"position.kind": "learned", "position.offset": 2, "attention.kind": "softmax"}),
+        At("word_embed_proj_dim", "embedding.dim", same_as="hidden_size"),
+        At("dropout", "residual.dropout"),
+        At("attention_dropout", "attention.dropout"),
+        Activation("activation_function", gated=False),
+        Switch(
+            "enable_bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}
+        ),
+        At("ffn_dim", "feedforward.hidden_dim"),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="model.decoder.layers.{i}.",
+    of_layer=LAYER_KEYS,
+    of_model={
+        "model.decoder.embed_tokens": "embedding",
+        "model.decoder.embed_positions": "position.table",
+        "model.decoder.project_in": "embedding.project_in",
+        "model.decoder.project_out": "head.project_out",
+        "model.decoder.final_layer_norm": "norm",
+        "lm_head": "head",
+    },
+)
+
+XGLM = Family(
+    "xglm",
+    "XGLMForCausalLM",
+    defaults={
+        "vocab_size": 256008,
+        "max_position_embeddings": 2048,
+        "d_model": 1024,
+        "ffn_dim": 4096,
+        "num_layers": 24,
+        "attention_heads": 16,
+        "activation_function": "gelu",
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "activation_dropout": 0.0,
+        "scale_embedding": True,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        At("vocab_size", "vocab_size"),
+        At("max_position_embeddings", "context_length"),
+        At("d_model", "dim"),
+        At("num_layers", "num_layers"),
+        At("attention_heads", "attention.num_heads"),
+        Set({"residual.kind": "pre", **LAYER_NORM, "norm.eps": 1e-5, "attention.kind": "softmax"}),
+        Set({"position.kind": "sinusoidal", "position.layout": "half"}),
+        Set({"position.spacing": "fairseq", "position.offset": 2}),
+        EMBEDDING_SCALE,
+        At("dropout", ("residual.dropout", "embedding.dropout")),
+        At("attention_dropout", "attention.dropout"),
+        Activation("activation_function", gated=False),
+        At("activation_dropout", "feedforward.dropout"),
+        At("ffn_dim", "feedforward.hidden_dim"),
+        Set(ALL_BIASES),
+        Refuse("add_cross_attention", (False,)),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="model.layers.{i}.",
+    of_layer=LAYER_KEYS,
+    of_model={"model.embed_tokens": "embedding", "model.layer_norm": "norm", "lm_head": "head"},
+    ignored=(r".*embed_positions\.weights",),
+)
+
+BIOGPT = Family(
+    "biogpt",
+    "BioGptForCausalLM",
+    defaults={
+        "vocab_size": 42384,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "max_position_embeddings": 1024,
+        "scale_embedding": True,
+        "activation_dropout": 0.0,
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        *SIZES,
+        Set({"residual.kind": "pre", **LAYER_NORM, "norm.eps": 1e-5, "attention.kind": "softmax"}),
+        Set({"position.kind": "learned", "position.offset": 2}),
+        EMBEDDING_SCALE,
+        At("hidden_dropout_prob", ("residual.dropout", "embedding.dropout")),
+        At("attention_probs_dropout_prob", "attention.dropout"),
+        Activation("hidden_act", gated=False),
+        At("activation_dropout", "feedforward.dropout"),
+        At("intermediate_size", "feedforward.hidden_dim"),
+        Set(ALL_BIASES),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="biogpt.layers.{i}.",
+    of_layer=LAYER_KEYS,
+    of_model={
+        "biogpt.embed_tokens": "embedding",
+        "biogpt.embed_positions": "position.table",
+        "biogpt.layer_norm": "norm",
+        "output_projection": "head",
+    },
+    prefix="biogpt.",
+)
+
+CTRL = Family(
+    "ctrl",
+    "CTRLLMHeadModel",
+    defaults={
+        "vocab_size": 246534,
+        "n_positions": 256,
+        "n_embd": 1280,
+        "dff": 8192,
+        "n_layer": 48,
+        "n_head": 16,
+        "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "layer_norm_epsilon": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        *GPT_SIZES,
+        Set({"residual.kind": "pre", **LAYER_NORM, "attention.kind": "softmax"}),
+        At("layer_norm_epsilon", "norm.eps"),
+        Set({"position.kind": "sinusoidal", "position.layout": "half"}),
+        Set({"embedding.scale": "sqrt_dim", "feedforward.kind": "relu", "head.bias": True}),
+        At("resid_pdrop", "residual.dropout"),
+        At("embd_pdrop", "embedding.dropout"),
+        At("dff", "feedforward.hidden_dim"),
+        Set(ALL_BIASES),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="transformer.h.{i}.",
+    of_layer={
+        "layernorm1": "residual.norms.attention",
+        "layernorm2": "residual.norms.feedforward",
+        "multi_head_attention.Wq": "attention.query",
+        "multi_head_attention.Wk": "attention.key",
+        "multi_head_attention.Wv": "attention.value",
+        "multi_head_attention.dense": "attention.out",
+        "ffn.0": "feedforward.up",
+        "ffn.2": "feedforward.down",
+    },
+    of_model={"transformer.w": "embedding", "transformer.layernorm": "norm", "lm_head": "head"},
+    prefix="transformer.",
+)
+
+FAIRSEQ_FAMILIES = (OPT, XGLM, BIOGPT, CTRL)

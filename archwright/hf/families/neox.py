@@ -1,0 +1,378 @@
+"""GPT-NeoX and its kin: fused queries, keys and values, parallel branches, ALiBi or partial RoPE."""
+
+from archwright.hf.families.gpt import (
+    ALL_BIASES,
+    FEEDFORWARD_BIASES,
+    LAYER_NORM,
+    NO_QKV_BIASES,
+    QKV,
+    by_head,
+    hidden,
+)
+from archwright.hf.families.llama import SIZES, bias
+from archwright.hf.family import Family
+from archwright.hf.keys import Fused, When
+from archwright.hf.layers import Layers, Role, Told
+from archwright.hf.layouts import Rows
+from archwright.hf.lenses import (
+    MISSING,
+    Activation,
+    At,
+    Computed,
+    Config,
+    Either,
+    Get,
+    Refuse,
+    Set,
+    Switch,
+    Table,
+    Write,
+)
+from archwright.hf.rope import Rope
+
+GPT_NEOX = Family(
+    "gpt_neox",
+    "GPTNeoXForCausalLM",
+    defaults={
+        "vocab_size": 50432,
+        "hidden_size": 6144,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "hidden_act": "gelu",
+        "rotary_pct": 0.25,
+        "rope_theta": 10_000.0,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "use_parallel_residual": True,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+    },
+    lenses=(
+        *SIZES,
+        Switch(
+            "use_parallel_residual",
+            {
+                True: Set({"residual.kind": "parallel", "residual.num_norms": 2}),
+                False: Set({"residual.kind": "pre"}),
+            },
+        ),
+        Set({**LAYER_NORM, "attention.kind": "softmax"}),
+        At("layer_norm_eps", "norm.eps"),
+        Rope(fraction="rotary_pct", theta="rotary_emb_base"),
+        At("hidden_dropout", "residual.dropout"),
+        At("attention_dropout", "attention.dropout"),
+        bias("attention_bias", "attention", "query", "key", "value", "out"),
+        Activation("hidden_act", gated=False),
+        Set(FEEDFORWARD_BIASES),
+        At("intermediate_size", "feedforward.hidden_dim"),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="gpt_neox.layers.{i}.",
+    of_layer={
+        "input_layernorm": "residual.norms.attention",
+        "post_attention_layernorm": "residual.norms.feedforward",
+        "attention.query_key_value": Fused(QKV, by_head),
+        "attention.dense": "attention.out",
+        "mlp.dense_h_to_4h": "feedforward.up",
+        "mlp.dense_4h_to_h": "feedforward.down",
+    },
+    of_model={
+        "gpt_neox.embed_in": "embedding",
+        "gpt_neox.final_layer_norm": "norm",
+        "embed_out": "head",
+    },
+    prefix="gpt_neox.",
+    ignored=(r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+)
+
+
+def _read_multiple(config: Config) -> Table:
+    width = int(config["hidden_size"] * config["intermediate_multiple_size"])
+    return {"feedforward": {"hidden_dim": width}}
+
+
+def _write_multiple(get: Get) -> dict[str, object]:
+    width, dim = get("feedforward.hidden_dim"), get("dim")
+    whole = width is not MISSING and width % dim == 0
+    return {"intermediate_multiple_size": width // dim} if whole else {}
+
+
+NO_FEEDFORWARD_BIASES = dict.fromkeys(FEEDFORWARD_BIASES, False)
+OUT_BIAS = "attention.bias.out"
+
+GPT_NEOX_JAPANESE = GPT_NEOX.but(
+    "gpt_neox_japanese",
+    "GPTNeoXJapaneseForCausalLM",
+    Set({"residual.kind": "pre", **NO_QKV_BIASES, **NO_FEEDFORWARD_BIASES}),
+    Computed(_read_multiple, _write_multiple),
+    defaults={
+        "vocab_size": 32000,
+        "hidden_size": 2560,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_multiple_size": 4,
+        "rotary_pct": 1.0,
+        "attention_dropout": 0.1,
+        "tie_word_embeddings": True,
+    },
+    # The last layer alone has a bias, that of its attention's output.
+    groups=(
+        Layers(
+            Told(lambda config, n: ["plain"] * (n - 1) + ["biased"], lambda roles: {}),
+            {"biased": Role({OUT_BIAS: True}), "plain": Role({OUT_BIAS: False})},
+        ),
+    ),
+    layers="gpt_neox_japanese.layers.{i}.",
+    prefix="gpt_neox_japanese.",
+    of_model={
+        "gpt_neox.embed_in": None,
+        "gpt_neox.final_layer_norm": None,
+        "gpt_neox_japanese.embed_in": "embedding",
+        "gpt_neox_japanese.final_layer_norm": "norm",
+    },
+    of_layer={
+        "attention.dense": None,
+        "attention.dense.weight": "attention.out.weight",
+        "attention.dense_bias": "attention.out.bias",
+    },
+    without=("use_parallel_residual", "attention_bias", "intermediate_size"),
+)
+
+
+BLOOM = Family(
+    "bloom",
+    "BloomForCausalLM",
+    defaults={
+        "vocab_size": 250880,
+        "hidden_size": 64,
+        "n_layer": 2,
+        "n_head": 8,
+        "layer_norm_epsilon": 1e-5,
+        "apply_residual_connection_post_layernorm": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "seq_length": 2048,
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        At("vocab_size", "vocab_size"),
+        At("hidden_size", "dim"),
+        At("n_layer", "num_layers"),
+        At("seq_length", "context_length"),
+        At("n_head", "attention.num_heads"),
+        Switch(
+            "apply_residual_connection_post_layernorm",
+            {False: Set({"residual.kind": "pre"}), True: Set({"residual.kind": "normed"})},
+        ),
+        Set({**LAYER_NORM, "position.kind": "alibi", "position.scaled": False}),
+        Set({"attention.kind": "softmax", "embedding.norm.kind": "layer"}),
+        At("layer_norm_epsilon", ("norm.eps", "embedding.norm.eps")),
+        At("hidden_dropout", "residual.dropout"),
+        At("attention_dropout", "attention.dropout"),
+        Set({"feedforward.kind": "gelu", "feedforward.approximate": "tanh", **ALL_BIASES}),
+        At("hidden_size", "feedforward.hidden_dim", times=4),
+        At("hidden_size", "dim"),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="transformer.h.{i}.",
+    of_layer={
+        "input_layernorm": "residual.norms.attention",
+        "post_attention_layernorm": "residual.norms.feedforward",
+        "self_attention.query_key_value": Fused(QKV, by_head),
+        "self_attention.dense": "attention.out",
+        "mlp.dense_h_to_4h": "feedforward.up",
+        "mlp.dense_4h_to_h": "feedforward.down",
+    },
+    of_model={
+        "transformer.word_embeddings": "embedding",
+        "transformer.word_embeddings_layernorm": "embedding_norm",
+        "transformer.ln_f": "norm",
+        "lm_head": "head",
+    },
+    prefix="transformer.",
+)
+
+FALCON = Family(
+    "falcon",
+    "FalconForCausalLM",
+    defaults={
+        "vocab_size": 65024,
+        "hidden_size": 4544,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 71,
+        "num_ln_in_parallel_attn": None,
+        "layer_norm_epsilon": 1e-5,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "num_kv_heads": None,
+        "alibi": False,
+        "new_decoder_architecture": False,
+        "multi_query": True,
+        "parallel_attn": True,
+        "bias": False,
+        "max_position_embeddings": 2048,
+        "rope_theta": 10_000.0,
+        "ffn_hidden_size": None,
+        "activation": "gelu",
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        *SIZES,
+        Set({**LAYER_NORM, "attention.kind": "softmax"}),
+        At("layer_norm_epsilon", "norm.eps"),
+        Switch(
+            "alibi",
+            {
+                False: (Set({"position.kind": "rope"}), Rope()),
+                True: Set({"position.kind": "alibi", "position.scaled": True}),
+            },
+        ),
+        At("hidden_dropout", "residual.dropout"),
+        At("attention_dropout", "attention.dropout"),
+        Activation("activation", gated=False),
+        Switch("bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}),
+        hidden("ffn_hidden_size", "hidden_size"),
+        Either(
+            lambda config: bool(config["new_decoder_architecture"]),
+            lambda get: _is_new(get),
+            (
+                Write({"new_decoder_architecture": True, "parallel_attn": True}),
+                Refuse("parallel_attn", (True,)),
+                Set({"residual.kind": "parallel"}),
+                Switch(
+                    "num_ln_in_parallel_attn",
+                    {
+                        2: Set({"residual.num_norms": 2}),
+                        1: Set({"residual.num_norms": 1}),
+                        None: Set({"residual.num_norms": 2}),
+                    },
+                ),
+                At("num_kv_heads", "attention.num_kv_heads", same_as="num_attention_heads"),
+            ),
+            (
+                Switch(
+                    "parallel_attn",
+                    {
+                        True: Set({"residual.kind": "parallel", "residual.num_norms": 1}),
+                        False: Set({"residual.kind": "pre"}),
+                    },
+                ),
+                Switch(
+                    "multi_query",
+                    {
+                        True: Set({"attention.num_kv_heads": 1}),
+                        False: At("num_attention_heads", "attention.num_kv_heads"),
+                    },
+                ),
+            ),
+        ),
+        At("num_attention_heads", "attention.num_heads"),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="transformer.h.{i}.",
+    of_layer={
+        "input_layernorm": (
+            "residual.norms.shared",
+            When("residual.kind", "pre", "residual.norms.attention"),
+        ),
+        "post_attention_layernorm": When("residual.kind", "pre", "residual.norms.feedforward"),
+        "ln_attn": When("residual.kind", "parallel", "residual.norms.attention"),
+        "ln_mlp": When("residual.kind", "parallel", "residual.norms.feedforward"),
+        "self_attention.query_key_value": Fused(QKV, by_head),
+        "self_attention.dense": "attention.out",
+        "mlp.dense_h_to_4h": "feedforward.up",
+        "mlp.dense_4h_to_h": "feedforward.down",
+    },
+    of_model={
+        "transformer.word_embeddings": "embedding",
+        "transformer.ln_f": "norm",
+        "lm_head": "head",
+    },
+    prefix="transformer.",
+)
+
+
+def _is_new(get: Get) -> bool:
+    """Tell whether only the newer layout has these choices: norms for each branch, or a few key-value heads."""
+    parallel = get("residual.kind") == "parallel"
+    grouped = get("attention.num_kv_heads") not in (1, get("attention.num_heads"))
+    return bool(parallel and (get("residual.num_norms") == 2 or grouped))
+
+
+MPT = Family(
+    "mpt",
+    "MptForCausalLM",
+    defaults={
+        "d_model": 2048,
+        "n_heads": 16,
+        "n_layers": 24,
+        "max_seq_len": 2048,
+        "vocab_size": 50368,
+        "layer_norm_epsilon": 1e-5,
+        "emb_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "attn_config": {
+            "attn_type": "multihead_attention",
+            "clip_qkv": None,
+            "softmax_scale": None,
+            "prefix_lm": False,
+            "qk_ln": False,
+            "alibi": True,
+            "alibi_bias_max": 8,
+        },
+        "logit_scale": None,
+        "no_bias": True,
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        At("vocab_size", "vocab_size"),
+        At("n_layers", "num_layers"),
+        At("max_seq_len", "context_length"),
+        At("n_heads", "attention.num_heads"),
+        Set({"residual.kind": "pre", **LAYER_NORM, "norm.bias": False}),
+        At("layer_norm_epsilon", "norm.eps"),
+        At("emb_pdrop", "embedding.dropout"),
+        At("resid_pdrop", "residual.dropout"),
+        Set({"position.kind": "alibi", "position.scaled": False, "attention.kind": "softmax"}),
+        Either(
+            lambda config: bool(config["attn_config"]["clip_qkv"]),
+            lambda get: get("attention.clip") != "none",
+            (At("attn_config.clip_qkv", "attention.clip"),),
+        ),
+        Either(
+            lambda config: config["attn_config"]["softmax_scale"] is not None,
+            lambda get: get("attention.scale.kind") == "fixed",
+            (
+                Set({"attention.scale.kind": "fixed"}),
+                At("attn_config.softmax_scale", "attention.scale.value"),
+            ),
+        ),
+        Refuse("attn_config.attn_type", ("multihead_attention",)),
+        Refuse("attn_config.prefix_lm", (False,)),
+        Refuse("attn_config.qk_ln", (False,)),
+        Refuse("attn_config.alibi", (True,)),
+        Refuse("attn_config.alibi_bias_max", (8,)),
+        Refuse("logit_scale", (None,)),
+        Refuse("no_bias", (True,)),
+        Set({"feedforward.kind": "gelu"}),
+        At("d_model", "feedforward.hidden_dim", times=4),
+        At("d_model", "dim"),
+        At("tie_word_embeddings", "head.tied"),
+    ),
+    layers="transformer.blocks.{i}.",
+    of_layer={
+        "norm_1": "residual.norms.attention",
+        "norm_2": "residual.norms.feedforward",
+        "attn.Wqkv": Fused(QKV, Rows()),
+        "attn.out_proj": "attention.out",
+        "ffn.up_proj": "feedforward.up",
+        "ffn.down_proj": "feedforward.down",
+    },
+    of_model={"transformer.wte": "embedding", "transformer.norm_f": "norm", "lm_head": "head"},
+    prefix="transformer.",
+)
+
+NEOX_FAMILIES = (GPT_NEOX, GPT_NEOX_JAPANESE, BLOOM, FALCON, MPT)

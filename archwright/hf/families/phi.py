@@ -1,0 +1,189 @@
+"""LayerNorm and biases in Llama's frame: Phi, Persimmon, StableLM, StarCoder2."""
+
+from archwright.hf.families.gpt import ALL_BIASES, LAYER_NORM, QKV, by_head
+from archwright.hf.families.llama import ALL_OR_NONE, LLAMA, ROLES, ROPE, bias
+from archwright.hf.keys import Fused, When
+from archwright.hf.layers import Layers
+from archwright.hf.lenses import Activation, At, Set, Switch
+from archwright.hf.rope import Rope
+
+QK_NORM = {"attention.qk_norm.kind": "layer", "attention.qk_norm.weight": "plain"}
+NO_QK_NORM = {"attention.qk_norm.kind": "none"}
+
+PHI = LLAMA.but(
+    "phi",
+    "PhiForCausalLM",
+    Rope(),
+    Set({"residual.kind": "parallel", "residual.num_norms": 1, **LAYER_NORM, **ALL_BIASES}),
+    Set({"head.bias": True}),
+    At("layer_norm_eps", "norm.eps"),
+    At("embd_pdrop", "embedding.dropout"),
+    At("resid_pdrop", "residual.dropout"),
+    Activation("hidden_act", gated=False),
+    At("intermediate_size", "feedforward.hidden_dim"),
+    Set(ALL_BIASES),
+    Switch(
+        "qk_layernorm",
+        {
+            True: (
+                Set({**QK_NORM, "attention.qk_norm.bias": True, "attention.qk_norm_over": "head"}),
+                At("layer_norm_eps", "attention.qk_norm.eps"),
+            ),
+            False: Set(NO_QK_NORM),
+        },
+    ),
+    defaults={
+        "vocab_size": 51200,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": False,
+    },
+    of_layer={
+        "input_layernorm": "residual.norms.shared",
+        "post_attention_layernorm": None,
+        "self_attn.o_proj": None,
+        "self_attn.dense": "attention.out",
+        "self_attn.q_layernorm": "attention.query_norm",
+        "self_attn.k_layernorm": "attention.key_norm",
+        "mlp.gate_proj": None,
+        "mlp.up_proj": None,
+        "mlp.down_proj": None,
+        "mlp.fc1": "feedforward.up",
+        "mlp.fc2": "feedforward.down",
+    },
+    of_model={"model.norm": None, "model.final_layernorm": "norm"},
+    without=(
+        ROPE,
+        "rms_norm_eps",
+        "hidden_act",
+        "intermediate_size",
+        "attention_bias",
+        "mlp_bias",
+    ),
+)
+
+PERSIMMON = PHI.but(
+    "persimmon",
+    "PersimmonForCausalLM",
+    Set({"residual.kind": "pre", "head.bias": False}),
+    At("hidden_dropout", "residual.dropout"),
+    defaults={
+        "vocab_size": 262144,
+        "hidden_size": 4096,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 16384,
+        "qk_layernorm": True,
+        "hidden_dropout": 0.0,
+    },
+    of_layer={
+        "input_layernorm": "residual.norms.attention",
+        "post_attention_layernorm": "residual.norms.feedforward",
+        "self_attn.q_proj": None,
+        "self_attn.k_proj": None,
+        "self_attn.v_proj": None,
+        "self_attn.query_key_value": Fused(QKV, by_head),
+        "mlp.fc1": None,
+        "mlp.fc2": None,
+        "mlp.dense_h_to_4h": "feedforward.up",
+        "mlp.dense_4h_to_h": "feedforward.down",
+    },
+    without=("num_key_value_heads", "embd_pdrop", "resid_pdrop"),
+)
+
+STABLELM = LLAMA.but(
+    "stablelm",
+    "StableLmForCausalLM",
+    Rope(),
+    Set(LAYER_NORM),
+    At("layer_norm_eps", "norm.eps"),
+    At("hidden_dropout", "residual.dropout"),
+    bias("use_qkv_bias", "attention", "query", "key", "value"),
+    Switch(
+        "use_parallel_residual",
+        {
+            True: Set({"residual.kind": "parallel", "residual.num_norms": 1}),
+            False: Set({"residual.kind": "pre"}),
+        },
+    ),
+    Switch(
+        "qk_layernorm",
+        {
+            True: (
+                Set({**QK_NORM, "attention.qk_norm.bias": False}),
+                Set({"attention.qk_norm_over": "each_head"}),
+                At("layer_norm_eps", "attention.qk_norm.eps"),
+            ),
+            False: Set(NO_QK_NORM),
+        },
+    ),
+    defaults={
+        "vocab_size": 50304,
+        "hidden_size": 2560,
+        "intermediate_size": 6912,
+        "max_position_embeddings": 4096,
+        "num_key_value_heads": 32,
+        "layer_norm_eps": 1e-5,
+        "hidden_dropout": 0.0,
+        "partial_rotary_factor": 0.25,
+        "use_qkv_bias": False,
+        "qk_layernorm": False,
+        "use_parallel_residual": False,
+    },
+    of_layer={
+        "input_layernorm": (
+            "residual.norms.shared",
+            When("residual.kind", "pre", "residual.norms.attention"),
+        ),
+        "self_attn.q_layernorm.norms.{e}": "attention.query_norm",
+        "self_attn.k_layernorm.norms.{e}": "attention.key_norm",
+    },
+    without=(ROPE, "rms_norm_eps", "attention_bias", "mlp_bias"),
+)
+
+STARCODER2 = LLAMA.but(
+    "starcoder2",
+    "Starcoder2ForCausalLM",
+    Set(LAYER_NORM),
+    At("norm_epsilon", "norm.eps"),
+    At("embedding_dropout", "embedding.dropout"),
+    At("residual_dropout", "residual.dropout"),
+    Activation("hidden_act", gated=False),
+    At("intermediate_size", "feedforward.hidden_dim"),
+    Switch("use_bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}),
+    defaults={
+        "vocab_size": 49152,
+        "hidden_size": 3072,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 4096,
+        "norm_epsilon": 1e-5,
+        "sliding_window": None,
+        "embedding_dropout": 0.0,
+        "residual_dropout": 0.0,
+        "use_bias": True,
+        "tie_word_embeddings": True,
+    },
+    groups=(Layers(ALL_OR_NONE, ROLES),),
+    of_layer={
+        "mlp.gate_proj": None,
+        "mlp.up_proj": None,
+        "mlp.down_proj": None,
+        "mlp.c_fc": "feedforward.up",
+        "mlp.c_proj": "feedforward.down",
+    },
+    without=("rms_norm_eps", "hidden_act", "intermediate_size", "attention_bias", "mlp_bias"),
+)
+
+PHI_FAMILIES = (PHI, PERSIMMON, STABLELM, STARCODER2)
