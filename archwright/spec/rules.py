@@ -244,6 +244,20 @@ def groups_have_two(spec: ModelSpec) -> Iterator[str]:
             )
 
 
+@_rule("Sparsemixer chooses by the router's numbers alone.")
+def sparsemixer_chooses_alone(spec: ModelSpec) -> Iterator[str]:
+    for at, experts in _mixtures(spec):
+        if experts.scores != "sparsemixer":
+            continue
+        for name, idle in (("selection_bias", False), ("bias_rate", 0), ("num_groups", 1)):
+            found = getattr(experts, name)
+            if found != idle:
+                yield (
+                    f"{at}feedforward.{name}: found {str(found).lower()} with scores "
+                    f'"sparsemixer"; expected {str(idle).lower()}'
+                )
+
+
 @_rule("muP's rates are those of dense models.")
 def mup_is_dense(spec: ModelSpec) -> Iterator[str]:
     for at, _ in _mixtures(spec):

@@ -113,6 +113,21 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
     assert all("\n" not in said for said in caught.value.lines)
 
 
+def test_what_is_wrong_with_all_variants_is_said_once_and_of_none() -> None:
+    with pytest.raises(UserError) as caught:
+        arms(study("modern", "textbook", ":norm.kind=layer", common=("data.txet=notes.txt",)), 2e5)
+    (line,) = caught.value.lines
+    assert line.startswith("data.txet: unknown key")
+    assert line.endswith('Did you mean "data.text"?')
+
+
+def test_what_is_wrong_with_one_variant_is_said_of_it() -> None:
+    with pytest.raises(UserError) as caught:
+        arms(study("modern", "textbook", "textbook:norm.kind=lyer"), 2e5)
+    (line,) = caught.value.lines
+    assert line.startswith("textbook:norm.kind=lyer: model.norm.kind: found")
+
+
 @pytest.mark.parametrize("name", study_names())
 def test_studies_that_come_along_are_good(name: str) -> None:
     found = load_study(name)

@@ -101,7 +101,7 @@ def feedforward(each: LayerSpec, d: int) -> int:
             shared = (
                 hidden_layer(f.expert, int(f.shared_hidden_dim), d, 1) + (f.shared == "gated") * d
             )
-        router = f.num_experts * (d + f.router_bias)
+        router = f.num_experts * (d + f.router_bias) + f.out_bias * d
         return router + shared + hidden_layer(f.expert, int(f.expert.hidden_dim), d, f.num_experts)
     assert isinstance(f, Hidden)
     return hidden_layer(f, int(f.hidden_dim), d, 1)

@@ -64,6 +64,14 @@ BROKEN: dict[str, tuple[list[str], str]] = {
         'feedforward.group_score: found "top_two" of groups of one expert; expected "max", or fewer '
         "num_groups",
     ),
+    "sparsemixer_chooses_alone": (
+        [
+            "feedforward.kind=experts",
+            "feedforward.scores=sparsemixer",
+            "feedforward.selection_bias=true",
+        ],
+        'feedforward.selection_bias: found true with scores "sparsemixer"; expected false',
+    ),
     "mup_is_dense": (
         ["feedforward.kind=experts", "init.kind=mup", "attention.scale.kind=inverse"],
         'feedforward.kind: found "experts" with init.kind "mup", whose rates are not derived for a '
