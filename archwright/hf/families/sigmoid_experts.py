@@ -55,7 +55,7 @@ def shared(key: str, hidden: str = "moe_intermediate_size", *, optional: bool = 
         return {"feedforward": {"shared": "added", "shared_hidden_dim": number * config[hidden]}}
 
     def write(get: Get) -> dict[str, Any]:
-        if get("feedforward.shared") != "added":
+        if get("feedforward.shared") not in ("added", "averaged"):
             return {key: 0} if optional else {}
         number, rest = divmod(
             get("feedforward.shared_hidden_dim"), get("feedforward.expert.hidden_dim")
