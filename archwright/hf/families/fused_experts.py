@@ -1,5 +1,7 @@
 """Mixtures whose experts stand in one tensor: Granite, DBRX, gpt-oss and Llama 4."""
 
+from typing import Any
+
 from archwright.hf.families.experts import (
     BASE,
     NO_DENSE,
@@ -16,17 +18,20 @@ from archwright.hf.keys import Fused
 from archwright.hf.layers import Layers, Listed, Role, Told, every
 from archwright.hf.layouts import Flattened, Rows, Stacked, Transposed
 from archwright.hf.lenses import (
+    MISSING,
     Activation,
     At,
     Computed,
     Config,
     Either,
+    Get,
     Refuse,
     Set,
     Switch,
     Table,
     Write,
     nested,
+    said,
 )
 from archwright.hf.rope import Rope
 
@@ -80,6 +85,18 @@ def _read_theta(config: Config) -> Table:
     return nested("position.theta", float(told or inside or config["rope_theta"]))
 
 
+def _read_power(config: Config) -> Table:
+    """Return what the norm of the chosen weights is, if they are divided by it."""
+    power = said(config, "ffn_config.moe_normalize_expert_weights")
+    table: Table = {"renormalise": power is not None}
+    return {"feedforward": table if power is None else table | {"renormalise_power": float(power)}}
+
+
+def _write_power(get: Get) -> dict[str, Any]:
+    power = get("feedforward.renormalise_power") if get("feedforward.renormalise") else None
+    return {} if power is MISSING else nested("ffn_config.moe_normalize_expert_weights", power)
+
+
 DBRX = Family(
     "dbrx",
     "DbrxForCausalLM",
@@ -124,13 +141,7 @@ DBRX = Family(
         At("ffn_config.moe_num_experts", "feedforward.num_experts"),
         At("ffn_config.moe_top_k", "feedforward.top_k"),
         balance("ffn_config.moe_loss_weight", "ffn_config.moe_top_k"),
-        Switch(
-            "ffn_config.moe_normalize_expert_weights",
-            {
-                1.0: Set({"feedforward.renormalise": True}),
-                None: Set({"feedforward.renormalise": False}),
-            },
-        ),
+        Computed(_read_power, _write_power),
         Refuse("tie_word_embeddings", (False,)),
         Set({"head.tied": False}),
     ),
