@@ -168,22 +168,6 @@ class Computed:
         return self.writes(get)
 
 
-@dataclass(frozen=True)
-class Inside:
-    """Lenses of the table config[key], which has defaults of its own."""
-
-    key: str
-    defaults: Mapping[str, Any]
-    lenses: Sequence[Lens]
-
-    def read(self, config: Config) -> Table:
-        inner = {**config, **self.defaults, **(config.get(self.key) or {})}
-        return read_all(self.lenses, inner)
-
-    def write(self, get: Get) -> dict[str, Any]:
-        return {self.key: write_all(self.lenses, get)}
-
-
 PLAIN_ACTIVATIONS: Mapping[str, Table] = {
     "gelu": {"kind": "gelu", "approximate": "none"},
     "gelu_new": {"kind": "gelu", "approximate": "tanh"},
@@ -227,15 +211,16 @@ class Activation:
     names: Mapping[str, Table] = field(default_factory=dict)
 
     def read(self, config: Config) -> Table:
-        found = self._names.get(config[self.key])
-        if found is None:
-            raise UserError(refused(self.key, config[self.key], self._names))
+        name = said(config, self.key)
+        if name not in self._names:
+            raise UserError(refused(self.key, name, self._names))
+        found = self._names[name]
         return nested(self.path, dict(found))
 
     def write(self, get: Get) -> dict[str, Any]:
         for name, table in self._names.items():
             if all(get(f"{self.path}.{key}") == value for key, value in table.items()):
-                return {self.key: name}
+                return nested(self.key, name)
         return {}
 
     @property

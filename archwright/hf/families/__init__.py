@@ -22,6 +22,7 @@ from archwright.hf.families.qwen import QWEN_FAMILIES
 from archwright.hf.families.sigmoid_experts import SIGMOID_EXPERTS_FAMILIES
 from archwright.hf.families.softmax_experts import SOFTMAX_EXPERTS_FAMILIES
 from archwright.hf.families.ungated import UNGATED_FAMILIES
+from archwright.hf.families.window_experts import WINDOW_EXPERTS_FAMILIES
 from archwright.hf.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -47,6 +48,7 @@ FAMILIES: dict[str, Family] = {
         EXPERTS_FAMILIES,
         FUSED_EXPERTS_FAMILIES,
         SIGMOID_EXPERTS_FAMILIES,
+        WINDOW_EXPERTS_FAMILIES,
         SOFTMAX_EXPERTS_FAMILIES,
         DEEPSEEK_FAMILIES,
     )

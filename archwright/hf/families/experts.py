@@ -29,6 +29,7 @@ from archwright.hf.lenses import (
     Switch,
     Table,
     nested,
+    said,
 )
 
 QUERY_KEY_NORM = {
@@ -68,11 +69,11 @@ def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok
     """Return the lens of the balance loss, whose f_e adds up to top_k there and to 1 here."""
 
     def read(config: Config) -> Table:
-        return nested("feedforward.balance_loss", config[key] * config[top_k])
+        return nested("feedforward.balance_loss", said(config, key) * said(config, top_k))
 
     def write(get: Get) -> dict[str, Any]:
         loss = get("feedforward.balance_loss")
-        return {} if loss is MISSING else {key: loss / get("feedforward.top_k")}
+        return {} if loss is MISSING else nested(key, loss / get("feedforward.top_k"))
 
     return Computed(read, write)
 

@@ -11,57 +11,40 @@ from archwright.hf.families.experts import (
     gated,
     sparse,
 )
-from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, ROLES, ROPE, SOFTMAX
+from archwright.hf.families.granite import GRANITE
+from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, MLP_BIAS, ROLES, ROPE, SOFTMAX
 from archwright.hf.family import Family
 from archwright.hf.keys import Fused
 from archwright.hf.layers import Layers, Listed, Role, Told, every
 from archwright.hf.layouts import Flattened, Rows, Stacked, Transposed
 from archwright.hf.lenses import (
+    MISSING,
     Activation,
     At,
     Computed,
     Config,
     Either,
     Get,
-    Inside,
     Refuse,
     Set,
     Switch,
     Table,
     Write,
     nested,
+    said,
 )
 from archwright.hf.rope import Rope
 
 GATE_UP = ("feedforward.experts.gate", "feedforward.experts.up")
 
 
-def _read_multiplier(config: Config) -> Table:
-    found = float(config["embedding_multiplier"])
-    return nested("embedding.scale", "none" if found == 1 else found)
-
-
-def _write_multiplier(get: Get) -> dict[str, Any]:
-    scale = get("embedding.scale")
-    return {"embedding_multiplier": scale if isinstance(scale, float) else 1.0}
-
-
-GRANITEMOE = BASE.but(
+GRANITEMOE = GRANITE.but(
     "granitemoe",
     "GraniteMoeForCausalLM",
-    ATTENTION_BIAS,
-    Computed(_read_multiplier, _write_multiplier),
-    At("logits_scaling", "head.divisor"),
-    At("residual_multiplier", ("residual.multiplier.attention", "residual.multiplier.feedforward")),
-    Set({"attention.scale.kind": "fixed"}),
-    At("attention_multiplier", "attention.scale.value"),
     *experts("num_local_experts", "intermediate_size", scores="softmax_of_chosen"),
     balance(),
+    without=(MLP_BIAS,),
     defaults={
-        "embedding_multiplier": 1.0,
-        "logits_scaling": 1.0,
-        "residual_multiplier": 1.0,
-        "attention_multiplier": 1.0,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "router_aux_loss_coef": 0.001,
@@ -102,6 +85,18 @@ def _read_theta(config: Config) -> Table:
     return nested("position.theta", float(told or inside or config["rope_theta"]))
 
 
+def _read_power(config: Config) -> Table:
+    """Return what the norm of the chosen weights is, if they are divided by it."""
+    power = said(config, "ffn_config.moe_normalize_expert_weights")
+    table: Table = {"renormalise": power is not None}
+    return {"feedforward": table if power is None else table | {"renormalise_power": float(power)}}
+
+
+def _write_power(get: Get) -> dict[str, Any]:
+    power = get("feedforward.renormalise_power") if get("feedforward.renormalise") else None
+    return {} if power is MISSING else nested("ffn_config.moe_normalize_expert_weights", power)
+
+
 DBRX = Family(
     "dbrx",
     "DbrxForCausalLM",
@@ -113,6 +108,15 @@ DBRX = Family(
         "max_seq_len": 2048,
         "resid_pdrop": 0.0,
         "emb_pdrop": 0.0,
+        "attn_config": {"attn_pdrop": 0.0, "clip_qkv": None, "kv_n_heads": 1},
+        "ffn_config": {
+            "ffn_act_fn": {"name": "silu"},
+            "ffn_hidden_size": 3584,
+            "moe_num_experts": 4,
+            "moe_top_k": 1,
+            "moe_loss_weight": 0.01,
+            "moe_normalize_expert_weights": 1.0,
+        },
         "rope_theta": 10_000.0,
         "tie_word_embeddings": False,
     },
@@ -128,45 +132,16 @@ DBRX = Family(
         ROPE,
         SOFTMAX,
         Computed(_read_theta, lambda get: {"attn_config": {"rope_theta": get("position.theta")}}),
-        Inside(
-            "attn_config",
-            {"attn_pdrop": 0.0, "clip_qkv": None, "kv_n_heads": 1},
-            (
-                At("attn_pdrop", "attention.dropout"),
-                At("clip_qkv", "attention.clip", or_none=True),
-                At("kv_n_heads", "attention.num_kv_heads"),
-            ),
-        ),
+        At("attn_config.attn_pdrop", "attention.dropout"),
+        At("attn_config.clip_qkv", "attention.clip", or_none=True),
+        At("attn_config.kv_n_heads", "attention.num_kv_heads"),
         Set({"feedforward.kind": "experts"}),
-        Inside(
-            "ffn_config",
-            {
-                "ffn_act_fn": {"name": "silu"},
-                "ffn_hidden_size": 3584,
-                "moe_num_experts": 4,
-                "moe_top_k": 1,
-                "moe_loss_weight": 0.01,
-                "moe_normalize_expert_weights": 1.0,
-            },
-            (
-                Inside(
-                    "ffn_act_fn",
-                    {"name": "silu"},
-                    (Activation("name", gated=True, path="feedforward.expert"),),
-                ),
-                At("ffn_hidden_size", "feedforward.expert.hidden_dim"),
-                At("moe_num_experts", "feedforward.num_experts"),
-                At("moe_top_k", "feedforward.top_k"),
-                balance("moe_loss_weight", "moe_top_k"),
-                Switch(
-                    "moe_normalize_expert_weights",
-                    {
-                        1.0: Set({"feedforward.renormalise": True}),
-                        None: Set({"feedforward.renormalise": False}),
-                    },
-                ),
-            ),
-        ),
+        Activation("ffn_config.ffn_act_fn.name", gated=True, path="feedforward.expert"),
+        At("ffn_config.ffn_hidden_size", "feedforward.expert.hidden_dim"),
+        At("ffn_config.moe_num_experts", "feedforward.num_experts"),
+        At("ffn_config.moe_top_k", "feedforward.top_k"),
+        balance("ffn_config.moe_loss_weight", "ffn_config.moe_top_k"),
+        Computed(_read_power, _write_power),
         Refuse("tie_word_embeddings", (False,)),
         Set({"head.tied": False}),
     ),
@@ -201,9 +176,20 @@ DBRX = Family(
 
 GATE_UP_WEIGHTS = tuple(f"{name}.weight" for name in GATE_UP)
 
+STRETCHED = Either(
+    lambda config: not (config.get("rope_parameters") or config.get("rope_scaling")),
+    lambda get: False,
+    (
+        Set({"position.scaling.kind": "yarn", "position.scaling.factor": 32.0}),
+        Set({"position.scaling.original_length": 4096, "position.scaling.truncate": False}),
+    ),
+)
+"""What a config is taken to say that is silent on RoPE."""
+
 GPT_OSS = BASE.but(
     "gpt_oss",
     "GptOssForCausalLM",
+    STRETCHED,
     ATTENTION_BIAS,
     Set({"norm.multiply": "wide", "attention.sinks": True}),
     Set({"feedforward.kind": "experts", "feedforward.scores": "softmax_of_chosen"}),
@@ -229,14 +215,6 @@ GPT_OSS = BASE.but(
         "sliding_window": 128,
         "layer_types": None,
         "rope_theta": 150_000.0,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 4096,
-        },
         "num_experts_per_tok": 4,
         "num_local_experts": 128,
         "swiglu_alpha": 1.702,

@@ -1,5 +1,5 @@
 """Mixtures that score by sigmoids and choose with a bias of their own, as DeepSeek V3 does: MiniMax-M2,
-GLM-4.5, dots.llm1, Solar Open, K-EXAONE, Hunyuan 3, Trinity and MiMo-V2."""
+GLM-4.5, dots.llm1, Solar Open and Hunyuan 3."""
 
 from typing import Any
 
@@ -16,14 +16,12 @@ from archwright.hf.families.experts import (
 )
 from archwright.hf.families.llama import (
     ATTENTION_BIAS,
-    CAUSAL,
     NO_QKV_BIAS,
     QKV_BIAS,
     ROLES,
     ROPE,
-    WINDOW,
 )
-from archwright.hf.layers import Layers, Listed, Role, Told
+from archwright.hf.layers import Layers, Listed, Told
 from archwright.hf.lenses import (
     At,
     Computed,
@@ -39,7 +37,7 @@ from archwright.hf.lenses import (
 )
 from archwright.hf.rope import Rope
 
-SIGMOID = {"scores": "sigmoid", "selection_bias": True, "balance_loss": 0.0}
+SIGMOID: dict[str, Any] = {"scores": "sigmoid", "selection_bias": True, "balance_loss": 0.0}
 QKV = Switch("attention_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)})
 
 
@@ -57,7 +55,7 @@ def shared(key: str, hidden: str = "moe_intermediate_size", *, optional: bool = 
         return {"feedforward": {"shared": "added", "shared_hidden_dim": number * config[hidden]}}
 
     def write(get: Get) -> dict[str, Any]:
-        if get("feedforward.shared") != "added":
+        if get("feedforward.shared") not in ("added", "averaged"):
             return {key: 0} if optional else {}
         number, rest = divmod(
             get("feedforward.shared_hidden_dim"), get("feedforward.expert.hidden_dim")
@@ -215,61 +213,6 @@ SOLAR_OPEN = BASE.but(
     spellings={"num_local_experts": "n_routed_experts"},
 )
 
-NEAR = Role({**WINDOW.told_by, "position.kind": "rope"}, (*WINDOW.lenses, ROPE))
-FAR = Role({**CAUSAL.told_by, "position.kind": "none"})
-NEAR_TURNED = {"sliding_attention": NEAR, "full_attention": FAR}
-"""Windows with positions, and full attention without."""
-
-
-def _each(key: str) -> Listed:
-    """Return a list of types, or windows in all layers but each config[key]-th."""
-    return Listed(
-        otherwise=lambda config, n: [
-            "sliding_attention" if (i + 1) % int(config[key]) else "full_attention"
-            for i in range(n)
-        ]
-    )
-
-
-EXAONE_MOE = BASE.but(
-    "exaone_moe",
-    "ExaoneMoeForCausalLM",
-    *qk_norm("head"),
-    defaults={
-        "vocab_size": 102400,
-        "intermediate_size": 16384,
-        "num_key_value_heads": 32,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 4,
-        "layer_types": None,
-        "mlp_layer_types": None,
-        "first_k_dense_replace": 1,
-        "moe_intermediate_size": 1024,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "num_shared_experts": 1,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "n_group": 1,
-        "topk_group": 1,
-    },
-    groups=(
-        Layers(_each("sliding_window_pattern"), NEAR_TURNED),
-        sparse(
-            Listed("mlp_layer_types", FIRST_DENSE.reads),
-            *routed("num_experts", shared("num_shared_experts")),
-        ),
-    ),
-    of_layer={
-        **NAMES,
-        **QUERY_KEY_NORM,
-        "mlp.gate.e_score_correction_bias": None,
-        "mlp.e_score_correction_bias": "feedforward.selection_bias",
-    },
-    ignored=(*BASE.ignored, r"mtp.*"),
-)
-
 HY_V3 = BASE.but(
     "hy_v3",
     "HYV3ForCausalLM",
@@ -353,73 +296,11 @@ MINIMAX_M2 = BASE.but(
     spellings={"num_experts": "num_local_experts"},
 )
 
-AFMOE = BASE.but(
-    "afmoe",
-    "AfmoeForCausalLM",
-    ATTENTION_BIAS,
-    Set({"residual.kind": "sandwich", "norm.multiply": "wide", "attention.gate": "value"}),
-    *qk_norm("head", "wide"),
-    Switch(
-        "mup_enabled",
-        {True: Set({"embedding.scale": "sqrt_dim"}), False: Set({"embedding.scale": "none"})},
-    ),
-    Refuse("score_func", ("sigmoid",)),
-    Refuse("route_norm", (True,)),
-    defaults={
-        "vocab_size": 200192,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_attention_heads": 16,
-        "head_dim": 128,
-        "max_position_embeddings": 16384,
-        "rms_norm_eps": 1e-5,
-        "num_dense_layers": 1,
-        "moe_intermediate_size": 1408,
-        "num_experts": 64,
-        "num_experts_per_tok": 6,
-        "num_shared_experts": 2,
-        "route_scale": 1.0,
-        "score_func": "sigmoid",
-        "route_norm": True,
-        "global_attn_every_n_layers": 4,
-        "sliding_window": 1024,
-        "layer_types": None,
-        "mup_enabled": False,
-    },
-    groups=(
-        Layers(_each("global_attn_every_n_layers"), NEAR_TURNED),
-        sparse(
-            Told(
-                lambda config, n: [
-                    "dense" if i < config["num_dense_layers"] else "sparse" for i in range(n)
-                ],
-                lambda roles: {"num_dense_layers": [*roles, "sparse"].index("sparse")},
-            ),
-            *experts("num_experts", "moe_intermediate_size", **SIGMOID),
-            At("route_scale", "feedforward.routed_scale"),
-            shared("num_shared_experts"),
-        ),
-    ),
-    of_layer={
-        "post_attention_layernorm": "residual.out_norms.attention",
-        "pre_mlp_layernorm": "residual.norms.feedforward",
-        "post_mlp_layernorm": "residual.out_norms.feedforward",
-        "self_attn.gate_proj": "attention.gate",
-        "mlp.router.gate": "feedforward.router",
-        "mlp.expert_bias": "feedforward.selection_bias",
-        **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-        **gated("mlp.shared_experts", "feedforward.shared"),
-        **QUERY_KEY_NORM,
-    },
-)
-
 SIGMOID_EXPERTS_FAMILIES = (
     SOLAR_OPEN,
     HY_V3,
     DOTS1,
     GLM4_MOE,
-    EXAONE_MOE,
     MINIMAX_M2,
-    AFMOE,
 )
 """What is a special case of another comes before it, as a model is written as the first that holds it."""

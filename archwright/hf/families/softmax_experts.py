@@ -1,4 +1,5 @@
-"""Mixtures with a softmax router and ways of their own: ERNIE 4.5, Hunyuan-A13B and Command A+."""
+"""Mixtures with a softmax router and ways of their own: ERNIE 4.5, Hunyuan-A13B, Command A+ and
+Phi-3.5-MoE."""
 
 from typing import Any
 
@@ -13,16 +14,18 @@ from archwright.hf.families.experts import (
     qk_norm,
     sparse,
 )
-from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, WINDOW
+from archwright.hf.families.llama import ALL_OR_NONE, ATTENTION_BIAS, CAUSAL, ROLES, ROPE, WINDOW
 from archwright.hf.families.sigmoid_experts import shared
 from archwright.hf.keys import Fused
 from archwright.hf.layers import Layers, Role, Told
 from archwright.hf.layouts import Reshaped
 from archwright.hf.lenses import (
+    MISSING,
     At,
     Computed,
     Config,
     Either,
+    Get,
     Refuse,
     Set,
     Switch,
@@ -84,12 +87,14 @@ ERNIE4_5_MOE = BASE.but(
         "moe_layer_start_index": 1,
         "moe_layer_end_index": -1,
         "moe_layer_interval": 1,
+        "moe_norm_min": 1e-12,
         "router_aux_loss_coef": 0.001,
     },
     groups=(
         sparse(
             Told(_stretch, _write_stretch),
             *experts("moe_num_experts", "moe_intermediate_size", "moe_k", selection_bias=True),
+            At("moe_norm_min", "feedforward.renormalise_min"),
             shared("moe_num_shared_experts", optional=True),
             balance(top_k="moe_k"),
         ),
@@ -214,24 +219,22 @@ MIXTURE = (
         },
     ),
     shared("num_shared_experts", "intermediate_size", optional=True),
-    # The mean of both is half the branch.
     Either(
         lambda config: bool(config["num_shared_experts"]),
-        lambda get: get("feedforward.shared") == "added",
+        lambda get: get("feedforward.shared") in ("added", "averaged"),
         (
             Switch(
                 "shared_expert_combination_strategy",
                 {
-                    "sum": Set({"residual.multiplier.feedforward": 1.0}),
-                    "average": Set({"residual.multiplier.feedforward": 0.5}),
+                    "sum": Set({"feedforward.shared": "added"}),
+                    "average": Set({"feedforward.shared": "averaged"}),
                 },
             ),
         ),
-        (Set({"residual.multiplier.feedforward": 1.0}),),
     ),
 )
 DENSE = (
-    *dense(Set({"residual.multiplier.feedforward": 1.0})).lenses,
+    *dense().lenses,
     At("prefix_dense_intermediate_size", "feedforward.hidden_dim", same_as="intermediate_size"),
 )
 
@@ -306,4 +309,58 @@ COHERE2_MOE = BASE.but(
     },
 )
 
-SOFTMAX_EXPERTS_FAMILIES = (ERNIE4_5_MOE, HUNYUAN_V1_MOE, COHERE2_MOE)
+
+def _read_mscale(config: Config) -> Table:
+    """Return what LongRoPE multiplies cosines and sines by, which is told for short and long texts."""
+    told = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    short, long = told.get("short_mscale"), told.get("long_mscale")
+    if (told.get("rope_type") or told.get("type") or "default") == "default":
+        return {}
+    if short is None or short != long:
+        raise UserError(
+            f"config.json: rope_parameters.long_mscale: found {long}; this package knows that of "
+            f"short_mscale, {short}, alone"
+        )
+    return nested("position.scaling.attention_factor", float(short))
+
+
+def _write_mscale(get: Get) -> dict[str, Any]:
+    factor = get("position.scaling.attention_factor")
+    told = {"short_mscale": factor, "long_mscale": factor}
+    return {} if factor is MISSING else {"rope_parameters": told}
+
+
+PHIMOE = BASE.but(
+    "phimoe",
+    "PhimoeForCausalLM",
+    ATTENTION_BIAS,
+    Set({"norm.kind": "layer"}),
+    At("rms_norm_eps", "norm.eps"),
+    Rope(fraction="", kinds=("default", "longrope")),
+    Computed(_read_mscale, _write_mscale),
+    At("lm_head_bias", "head.bias"),
+    *experts("num_local_experts", "intermediate_size", scores="sparsemixer", renormalise=False),
+    At("router_jitter_noise", "feedforward.jitter"),
+    balance(),
+    without=(ROPE,),
+    defaults={
+        "vocab_size": 32064,
+        "intermediate_size": 6400,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096 * 32,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "sliding_window": None,
+        "lm_head_bias": False,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 16,
+        "router_jitter_noise": 0.01,
+        "router_aux_loss_coef": 0.001,
+    },
+    groups=(Layers(ALL_OR_NONE, ROLES),),
+    of_layer=NO_DENSE
+    | {"block_sparse_moe.gate": "feedforward.router"}
+    | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
+)
+
+SOFTMAX_EXPERTS_FAMILIES = (ERNIE4_5_MOE, HUNYUAN_V1_MOE, COHERE2_MOE, PHIMOE)
