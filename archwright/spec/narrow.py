@@ -6,6 +6,7 @@ from typing import Any
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.model_spec import Arrangement, ModelSpec, heads
 from archwright.spec.positions import RoPE, rotary_dim
+from archwright.spec.run_spec import RunSpec
 
 Table = dict[str, Any]
 
@@ -24,6 +25,11 @@ def tiny(spec: ModelSpec) -> ModelSpec:
     num_layers = min(spec.num_layers, _whole_cycles(spec.layers, TINY_LAYERS))
     small = narrowed(spec, TINY_DIM, TINY_HEAD_DIM, num_layers, TINY_CONTEXT, TINY_EXPERTS)
     return small.model_copy(update={"name": f"{spec.name}-tiny"})
+
+
+def tiny_run(run: RunSpec) -> RunSpec:
+    """Return a run of the tiny model, under a name of its own."""
+    return run.model_copy(update={"model": tiny(run.model), "name": f"{run.name}-tiny"})
 
 
 def narrowed(

@@ -299,6 +299,17 @@ def test_check(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 # train -------------------------------------------------------------------------------------------
 
 
+def test_any_published_model_can_be_tiny(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = write_text(place / "text.txt", 100)
+    asked = ("model.num_layers=3", "data.tokenizer.kind=bytes", "budget=2steps", "--dry-run")
+    found = out(capsys, "train", "mixtral-8x7b", "--tiny", f"data.text={text}", *asked)
+    values = dict(line.split(maxsplit=1) for line in found.splitlines() if "  " in line)
+    assert found.startswith("Decoder(mixtral-8x7b-tiny: ")
+    assert values["model.dim"] == "64"
+    assert values["model.num_layers"] == "3"
+    assert values["model.feedforward.top_k"] == "2"
+
+
 def test_dry_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = write_text(place / "text.txt", 100)
     words = tiny_words(text, "budget=1000steps", "optimizer.lr=0.5", "machine.threads=auto")
