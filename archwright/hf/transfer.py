@@ -36,8 +36,8 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
         told = {"archwright": "model", "spec": model.hash(), FAMILY: loaded.family}
         checkpoint.write_model(run.model_file, loaded.model, told)
         if not run.begun:
-            told = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
-            run.append({"kind": "event", "step": 0, **told})
+            done = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
+            run.append({"kind": "event", "step": 0, **done})
     return run, loaded.model
 
 

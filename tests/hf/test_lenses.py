@@ -8,8 +8,9 @@ import torch
 from archwright.hf.families.granite import ThetaOfEach
 from archwright.hf.families.llama import LLAMA, ROPE
 from archwright.hf.families.ungated import NEMOTRON
+from archwright.hf.keys import Fixed
 from archwright.hf.layers import every_by, first_of
-from archwright.hf.layouts import Constant
+from archwright.hf.layouts import Same
 from archwright.hf.lenses import Activation
 from archwright.hf.rope import Rope
 from archwright.spec.errors import UserError
@@ -84,13 +85,12 @@ def test_each_layer_has_a_base_of_its_own_or_none() -> None:
 
 
 def test_a_constant_is_written_and_another_one_refused() -> None:
-    layout, written = Constant(0.5), torch.zeros(())
-    for theirs, own in layout.pairs(written, []):
-        theirs.copy_(own)
+    slot, written = Fixed((), Same(), torch.tensor(0.5), checked=True), torch.zeros(())
+    slot.write(written, {})
     assert written == 0.5
-    layout.check("beta", written.bfloat16())
-    with pytest.raises(UserError, match=r"beta: found 0\.4; this package knows 0\.5"):
-        layout.check("beta", torch.tensor(0.4))
+    slot.read(written.bfloat16(), {})
+    with pytest.raises(ValueError, match="other values than those that follow from the config"):
+        slot.read(torch.tensor(0.4), {})
 
 
 def test_numbers_that_make_no_sense_are_one_line() -> None:

@@ -71,7 +71,7 @@ def test_logits_are_those_of_the_published_implementation(
     with torch.no_grad():
         theirs = logits(pair.theirs, pair.tokens, pair.real)[pair.real]
         ours = pair.ours.model(pair.tokens, padding_mask=pair.real).logits[pair.real]
-    assert 0.1 < theirs.std() < 4.0
+    assert 0.1 < theirs.std() < 8.0
     difference = float((ours - theirs).abs().max())
     if difference > 2e-5:
         name = request.node.callspec.params["pair"]
