@@ -28,6 +28,7 @@ def _one_after_another(residual: Residual, branches: list[str], norm: str) -> li
     above, below = "x ─", "   "
     for name in branches:
         split = 0
+        own = "" if getattr(residual, "unnormed", "none") == name else norm
         for step in residual.flow.split():
             if step == "<":
                 split = len(above)
@@ -43,7 +44,7 @@ def _one_after_another(residual: Residual, branches: list[str], norm: str) -> li
                     + "┘"
                 )
                 above += "─"
-            elif said := _said(step, name, norm):
+            elif said := _said(step, name, own):
                 above += f" {said} ─"
         below = below.ljust(len(above))
     return [f"{above} x", below.rstrip()]

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from archwright.hf.families.granite import ThetaOfEach
+from archwright.hf.families.granite import GRANITE_SWA, ThetaOfEach
 from archwright.hf.families.llama import LLAMA, ROPE
+from archwright.hf.families.qwen import QWEN2
 from archwright.hf.families.ungated import NEMOTRON
+from archwright.hf.family import Family
 from archwright.hf.keys import Fixed
 from archwright.hf.layers import every_by, first_of
 from archwright.hf.layouts import Same
@@ -91,6 +93,21 @@ def test_a_constant_is_written_and_another_one_refused() -> None:
     slot.read(written.bfloat16(), {})
     with pytest.raises(ValueError, match="other values than those that follow from the config"):
         slot.read(torch.tensor(0.4), {})
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "line"),
+    [
+        (LLAMA, {"rope_theta": "far"}, "another type than expected"),
+        (LLAMA, {"rope_parameters": "far"}, "another type than expected"),
+        (QWEN2, {"num_hidden_layers": 10**30}, "expected 1 to 100,000"),
+        (QWEN2, {"layer_types": ["full_attention"]}, "types of 1 layers; expected 32"),
+        (GRANITE_SWA, {"layer_rope_theta": [0, 1.0]}, "found 2 numbers; expected 24"),
+    ],
+)
+def test_wrong_values_are_one_line(family: Family, config: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        family.spec(config)
 
 
 def test_numbers_that_make_no_sense_are_one_line() -> None:
