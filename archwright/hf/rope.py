@@ -181,7 +181,7 @@ def _write_scaling(get: Get) -> dict[str, Any]:
     }
     kind = get("position.scaling.kind")
     found = {key: get(f"position.scaling.{name}") for name, key in names.items()}
-    keys = {key: value for key, value in found.items() if value is not MISSING}
+    keys = {key: value for key, value in found.items() if value is not MISSING and value != ()}
     if kind == "dynamic":  # counts from the length of the config
         del keys["original_max_position_embeddings"]
     keys = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
