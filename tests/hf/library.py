@@ -60,7 +60,9 @@ def batch(model: nn.Module) -> tuple[Tensor, Tensor]:
     length = min(LENGTH, limit) if limit and limit > 0 else LENGTH
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(4, config.vocab_size, (2, length), generator=generator)
-    tokens[tokens == getattr(config, "pad_token_id", None)] = 3  # which some models give no gradient
+    tokens[tokens == getattr(config, "pad_token_id", None)] = (
+        3  # which some models give no gradient
+    )
     real = torch.ones(2, length, dtype=torch.bool)
     real[1, -PADDING:] = False
     return tokens, real
