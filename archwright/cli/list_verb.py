@@ -16,9 +16,10 @@ EXAMPLES = """\
   archwright list models --format csv > architectures.csv
   archwright list choices        every axis and what it can be set to
   archwright list choices mask   an axis with options, users, and how to ask for each kind
+  archwright list families       the checkpoints that import reads and export writes
   archwright list runs           the runs in runs/"""
 
-WHAT = ("models", "recipes", "studies", "choices", "runs")
+WHAT = ("models", "recipes", "studies", "choices", "families", "runs")
 
 
 def run(words: Sequence[str]) -> int:
@@ -40,6 +41,7 @@ def run(words: Sequence[str]) -> int:
         "recipes": _recipes,
         "studies": _studies,
         "choices": _choices,
+        "families": _families,
         "runs": _runs,
     }
     if options.what and options.what not in tables:
@@ -104,6 +106,15 @@ def _studies() -> None:
         count = str(len(study.variants))
         rows.append([name, study.baseline[0], count, study.budget, study.question])
     print_table(rows)
+
+
+def _families() -> None:
+    from archwright.hf.families import FAMILIES
+
+    rows = [["model_type", "class of transformers"]]
+    rows += [[name, family.architecture] for name, family in sorted(FAMILIES.items())]
+    print_table(rows)
+    print(f"{len(FAMILIES)} families; archwright import FOLDER reads a checkpoint of any of them.")
 
 
 def _runs() -> None:

@@ -31,7 +31,8 @@ EXAMPLES = """\
   archwright show modern --values            every value that is not left at its default
   archwright show modern --all               defaults, too, and what "auto" comes to
   archwright show modern --blame             which file and which source set each value
-  archwright show modern dim=256 norm.kind=layer"""
+  archwright show modern dim=256 norm.kind=layer
+  archwright show modern norm.kind=layer --exportable    can transformers load it, and what blocks that"""
 
 
 def run(words: Sequence[str]) -> int:
@@ -43,6 +44,9 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--values", action="store_true", help="show values, by path")
     parser.add_argument("--all", action="store_true", help="show defaults, too")
     parser.add_argument("--blame", action="store_true", help="say where each value comes from")
+    parser.add_argument(
+        "--exportable", action="store_true", help="say as what a trained one can be exported"
+    )
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
@@ -59,10 +63,24 @@ def run(words: Sequence[str]) -> int:
         lines = _values(spec, _with_tiny(loaded, spec, options), options)
     else:
         lines = card(spec, loaded.blame, counts or _counted(spec))
+    if options.exportable:
+        lines = _exportable(spec)
     print("\n".join(lines))
     for line in suspicions(spec):
         print(f"\nwarning: {line}")
     return 0
+
+
+def _exportable(spec: ModelSpec) -> list[str]:
+    """Return as which family a model can be exported, or what stands in the way."""
+    from archwright.hf import nearest_fit
+
+    fit = nearest_fit(spec)
+    family = f"{fit.family.model_type} ({fit.family.architecture})"
+    if not fit.blocking:
+        return [f"exportable as {family}"]
+    said = f"no published family has all of these choices; the nearest, {family}, cannot have"
+    return [said, *(f"  {line}" for line in fit.blocking)]
 
 
 def _values(

@@ -11,6 +11,7 @@ from archwright.hf.saving import save
 from archwright.model.decoder import Decoder
 from archwright.runs.folder import RunFolder
 from archwright.runs.opened import open_model
+from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.text.tokenizer import Tokenizer
 
@@ -30,14 +31,15 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
     source = f"{Path(folder).resolve().name}, a {FAMILIES[loaded.family].architecture}"
     model = loaded.spec.model_copy(update={"source": source, "name": path.name})
     run = RunFolder.create(path, RunSpec(name=path.name, model=model))
+    if run.begun:
+        raise UserError(f"{path} holds a run already; give --out a new folder")
     with run.nothing_or_begun(), run.lock():
         if loaded.tokenizer is not None:
             loaded.tokenizer.save(run.tokenizer_folder)
         told = {"archwright": "model", "spec": model.hash(), FAMILY: loaded.family}
         checkpoint.write_model(run.model_file, loaded.model, told)
-        if not run.begun:
-            done = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
-            run.append({"kind": "event", "step": 0, **done})
+        done = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
+        run.append({"kind": "event", "step": 0, **done})
     return run, loaded.model
 
 
