@@ -2,11 +2,14 @@
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.visitor import Visitor
 
 ROOMS = ("parts", "model", "losses", "optim", "generation")
 jaxtyping.install_import_hook([f"archwright.{room}" for room in ROOMS], "beartype.beartype")
@@ -61,3 +64,25 @@ def chromium() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=found, args=list(QUIET))
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def visitor(chromium: Any) -> Visitor:
+    return Visitor(chromium)
+
+
+@pytest.fixture(scope="module")
+def shared(visitor: Visitor, report: Path) -> Any:
+    """The page of a module's `report`, open all the time."""
+    return visitor.open(report)
+
+
+@pytest.fixture
+def tab(shared: Any) -> Iterator[Any]:
+    """That page in a wide, light window; what a test changes is undone."""
+    yield shared
+    shared.set_viewport_size({"width": 1200, "height": 800})
+    shared.emulate_media(color_scheme="light")
+    shared.get_by_role("radio", name="Tokens").click()
+    shared.mouse.move(0, 0)
+    shared.wait_for_timeout(200)

@@ -43,6 +43,13 @@ SMALL: Ranges = {
     "top_k": st.sampled_from([1, 2, 2]),
     "num_groups": st.sampled_from([1, 1, 2]),
     "top_groups": st.just(1),
+    "Experts.scores": st.sampled_from(
+        ["softmax", "softmax_of_chosen", "sigmoid"] * 2 + ["sparsemixer"]
+    ),
+    "jitter": st.floats(0.01, 0.5),
+    "bias_rate": st.sampled_from([0.0, 0.0, 0.01]),
+    "renormalise_power": st.sampled_from([1.0, 1.0, 2.0]),
+    "renormalise_min": st.sampled_from([0.0, 0.0, 0.7]),
     "routed_scale": st.floats(0.5, 3),
     "shared_hidden_dim": st.sampled_from(["auto", 8, 12]),
     "PerBranch.attention": st.sampled_from([1.0, 0.3, 1.5]),
@@ -118,25 +125,36 @@ def specs(cls: type[Spec], ranges: Ranges = {}) -> st.SearchStrategy[Any]:  # no
         )
         for name, field in fields.items()
     }
-    if issubclass(cls, LayerSpec) and cls is not LayerSpec:
-        kinds = st.dictionaries(st.sampled_from(NAMES[1:]), _partial(ranges), max_size=2)
-        names = st.sampled_from([*NAMES, *["default"] * 4])
-        few = st.lists(names, max_size=1)
-        layers = st.builds(
-            Arrangement, prefix=few, cycle=st.lists(names, min_size=1, max_size=3), suffix=few
-        )
-        drawn |= {"layer_kinds": kinds, "layers": st.just(Arrangement()) | layers}
     if cls is ModelSpec:
         stack = st.deferred(lambda: specs(EncoderStack, ranges))
-        drawn["encoder"] = st.sampled_from([False] * 9 + [True]).flatmap(
+        drawn["encoder"] = st.sampled_from([False] * 19 + [True]).flatmap(
             lambda drawn: stack if drawn else st.just(NoEncoder())
         )
-    return st.fixed_dictionaries(drawn).map(cls.model_validate)
+    values = st.fixed_dictionaries(drawn)
+    if issubclass(cls, LayerSpec) and cls is not LayerSpec:
+        values = st.tuples(values, _arranged(ranges)).map(lambda both: both[0] | both[1])
+    return values.map(cls.model_validate)
+
+
+def _arranged(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw kinds of layers and where they stand; seldom is one named that does not exist."""
+
+    def layers(kinds: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+        names = st.sampled_from([*["default"] * 16, *[*kinds] * 10, *NAMES[1:]])
+        few = st.lists(names, max_size=1)
+        cycle = st.lists(names, min_size=1, max_size=3)
+        arranged = st.builds(Arrangement, prefix=few, cycle=cycle, suffix=few)
+        where = st.just(Arrangement()) | arranged
+        return where.map(lambda where: {"layer_kinds": kinds, "layers": where})
+
+    return st.dictionaries(st.sampled_from(NAMES[1:]), _partial(ranges), max_size=2).flatmap(layers)
 
 
 def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw some axes of a layer, each with its kind and some of its options."""
+    """Draw some axes of a layer, each with its kind and some of its options; no position that would have to
+    be the whole model's."""
     options = {name: _field(field, ranges) for name, field in LayerSpec.model_fields.items()}
+    options["position"] = options["position"].filter(lambda position: not position.absolute)
     tables = {
         name: choice.flatmap(
             lambda choice: st.fixed_dictionaries(

@@ -1,24 +1,19 @@
 """archwright list"""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from archwright.cli.words import Parser, add_parts_option, load_parts, parameters, print_table
-from archwright.spec.choice import Choice
+from archwright.cli.architectures_table import FORMATS, print_architectures
+from archwright.cli.words import Parser, add_parts_option, load_parts, print_table
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.read import (
-    load,
-    load_run,
-    load_study,
-    parameter_counts,
-    preset_names,
-    study_names,
-)
+from archwright.spec.read import load_run, load_study, preset_names, study_names
 
 ABOUT = "List published models, recipes, your runs, or all choices of every axis."
 
 EXAMPLES = """\
   archwright list                the models, recipes and studies
+  archwright list models --wide  every column of the table of architectures
+  archwright list models --format csv > architectures.csv
   archwright list choices        every axis and what it can be set to
   archwright list choices mask   an axis with options, users, and how to ask for each kind
   archwright list runs           the runs in runs/"""
@@ -33,6 +28,10 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="of choices: an axis, a table or a kind"
     )
+    parser.add_argument(
+        "--format", choices=FORMATS, default="text", help="of models: text, csv, markdown or json"
+    )
+    parser.add_argument("--wide", action="store_true", help="of models: every column")
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
@@ -48,10 +47,22 @@ def run(words: Sequence[str]) -> int:
         raise UserError(f'list "{options.what}": expected one of {", ".join(tables)}.{hint}')
     if options.name:
         return _one(options.what, options.name)
+    if options.wide or options.format != "text":
+        return _only_models(options.what, options.format)
     for what in [options.what] if options.what else ["models", "recipes", "studies"]:
         tables[what]()
     if not options.what:
         print("archwright show NAME says more; archwright list choices lists what can be changed.")
+    return 0
+
+
+def _only_models(what: str | None, format: str) -> int:
+    """Print the whole table of architectures."""
+    if what not in (None, "models"):
+        raise UserError(
+            f"list {what}: --wide and --format are for models; leave them out, or list models"
+        )
+    print_architectures(format, wide=True)
     return 0
 
 
@@ -74,26 +85,7 @@ def _choices() -> None:
 
 
 def _models() -> None:
-    counts = parameter_counts()
-    rows = [["model", "parameters", "norm", "wiring", "position", "attention", "feedforward"]]
-    names = preset_names("models")
-    for name in sorted(names, key=lambda name: (name.partition("-")[0], counts[name])):
-        spec = load(name).resolved()
-        kinds = dict.fromkeys(spec.layers.names(spec.num_layers))
-        layers = [spec.layers_by_kind[kind] for kind in kinds]
-        rows.append(
-            [
-                name,
-                parameters(counts[name]),
-                *(
-                    _each(getattr(layer, axis).kind for layer in layers)
-                    for axis in ("norm", "residual", "position")
-                ),
-                _each(_heads(layer.attention) for layer in layers),
-                _each(layer.feedforward.kind for layer in layers),
-            ]
-        )
-    print_table(rows)
+    print_architectures("text")
 
 
 def _recipes() -> None:
@@ -126,15 +118,3 @@ def _runs() -> None:
         print_table(rows)
     else:
         print(f"no runs in {RUNS}{os.sep} yet; archwright train demo makes one")
-
-
-def _each(values: Iterable[str]) -> str:
-    """Name what layers have, once."""
-    return ", ".join(dict.fromkeys(values))
-
-
-def _heads(attention: Choice) -> str:
-    values = attention.model_dump()
-    if "num_kv_heads" in values:
-        return "{num_heads}/{num_kv_heads} heads".format(**values)
-    return "{num_heads} heads".format(**values) if "num_heads" in values else values["kind"]

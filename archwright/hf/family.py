@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,9 @@ from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, wri
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
+
+MOST_LAYERS = 100_000
+"""Layers of a model that are read at most, so that a damaged number is not counted through."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,9 @@ class Family:
         layers: what the names of layer `{i}` begin with.
         of_layer, of_model: which of our tensors each of theirs holds; see `keys`.
         prefix: what the names of the body begin with, and some published files leave out.
-        ignored: patterns of names in files that are no part of the model.
+        ignored: patterns of names in files that are no part of the model; one with a group `layer` is of
+            layers behind the last, which predict further tokens.
+        spellings: other words for keys, with the words that lenses use.
         endings: how names of old files end, and how they would today.
     """
 
@@ -42,6 +48,7 @@ class Family:
     groups: Sequence[Layers] = ()
     prefix: str = "model."
     ignored: Sequence[str] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict)
     endings: Mapping[str, str] = field(default_factory=dict)
 
     def but(
@@ -52,12 +59,16 @@ class Family:
         defaults: Mapping[str, Any] | None = None,
         of_layer: Mapping[str, Held | None] | None = None,
         of_model: Mapping[str, Held | None] | None = None,
-        without: Sequence[str] = (),
+        without: Sequence[Lens | str] = (),
         **changes: Any,
     ) -> Family:
         """Return a family like this one with further lenses, and other defaults and names; None takes a
-        name away, and `without` are the keys of lenses that it does not have."""
-        kept = [lens for lens in self.lenses if getattr(lens, "key", None) not in without]
+        name away, and `without` are lenses that it does not have, or their keys."""
+        kept = [
+            lens
+            for lens in self.lenses
+            if lens not in without and getattr(lens, "key", None) not in without
+        ]
         return replace(
             self,
             model_type=model_type,
@@ -75,16 +86,21 @@ class Family:
         Raises:
             UserError: values that this package does not know, one line each.
         """
-        told = joined(dict(self.defaults), dict(config))
+        respelled = {self.spellings.get(key, key): value for key, value in config.items()}
+        told = joined(dict(self.defaults), {**respelled, **config})
         try:
             table = read_all(self.lenses, told)
             self._arrange(table, told)
         except KeyError as error:
             raise UserError(f"config.json: {error.args[0]}: missing") from None
-        except (TypeError, AttributeError) as error:
+        except UserError:
+            raise
+        except (TypeError, AttributeError, ValueError) as error:
             raise UserError(
                 f"config.json: a value has another type than expected: {error}"
             ) from None
+        except ArithmeticError as error:
+            raise UserError(f"config.json: a number makes no sense: {error}") from None
         table["name"] = name
         return validated(ModelSpec, table).resolved()
 
@@ -96,6 +112,14 @@ class Family:
             keys = joined(keys, group.write(spec))
         return keys
 
+    def ignores(self, name: str, num_layers: int) -> bool:
+        """Tell whether a tensor of a file is no part of a model of so many layers."""
+        for pattern in self.ignored:
+            if found := re.fullmatch(pattern, name):
+                layer = found.groupdict().get("layer")
+                return layer is None or int(layer) >= num_layers
+        return False
+
     def slots(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Slot]:
         """Return every tensor of a checkpoint by its name there, with those of ours that it holds."""
         return slots(
@@ -106,7 +130,9 @@ class Family:
         """Lay what the groups say of each layer into the spec's table."""
         if not self.groups:
             return
-        number = int(table["num_layers"])
+        number = table["num_layers"]
+        if not isinstance(number, int) or not 1 <= number <= MOST_LAYERS:
+            raise UserError(f"config.json: found {number!r} layers; expected 1 to {MOST_LAYERS:,}")
         roles = [group.names(config, number) for group in self.groups]
         of_role = {
             (g, role): group.of(role, config)

@@ -138,6 +138,21 @@ def every(number: int, nth: str, others: str) -> Callable[[Config, int], list[st
     ]
 
 
+def every_by(key: str) -> Callable[[Config, int], list[str]]:
+    """Return the pattern in which each config[key]-th layer, counted from 1, sees all, and others through a
+    window."""
+    return lambda config, num_layers: every(
+        int(config[key]), "full_attention", "sliding_attention"
+    )(config, num_layers)
+
+
+def first_of(
+    number: int, first: str = "full_attention", others: str = "sliding_attention"
+) -> Callable[[Config, int], list[str]]:
+    """Return the pattern in which the first of each `number` layers is `first`."""
+    return lambda config, num_layers: [others if i % number else first for i in range(num_layers)]
+
+
 def arranged(spec: Table, tables: Sequence[Table], names: Sequence[str]) -> None:
     """Put the tables of all layers, with a name each, into a spec: the most frequent one as the default layer,
     others as kinds of their own."""

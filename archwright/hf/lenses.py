@@ -189,6 +189,7 @@ GATED_ACTIVATIONS: Mapping[str, Table] = {
     "gelu_new": {"kind": "geglu", "approximate": "tanh"},
     "gelu_fast": {"kind": "geglu", "approximate": "tanh"},
     "relu": {"kind": "reglu"},
+    "relu2": {"kind": "squared_reglu"},
     "sigmoid": {"kind": "glu"},
     "linear": {"kind": "bilinear"},
 }
@@ -210,15 +211,16 @@ class Activation:
     names: Mapping[str, Table] = field(default_factory=dict)
 
     def read(self, config: Config) -> Table:
-        found = self._names.get(config[self.key])
-        if found is None:
-            raise UserError(refused(self.key, config[self.key], self._names))
+        name = said(config, self.key)
+        if name not in self._names:
+            raise UserError(refused(self.key, name, self._names))
+        found = self._names[name]
         return nested(self.path, dict(found))
 
     def write(self, get: Get) -> dict[str, Any]:
         for name, table in self._names.items():
             if all(get(f"{self.path}.{key}") == value for key, value in table.items()):
-                return {self.key: name}
+                return nested(self.key, name)
         return {}
 
     @property

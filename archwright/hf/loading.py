@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Loaded:
 def load(
     folder: str | Path,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | Literal["stored"] = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Loaded:
     """Return the model of a folder in the layout of Hugging Face: config.json, safetensors in one file or
@@ -51,7 +51,7 @@ def load(
     that at the peak there is the model and its largest tensor.
 
     Args:
-        dtype: of the weights.
+        dtype: of the weights; "stored": the one that most of the file's tensors have.
         device: where they go.
 
     Raises:
@@ -63,7 +63,7 @@ def load(
     with opened(folder) as store:
         spec = _spec(family, config, store, folder)
         names = _checked(family, spec, store, folder)
-        model = build_unset(spec, device=device).to(dtype)
+        model = build_unset(spec, device=device, dtype=_dtype(dtype, store))
         _fill(model, names, store)
     tokenizer = read_tokenizer(folder)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
@@ -127,9 +127,7 @@ def _checked(
         lines.append(f"{folder}: {_few(missing, 'tensor')} missing")
     known = {*slots, *_repeated(family, spec)}
     if extra := [
-        name
-        for name in in_file
-        if name not in known and not any(re.fullmatch(p, name) for p in family.ignored)
+        name for name in in_file if name not in known and not family.ignores(name, spec.num_layers)
     ]:
         lines.append(f"{folder}: {_few(extra, 'tensor')} not of a {family.architecture} like this")
     for name, slot in slots.items():
@@ -185,6 +183,16 @@ def _fill(model: Decoder, slots: Mapping[str, tuple[str, Slot]], store: Store) -
                 slot.read(store.read(name), tensors)
             except ValueError as error:
                 raise UserError(f"{name}: found {error}") from None
+
+
+def _dtype(wanted: torch.dtype | str, store: Store) -> torch.dtype:
+    """Return the dtype of the weights."""
+    if isinstance(wanted, torch.dtype):
+        return wanted
+    known = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    known |= {str(dtype): dtype for dtype in known.values()}
+    most = Counter(store.dtypes.values()).most_common(1)[0][0]
+    return known.get(most, torch.float32)
 
 
 def _few(names: list[str], noun: str) -> str:

@@ -18,11 +18,13 @@ class Rope:
 
     Args:
         pairing: which coordinates form a pair.
-        fraction: the key, outside `rope_parameters`, of the share of coordinates that turn.
+        fraction: the key, outside `rope_parameters`, of the share of coordinates that turn; empty: a family
+            that turns whole heads.
         theta: the key, outside `rope_parameters`, of the base of the frequencies.
         layer_type: the entry of `rope_parameters` where it has one for each type of layer.
-        others: keys of that entry in files that had none for each type: base, and what is scaled.
         scaled: whether a scaling that is told for the whole model counts here.
+        kinds: the kinds of scaling that the family has; empty: all.
+        renamed: what the family calls otherwise.
     """
 
     pairing: str = "half"
@@ -30,11 +32,16 @@ class Rope:
     theta: str = "rope_theta"
     layer_type: str = ""
     scaled: bool = True
+    kinds: tuple[str, ...] = ()
+    renamed: Mapping[str, str] | None = None
 
     def read(self, config: Config) -> Table:
         told = self._told(config)
         theta = told.get("rope_theta") or config.get(self.theta) or config["rope_theta"]
-        fraction = told.get("partial_rotary_factor") or config.get(self.fraction) or 1.0
+        outside = config.get(self.fraction or "partial_rotary_factor")
+        fraction = told.get("partial_rotary_factor") or outside or 1.0
+        if not self.fraction and fraction != 1:
+            raise UserError(refused("partial_rotary_factor", fraction, (1.0,)))
         rope = {"kind": "rope", "pairing": self.pairing, "theta": float(theta)}
         scaling = _read_scaling(told, config)
         return {PATH: rope | {"fraction": float(fraction), "scaling": scaling}}
@@ -44,22 +51,32 @@ class Rope:
             return {}
         theta, fraction = get("position.theta"), get("position.fraction")
         told = {"rope_theta": theta} | _write_scaling(get)
-        if fraction != 1:
+        if self.fraction:
             told["partial_rotary_factor"] = fraction
         if self.layer_type:
             return {"rope_parameters": {self.layer_type: told}}
         keys: dict[str, Any] = {"rope_parameters": told, "rope_theta": theta}
-        if self.fraction and fraction != 1:
+        if self.fraction:
             keys[self.fraction] = fraction
         return keys
 
     def _told(self, config: Config) -> dict[str, Any]:
-        """Return what one dict says of this type of layer, from the newer or the older key."""
+        """Return what one dict says of this type of layer, the older key before the newer one."""
         parameters = config.get("rope_parameters") or {}
+        older = (config.get("rope_scaling") or {}) if self.scaled else {}
         if self.layer_type and isinstance(parameters.get(self.layer_type), Mapping):
-            return dict(parameters[self.layer_type])
-        older = config.get("rope_scaling") or {} if self.scaled else {}
-        return {**older, **parameters} if self.scaled else {}
+            told = {**parameters[self.layer_type], **older}
+        else:
+            told = dict(older or parameters) if self.scaled else {}
+        if nested := [key for key, value in told.items() if isinstance(value, Mapping)]:
+            raise UserError(
+                f"config.json: rope_parameters: found {', '.join(nested)} apart; expected the same for all layers"
+            )
+        kind = told.get("rope_type") or told.get("type") or "default"
+        kind = (self.renamed or {}).get(kind, kind)
+        if self.kinds and kind not in self.kinds:
+            raise UserError(refused("rope_parameters.rope_type", kind, self.kinds))
+        return told | {"rope_type": kind}
 
 
 def _read_scaling(told: Mapping[str, Any], config: Config) -> Table:
@@ -164,7 +181,7 @@ def _write_scaling(get: Get) -> dict[str, Any]:
     }
     kind = get("position.scaling.kind")
     found = {key: get(f"position.scaling.{name}") for name, key in names.items()}
-    keys = {key: value for key, value in found.items() if value is not MISSING}
+    keys = {key: value for key, value in found.items() if value is not MISSING and value != ()}
     if kind == "dynamic":  # counts from the length of the config
         del keys["original_max_position_embeddings"]
     keys = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}

@@ -88,13 +88,14 @@ def arms(study: StudySpec, size: float | None) -> Arms:
     if label(study.baseline) in study.variants:
         raise UserError(f'"{label(study.baseline)}" is named twice; there is nothing to compare')
     found: Arms = {}
-    lines: list[str] = []
+    complaints: dict[str, list[str]] = {}
     for name, named in wanted.items():
         try:
             found[name] = _run(named, study, size)
         except UserError as error:
-            lines += [f"{name}: {line}" if name not in line else line for line in error.lines]
-    lines = lines or [*_forbidden(found, study), *_equal(found)]
+            for line in error.lines:
+                complaints.setdefault(line, []).append(name)
+    lines = [*_named(complaints, len(wanted))] or [*_forbidden(found, study), *_equal(found)]
     if lines:
         raise UserError(*dict.fromkeys(lines))
     return found
@@ -127,6 +128,15 @@ def _run(named: Named, study: StudySpec, size: float | None) -> RunSpec:
     run = run.model_copy(update={"name": "", "parts": study.parts})
     enforce_run(run)
     return run
+
+
+def _named(complaints: Mapping[str, Sequence[str]], number: int) -> Iterator[str]:
+    """Say whose each complaint is, unless it is that of all variants, or says so itself."""
+    for line, names in complaints.items():
+        if len(names) == number:
+            yield line
+        else:
+            yield from (line if name in line else f"{name}: {line}" for name in names)
 
 
 def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:

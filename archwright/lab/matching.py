@@ -3,13 +3,16 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.planning.cost import flops_per_token, parameters_by_part
+from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.rules import enforce
 from archwright.spec.study_spec import Match
 
 TOLERANCE = 0.005
@@ -150,7 +153,17 @@ def _dims(spec: ModelSpec, excess: float) -> list[int]:
     right = spec.dim * excess**-0.5
     others = range(step, 4 * spec.dim + 1, step)
     near = sorted(others, key=lambda dim: abs(math.log(dim / right)))
-    return [spec.dim, *(dim for dim in near if dim != spec.dim)][:TRIES]
+    allowed = (dim for dim in near if dim != spec.dim and _allowed(_with_dim(spec, dim)))
+    return [spec.dim, *islice(allowed, TRIES - 1)]
+
+
+def _allowed(spec: ModelSpec) -> bool:
+    """Tell whether a model of this width keeps the rules: half of a head may not turn in pairs."""
+    try:
+        enforce(spec)
+    except UserError:
+        return False
+    return True
 
 
 def _step(spec: ModelSpec) -> int:

@@ -1,13 +1,14 @@
-"""Published models at the size of an experiment: the same choices, fewer and narrower layers."""
+"""What size, rate and text an experiment with small models has."""
 
 import math
-from typing import Any
 
-from archwright.spec.attention import MaskedAttention
-from archwright.spec.model_spec import ModelSpec, heads
+from archwright.spec.narrow import narrowed
 from archwright.spec.run_spec import RunSpec
 
 DIMS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+
+EXPERTS = 8
+"""Most experts that a token chooses from, as few of more would be trained by a short run."""
 
 RECIPE = (
     "schedule.kind=linear",
@@ -37,77 +38,15 @@ def scaled(run: RunSpec, size: float) -> RunSpec:
     """Return a run whose model has about `size` parameters outside embedding and head.
 
     Below 1M parameters the vocabulary has 1,024 tokens, so that little of the model is embedding, then
-    4,096. Heads keep 32 dimensions (64 from a width of 256), values and latents their ratio to them, groups of
-    query heads their share, hidden layers their ratio, windows their share of the text. Texts are 128 tokens
-    long below 1M parameters, 256 below 10M, then 512, and a step reads 16 of them. The learning rate starts
-    at 0.01 (64 / dim)^1/2.
+    4,096. Heads have 32 dimensions (64 from a width of 256). Texts are 128 tokens long below 1M parameters,
+    256 below 10M, then 512, and a step reads 16 of them. The learning rate starts at 0.01 (64 / dim)^1/2.
     """
     dim, num_layers = shape(size)
     context = 128 if size < 1e6 else 256 if size < 1e7 else 512
-    model = run.model.model_dump()
-    old = run.model.dim
-    attention = run.model.attention
-    sizes = heads(attention, old) if isinstance(attention, MaskedAttention) else {"num_heads": 1}
-    for table in (model, *model["layer_kinds"].values()):
-        _narrow(table, sizes, old, dim)
-    shorter = context / run.model.context_length
-    for table in (model, *model["layer_kinds"].values()):
-        _shorten(table.get("attention", {}), shorter)
-    if isinstance(width := model["embedding"]["dim"], int):
-        model["embedding"]["dim"] = max(8, 8 * round(width * dim / old / 8))
-    model |= {
-        "dim": dim,
-        "num_layers": num_layers,
-        "context_length": context,
-        "vocab_size": "auto",
-    }
-    small = ModelSpec.model_validate(model)
+    small = narrowed(run.model, dim, 32 if dim < 256 else 64, num_layers, context, EXPERTS)
     optimizer = run.optimizer.model_copy(update={"lr": _two_digits(0.01 * (64 / dim) ** 0.5)})
     small_run = run.model_copy(update={"model": small, "optimizer": optimizer, "batch_size": 16})
     return small_run.override(f"data.tokenizer.vocab_size={1024 if size < 1e6 else 4096}")
-
-
-def _narrow(table: dict[str, Any], sizes: dict[str, int], old: int, dim: int) -> None:
-    """Fit the widths in a layer's table, whole or partial, to a model of `dim`; `sizes` are those that the
-    default layer's heads had."""
-    attention, feedforward = table.get("attention", {}), table.get("feedforward", {})
-    head_dim = 32 if dim < 256 else 64
-    num_heads = max(1, dim // head_dim)
-    if "num_heads" in attention:
-        attention["num_heads"] = num_heads
-    if isinstance(kv_heads := attention.get("num_kv_heads"), int):
-        attention["num_kv_heads"] = _divisor(num_heads, num_heads * kv_heads / sizes["num_heads"])
-    _narrow_heads(attention, sizes, min(head_dim, dim))
-    if isinstance(attention.get("query_rank"), int):
-        attention["query_rank"] = max(8, 8 * round(attention["query_rank"] * dim / old / 8))
-    for hidden in (feedforward, feedforward.get("expert", {})):
-        if isinstance(width := hidden.get("hidden_dim"), int):
-            hidden["hidden_dim"] = max(8, 8 * round(width * dim / old / 8))
-
-
-def _narrow_heads(attention: dict[str, Any], sizes: dict[str, int], head_dim: int) -> None:
-    """Give heads a width, and what else is given in numbers its ratio to it, in an attention's table."""
-    widths = ("head_dim", "nope_head_dim", "rope_head_dim", "value_head_dim", "kv_rank")
-    given = {name: n for name in widths if isinstance(n := attention.get(name), int)}
-    of_keys = [own[name] for own in (given, sizes) for name in widths[:2] if name in own]
-    old = next(iter(of_keys), head_dim)
-    for name, width in given.items():
-        attention[name] = max(2, 2 * round(width / old * head_dim / 2))
-
-
-def _shorten(attention: dict[str, Any], share: float) -> None:
-    """Fit what is counted in tokens, or in a head's dimensions, to a smaller model's attention."""
-    mask, scale = attention.get("mask", {}), attention.get("scale", {})
-    if "size" in mask and share < 1:
-        mask["size"] = max(8, round(mask["size"] * share))
-    if isinstance(scale.get("dim"), int):
-        scale["dim"] = "auto"
-
-
-def _divisor(number: int, wanted: float) -> int:
-    """Return the divisor of `number` that is nearest to `wanted` in ratio."""
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    return min(divisors, key=lambda n: abs(math.log(n / wanted)))
 
 
 def _two_digits(value: float) -> float:

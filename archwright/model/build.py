@@ -31,10 +31,10 @@ from archwright.spec.attention import (
 from archwright.spec.choice import Choice
 from archwright.spec.embeddings import NoTransform
 from archwright.spec.errors import UserError
-from archwright.spec.feedforward import NoFeedForward
+from archwright.spec.feedforward import Experts, FeedForward, Hidden, NoFeedForward
 from archwright.spec.masks import Mask
 from archwright.spec.model_spec import LayerSpec, ModelSpec, key_dim, turning_dim
-from archwright.spec.norms import Norm
+from archwright.spec.norms import NoNorm, Norm
 from archwright.spec.positions import NoPosition, Position
 from archwright.spec.residuals import DeepNorm
 
@@ -69,20 +69,32 @@ def build(
     return model
 
 
-def build_unset(spec: ModelSpec, *, device: torch.device | str = "cpu") -> Decoder:
+def build_unset(
+    spec: ModelSpec,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Decoder:
     """Return the model of a spec as `build` does, for weights that are to be copied in: they have memory but
     no values yet."""
     spec = spec.resolved()
     init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
-    model = _unset(spec, init, device)
+    model = _unset(spec, init, device, dtype)
     if torch.device(device).type != "meta":
         reset_buffers(model)
     return model
 
 
-def _unset(spec: ModelSpec, init: Init, device: torch.device | str) -> Decoder:
+def _unset(
+    spec: ModelSpec,
+    init: Init,
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+) -> Decoder:
     with torch.device("meta"):
         model = _assemble(spec, init)
+    for parameter in model.parameters():  # buffers stay wide
+        parameter.data = parameter.data.to(dtype)
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
         if spec.head.tied:  # to_empty gives each module a table of its own
@@ -190,7 +202,7 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
     elif not isinstance(layer.attention, NoAttention):
         attention = _part(ATTENTIONS, layer.attention)(layer.attention, spec.dim)
     if not isinstance(layer.feedforward, NoFeedForward):
-        feedforward = _part(FEEDFORWARDS, layer.feedforward)(layer.feedforward, spec.dim)
+        feedforward = _feedforward(layer.feedforward, spec.dim)
     branches = {"attention": attention, "feedforward": feedforward}
     if isinstance(layer.residual, DeepNorm):
         _shrink(layer.residual, branches)
@@ -225,6 +237,15 @@ def _attention(
     return module
 
 
+def _feedforward(choice: FeedForward, dim: int) -> nn.Module:
+    """Return a branch; one from outside is made of its spec and dim alone, where it asks for no norm."""
+    hidden = choice.expert if isinstance(choice, Experts) else choice
+    normed = isinstance(hidden, Hidden) and not isinstance(hidden.hidden_norm, NoNorm)
+    given = {"new_norm": _norm} if normed else {}
+    module: nn.Module = _part(FEEDFORWARDS, choice)(choice, dim, **given)
+    return module
+
+
 def _norms_inside(attention: MaskedAttention) -> dict[str, nn.Module | None]:
     """Return the norms of an attention by the names it gives them."""
     if isinstance(attention, LatentAttention):
@@ -244,6 +265,7 @@ def _norms_inside(attention: MaskedAttention) -> dict[str, nn.Module | None]:
         "query_norm": _norm_of_heads(attention, num_heads, head_dim),
         "key_norm": _norm_of_heads(attention, num_kv_heads, head_dim),
         "value_norm": _norm(attention.v_norm, attention.value_head_dim),
+        "out_norm": _norm(attention.out_norm, num_heads * attention.value_head_dim),
     }
 
 

@@ -12,25 +12,31 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.linear import Linear, StackedLinear, narrow
+from archwright.parts.routing import route
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
+from archwright.spec.norms import Norm
 
 Activation = Callable[[Tensor], Tensor]
 Gate = Callable[[Tensor, Tensor], Tensor]
+NewNorm = Callable[[Norm, int], nn.Module]
+"""Makes a norm over so many dimensions; without one, hidden values are not normed."""
 
 
 class Plain(nn.Module):
-    """down(f(up(x))), with f of the spec. Shapes: x [..., dim], hidden [..., hidden_dim].
+    """down(norm(f(up(x)))), with f of the spec, and a norm where asked for. Shapes: x [..., dim], hidden
+    [..., hidden_dim].
 
-    Vaswani et al., 2017, section 3.3.
+    Vaswani et al., 2017, section 3.3; Wang et al., 2022, Foundation Transformers, section 2.2 (norm).
     """
 
-    def __init__(self, spec: spec.Plain, dim: int) -> None:
+    def __init__(self, spec: spec.Plain, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
         assert spec.hidden_dim != "auto"
         self.spec, self.activation = spec, ACTIVATIONS[type(spec)](spec)
         self.up = Linear(dim, spec.hidden_dim, bias=spec.bias.up)
         self.down = Linear(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
+        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, spec.hidden_dim)
 
     @property
     def inputs(self) -> list[Linear]:
@@ -42,7 +48,8 @@ class Plain(nn.Module):
     ) -> Float[Tensor, "*batch dim"]:
         """Return the branch's output; `projected` is what `inputs` make of x, where that is known."""
         (up,) = [self.up(x)] if projected is None else projected
-        down: Tensor = self.down(F.dropout(self.activation(up), self.spec.dropout, self.training))
+        hidden = F.dropout(self.activation(up), self.spec.dropout, self.training)
+        down: Tensor = self.down(hidden if self.norm is None else self.norm(hidden))
         return down
 
     def extra_repr(self) -> str:
@@ -50,19 +57,20 @@ class Plain(nn.Module):
 
 
 class Gated(nn.Module):
-    """down(f(gate(x), up(x))), f(g, u) most often act(g) * u, of the spec.
+    """down(norm(f(gate(x), up(x)))), f(g, u) most often act(g) * u, of the spec, and a norm where asked for.
 
     Shapes: x [..., dim], hidden [..., hidden_dim].
-    Shazeer, 2020, GLU Variants Improve Transformer, eq. 5 and 6.
+    Shazeer, 2020, GLU Variants Improve Transformer, eq. 5 and 6; Ma et al., 2024, BitNet b1.58 (norm).
     """
 
-    def __init__(self, spec: spec.Gated, dim: int) -> None:
+    def __init__(self, spec: spec.Gated, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
         assert spec.hidden_dim != "auto"
         self.spec, self.activation = spec, GATES[type(spec)](spec)
         self.gate = Linear(dim, spec.hidden_dim, bias=spec.bias.up)
         self.up = Linear(dim, spec.hidden_dim, bias=spec.bias.up)
         self.down = Linear(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
+        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, spec.hidden_dim)
 
     @property
     def inputs(self) -> list[Linear]:
@@ -77,7 +85,7 @@ class Gated(nn.Module):
             x = narrow(x)
             projected = [self.gate(x), self.up(x)]
         hidden = F.dropout(self.activation(*projected), self.spec.dropout, self.training)
-        down: Tensor = self.down(hidden)
+        down: Tensor = self.down(hidden if self.norm is None else self.norm(hidden))
         return down
 
     def extra_repr(self) -> str:
@@ -85,10 +93,10 @@ class Gated(nn.Module):
 
 
 class Experts(nn.Module):
-    """y = scale * sum over the top_k chosen e of w_e expert_e(x), + shared(x).
+    """y = scale * sum over the top_k chosen e of w_e expert_e(x), + shared(x), + bias.
 
-    Weights w come from router scores, softmax(R x) or sigmoid(R x), in float32 or wider, as a choice
-    hangs on small differences. Rows are sorted by expert, so that each expert is one matrix product over
+    Weights w come from router scores, such as softmax(R x) or sigmoid(R x), in float32 or wider, as a
+    choice hangs on small differences. Rows are sorted by expert, so that each expert is one matrix product over
     its rows, and none is dropped. Shapes: x [..., dim], router R [num_experts, dim], the experts' matrices
     [num_experts, hidden_dim, dim] and [num_experts, dim, hidden_dim].
 
@@ -96,23 +104,28 @@ class Experts(nn.Module):
 
     Attributes:
         auxiliary: what the last forward in training asks to be minimised besides, until it is taken.
+        load: how many tokens went to each expert in training, since the last step.
     """
 
-    def __init__(self, spec: spec.Experts, dim: int) -> None:
+    def __init__(self, spec: spec.Experts, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
         self.spec = spec
         self.router = Linear(dim, spec.num_experts, bias=spec.router_bias)
-        self.experts = Stack(spec.expert, dim, spec.num_experts, used=spec.top_k / spec.num_experts)
+        used = spec.top_k / spec.num_experts
+        self.experts = Stack(spec.expert, dim, spec.num_experts, new_norm, used=used)
         self.shared: nn.Module | None = None
         self.shared_gate = Linear(dim, 1) if spec.shared == "gated" else None
         if spec.shared != "none":
             shared = spec.expert.model_copy(update={"hidden_dim": spec.shared_hidden_dim})
-            self.shared = FEEDFORWARDS[type(shared)](shared, dim)
+            given = () if new_norm is None else (new_norm,)
+            self.shared = FEEDFORWARDS[type(shared)](shared, dim, *given)
+        self.bias = nn.Parameter(torch.zeros(dim)) if spec.out_bias else None
         # No parameter: it follows no gradient, and is saved with the weights.
-        bias = torch.zeros(spec.num_experts) if spec.selection_bias else None
+        bias = torch.zeros(spec.num_experts) if spec.has_selection_bias else None
         self.register_buffer("selection_bias", bias)
         self.selection_bias: Tensor | None
         self.auxiliary: Tensor | None = None
+        self.load: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         rows = x.flatten(0, -2)
@@ -131,38 +144,18 @@ class Experts(nn.Module):
             of_token = of_token * weights[..., None]
         out = (of_token.sum(1) * self.spec.routed_scale).to(found.dtype)
         if self.training and torch.is_grad_enabled():
-            self.auxiliary = self._auxiliary(logits, ends)
-        return self._with_shared(rows, out).view(x.shape)
+            sent_to = ends.diff(prepend=ends.new_zeros(1))
+            self.auxiliary = self._auxiliary(logits, sent_to)
+            if self.spec.bias_rate:
+                self.load = sent_to if self.load is None else self.load + sent_to
+        out = self._with_shared(rows, out)
+        return (out if self.bias is None else out + self.bias.to(out.dtype)).view(x.shape)
 
     def route(
         self, logits: Float[Tensor, "tokens num_experts"]
     ) -> tuple[Int[Tensor, "tokens top_k"], Float[Tensor, "tokens top_k"]]:
         """Return the experts that each token goes through, and their weights."""
-        s = self.spec
-        scores = SCORES[s.scores](logits)
-        # All scores grow with their logits, which do not round to 0 or 1 and so rank what scores cannot.
-        by_logit = self.selection_bias is None and (s.num_groups == 1 or s.group_score == "max")
-        ranks = logits if by_logit else scores
-        if self.selection_bias is not None:
-            ranks = ranks + self.selection_bias
-        chosen = self._in_best_groups(ranks).topk(s.top_k, sorted=False).indices
-        weights = scores.gather(-1, chosen)
-        if s.scores == "softmax_of_chosen":
-            weights = weights.softmax(-1)
-        if s.renormalise:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return chosen, weights
-
-    def _in_best_groups(self, ranks: Tensor) -> Tensor:
-        """Hide experts out of groups that are not among the best."""
-        s = self.spec
-        if s.num_groups == 1:
-            return ranks
-        grouped: Tensor = ranks.unflatten(-1, (s.num_groups, -1))
-        best = grouped.amax(-1) if s.group_score == "max" else grouped.topk(2).values.sum(-1)
-        kept = torch.zeros_like(best, dtype=torch.bool)
-        kept = kept.scatter(-1, best.topk(s.top_groups, sorted=False).indices, True)
-        return grouped.masked_fill(~kept[..., None], -math.inf).flatten(-2)
+        return route(self.spec, logits, self.selection_bias, training=self.training)
 
     def _logits(self, rows: Tensor) -> Tensor:
         kind, wide = rows.device.type, torch.promote_types(rows.dtype, torch.float32)
@@ -176,22 +169,34 @@ class Experts(nn.Module):
         if self.shared is None:
             return out
         shared: Tensor = self.shared(rows)
-        return out + (
-            shared if self.shared_gate is None else shared * self.shared_gate(rows).sigmoid()
-        )
+        if self.shared_gate is not None:
+            shared = shared * self.shared_gate(rows).sigmoid()
+        return (out + shared) / 2 if self.spec.shared == "averaged" else out + shared
 
-    def _auxiliary(self, logits: Tensor, ends: Tensor) -> Tensor:
+    @torch.no_grad()
+    def after_step(self, *, updated: bool) -> None:
+        """Move the selection bias, b_e += rate sign(mean load - load_e), if weights were updated; forget
+        the load. Wang et al., 2024, Auxiliary-Loss-Free Load Balancing, algorithm 1."""
+        if updated and self.load is not None and self.selection_bias is not None:
+            load = self.load.long()  # whole numbers: a load that equals the mean moves nothing
+            short = load.sum() - self.spec.num_experts * load
+            self.selection_bias += self.spec.bias_rate * short.sign()
+        self.load = None
+
+    def _auxiliary(self, logits: Tensor, sent_to: Tensor) -> Tensor:
         """Return balance_loss * num_experts sum of f_e p_e + router_z_loss * mean of log² Z."""
         s = self.spec
         scores = logits.sigmoid() if s.scores == "sigmoid" else logits.softmax(-1)
         mean_score = (scores / (scores.sum(-1, keepdim=True) + 1e-20)).mean(0)
-        share = ends.diff(prepend=ends.new_zeros(1)) / (len(logits) * s.top_k)
+        share = sent_to / (len(logits) * s.top_k)
         balance = s.num_experts * (share * mean_score).sum()
         return s.balance_loss * balance + s.router_z_loss * logits.logsumexp(-1).square().mean()
 
     def reset_parameters(self) -> None:
         if self.selection_bias is not None:
             nn.init.zeros_(self.selection_bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.spec.top_k} of {self.spec.num_experts}"
@@ -203,7 +208,15 @@ class Stack(nn.Module):
     Shapes: x [rows, dim], of which expert `which` [rows], sorted; `ends` [number] says where each ends.
     """
 
-    def __init__(self, spec: spec.Hidden, dim: int, number: int, *, used: float) -> None:
+    def __init__(
+        self,
+        spec: spec.Hidden,
+        dim: int,
+        number: int,
+        new_norm: NewNorm | None = None,
+        *,
+        used: float,
+    ) -> None:
         super().__init__()
         assert spec.hidden_dim != "auto"
         functions: dict[Any, Any] = {**ACTIVATIONS, **GATES}
@@ -220,6 +233,7 @@ class Stack(nn.Module):
         self.gate = stack(dim, spec.hidden_dim, bias=spec.bias.up) if spec.gated else None
         self.up = stack(dim, spec.hidden_dim, bias=spec.bias.up)
         self.down = stack(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
+        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, spec.hidden_dim)
 
     def forward(
         self,
@@ -231,19 +245,12 @@ class Stack(nn.Module):
         maps = [m for m in (self.gate, self.up) if m is not None]
         hidden = self.activation(*(m(x, which, ends) for m in maps))
         hidden = F.dropout(hidden, self.spec.dropout, self.training)
+        hidden = hidden if self.norm is None else self.norm(hidden)
         down: Tensor = self.down(hidden, which, ends)
         return down
 
     def extra_repr(self) -> str:
         return self.spec.kind
-
-
-SCORES: dict[str, Callable[[Tensor], Tensor]] = {
-    "softmax": lambda logits: logits.softmax(-1),
-    "softmax_of_chosen": lambda logits: logits,
-    "sigmoid": torch.sigmoid,
-}
-"""What experts are weighed by; the chosen ones' softmax comes after choosing."""
 
 
 class XIELU(nn.Module):
@@ -311,6 +318,7 @@ GATES: dict[type[spec.Gated], Callable[[Any], Gate]] = {
     spec.GLU: lambda s: multiplied(torch.sigmoid),
     spec.Bilinear: lambda s: torch.mul,
     spec.ReGLU: lambda s: multiplied(F.relu),
+    spec.SquaredReGLU: lambda s: multiplied(squared_relu),
     spec.GeGLU: lambda s: multiplied(partial(F.gelu, approximate=s.approximate)),
     spec.SwiGLU: lambda s: multiplied(F.silu),
     spec.ClampedSwiGLU: lambda s: partial(clamped, limit=s.limit, sharpness=s.sharpness),

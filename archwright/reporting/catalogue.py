@@ -88,10 +88,12 @@ def markdown() -> str:
 
 
 def named(presets: Sequence[str]) -> str:
-    """Name a few presets, and count the rest."""
+    """Name a few presets, of different families where there are enough, and count the rest."""
     if len(presets) <= MOST_NAMES:
         return listed([*presets])
-    return f"{', '.join(presets[:MOST_NAMES])} and {len(presets) - MOST_NAMES} more"
+    families = {preset.partition("-")[0]: preset for preset in reversed(presets)}
+    first = sorted(presets, key=lambda preset: preset not in families.values())[:MOST_NAMES]
+    return f"{', '.join(first)} and {len(presets) - MOST_NAMES} more"
 
 
 def used_by(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:

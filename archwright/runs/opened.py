@@ -30,23 +30,41 @@ def open_run(path: str | Path) -> OpenRun:
     """Return the run at `path`, with its final weights, or those of its newest checkpoint.
 
     Raises:
-        UserError: no run there, or none with weights yet.
+        UserError: no run there, or none with weights and a tokenizer yet.
     """
-    from archwright.model.build import build
     from archwright.text.tokenizer import Tokenizer
 
     folder = RunFolder.open(path)
-    file = folder.model_file
-    if not file.is_file():
-        saved = checkpoint.latest(folder.checkpoints_folder)
-        if saved is None:
-            raise UserError(f"{folder.path} has no weights yet: train it first with --resume")
-        file = saved / "model.safetensors"
-    spec = folder.spec
+    file = _weights(folder)
     tokenizer = Tokenizer.load(folder.tokenizer_folder)
-    model = build(spec.model, vocab_size=tokenizer.vocab_size)
+    return OpenRun(folder, folder.spec, _filled(folder, file, tokenizer.vocab_size), tokenizer)
+
+
+def open_model(path: str | Path) -> Decoder:
+    """Return the model of the run at `path`, which may lack a tokenizer.
+
+    Raises:
+        UserError: no run there, or none with weights yet.
+    """
+    folder = RunFolder.open(path)
+    return _filled(folder, _weights(folder), None)
+
+
+def _weights(folder: RunFolder) -> Path:
+    """Return the file of a run's final weights, or of those of its newest checkpoint."""
+    if folder.model_file.is_file():
+        return folder.model_file
+    saved = checkpoint.latest(folder.checkpoints_folder)
+    if saved is None:
+        raise UserError(f"{folder.path} has no weights yet: train it first with --resume")
+    return saved / "model.safetensors"
+
+
+def _filled(folder: RunFolder, file: Path, vocab_size: int | None) -> Decoder:
+    from archwright.model.build import build_unset
+
+    model = build_unset(folder.spec.model.resolved(vocab_size))
     _, new = checkpoint.take_weights(model, checkpoint.read_model(file))
     if new:
         raise UserError(f"{file}: tensors are missing: {', '.join(new)}")
-    model.eval()
-    return OpenRun(folder, spec, model, tokenizer)
+    return model.eval()

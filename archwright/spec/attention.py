@@ -135,6 +135,9 @@ class SoftmaxAttention(Attention):
     gate: Literal["none", "value", "head"] = "none"
     """Multiply the heads' results by sigmoid(gate(x)): a gate for each value (Qwen3-Next), or for each
     head (Qiu et al., 2025)."""
+    out_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
+    """Norm over the results of all heads together, before they are projected (Wang et al., 2022, Foundation
+    Transformers; BitNet b1.58)."""
     mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
     """Which keys a query may see."""
     dropout: Probability = 0.0

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from archwright.spec.choice import AutoInt, Choice, Probability, Switches
+from archwright.spec.norms import NoNorm, Norm
 
 
 class FeedForwardBias(Switches):
@@ -40,6 +41,9 @@ class Hidden(FeedForward):
         default_factory=FeedForwardBias, validate_default=True, examples=[True]
     )
     """Biases of all projections."""
+    hidden_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
+    """Norm over hidden values, before the projection down (Wang et al., 2022, Foundation Transformers;
+    BitNet b1.58); experts of a layer share it."""
     dropout: Probability = 0.0
     """Share of hidden values dropped in training."""
 
@@ -121,6 +125,12 @@ class ReGLU(Gated):
     kind: Literal["reglu"] = "reglu"
 
 
+class SquaredReGLU(Gated):
+    """relu(gate)^2 * up (Ma et al., 2025, BitNet b1.58 2B4T, section 2)."""
+
+    kind: Literal["squared_reglu"] = "squared_reglu"
+
+
 class GeGLU(Gated):
     """gelu(gate) * up (Shazeer, 2020)."""
 
@@ -164,17 +174,28 @@ class Experts(FeedForward):
     """Experts that a token goes through."""
     expert: Hidden = SwiGLU()
     """What each expert is, all alike."""
-    scores: Literal["softmax", "softmax_of_chosen", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "softmax_of_chosen", "sigmoid", "sparsemixer"] = "softmax"
     """What the router's numbers are made into, in float32: a softmax over all experts (Mixtral), over the
-    chosen ones (gpt-oss), or a sigmoid of each (DeepSeek V3)."""
+    chosen ones (gpt-oss), a sigmoid of each (DeepSeek V3), or, for one choice after the other, a softmax over
+    those that come near the best one left (Liu et al., 2024, GRIN; Phi-3.5-MoE)."""
+    jitter: float = Field(0.01, gt=0)
+    """Of sparsemixer: what is below the best by more than twice this share is not near it."""
     renormalise: bool = True
     """Divide the weights of the chosen experts by their sum."""
+    renormalise_power: float = Field(1.0, gt=0)
+    """Divide by (sum of w^p)^(1/p) instead, with this p (DBRX)."""
+    renormalise_min: float = Field(0.0, ge=0, examples=[1e-12])
+    """Divide by this at least (ERNIE 4.5)."""
     routed_scale: float = Field(1.0, gt=0)
     """What the sum of the chosen experts is multiplied by (DeepSeek V2)."""
     router_bias: bool = False
     """A bias of the router (gpt-oss)."""
     selection_bias: bool = False
     """Numbers added to scores for choosing alone, not for weights; they have no gradient (DeepSeek V3)."""
+    bias_rate: float = Field(0.0, ge=0, examples=[0.001])
+    """In training, how far each step moves the numbers that are added for choosing, which are there then: up
+    for experts that fewer tokens than the mean were sent to, down for others (Wang et al., 2024,
+    auxiliary-loss-free; DeepSeek V3)."""
     num_groups: int = Field(1, ge=1)
     """Groups of experts, of which only the best are chosen from (DeepSeek V2)."""
     top_groups: int = Field(1, ge=1)
@@ -183,17 +204,24 @@ class Experts(FeedForward):
     """What groups are chosen by: their best expert (DeepSeek V2), or the sum of their best two (V3)."""
     weigh: Literal["output", "input"] = "output"
     """What an expert's weight multiplies: its output, or its input (Llama 4)."""
-    shared: Literal["none", "added", "gated"] = "none"
-    """An expert that all tokens go through beside those chosen, otherwise like them: added (DeepSeekMoE), or
-    times sigmoid(w x) (Qwen2-MoE)."""
+    shared: Literal["none", "added", "averaged", "gated"] = "none"
+    """An expert that all tokens go through beside those chosen, otherwise like them: added (DeepSeekMoE),
+    added and all divided by two (Command A+), or times sigmoid(w x) (Qwen2-MoE)."""
     shared_hidden_dim: AutoInt = Field("auto", examples=[1024])
     """Hidden width of the shared expert; auto: that of the others."""
+    out_bias: bool = False
+    """Learn an offset of the result (JetMoE)."""
     balance_loss: float = Field(0.01, ge=0)
     """In training, what is minimised too: this times num_experts sum of f_e p_e in each layer, f_e the share
     of the choices that fell on expert e, p_e its mean score (Fedus et al., 2021, eq. 4)."""
     router_z_loss: float = Field(0.0, ge=0, examples=[0.001])
     """In training, what is minimised too: this times the mean of log² of the router's softmax sum in each
     layer (Zoph et al., 2022, eq. 5)."""
+
+    @property
+    def has_selection_bias(self) -> bool:
+        """Whether numbers are added to scores for choosing alone."""
+        return self.selection_bias or self.bias_rate > 0
 
     @field_validator("expert", mode="before")
     @classmethod

@@ -197,6 +197,13 @@ class ModelSpec(StackSpec):
             values["init"]["embedding_std"] = embedding_std(self)
         return validated(ModelSpec, values)
 
+    def tiny(self) -> "ModelSpec":
+        """Return a model of the same choices that trains in seconds: its kinds of layers, heads that share
+        keys as these do, 64 wide, in 4 layers or the fewest with all kinds."""
+        from archwright.spec.narrow import tiny
+
+        return tiny(self)
+
     def hash(self) -> str:
         """Return a stable hash of what the model is, over the values that are not the defaults."""
         return fingerprint(self)

@@ -1,6 +1,6 @@
 """Reading and writing specs: TOML files, chains of bases, dotted overrides, differences."""
 
-import json
+import dataclasses
 import tomllib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
+from archwright.spec.unpublished import refuse_unpublished
 
 S = TypeVar("S", bound=Spec)
 Values = dict[str, Any]
@@ -26,6 +27,8 @@ NAMING = {"name", "source", "sources"}
 """Keys that say what a spec is called and where it comes from, not what it is."""
 ONLY_RUNS = {*RunSpec.model_fields} - {*ModelSpec.model_fields}
 """Keys that make a file a recipe of a run."""
+RUN_FILE = "spec.toml"
+"""What makes a folder a run."""
 MAX_CHAIN = 3
 """Most files in a chain of bases."""
 MOST_NAMES = 10
@@ -38,6 +41,8 @@ class Origin:
 
     file: str
     source: str = ""
+    stated_for: str = dataclasses.field(default="", compare=False)
+    """The path that has a source of its own: the value's or its table's; none where it is the file's."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Loaded:
 
 
 def load(name: str | Path) -> ModelSpec:
-    """Return the spec of a preset (`"modern"`) or of a TOML file (`"mine.toml"`).
+    """Return the spec of a preset (`"modern"`), of a TOML file (`"mine.toml"`), or of a run's folder.
 
     Raises:
         UserError: no such preset or file, or mistakes in it, one line each.
@@ -59,17 +64,24 @@ def load(name: str | Path) -> ModelSpec:
 
 def load_with_blame(name: str | Path) -> Loaded:
     """Return a model's spec together with the file and source that set each value."""
+    if is_run(name):
+        spec = read_run(Path(name) / RUN_FILE).model
+        origin = Origin(RUN_FILE, spec.source)
+        return Loaded(spec, {k: origin for k in flatten(_dump(spec)) if k not in NAMING})
     return _from_chain(_chain(name, "models"))
 
 
 def load_run(name: str | Path) -> RunSpec:
-    """Return the run of a recipe, or the default run of a model.
+    """Return the run of a recipe, the default run of a model, or one that goes on from the weights of the run
+    in a folder, with its model and its data.
 
     Raises:
         UserError: no such preset or file, or mistakes in it, one line each.
     """
     if str(name) not in preset_names("runs") and str(name) in preset_names("models"):
         return RunSpec(name=str(name), model=load(name))
+    if is_run(name):
+        return _onwards(Path(name))
     path = _find(name, "runs")
     values = _parse(path)
     values.pop("format", None)  # of a run folder's spec.toml
@@ -77,6 +89,11 @@ def load_run(name: str | Path) -> RunSpec:
         return _run_from(values, path)
     model = load(path)
     return RunSpec(name=model.name, model=model)
+
+
+def is_run(name: str | Path) -> bool:
+    """Tell whether a name is that of a run's folder."""
+    return (Path(name) / RUN_FILE).is_file()
 
 
 def read_run(path: Path) -> RunSpec:
@@ -150,13 +167,6 @@ def preset_names(room: str) -> list[str]:
     return sorted(
         f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")
     )
-
-
-def parameter_counts() -> dict[str, int]:
-    """Return the number of parameters of each preset, counted when the package was made."""
-    file = resources.files("archwright.presets") / "parameters.json"
-    counts: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
-    return counts
 
 
 def flatten(values: Values, prefix: str = "") -> Values:
@@ -333,14 +343,22 @@ def _blamed(
 def _origin(path: Path, key: str, values: Values) -> Origin:
     """Name the file, and the closest source it states: for the value, its table, or the whole."""
     sources = values.get("sources", {})
-    source = next((sources[p] for p in _prefixes(key) if p in sources), values.get("source", ""))
-    return Origin(path.name, source)
+    stated_for = next((p for p in _prefixes(key) if p in sources), "")
+    return Origin(path.name, sources.get(stated_for, values.get("source", "")), stated_for)
 
 
 def _prefixes(path: str) -> list[str]:
     """Return a dotted path and those of its tables, the longest first."""
     parts = path.split(".")
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
+def _onwards(folder: Path) -> RunSpec:
+    """Return a run that begins with the weights of the one in a folder."""
+    before = read_run(folder / RUN_FILE)
+    name = f"{folder.resolve().name}-onwards"
+    run = RunSpec(name=name, model=before.model, data=before.data, parts=before.parts)
+    return override(run, [f"init.from={toml_value(str(folder))}"])
 
 
 def _run_from(values: Values, path: Path) -> RunSpec:
@@ -375,10 +393,13 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
         found = Path(str(resources.files("archwright.presets"))) / kind / f"{text}.toml"
         if found.is_file():
             return found
+    refuse_unpublished(text)
     names = (
         [*preset_names("runs"), *preset_names("models")] if room == "runs" else preset_names(room)
     )
     known = "see archwright list" if len(names) > MOST_NAMES else f"there are {', '.join(names)}"
+    if (Path(text) / "config.json").is_file():
+        raise UserError(f'"{text}": a checkpoint of another library; archwright import {text}')
     raise UserError(
         f'"{text}": no such preset; {known}, or give a file ending in .toml.'
         + nearest(text, names, most=3)

@@ -156,16 +156,16 @@ def longrope_divides_each_pair(spec: ModelSpec) -> Iterator[str]:
                     )
 
 
-@_rule("Llama 3's scaling blends between two wavelengths.")
+@_rule("Llama 3's scaling blends between two wavelengths, or steps at one.")
 def llama3_has_a_stretch(spec: ModelSpec) -> Iterator[str]:
     for at, position, _ in _ropes(spec):
         scaling = position.scaling
         if isinstance(scaling, Llama3Scaling):
             low, high = scaling.low_freq_factor, scaling.high_freq_factor
-            if high <= low:
+            if high < low:
                 yield (
                     f"{at}position.scaling.high_freq_factor: found {high:g}; "
-                    f"expected more than low_freq_factor = {low:g}"
+                    f"expected at least low_freq_factor = {low:g}"
                 )
 
 
@@ -242,6 +242,20 @@ def groups_have_two(spec: ModelSpec) -> Iterator[str]:
                 f'{at}feedforward.group_score: found "top_two" of groups of one expert; expected "max", or '
                 "fewer num_groups"
             )
+
+
+@_rule("Sparsemixer chooses by the router's numbers alone.")
+def sparsemixer_chooses_alone(spec: ModelSpec) -> Iterator[str]:
+    for at, experts in _mixtures(spec):
+        if experts.scores != "sparsemixer":
+            continue
+        for name, idle in (("selection_bias", False), ("bias_rate", 0), ("num_groups", 1)):
+            found = getattr(experts, name)
+            if found != idle:
+                yield (
+                    f"{at}feedforward.{name}: found {str(found).lower()} with scores "
+                    f'"sparsemixer"; expected {str(idle).lower()}'
+                )
 
 
 @_rule("muP's rates are those of dense models.")

@@ -59,7 +59,8 @@ def train_step(
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
     gradients add up to the batch's. What routers ask for besides is computed on each part by itself, and
     counts by its share of the rows. A loss or a gradient that is not finite
-    updates nothing. `chunked` logits never exist all at once.
+    updates nothing. `chunked` logits never exist all at once. Modules with a method `after_step` then move
+    what follows no gradient, by what they saw in all parts.
     """
     num_valid = max(1, int((batch.targets >= 0).sum()))
     loss, z_term, router_loss = 0.0, 0.0, 0.0
@@ -80,9 +81,16 @@ def train_step(
         for optimizer in optimizers.values():
             precision.step(optimizer)
         precision.update()
+    _after_step(model, updated=finite)
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
     return StepResult(loss, z_term, grad_norm, finite, router_loss)
+
+
+def _after_step(model: nn.Module, *, updated: bool) -> None:
+    for module in model.modules():
+        if callable(act := getattr(module, "after_step", None)):
+            act(updated=updated)
 
 
 def _whole_loss(model: nn.Module, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:

@@ -36,11 +36,20 @@ MISTAKES: dict[str, list[str]] = {
         "See archwright train --help"
     ],
     "train modern --resume runs/demo": [
-        "--resume takes the run as it was begun: leave out other words, --out and --dry-run"
+        "--resume takes the run as it was begun: leave out other words, --out, --tiny and --dry-run"
     ],
     "list choises": [
         'list "choises": expected one of models, recipes, studies, choices, runs. Did you mean "choices"?'
     ],
+    "list runs --wide": ["list runs: --wide and --format are for models; leave them out, or list models"],
+    **{
+        f"{words} reka-flash": [
+            '"reka-flash": its architecture is unpublished, so there is nothing to build: its report names '
+            "its choices, and neither its width nor its depth nor where its norms stand (Reka Team, 2024, Reka "
+            "Core, Flash, and Edge: A Series of Powerful Multimodal Language Models, section 2)"
+        ]
+        for words in ("show", "train", "compare modern", "diff modern", "profile")
+    },
     "show": ["the following arguments are required: MODEL. See archwright show --help"],
     "show demo": [
         '"demo" is a recipe, not a model; see it with: archwright train demo --dry-run'

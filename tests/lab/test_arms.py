@@ -73,6 +73,11 @@ def test_another_model_is_scaled_like_the_baseline() -> None:
     assert textbook.schedule == modern.schedule
 
 
+def test_a_table_of_another_width_keeps_its_share() -> None:
+    for run in arms(study("opt-350m", ":norm.kind=rms"), 2e5).values():
+        assert run.model.embedding.dim == run.model.dim // 2
+
+
 def test_common_words_are_for_all_and_variants_may_set_them_again() -> None:
     asked = study("modern:dim=32", ":dim=96", common=("dim=64", "batch_size=4"))
     first, second = arms(asked, None).values()
@@ -111,6 +116,21 @@ def test_what_cannot_be_compared_is_refused_in_a_line(
         arms(study(*words, **options), 2e5)
     assert line in caught.value.lines[0]
     assert all("\n" not in said for said in caught.value.lines)
+
+
+def test_what_is_wrong_with_all_variants_is_said_once_and_of_none() -> None:
+    with pytest.raises(UserError) as caught:
+        arms(study("modern", "textbook", ":norm.kind=layer", common=("data.txet=notes.txt",)), 2e5)
+    (line,) = caught.value.lines
+    assert line.startswith("data.txet: unknown key")
+    assert line.endswith('Did you mean "data.text"?')
+
+
+def test_what_is_wrong_with_one_variant_is_said_of_it() -> None:
+    with pytest.raises(UserError) as caught:
+        arms(study("modern", "textbook", "textbook:norm.kind=lyer"), 2e5)
+    (line,) = caught.value.lines
+    assert line.startswith("textbook:norm.kind=lyer: model.norm.kind: found")
 
 
 @pytest.mark.parametrize("name", study_names())

@@ -7,7 +7,7 @@ from archwright.lab.matching import TOLERANCE, count, matched, mismatch
 from archwright.lab.scaling import DIMS, scaled, shape
 from archwright.model.build import build
 from archwright.spec.attention import SoftmaxAttention
-from archwright.spec.feedforward import FeedForward, Hidden
+from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
 from archwright.spec.positions import Position
@@ -131,8 +131,9 @@ def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
     found, equal = matched(other, count(base, 1024), "non_embedding", 1024)
     assert equal
     assert (found.num_layers, found.context_length) == (base.num_layers, base.context_length)
-    assert found.dim == base.dim
     published = load(name)
+    if not isinstance(published.feedforward, Experts):  # whose hidden_dim takes large steps
+        assert found.dim == base.dim
     for axis in ("norm", "residual", "position", "head", "embedding"):
         assert getattr(found, axis) == getattr(published, axis)
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,29 +19,8 @@ LONG = made.LONG_NAMES[0]
 
 
 @pytest.fixture(scope="module")
-def visitor(chromium: Any) -> Visitor:
-    return Visitor(chromium)
-
-
-@pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(made.twelve_variants(), tmp_path_factory.mktemp("study"))
-
-
-@pytest.fixture(scope="module")
-def shared(visitor: Visitor, report: Path) -> Any:
-    return visitor.open(report)
-
-
-@pytest.fixture
-def tab(shared: Any) -> Iterator[Any]:
-    """The page of twelve variants in a wide, light window; what a test changes is undone."""
-    yield shared
-    shared.set_viewport_size({"width": 1200, "height": 800})
-    shared.emulate_media(color_scheme="light")
-    shared.get_by_role("radio", name="Tokens").click()
-    shared.mouse.move(0, 0)
-    shared.wait_for_timeout(200)
 
 
 def hover(tab: Any, chart: str, trace: str, point: int) -> str:

@@ -66,6 +66,7 @@ def attention(each: LayerSpec, d: int) -> int:
     total += int(a.num_heads) if a.sinks else 0
     over = {"head": (head_dim, head_dim), "projection": (width, kv), "each_head": (width, kv)}
     total += sum(norm(a.qk_norm, n) for n in over[a.qk_norm_over]) + norm(a.v_norm, value_dim)
+    total += norm(a.out_norm, mixed)
     return total + position(each, d, int(a.num_heads), width)
 
 
@@ -98,7 +99,7 @@ def feedforward(each: LayerSpec, d: int) -> int:
             shared = (
                 hidden_layer(f.expert, int(f.shared_hidden_dim), d, 1) + (f.shared == "gated") * d
             )
-        router = f.num_experts * (d + f.router_bias)
+        router = f.num_experts * (d + f.router_bias) + f.out_bias * d
         return router + shared + hidden_layer(f.expert, int(f.expert.hidden_dim), d, f.num_experts)
     assert isinstance(f, Hidden)
     return hidden_layer(f, int(f.hidden_dim), d, 1)
@@ -108,7 +109,7 @@ def hidden_layer(f: Hidden, hidden: int, d: int, number: int) -> int:
     """Return the parameters of feed-forwards that share one activation."""
     maps = 2 if f.gated else 1
     total = (maps + 1) * d * hidden + f.bias.up * maps * hidden + f.bias.down * d
-    return number * total + (2 if isinstance(f, XIELU) else 0)
+    return number * total + (2 if isinstance(f, XIELU) else 0) + norm(f.hidden_norm, hidden)
 
 
 def norm(choice: norms.Norm, d: int) -> int:

@@ -56,7 +56,8 @@ def attention(
         if choice.gate != "none":
             gate = 1 / (1 + np.exp(-linear(weights, "gate", row)))
             mixed *= gate.reshape(*mixed.shape[:2], -1)
-        rows.append(linear(weights, "out", mixed.reshape(len(row), -1)))
+        joined = normed(choice.out_norm, weights, "out_norm", mixed.reshape(len(row), -1))
+        rows.append(linear(weights, "out", joined))
     return np.stack(rows)
 
 

@@ -65,6 +65,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "value scale": {"value_scale": 0.6},
     "value norm": {"v_norm": NORM_KINDS["rms"], "value_scale": 0.6},
     "value norm with bias": {"v_norm": NORM_KINDS["layer"]},
+    "out norm": {"out_norm": NORM_KINDS["rms"]},
+    "out norm behind a gate": {"out_norm": NORM_KINDS["layer"], "gate": "head"},
     "soft-cap": {"softcap": 0.8},
     "sinks": {"sinks": True},
     "gate of values": {"gate": "value"},
@@ -113,6 +115,7 @@ def made(options: dict[str, Any], position: positions.Position) -> SoftmaxAttent
         query_norm=query_norm,
         key_norm=key_norm,
         value_norm=NORMS[type(choice.v_norm)](choice.v_norm, value_dim),
+        out_norm=NORMS[type(choice.out_norm)](choice.out_norm, HEADS * value_dim),
         rotary=Rotary(position, HEAD_DIM).double() if position.kind == "rope" else None,
         relative=relative and relative(position, DIM, HEADS, HEAD_DIM, two_way=False).double(),
     ).double()

@@ -1,4 +1,4 @@
-"""Mixtures of experts beside their formulas, token by token; and beside blocks of transformers."""
+"""Mixtures of experts beside their formulas, token by token."""
 
 import itertools
 import math
@@ -12,8 +12,10 @@ from archwright.model import build
 from archwright.parts.feedforward import FEEDFORWARDS, Experts
 from archwright.parts.init import Glorot, initialise
 from archwright.parts.linear import Linear, StackedLinear, grouped_product
+from archwright.parts.norms import NORMS
 from archwright.spec import feedforward as spec
 from archwright.spec import init as init_spec
+from archwright.spec import norms
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
@@ -34,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
         "renormalise": False,
         "num_groups": 3,
         "top_groups": 2,
+        "top_k": 3,
         "routed_scale": 1.7,
         "shared": "added",
         "shared_hidden_dim": 8,
@@ -55,6 +58,17 @@ CASES: dict[str, dict[str, Any]] = {
         "shared": "added",
         "shared_hidden_dim": 8,
     },
+    "phi 3.5": {"scores": "sparsemixer", "renormalise": False, "jitter": 0.3},
+    "sparsemixer of three": {"scores": "sparsemixer", "jitter": 0.4, "top_k": 3},
+    "dbrx": {"renormalise_power": 2.0, "top_k": 4},
+    "ernie 4.5": {"selection_bias": True, "renormalise_min": 0.6},
+    "command a+": {"scores": "sigmoid", "shared": "averaged", "shared_hidden_dim": 12},
+    "jetmoe": {"scores": "softmax_of_chosen", "out_bias": True},
+    "normed": {
+        "expert": spec.SwiGLU(hidden_dim=16, hidden_norm=norms.LayerNorm()),
+        "shared": "added",
+        "shared_hidden_dim": 8,
+    },
     "plain": {"expert": spec.XIELU(hidden_dim=16), "top_k": 3},
     "odd widths": {"expert": spec.GeGLU(hidden_dim=7)},
     "all": {"top_k": 6},
@@ -67,10 +81,17 @@ ALL = pytest.mark.parametrize("name", CASES)
 
 def made(name: str, seed: int = 0, **changes: Any) -> Experts:
     given = {"num_experts": 6, "top_k": 2, "expert": SWIGLU} | CASES[name] | changes
-    part = Experts(spec.Experts(**given), DIM).double()
+    choice = spec.Experts(**given)
+    normed = choice.expert.hidden_norm.kind != "none"
+    part = Experts(choice, DIM, new_norm if normed else None).double().eval()
     dice = torch.Generator().manual_seed(seed)
     for tensor in itertools.chain(part.parameters(), part.buffers()):
         tensor.data.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5, generator=dice)
+    return part
+
+
+def new_norm(choice: norms.Norm, dim: int) -> nn.Module:
+    part: nn.Module = NORMS[type(choice)](choice, dim)
     return part
 
 
@@ -85,6 +106,42 @@ def by_hand(part: Experts, x: Tensor) -> Tensor:
     logits = state["router.weight"] @ x
     if s.router_bias:
         logits = logits + state["router.bias"]
+    if s.scores == "sparsemixer":
+        chosen, weights = mixed_sparsely(logits.tolist(), s.top_k, s.jitter)
+    else:
+        chosen, weights = chosen_by_hand(part, logits)
+    if s.renormalise:
+        size = sum(w**s.renormalise_power for w in weights) ** (1 / s.renormalise_power)
+        weights = [w / max(size, s.renormalise_min) for w in weights]
+    out = torch.zeros_like(x)
+    for e, w in zip(chosen, weights, strict=True):
+        dense = expert(part, e)
+        out += s.routed_scale * (dense(w * x) if s.weigh == "input" else w * dense(x))
+    if part.shared is not None:
+        gate = 1.0
+        if s.shared == "gated":
+            gate = torch.sigmoid(state["shared_gate.weight"][0] @ x).item()
+        out += gate * part.shared(x[None])[0]
+        out /= 2 if s.shared == "averaged" else 1
+    return out + state["bias"] if s.out_bias else out
+
+
+def mixed_sparsely(logits: list[float], top_k: int, jitter: float) -> tuple[list[int], list[float]]:
+    """Take the best of those left, weighed among those left that are near it."""
+    chosen: list[int] = []
+    weights = []
+    for _ in range(top_k):
+        left = {e: s for e, s in enumerate(logits) if e not in chosen}
+        best = max(left.values())
+        near = [s for s in left.values() if (best - s) / max(abs(s), best) <= 2 * jitter]
+        chosen.append(max(left, key=lambda e: left[e]))
+        weights.append(1 / sum(math.exp(s - best) for s in near))
+    return chosen, weights
+
+
+def chosen_by_hand(part: Experts, logits: Tensor) -> tuple[list[int], list[float]]:
+    """Take the best of the best groups; return them with their scores."""
+    s, state = part.spec, part.state_dict()
     scores = {
         "softmax": logits.exp() / logits.exp().sum(),
         "sigmoid": 1 / (1 + (-logits).exp()),
@@ -102,26 +159,16 @@ def by_hand(part: Experts, x: Tensor) -> Tensor:
     if s.scores == "softmax_of_chosen":
         weights = [math.exp(w) for w in weights]
         weights = [w / sum(weights) for w in weights]
-    if s.renormalise:
-        weights = [w / sum(weights) for w in weights]
-    out = torch.zeros_like(x)
-    for e, w in zip(chosen, weights, strict=True):
-        dense = expert(part, e)
-        out += s.routed_scale * (dense(w * x) if s.weigh == "input" else w * dense(x))
-    if part.shared is not None:
-        gate = 1.0
-        if s.shared == "gated":
-            gate = torch.sigmoid(state["shared_gate.weight"][0] @ x).item()
-        out += gate * part.shared(x[None])[0]
-    return out
+    return chosen, weights
 
 
 def expert(part: Experts, e: int) -> nn.Module:
     """The dense feed-forward that an expert is, which has tests of its own."""
     choice = part.spec.expert
-    dense: nn.Module = FEEDFORWARDS[type(choice)](choice, DIM).double()
+    given = [] if part.experts.norm is None else [new_norm]
+    dense: nn.Module = FEEDFORWARDS[type(choice)](choice, DIM, *given).double()
     state = part.experts.state_dict()
-    alone = {k: v if k.startswith("activation") else v[e] for k, v in state.items()}
+    alone = {k: v if k.startswith(("activation", "norm")) else v[e] for k, v in state.items()}
     dense.load_state_dict(alone)
     return dense.eval()
 
@@ -204,7 +251,7 @@ class TestAuxiliary:
     @pytest.mark.parametrize("scores", ["softmax", "sigmoid", "softmax_of_chosen"])
     def test_formula(self, scores: str) -> None:
         part, x = made("mixtral", scores=scores, balance_loss=0.3, router_z_loss=0.7), tokens()
-        part(x)
+        part.train()(x)
         logits = x.flatten(0, 1) @ part.router.weight.T
         chosen = logits.topk(2).indices.flatten().tolist()
         p = 1 / (1 + (-logits).exp()) if scores == "sigmoid" else logits.exp()
@@ -216,7 +263,7 @@ class TestAuxiliary:
     def test_balance_is_one_where_all_are_chosen_alike(self) -> None:
         part = made("all", balance_loss=1.0)
         part.router.weight.data.zero_()
-        part(tokens())
+        part.train()(tokens())
         assert part.auxiliary is not None
         assert part.auxiliary.item() == pytest.approx(1.0)
 
@@ -269,82 +316,3 @@ def test_an_expert_is_a_feedforward_with_a_hidden_layer() -> None:
     assert found.feedforward.expert == spec.ReLU(hidden_dim=8)
     found = ModelSpec().override("feedforward.kind=experts", "feedforward.expert.hidden_dim=8")
     assert found.feedforward.expert == spec.SwiGLU(hidden_dim=8)
-
-
-class TestTransformers:
-    """Blocks of the library with the same weights, all of them random."""
-
-    def compare(self, part: Experts, block: nn.Module, names: dict[str, str]) -> None:
-        """Copy the block's weights, by our names, and ask for the same output."""
-        dice = torch.Generator().manual_seed(2)
-        theirs = {**dict(block.named_parameters()), **dict(block.named_buffers())}
-        for tensor in theirs.values():
-            tensor.data.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5, generator=dice)
-        gate, up = theirs["experts.gate_up_proj"].chunk(2, 1)
-        values = {"experts.gate.weight": gate, "experts.up.weight": up}
-        values["experts.down.weight"] = theirs["experts.down_proj"]
-        values["router.weight"] = theirs["gate.weight"]
-        values |= {ours: theirs[name] for ours, name in names.items()}
-        part.load_state_dict(values)
-        x = tokens().float()
-        with torch.no_grad():
-            torch.testing.assert_close(part.eval()(x), block.eval()(x), rtol=1e-4, atol=1e-5)
-
-    def part(self, name: str) -> Experts:
-        return made(name).float()
-
-    def test_mixtral(self) -> None:
-        library = pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
-        config = library.MixtralConfig(
-            hidden_size=DIM, intermediate_size=16, num_local_experts=6, num_experts_per_tok=2
-        )
-        config._experts_implementation = "eager"
-        self.compare(self.part("mixtral"), library.MixtralSparseMoeBlock(config), {})
-
-    def test_qwen2(self) -> None:
-        library = pytest.importorskip("transformers.models.qwen2_moe.modeling_qwen2_moe")
-        config = library.Qwen2MoeConfig(
-            hidden_size=DIM,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=12,
-            num_experts=6,
-            num_experts_per_tok=2,
-        )
-        config._experts_implementation = "eager"
-        names = {
-            f"shared.{our}.weight": f"shared_expert.{our}_proj.weight"
-            for our in ("gate", "up", "down")
-        } | {"shared_gate.weight": "shared_expert_gate.weight"}
-        self.compare(self.part("qwen2"), library.Qwen2MoeSparseMoeBlock(config), names)
-
-    @pytest.mark.parametrize("version", [2, 3])
-    def test_deepseek(self, version: int) -> None:
-        name = f"deepseek_v{version}"
-        library = pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
-        config = getattr(library, f"DeepseekV{version}Config")(
-            hidden_size=DIM,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            moe_intermediate_size=16 if version == 3 else 8,
-            n_shared_experts=1,
-            n_routed_experts=6,
-            num_local_experts=6,
-            num_experts_per_tok=2,
-            n_group={2: 3, 3: 2}[version],
-            topk_group={2: 2, 3: 1}[version],
-            routed_scaling_factor={2: 1.7, 3: 2.5}[version],
-            topk_method="group_limited_greedy",
-            norm_topk_prob=version == 3,
-        )
-        config._experts_implementation = "eager"
-        names = {
-            f"shared.{our}.weight": f"shared_experts.{our}_proj.weight"
-            for our in ("gate", "up", "down")
-        }
-        if version == 3:
-            names["selection_bias"] = "gate.e_score_correction_bias"
-        block = getattr(library, "DeepseekV3MoE" if version == 3 else "DeepseekV2Moe")(config)
-        width = config.moe_intermediate_size
-        expert = spec.SwiGLU(hidden_dim=width)
-        part = made(f"deepseek v{version}", expert=expert, shared_hidden_dim=width).float()
-        self.compare(part, block, names)

@@ -9,7 +9,9 @@ import torch
 
 from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES, XIELU
 from archwright.parts.linear import project
+from archwright.parts.norms import NORMS
 from archwright.spec import feedforward as spec
+from archwright.spec import norms
 
 
 def gelu(x: float) -> float:
@@ -60,6 +62,7 @@ CASES: list[tuple[spec.Hidden, Callable[..., float]]] = [
     (spec.GeGLU(), times(gelu)),
     (spec.GeGLU(approximate="tanh"), times(gelu_tanh)),
     (spec.ReGLU(), times(relu)),
+    (spec.SquaredReGLU(), times(lambda g: relu(g) ** 2)),
     (spec.GLU(), times(sigmoid)),
     (spec.Bilinear(), times(lambda x: x)),
     (spec.ClampedSwiGLU(limit=1.1, sharpness=1.3), clamped(1.1, 1.3)),
@@ -78,6 +81,27 @@ def made(choice: spec.Hidden, **changes: object) -> torch.nn.Module:
     if isinstance(part.activation, XIELU):
         part.double().activation.reset_parameters()
     return part.double()
+
+
+def new_norm(choice: norms.Norm, dim: int) -> torch.nn.Module:
+    part: torch.nn.Module = NORMS[type(choice)](choice, dim)
+    return part
+
+
+@pytest.mark.parametrize("choice", [spec.SquaredReLU(), spec.SwiGLU(), spec.XIELU()], ids=str)
+def test_a_norm_of_hidden_values(choice: spec.Hidden) -> None:
+    """It stands between the function and the projection down, over all of the hidden layer."""
+    plain = made(choice)
+    normed = choice.model_copy(
+        update={"hidden_dim": 7, "hidden_norm": norms.RMSNorm(weight="none", eps=0.3)}
+    )
+    part = FEEDFORWARDS[type(choice)](normed, 5, new_norm).double()
+    part.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    hidden = part.activation(*(read(x) for read in part.inputs))
+    scale = (hidden.square().sum(-1, keepdim=True) / 7 + 0.3) ** -0.5
+    expected = (hidden * scale) @ part.down.weight.T
+    torch.testing.assert_close(part(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def dot(weight: torch.nn.Module, x: np.ndarray) -> list[float]:

@@ -107,6 +107,11 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], Frequencies], float]] = {
         lambda span: llama3(8.0, 1.0, 4.0),
         1.0,
     ),
+    "llama3 with a step": (
+        {"kind": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0},
+        lambda span: llama3(16.0, 1.0, 1.0),
+        1.0,
+    ),
     "longrope": (
         {"kind": "longrope", "short": SHORT, "long": LONG, "factor": 4.0},
         longrope,

@@ -128,6 +128,7 @@ def test_many_presets_are_counted() -> None:
     assert named(["a"]) == "a"
     assert named(["a", "b", "c"]) == "a, b and c"
     assert named([*"abcdefgh"]) == "a, b, c, d, e, f and 2 more"
+    assert named(["a-1", "a-2", "a-3", *"bcdef"]) == "a-1, b, c, d, e, f and 2 more"
 
 
 def test_users_are_named() -> None:

@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,32 +21,11 @@ SECONDS = STEPS * 0.147
 
 
 @pytest.fixture(scope="module")
-def visitor(chromium: Any) -> Visitor:
-    return Visitor(chromium)
-
-
-@pytest.fixture(scope="module")
 def report(made_once: Any) -> Path:
     """The report of a run that was resumed once."""
     ends = [made_once.event("resumed", STEPS // 2), made_once.event("finished", STEPS)]
     lines = [*made_once.steps(STEPS), *made_once.baselines(STEPS), *ends]
     return write_report(made_once.run(lines, "model.feedforward.kind=gelu", sample=NASTY))
-
-
-@pytest.fixture(scope="module")
-def shared(visitor: Visitor, report: Path) -> Any:
-    return visitor.open(report)
-
-
-@pytest.fixture
-def tab(shared: Any) -> Iterator[Any]:
-    """The report in a wide, light window; what a test changes is undone."""
-    yield shared
-    shared.set_viewport_size({"width": 1200, "height": 800})
-    shared.emulate_media(color_scheme="light")
-    shared.get_by_role("radio", name="Tokens").click()
-    shared.mouse.move(0, 0)
-    shared.wait_for_timeout(200)
 
 
 def test_every_chart_is_drawn(tab: Any) -> None:

@@ -29,8 +29,8 @@ BROKEN: dict[str, tuple[list[str], str]] = {
         "position.scaling.long: found 2 numbers; expected 32, one for each pair of coordinates, or none",
     ),
     "llama3_has_a_stretch": (
-        ["position.scaling.kind=llama3", "position.scaling.low_freq_factor=4.0"],
-        "position.scaling.high_freq_factor: found 4; expected more than low_freq_factor = 4",
+        ["position.scaling.kind=llama3", "position.scaling.low_freq_factor=5.0"],
+        "position.scaling.high_freq_factor: found 4; expected at least low_freq_factor = 5",
     ),
     "t5_buckets_widen": (
         ["position.kind=t5", "position.max_distance=16"],
@@ -63,6 +63,14 @@ BROKEN: dict[str, tuple[list[str], str]] = {
         ],
         'feedforward.group_score: found "top_two" of groups of one expert; expected "max", or fewer '
         "num_groups",
+    ),
+    "sparsemixer_chooses_alone": (
+        [
+            "feedforward.kind=experts",
+            "feedforward.scores=sparsemixer",
+            "feedforward.selection_bias=true",
+        ],
+        'feedforward.selection_bias: found true with scores "sparsemixer"; expected false',
     ),
     "mup_is_dense": (
         ["feedforward.kind=experts", "init.kind=mup", "attention.scale.kind=inverse"],

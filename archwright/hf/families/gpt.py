@@ -5,6 +5,7 @@ from archwright.hf.keys import Fused
 from archwright.hf.layers import Layers, Role, Told
 from archwright.hf.layouts import ByGroup, Layout, Rows, Transposed
 from archwright.hf.lenses import (
+    MISSING,
     Activation,
     At,
     Computed,
@@ -215,9 +216,9 @@ def _read_rotary_dim(config: Config) -> Table:
 
 
 def _write_rotary_dim(get: Get) -> dict[str, object]:
-    if get("position.kind") != "rope":
-        return {}
     head_dim = get("attention.head_dim")
+    if get("position.kind") != "rope" or head_dim is MISSING:
+        return {}
     return {"rotary_dim": int(head_dim * get("position.fraction"))}
 
 

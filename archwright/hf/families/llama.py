@@ -21,14 +21,22 @@ HEAD_DIM = Either(
 )
 """The width of heads; null leaves it to dim / num_heads."""
 
+KV_HEADS = At("num_key_value_heads", "attention.num_kv_heads", same_as="num_attention_heads")
 RMS = {"norm.kind": "rms", "norm.multiply": "narrow"}
+PRE_RMS = Set({"residual.kind": "pre", **RMS})
+EPS = At("rms_norm_eps", "norm.eps")
+ROPE = Rope(fraction="")
 QKV_BIAS = {"attention.bias.query": True, "attention.bias.key": True, "attention.bias.value": True}
 NO_QKV_BIAS = dict.fromkeys(QKV_BIAS, False)
+SOFTMAX = Set({"attention.kind": "softmax"})
+DROPOUT = At("attention_dropout", "attention.dropout")
+GATED = Activation("hidden_act", gated=True)
+HIDDEN = At("intermediate_size", "feedforward.hidden_dim")
+TIED = At("tie_word_embeddings", "head.tied")
 
 CAUSAL = Role({"attention.mask.kind": "causal"})
 WINDOW = Role({"attention.mask.kind": "window"}, (At("sliding_window", "attention.mask.size"),))
 ROLES = {"full_attention": CAUSAL, "sliding_attention": WINDOW}
-
 
 ALL_OR_NONE = Told(
     lambda config, n: (
@@ -44,6 +52,11 @@ def bias(key: str, path: str, *parts: str) -> Switch:
     values = {f"{path}.bias.{part}": True for part in parts}
     return Switch(key, {True: Set(values), False: Set(dict.fromkeys(values, False))})
 
+
+ATTENTION_BIAS = bias("attention_bias", "attention", "query", "key", "value", "out")
+MLP_BIAS = bias("mlp_bias", "feedforward", "up", "down")
+NO_ATTENTION_BIAS = Set(NO_QKV_BIAS | {"attention.bias.out": False})
+NO_MLP_BIAS = Set({"feedforward.bias.up": False, "feedforward.bias.down": False})
 
 LLAMA = Family(
     "llama",
@@ -68,17 +81,17 @@ LLAMA = Family(
     lenses=(
         *SIZES,
         HEAD_DIM,
-        At("num_key_value_heads", "attention.num_kv_heads", same_as="num_attention_heads"),
-        Set({"residual.kind": "pre", **RMS}),
-        At("rms_norm_eps", "norm.eps"),
-        Rope(),
-        Set({"attention.kind": "softmax"}),
-        bias("attention_bias", "attention", "query", "key", "value", "out"),
-        At("attention_dropout", "attention.dropout"),
-        Activation("hidden_act", gated=True),
-        At("intermediate_size", "feedforward.hidden_dim"),
-        bias("mlp_bias", "feedforward", "up", "down"),
-        At("tie_word_embeddings", "head.tied"),
+        KV_HEADS,
+        PRE_RMS,
+        EPS,
+        ROPE,
+        SOFTMAX,
+        ATTENTION_BIAS,
+        DROPOUT,
+        GATED,
+        HIDDEN,
+        MLP_BIAS,
+        TIED,
     ),
     layers="model.layers.{i}.",
     of_layer={
@@ -99,6 +112,9 @@ LLAMA = Family(
 MISTRAL = LLAMA.but(
     "mistral",
     "MistralForCausalLM",
+    NO_ATTENTION_BIAS,
+    NO_MLP_BIAS,
+    without=(ATTENTION_BIAS, MLP_BIAS),
     defaults={
         "intermediate_size": 14336,
         "num_key_value_heads": 8,

@@ -1,10 +1,11 @@
 """LayerNorm and biases in Llama's frame: Phi, Persimmon, StableLM, StarCoder2."""
 
 from archwright.hf.families.gpt import ALL_BIASES, LAYER_NORM, QKV, by_head
-from archwright.hf.families.llama import ALL_OR_NONE, LLAMA, ROLES, bias
+from archwright.hf.families.llama import ALL_OR_NONE, LLAMA, ROLES, ROPE, bias
 from archwright.hf.keys import Fused, When
 from archwright.hf.layers import Layers
 from archwright.hf.lenses import Activation, At, Set, Switch
+from archwright.hf.rope import Rope
 
 QK_NORM = {"attention.qk_norm.kind": "layer", "attention.qk_norm.weight": "plain"}
 NO_QK_NORM = {"attention.qk_norm.kind": "none"}
@@ -12,6 +13,7 @@ NO_QK_NORM = {"attention.qk_norm.kind": "none"}
 PHI = LLAMA.but(
     "phi",
     "PhiForCausalLM",
+    Rope(),
     Set({"residual.kind": "parallel", "residual.num_norms": 1, **LAYER_NORM, **ALL_BIASES}),
     Set({"head.bias": True}),
     At("layer_norm_eps", "norm.eps"),
@@ -56,7 +58,14 @@ PHI = LLAMA.but(
         "mlp.fc2": "feedforward.down",
     },
     of_model={"model.norm": None, "model.final_layernorm": "norm"},
-    without=("rms_norm_eps", "hidden_act", "intermediate_size", "attention_bias", "mlp_bias"),
+    without=(
+        ROPE,
+        "rms_norm_eps",
+        "hidden_act",
+        "intermediate_size",
+        "attention_bias",
+        "mlp_bias",
+    ),
 )
 
 PERSIMMON = PHI.but(
@@ -93,6 +102,7 @@ PERSIMMON = PHI.but(
 STABLELM = LLAMA.but(
     "stablelm",
     "StableLmForCausalLM",
+    Rope(),
     Set(LAYER_NORM),
     At("layer_norm_eps", "norm.eps"),
     At("hidden_dropout", "residual.dropout"),
@@ -136,7 +146,7 @@ STABLELM = LLAMA.but(
         "self_attn.q_layernorm.norms.{e}": "attention.query_norm",
         "self_attn.k_layernorm.norms.{e}": "attention.key_norm",
     },
-    without=("rms_norm_eps", "attention_bias", "mlp_bias"),
+    without=(ROPE, "rms_norm_eps", "attention_bias", "mlp_bias"),
 )
 
 STARCODER2 = LLAMA.but(

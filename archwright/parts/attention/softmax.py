@@ -32,8 +32,8 @@ class SoftmaxAttention(nn.Module):
     g = h // (num_heads / num_kv_heads).
 
     Queries and keys are normed if asked, turned by the rotary part, or get a bias of their scores from
-    the relative part. Shapes: x and the result [batch, length, dim]; q [batch, length, num_heads,
-    head_dim]; k with num_kv_heads, and v with value_head_dim.
+    the relative part; what enters `out` may be normed too. Shapes: x and the result [batch, length, dim];
+    q [batch, length, num_heads, head_dim]; k with num_kv_heads, and v with value_head_dim.
 
     Vaswani et al., 2017, section 3.2; Ainslie et al., 2023, GQA; options as in the spec.
 
@@ -50,6 +50,7 @@ class SoftmaxAttention(nn.Module):
         query_norm: nn.Module,
         key_norm: nn.Module,
         value_norm: nn.Module | None = None,
+        out_norm: nn.Module | None = None,
         rotary: Rotary | None = None,
         relative: nn.Module | None = None,
         shared: bool = False,
@@ -69,6 +70,7 @@ class SoftmaxAttention(nn.Module):
         gates = {"none": 0, "head": spec.num_heads, "value": width}[spec.gate]
         self.gate = Linear(dim, gates) if gates else None
         self.query_norm, self.key_norm, self.value_norm = query_norm, key_norm, value_norm
+        self.out_norm = out_norm
         self.sinks = nn.Parameter(torch.zeros(spec.num_heads)) if spec.sinks else None
         self.position = None if shared else relative
         self.kernel = KERNELS["sdpa"]
@@ -114,7 +116,8 @@ class SoftmaxAttention(nn.Module):
         if self.gate is not None:
             gate = torch.sigmoid(projected[3])
             mixed = mixed * gate.view(*mixed.shape[:3], -1)
-        out: Tensor = self.out(mixed.flatten(-2))
+        mixed = mixed.flatten(-2)
+        out: Tensor = self.out(mixed if self.out_norm is None else self.out_norm(mixed))
         return out
 
     def _heads(self, projected: Tensor, width: int) -> Heads:

@@ -72,9 +72,10 @@ def _yarn(scaling: spec.YaRN, plain: Tensor, theta: float) -> Tensor:
 
 
 def _llama3(scaling: spec.Llama3Scaling, plain: Tensor) -> Tensor:
-    """Keep wavelengths below L / high, divide those above L / low, blend linearly in L / wavelength."""
+    """Keep wavelengths below L / high, divide those above L / low, blend linearly in L / wavelength between;
+    equal ends make a step."""
     assert scaling.original_length != "auto"
     turns = scaling.original_length * plain / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    kept = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)
     return plain / scaling.factor * (1 - kept) + plain * kept

@@ -1,0 +1,31 @@
+"""archwright export"""
+
+from collections.abc import Sequence
+
+from archwright.cli.words import Parser, add_parts_option, check_run_parts, load_parts
+
+ABOUT = """\
+Write a run's model as a folder that transformers loads: config.json, generation_config.json, safetensors and
+the tokenizer. Where no published family has all of the model's choices, the line says which ones block it
+(archwright show NAME --exportable says it before training)."""
+
+EXAMPLES = """\
+  archwright export runs/modern hf/modern
+  archwright verify hf/modern"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Export a run."""
+    parser = Parser("export", ABOUT, EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
+    parser.add_argument("--family", default="", metavar="NAME", help="where several would do")
+    add_parts_option(parser)
+    options = parser.parse(words)
+    check_run_parts(options.run, load_parts(options.parts))
+    from archwright.hf import FAMILIES, export_run
+
+    family = export_run(options.run, options.folder, options.family)
+    print(f"family  {family} ({FAMILIES[family].architecture})")
+    print(f"folder  {options.folder}")
+    return 0

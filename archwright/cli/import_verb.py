@@ -1,0 +1,38 @@
+"""archwright import"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from archwright.cli.words import Parser
+from archwright.spec.errors import UserError
+
+ABOUT = """\
+Make a run folder of a checkpoint in the layout of Hugging Face: config.json, safetensors (or .bin that hold
+nothing but tensors), and the tokenizer. Nothing in it is run, and nothing is fetched."""
+
+EXAMPLES = """\
+  archwright import Llama-3.2-1B --out runs/llama
+  archwright generate runs/llama --prompt "The "
+  archwright eval runs/llama --text mine.txt
+  archwright train runs/llama data.text=mine.txt model.context_length=512 budget=10m
+  archwright list families        what can be read"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Import a folder."""
+    parser = Parser("import", ABOUT, EXAMPLES)
+    parser.add_argument("folder", metavar="FOLDER", help="the checkpoint's folder")
+    parser.add_argument("--out", metavar="RUN", help="the run folder (default: runs/NAME)")
+    options = parser.parse(words)
+    from archwright.hf import import_run
+    from archwright.runs import RUNS
+
+    name = Path(options.folder).resolve().name
+    if not name:
+        raise UserError(f"import what? {options.folder} has no name")
+    made, model = import_run(options.folder, options.out or RUNS / name)
+    print(repr(model))
+    if not made.tokenizer_folder.is_dir():
+        print("tokenizer  none in the folder: eval, generate and train need one")
+    print(f"run        {made.path}")
+    return 0

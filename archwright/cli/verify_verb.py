@@ -1,0 +1,50 @@
+"""archwright verify"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from archwright.cli.words import Parser, print_table
+
+ABOUT = """\
+Compare a checkpoint's logits here with those of transformers, which must be installed, in float32 and in
+bfloat16, and print a certificate. The exit code is 0 where they are the same within rounding, 1 where not."""
+
+EXAMPLES = """\
+  archwright verify Llama-3.2-1B
+  archwright verify hf/modern --json"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Print a certificate."""
+    parser = Parser("verify", ABOUT, EXAMPLES)
+    parser.add_argument("folder", metavar="FOLDER", help="a checkpoint in Hugging Face's layout")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse(words)
+    from archwright.hf import verify
+
+    found = verify(options.folder)
+    if options.json:
+        print(json.dumps(asdict(found) | {"agrees": found.agrees}, indent=2))
+        return 0 if found.agrees else 1
+    print(
+        f"{options.folder}: {found.family} ({found.architecture}) beside transformers {found.transformers}"
+    )
+    print(f"torch {found.torch}; 2 texts of random tokens, one with padding at its end\n")
+    columns = [
+        ["", *(c.dtype for c in found.comparisons)],
+        ["largest difference of logits", *(f"{c.max_difference:.1e}" for c in found.comparisons)],
+        ["over their spread", *(f"{c.relative:.1e}" for c in found.comparisons)],
+        ["KL divergence, nats", *(f"{c.divergence:.1e}" for c in found.comparisons)],
+        ["rounding error over theirs", *(_or_dash(c.rounding) for c in found.comparisons)],
+        ["same most likely token", *(f"{c.top_1:.1%}" for c in found.comparisons)],
+        ["first component to diverge", *(c.first or "none" for c in found.comparisons)],
+        ["within rounding", *("yes" if c.agrees else "no" for c in found.comparisons)],
+    ]
+    print_table(columns)
+    return 0 if found.agrees else 1
+
+
+def _or_dash(ratio: float) -> str:
+    return "-" if math.isnan(ratio) else f"{ratio:.2f}"

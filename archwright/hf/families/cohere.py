@@ -1,0 +1,82 @@
+"""Command R: attention and feed-forward side by side behind one norm, and logits times a number."""
+
+from archwright.hf.families.llama import (
+    EPS,
+    LLAMA,
+    MLP_BIAS,
+    NO_MLP_BIAS,
+    PRE_RMS,
+    ROPE,
+    WINDOW,
+)
+from archwright.hf.families.qwen import HEAD_NORM_NAMES
+from archwright.hf.layers import Layers, Listed, Role, every_by
+from archwright.hf.lenses import At, Set, Switch
+from archwright.hf.rope import Rope
+
+INTERLEAVED = Rope(pairing="interleaved", fraction="")
+NORMS_OF_EACH = {
+    "attention.qk_norm.kind": "layer",
+    "attention.qk_norm.bias": False,
+    "attention.qk_norm_over": "each_head",
+}
+
+COHERE = LLAMA.but(
+    "cohere",
+    "CohereForCausalLM",
+    Set({"residual.kind": "parallel", "residual.num_norms": 1}),
+    Set({"norm.kind": "layer", "norm.bias": False}),
+    At("layer_norm_eps", "norm.eps"),
+    INTERLEAVED,
+    Switch(
+        "use_qk_norm",
+        {
+            True: (Set(NORMS_OF_EACH), At("layer_norm_eps", "attention.qk_norm.eps")),
+            False: Set({"attention.qk_norm.kind": "none"}),
+        },
+    ),
+    At("logit_scale", "head.multiplier"),
+    NO_MLP_BIAS,
+    without=(PRE_RMS, EPS, ROPE, MLP_BIAS),
+    defaults={
+        "vocab_size": 256000,
+        "hidden_size": 8192,
+        "intermediate_size": 22528,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "rope_theta": 500_000.0,
+        "use_qk_norm": False,
+        "tie_word_embeddings": True,
+    },
+    of_layer={
+        "input_layernorm": "residual.norms.shared",
+        "post_attention_layernorm": None,
+        **HEAD_NORM_NAMES,
+    },
+)
+
+
+COHERE2 = COHERE.but(
+    "cohere2",
+    "Cohere2ForCausalLM",
+    without=(
+        INTERLEAVED,
+        *(lens for lens in COHERE.lenses if isinstance(lens, Switch) and lens.key == "use_qk_norm"),
+    ),
+    defaults={"rope_theta": 10_000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
+    of_layer=dict.fromkeys(HEAD_NORM_NAMES),
+    groups=(
+        Layers(
+            Listed(otherwise=every_by("sliding_window_pattern")),
+            {
+                "sliding_attention": Role(WINDOW.told_by, (*WINDOW.lenses, INTERLEAVED)),
+                "full_attention": Role({"attention.mask.kind": "causal", "position.kind": "none"}),
+            },
+        ),
+    ),
+)
+
+COHERE_FAMILIES = (COHERE, COHERE2)

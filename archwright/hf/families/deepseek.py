@@ -1,0 +1,207 @@
+"""DeepSeek V2 and V3 and what has their latent attention: GLM-4.7 Flash."""
+
+import math
+from typing import Any
+
+from archwright.hf.families.experts import BASE, experts, sparse
+from archwright.hf.families.sigmoid_experts import (
+    FIRST_DENSE,
+    FIRST_OF_LIST,
+    FURTHER,
+    NAMES,
+    routed,
+    shared,
+)
+from archwright.hf.keys import Fused, Held
+from archwright.hf.layouts import ByGroup, Rows
+from archwright.hf.lenses import MISSING, At, Computed, Config, Get, Refuse, Set, Switch, Table
+from archwright.hf.rope import mscale
+from archwright.spec.attention import LatentAttention
+from archwright.spec.model_spec import LayerSpec
+
+BIASES = tuple(f"attention.bias.{part}" for part in ("query_down", "latent", "rope_key", "out"))
+
+
+def _heads_apart(layer: LayerSpec) -> ByGroup:
+    """Return the layout of keys and values that take turns by head."""
+    assert isinstance(layer.attention, LatentAttention)
+    assert layer.attention.num_heads != "auto"
+    return ByGroup(groups=layer.attention.num_heads)
+
+
+def _read_scale(config: Config) -> Table:
+    """Return the scale of scores, which grows with what RoPE is stretched by."""
+    told = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = told.get("rope_type") or told.get("type") or "default"
+    weight = told.get("mscale_all_dim")
+    if kind == "default" or not weight:
+        return {"attention": {"scale": {"kind": "sqrt"}}}
+    scale: float = (config["qk_nope_head_dim"] + config["qk_rope_head_dim"]) ** -0.5
+    grown = scale * mscale(told["factor"], weight) ** 2
+    return {"attention": {"scale": {"kind": "fixed", "value": grown}}}
+
+
+def _write_scale(get: Get) -> dict[str, Any]:
+    value, factor = get("attention.scale.value"), get("position.scaling.factor")
+    widths = (get("attention.nope_head_dim"), get("attention.rope_head_dim"))
+    if MISSING in (value, factor, *widths) or factor <= 1:
+        return {}
+    growth = math.sqrt(value * math.sqrt(sum(widths)))
+    # Rounded, so that the number that a file had is found again to the last digit.
+    weight = float(f"{(growth - 1) / (0.1 * math.log(factor)):.10g}")
+    return {"rope_parameters": {"mscale_all_dim": weight}}
+
+
+LATENT = (
+    Set({"attention.kind": "latent"}),
+    At("num_attention_heads", "attention.num_heads"),
+    Computed(lambda config: {}, lambda get: {"num_key_value_heads": get("attention.num_heads")}),
+    At("q_lora_rank", "attention.query_rank", or_none=True),
+    At("kv_lora_rank", "attention.kv_rank"),
+    At("qk_nope_head_dim", "attention.nope_head_dim"),
+    At("qk_rope_head_dim", "attention.rope_head_dim"),
+    At("v_head_dim", "attention.value_head_dim"),
+    Set({"attention.norm.kind": "rms", "attention.norm.eps": 1e-6}),
+    Set({"attention.norm.multiply": "narrow"}),
+    Switch(
+        "attention_bias",
+        {True: Set(dict.fromkeys(BIASES, True)), False: Set(dict.fromkeys(BIASES, False))},
+    ),
+    Computed(_read_scale, _write_scale),
+    At("attention_dropout", "attention.dropout"),
+)
+"""Latent attention; the norms of its latents have an eps of their own."""
+
+PAIRING = Switch(
+    "rope_interleave",
+    {True: Set({"position.pairing": "interleaved"}), False: Set({"position.pairing": "half"})},
+)
+LATENT_NAMES: dict[str, Held | None] = {
+    "self_attn.k_proj": None,
+    "self_attn.v_proj": None,
+    "self_attn.q_a_proj": "attention.query_down",
+    "self_attn.q_a_layernorm": "attention.query_norm",
+    "self_attn.q_b_proj": "attention.query_up",
+    "self_attn.kv_a_proj_with_mqa": Fused(("attention.latent", "attention.rope_key"), Rows()),
+    "self_attn.kv_a_layernorm": "attention.latent_norm",
+    "self_attn.kv_b_proj": Fused(("attention.key_up", "attention.value_up"), _heads_apart),
+}
+
+DEEPSEEK_V2 = BASE.but(
+    "deepseek_v2",
+    "DeepseekV2ForCausalLM",
+    *LATENT,
+    Set({"position.pairing": "interleaved"}),
+    Refuse("mlp_bias", (False,)),
+    Refuse("scoring_func", ("softmax",)),
+    Refuse("moe_layer_freq", (1,)),
+    Refuse("norm_topk_prob", (False, None)),
+    defaults={
+        "vocab_size": 102400,
+        "first_k_dense_replace": 0,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_group": None,
+        "topk_group": None,
+        "topk_method": "greedy",
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": None,
+        "moe_intermediate_size": 1407,
+        "moe_layer_freq": 1,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "scoring_func": "softmax",
+    },
+    groups=(
+        sparse(
+            FIRST_DENSE,
+            *experts(
+                "n_routed_experts", "moe_intermediate_size", renormalise=False, balance_loss=0.0
+            ),
+            At("routed_scaling_factor", "feedforward.routed_scale"),
+            Switch(
+                "topk_method",
+                {
+                    "greedy": Set({"feedforward.num_groups": 1, "feedforward.top_groups": 1}),
+                    "group_limited_greedy": (
+                        Set({"feedforward.group_score": "max"}),
+                        At("n_group", "feedforward.num_groups"),
+                        At("topk_group", "feedforward.top_groups"),
+                    ),
+                },
+            ),
+            shared("n_shared_experts"),
+        ),
+    ),
+    of_layer=LATENT_NAMES | NAMES | {"mlp.gate.e_score_correction_bias": None},
+    spellings={"num_experts": "n_routed_experts"},
+)
+
+DEEPSEEK_V3 = BASE.but(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    *LATENT,
+    PAIRING,
+    Refuse("scoring_func", ("sigmoid",)),
+    Refuse("moe_layer_freq", (1,)),
+    defaults={
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+        "rope_interleave": True,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_group": 8,
+        "topk_group": 4,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+    },
+    groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
+    of_layer=LATENT_NAMES | NAMES,
+    ignored=(*BASE.ignored, FURTHER),
+    spellings={"num_local_experts": "n_routed_experts"},
+)
+
+GLM4_MOE_LITE = DEEPSEEK_V3.but(
+    "glm4_moe_lite",
+    "Glm4MoeLiteForCausalLM",
+    defaults={
+        "vocab_size": 154880,
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1536,
+        "mlp_layer_types": None,
+        "routed_scaling_factor": 1.8,
+    },
+    groups=(sparse(FIRST_OF_LIST, *routed("n_routed_experts", shared("n_shared_experts"))),),
+)
+
+DEEPSEEK_FAMILIES = (DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)

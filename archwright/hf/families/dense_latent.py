@@ -1,0 +1,106 @@
+"""Latent attention beside dense feed-forwards: Youtu, and MiniCPM 3 with its multipliers."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from archwright.hf.families.deepseek import LATENT, LATENT_NAMES, PAIRING
+from archwright.hf.families.granite import embedding_scale
+from archwright.hf.families.llama import (
+    ATTENTION_BIAS,
+    LLAMA,
+    MLP_BIAS,
+    NO_MLP_BIAS,
+)
+from archwright.hf.lenses import MISSING, Computed, Config, Get, Table, nested
+
+YOUTU = LLAMA.but(
+    "youtu",
+    "YoutuForCausalLM",
+    *LATENT,
+    PAIRING,
+    NO_MLP_BIAS,
+    without=(ATTENTION_BIAS, MLP_BIAS),
+    defaults={
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 131072,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_interleave": True,
+        "tie_word_embeddings": True,
+    },
+    of_layer=LATENT_NAMES,
+)
+
+
+def _read_depth(config: Config) -> Table:
+    depth, number = config["scale_depth"], config["num_hidden_layers"]
+    each = 1.0 if depth is None else depth / math.sqrt(number)
+    return nested("residual.multiplier", {"attention": each, "feedforward": each})
+
+
+def _write_depth(get: Get) -> dict[str, Any]:
+    each, root = get("residual.multiplier.attention"), math.sqrt(get("num_layers"))
+    return (
+        {} if each is MISSING else {"scale_depth": _shortest(each * root, each, lambda x: x / root)}
+    )
+
+
+def _shortest(near: float, wanted: float, read: Callable[[float], float]) -> float:
+    """Return the number with the fewest digits that is read as the one that is wanted."""
+    tried = (float(f"{near:.{digits}g}") for digits in range(1, 18))
+    return next((number for number in tried if read(number) == wanted), near)
+
+
+def _read_base(config: Config) -> Table:
+    base = config["dim_model_base"]
+    return nested("head.divisor", 1.0 if base is None else config["hidden_size"] / base)
+
+
+def _write_base(get: Get) -> dict[str, Any]:
+    base = round(get("dim") / get("head.divisor"))
+    return {"dim_model_base": base}
+
+
+def _read_value_width(config: Config) -> Table:
+    shared = config["hidden_size"] // config["num_attention_heads"]
+    return nested("attention.value_head_dim", config["v_head_dim"] or shared)
+
+
+MINICPM3 = LLAMA.but(
+    "minicpm3",
+    "MiniCPM3ForCausalLM",
+    *LATENT,
+    Computed(_read_value_width, lambda get: {}),
+    embedding_scale("scale_emb"),
+    Computed(_read_depth, _write_depth),
+    Computed(_read_base, _write_base),
+    without=(ATTENTION_BIAS,),
+    defaults={
+        "vocab_size": 73448,
+        "hidden_size": 2560,
+        "intermediate_size": 6400,
+        "num_hidden_layers": 62,
+        "num_attention_heads": 40,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "kv_lora_rank": 256,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": None,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+        "tie_word_embeddings": True,
+    },
+    of_layer=LATENT_NAMES,
+)
+
+DENSE_LATENT_FAMILIES = (YOUTU, MINICPM3)

@@ -1,0 +1,326 @@
+"""Mixtures of experts: Mixtral, and those of Qwen and OLMo; and what other files say of mixtures with."""
+
+from typing import Any
+
+from archwright.hf.families.llama import (
+    ALL_OR_NONE,
+    ATTENTION_BIAS,
+    GATED,
+    LLAMA,
+    MLP_BIAS,
+    NO_ATTENTION_BIAS,
+    NO_MLP_BIAS,
+    NO_QKV_BIAS,
+    QKV_BIAS,
+    ROLES,
+)
+from archwright.hf.keys import Held
+from archwright.hf.layers import Layers, Pattern, Role, Told
+from archwright.hf.lenses import (
+    MISSING,
+    Activation,
+    At,
+    Computed,
+    Config,
+    Get,
+    Lens,
+    Refuse,
+    Set,
+    Switch,
+    Table,
+    nested,
+    said,
+)
+
+QUERY_KEY_NORM = {
+    "self_attn.q_norm": "attention.query_norm",
+    "self_attn.k_norm": "attention.key_norm",
+}
+
+BASE = LLAMA.but("", "", NO_ATTENTION_BIAS, without=(ATTENTION_BIAS, MLP_BIAS))
+"""Llama without the biases that it can be told of."""
+
+
+def qk_norm(over: str, multiply: str = "narrow", place: str = "before") -> tuple[Lens, ...]:
+    """Return the lenses of an RMS norm of queries and keys with the eps of all norms."""
+    values = {"kind": "rms", "multiply": multiply}
+    return (
+        Set({f"attention.qk_norm.{key}": value for key, value in values.items()}),
+        Set({"attention.qk_norm_over": over, "attention.qk_norm_place": place}),
+        At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps")),
+    )
+
+
+def experts(
+    number: str, hidden: str, top_k: str = "num_experts_per_tok", **fixed: Any
+) -> tuple[Lens, ...]:
+    """Return the lenses of a mixture, by the keys of how many experts there are, how wide each is, and how
+    many of them a token goes through."""
+    return (
+        Set({"feedforward.kind": "experts", **{f"feedforward.{k}": v for k, v in fixed.items()}}),
+        At(number, "feedforward.num_experts"),
+        At(top_k, "feedforward.top_k"),
+        Activation("hidden_act", gated=True, path="feedforward.expert"),
+        At(hidden, "feedforward.expert.hidden_dim"),
+    )
+
+
+def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok") -> Lens:
+    """Return the lens of the balance loss, whose f_e adds up to top_k there and to 1 here."""
+
+    def read(config: Config) -> Table:
+        return nested("feedforward.balance_loss", said(config, key) * said(config, top_k))
+
+    def write(get: Get) -> dict[str, Any]:
+        loss = get("feedforward.balance_loss")
+        return {} if loss is MISSING else nested(key, loss / get("feedforward.top_k"))
+
+    return Computed(read, write)
+
+
+def dense(*lenses: Lens, hidden: str = "intermediate_size") -> Role:
+    """Return the role of layers without experts; the last of its group, as nothing tells it."""
+    return Role({}, (GATED, At(hidden, "feedforward.hidden_dim"), NO_MLP_BIAS, *lenses))
+
+
+def sparse(pattern: Pattern, *lenses: Lens, other: Role | None = None) -> Layers:
+    """Return the group of layers with experts and without."""
+    roles = {"sparse": Role({"feedforward.kind": "experts"}, lenses), "dense": other or dense()}
+    return Layers(pattern, roles)
+
+
+def listed(prefix: str, gate: str, up: str, down: str) -> dict[str, Held]:
+    """Return the names of experts that have tensors of their own."""
+    names = {gate: "gate", up: "up", down: "down"}
+    return {f"{prefix}.{{e}}.{n}": f"feedforward.experts.{ours}" for n, ours in names.items()}
+
+
+def gated(prefix: str, ours: str) -> dict[str, Held]:
+    """Return the names of one gated feed-forward."""
+    return {f"{prefix}.{name}_proj": f"{ours}.{name}" for name in ("gate", "up", "down")}
+
+
+NO_DENSE: dict[str, Held | None] = dict.fromkeys(gated("mlp", "feedforward"))
+"""Takes away the names of Llama's feed-forward."""
+
+MIXTRAL = BASE.but(
+    "mixtral",
+    "MixtralForCausalLM",
+    *experts("num_local_experts", "intermediate_size"),
+    balance(),
+    defaults={
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096 * 32,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "sliding_window": None,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+        "router_aux_loss_coef": 0.001,
+    },
+    groups=(Layers(ALL_OR_NONE, ROLES),),
+    of_layer=NO_DENSE
+    | {"block_sparse_moe.gate": "feedforward.router"}
+    | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
+    spellings={"num_experts": "num_local_experts"},
+)
+
+
+def _stepped(config: Config, n: int) -> list[str]:
+    """Return which layers have experts: each `decoder_sparse_step`-th but for some."""
+    left_out, step = config["mlp_only_layers"] or (), config["decoder_sparse_step"]
+    return ["dense" if i in left_out or (i + 1) % step else "sparse" for i in range(n)]
+
+
+STEPPED = Told(
+    _stepped,
+    lambda roles: {
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [i for i, role in enumerate(roles) if role == "dense"],
+    },
+)
+
+
+def _alternating(config: Config, n: int) -> list[str]:
+    if not config["use_sliding_window"]:
+        return ["full_attention"] * n
+    if config["layer_types"]:
+        return list(config["layer_types"])
+    near = config["max_window_layers"]
+    return ["full_attention" if i % 2 or i >= near else "sliding_attention" for i in range(n)]
+
+
+QWEN2_MOE = BASE.but(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    Switch("qkv_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)}),
+    defaults={
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 32768,
+        "qkv_bias": True,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+        "norm_topk_prob": False,
+        "router_aux_loss_coef": 0.001,
+    },
+    groups=(
+        Layers(
+            Told(
+                _alternating,
+                lambda roles: {
+                    "layer_types": roles,
+                    "use_sliding_window": "sliding_attention" in roles,
+                },
+            ),
+            ROLES,
+        ),
+        sparse(
+            STEPPED,
+            *experts("num_experts", "moe_intermediate_size", shared="gated"),
+            At("norm_topk_prob", "feedforward.renormalise"),
+            At("shared_expert_intermediate_size", "feedforward.shared_hidden_dim"),
+            balance(),
+        ),
+    ),
+    of_layer={
+        "mlp.gate": "feedforward.router",
+        "mlp.shared_expert_gate": "feedforward.shared_gate",
+        **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        **gated("mlp.shared_expert", "feedforward.shared"),
+    },
+)
+
+QWEN3_MOE = BASE.but(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    ATTENTION_BIAS,
+    *qk_norm("head"),
+    defaults={
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": 128,
+        "norm_topk_prob": False,
+        "router_aux_loss_coef": 0.001,
+    },
+    groups=(
+        Layers(
+            Told(
+                lambda config, n: (
+                    [
+                        "sliding_attention"
+                        if config["use_sliding_window"] and config["sliding_window"]
+                        else "full_attention"
+                    ]
+                    * n
+                ),
+                lambda roles: {"use_sliding_window": "sliding_attention" in roles},
+            ),
+            ROLES,
+        ),
+        sparse(
+            STEPPED,
+            *experts("num_experts", "moe_intermediate_size"),
+            At("norm_topk_prob", "feedforward.renormalise"),
+            balance(),
+        ),
+    ),
+    of_layer={
+        "mlp.gate": "feedforward.router",
+        **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        **QUERY_KEY_NORM,
+    },
+    spellings={"num_local_experts": "num_experts"},
+)
+
+OLMOE = BASE.but(
+    "olmoe",
+    "OlmoeForCausalLM",
+    # The norm of all queries has dim weights, so that heads share out dim.
+    Set({"attention.head_dim": "auto"}),
+    ATTENTION_BIAS,
+    *qk_norm("projection"),
+    Refuse("clip_qkv", (None,)),
+    *experts("num_experts", "intermediate_size"),
+    At("norm_topk_prob", "feedforward.renormalise"),
+    balance(),
+    defaults={
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "clip_qkv": None,
+        "num_experts_per_tok": 8,
+        "num_experts": 64,
+        "router_aux_loss_coef": 0.01,
+        "norm_topk_prob": False,
+    },
+    of_layer=NO_DENSE
+    | {"mlp.gate": "feedforward.router", **QUERY_KEY_NORM}
+    | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    spellings={"num_local_experts": "num_experts"},
+)
+
+FLEX_OLMO = BASE.but(
+    "flex_olmo",
+    "FlexOlmoForCausalLM",
+    ATTENTION_BIAS,
+    Set({"residual.kind": "output", "norm.multiply": "narrow"}),
+    *qk_norm("projection"),
+    *experts("num_experts", "intermediate_size"),
+    At("norm_topk_prob", "feedforward.renormalise"),
+    balance(),
+    defaults={
+        "vocab_size": 100352,
+        "max_position_embeddings": 4096,
+        "rope_theta": 500_000.0,
+        "num_experts_per_tok": 5,
+        "num_experts": 7,
+        "router_aux_loss_coef": 0.01,
+        "norm_topk_prob": False,
+    },
+    of_layer=NO_DENSE
+    | {
+        "input_layernorm": None,
+        "post_attention_layernorm": "residual.norms.attention",
+        "post_feedforward_layernorm": "residual.norms.feedforward",
+        "mlp.gate": "feedforward.router",
+        **QUERY_KEY_NORM,
+    }
+    | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    spellings={"num_local_experts": "num_experts"},
+)
+
+EXPERTS_FAMILIES = (
+    MIXTRAL,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    OLMOE,
+    FLEX_OLMO,
+)

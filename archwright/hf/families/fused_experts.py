@@ -1,0 +1,367 @@
+"""Mixtures whose experts stand in one tensor: Granite, DBRX, gpt-oss and Llama 4."""
+
+from typing import Any
+
+from archwright.hf.families.experts import (
+    BASE,
+    NO_DENSE,
+    balance,
+    dense,
+    experts,
+    gated,
+    sparse,
+)
+from archwright.hf.families.granite import GRANITE
+from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, MLP_BIAS, ROLES, ROPE, SOFTMAX
+from archwright.hf.family import Family
+from archwright.hf.keys import Fused
+from archwright.hf.layers import Layers, Listed, Role, Told, every
+from archwright.hf.layouts import Flattened, Rows, Stacked, Transposed
+from archwright.hf.lenses import (
+    MISSING,
+    Activation,
+    At,
+    Computed,
+    Config,
+    Either,
+    Get,
+    Refuse,
+    Set,
+    Switch,
+    Table,
+    Write,
+    nested,
+    said,
+)
+from archwright.hf.rope import Rope
+
+GATE_UP = ("feedforward.experts.gate", "feedforward.experts.up")
+
+
+GRANITEMOE = GRANITE.but(
+    "granitemoe",
+    "GraniteMoeForCausalLM",
+    *experts("num_local_experts", "intermediate_size", scores="softmax_of_chosen"),
+    balance(),
+    without=(MLP_BIAS,),
+    defaults={
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,
+    },
+    of_layer=NO_DENSE
+    | {
+        "block_sparse_moe.router.layer": "feedforward.router",
+        "block_sparse_moe.input_linear": Fused(GATE_UP, Stacked()),
+        "block_sparse_moe.output_linear": "feedforward.experts.down",
+    },
+)
+
+GRANITEMOESHARED = GRANITEMOE.but(
+    "granitemoeshared",
+    "GraniteMoeSharedForCausalLM",
+    Either(
+        lambda config: config["shared_intermediate_size"] > 0,
+        lambda get: get("feedforward.shared") == "added",
+        (
+            Set({"feedforward.shared": "added"}),
+            At("shared_intermediate_size", "feedforward.shared_hidden_dim"),
+        ),
+    ),
+    defaults={"shared_intermediate_size": 0},
+    of_layer={
+        "shared_mlp.input_linear": Fused(
+            ("feedforward.shared.gate", "feedforward.shared.up"), Rows()
+        ),
+        "shared_mlp.output_linear": "feedforward.shared.down",
+    },
+)
+
+
+def _read_theta(config: Config) -> Table:
+    """Return the base of the frequencies: old files have it inside `attn_config`."""
+    told = (config.get("rope_parameters") or {}).get("rope_theta")
+    inside = (config.get("attn_config") or {}).get("rope_theta")
+    return nested("position.theta", float(told or inside or config["rope_theta"]))
+
+
+def _read_power(config: Config) -> Table:
+    """Return what the norm of the chosen weights is, if they are divided by it."""
+    power = said(config, "ffn_config.moe_normalize_expert_weights")
+    table: Table = {"renormalise": power is not None}
+    return {"feedforward": table if power is None else table | {"renormalise_power": float(power)}}
+
+
+def _write_power(get: Get) -> dict[str, Any]:
+    power = get("feedforward.renormalise_power") if get("feedforward.renormalise") else None
+    return {} if power is MISSING else nested("ffn_config.moe_normalize_expert_weights", power)
+
+
+DBRX = Family(
+    "dbrx",
+    "DbrxForCausalLM",
+    defaults={
+        "vocab_size": 32000,
+        "d_model": 2048,
+        "n_heads": 16,
+        "n_layers": 24,
+        "max_seq_len": 2048,
+        "resid_pdrop": 0.0,
+        "emb_pdrop": 0.0,
+        "attn_config": {"attn_pdrop": 0.0, "clip_qkv": None, "kv_n_heads": 1},
+        "ffn_config": {
+            "ffn_act_fn": {"name": "silu"},
+            "ffn_hidden_size": 3584,
+            "moe_num_experts": 4,
+            "moe_top_k": 1,
+            "moe_loss_weight": 0.01,
+            "moe_normalize_expert_weights": 1.0,
+        },
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+    },
+    lenses=(
+        At("vocab_size", "vocab_size"),
+        At("d_model", "dim"),
+        At("n_heads", "attention.num_heads"),
+        At("n_layers", "num_layers"),
+        At("max_seq_len", ("context_length",)),
+        Set({"residual.kind": "pre", "norm.kind": "layer", "norm.bias": False, "norm.eps": 1e-5}),
+        At("resid_pdrop", "residual.dropout"),
+        At("emb_pdrop", "embedding.dropout"),
+        ROPE,
+        SOFTMAX,
+        Computed(_read_theta, lambda get: {"attn_config": {"rope_theta": get("position.theta")}}),
+        At("attn_config.attn_pdrop", "attention.dropout"),
+        At("attn_config.clip_qkv", "attention.clip", or_none=True),
+        At("attn_config.kv_n_heads", "attention.num_kv_heads"),
+        Set({"feedforward.kind": "experts"}),
+        Activation("ffn_config.ffn_act_fn.name", gated=True, path="feedforward.expert"),
+        At("ffn_config.ffn_hidden_size", "feedforward.expert.hidden_dim"),
+        At("ffn_config.moe_num_experts", "feedforward.num_experts"),
+        At("ffn_config.moe_top_k", "feedforward.top_k"),
+        balance("ffn_config.moe_loss_weight", "ffn_config.moe_top_k"),
+        Computed(_read_power, _write_power),
+        Refuse("tie_word_embeddings", (False,)),
+        Set({"head.tied": False}),
+    ),
+    layers="transformer.blocks.{i}.",
+    of_layer={
+        "norm_attn_norm.norm_1": "residual.norms.attention",
+        "norm_attn_norm.norm_2": "residual.norms.feedforward",
+        "norm_attn_norm.attn.Wqkv": Fused(
+            ("attention.query", "attention.key", "attention.value"), Rows()
+        ),
+        "norm_attn_norm.attn.out_proj": "attention.out",
+        "ffn.router.layer": "feedforward.router",
+        "ffn.experts.mlp.w1": Fused(("feedforward.experts.gate.weight",), Flattened()),
+        "ffn.experts.mlp.v1": Fused(("feedforward.experts.up.weight",), Flattened()),
+        "ffn.experts.mlp.w2": Fused(
+            ("feedforward.experts.down.weight",), Flattened(transposed=True)
+        ),
+    },
+    of_model={
+        "transformer.wte": "embedding",
+        "transformer.norm_f": "norm",
+        "lm_head": "head",
+    },
+    prefix="transformer.",
+    spellings={
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+        "max_position_embeddings": "max_seq_len",
+    },
+)
+
+GATE_UP_WEIGHTS = tuple(f"{name}.weight" for name in GATE_UP)
+
+STRETCHED = Either(
+    lambda config: not (config.get("rope_parameters") or config.get("rope_scaling")),
+    lambda get: False,
+    (
+        Set({"position.scaling.kind": "yarn", "position.scaling.factor": 32.0}),
+        Set({"position.scaling.original_length": 4096, "position.scaling.truncate": False}),
+    ),
+)
+"""What a config is taken to say that is silent on RoPE."""
+
+GPT_OSS = BASE.but(
+    "gpt_oss",
+    "GptOssForCausalLM",
+    STRETCHED,
+    ATTENTION_BIAS,
+    Set({"norm.multiply": "wide", "attention.sinks": True}),
+    Set({"feedforward.kind": "experts", "feedforward.scores": "softmax_of_chosen"}),
+    Set({"feedforward.router_bias": True, "feedforward.expert.kind": "clamped_swiglu"}),
+    Set({"feedforward.expert.bias.up": True, "feedforward.expert.bias.down": True}),
+    At("num_local_experts", "feedforward.num_experts"),
+    At("num_experts_per_tok", "feedforward.top_k"),
+    At("intermediate_size", "feedforward.expert.hidden_dim"),
+    At("swiglu_alpha", "feedforward.expert.sharpness"),
+    At("swiglu_limit", "feedforward.expert.limit"),
+    balance(),
+    defaults={
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "layer_types": None,
+        "rope_theta": 150_000.0,
+        "num_experts_per_tok": 4,
+        "num_local_experts": 128,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+        "router_aux_loss_coef": 0.001,
+    },
+    groups=(Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES),),
+    of_layer=NO_DENSE
+    | {
+        "self_attn.sinks": "attention.sinks",
+        "mlp.router": "feedforward.router",
+        "mlp.experts.gate_up_proj": Fused(GATE_UP_WEIGHTS, Transposed(Stacked(interleaved=True))),
+        "mlp.experts.gate_up_proj_bias": Fused(
+            tuple(f"{name}.bias" for name in GATE_UP), Stacked(interleaved=True)
+        ),
+        "mlp.experts.down_proj": Fused(("feedforward.experts.down.weight",), Transposed()),
+        "mlp.experts.down_proj_bias": "feedforward.experts.down.bias",
+    },
+    spellings={"num_experts": "num_local_experts"},
+)
+
+
+def _turning(config: Config, n: int) -> list[str]:
+    """Return which layers have positions: 1 in a list, or all but each `no_rope_layer_interval`-th."""
+    listed, interval = config["no_rope_layers"], config["no_rope_layer_interval"]
+    turns = listed[:n] if listed else [(i + 1) % interval for i in range(n)]
+    return ["rope" if turn else "none" for turn in turns]
+
+
+def _near(config: Config, n: int) -> list[str]:
+    """Return which layers see their own chunk alone: those with positions, where no list says it."""
+    chunked = {"rope": "chunked_attention", "none": "full_attention"}
+    return [chunked[role] for role in _turning(config, n)]
+
+
+def _mixed(config: Config, n: int) -> list[str]:
+    """Return which layers have experts: a list of them, or each `interleave_moe_layer_step`-th."""
+    step = config["interleave_moe_layer_step"]
+    listed = config["moe_layers"]
+    places = range(step - 1, n, step) if listed is None else listed
+    return ["sparse" if i in places else "dense" for i in range(n)]
+
+
+QUERY_KEY_NORM = Switch(
+    "use_qk_norm",
+    {
+        True: (
+            Set({"attention.qk_norm.kind": "rms", "attention.qk_norm.weight": "none"}),
+            Set({"attention.qk_norm_over": "head", "attention.qk_norm_place": "after"}),
+            At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps")),
+        ),
+        False: Set({"attention.qk_norm.kind": "none"}),
+    },
+)
+LENGTH_SCALE = Either(
+    lambda config: bool(config["attn_temperature_tuning"]),
+    lambda get: get("attention.length_scale.kind") == "log",
+    (
+        Set({"attention.length_scale.kind": "log", "attention.length_scale.offset": 1}),
+        At("attn_scale", "attention.length_scale.coefficient"),
+        At("floor_scale", "attention.length_scale.period"),
+        Write({"attn_temperature_tuning": True}),
+    ),
+    (Set({"attention.length_scale.kind": "none"}), Write({"attn_temperature_tuning": False})),
+)
+TURNING = {
+    "rope": Role(
+        {"position.kind": "rope"},
+        (
+            Rope(pairing="interleaved", fraction=""),
+            Set({"attention.length_scale.kind": "none"}),
+            QUERY_KEY_NORM,
+        ),
+    ),
+    "none": Role(
+        {"position.kind": "none"}, (Set({"attention.qk_norm.kind": "none"}), LENGTH_SCALE)
+    ),
+}
+CHUNKED = Role(
+    {"attention.mask.kind": "chunked"}, (At("attention_chunk_size", "attention.mask.size"),)
+)
+
+LLAMA4_TEXT = BASE.but(
+    "llama4_text",
+    "Llama4ForCausalLM",
+    ATTENTION_BIAS,
+    defaults={
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096 * 32,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 16,
+        "moe_layers": None,
+        "interleave_moe_layer_step": 1,
+        "use_qk_norm": True,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "layer_types": None,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "router_aux_loss_coef": 0.001,
+    },
+    groups=(
+        Layers(Listed(otherwise=_near), {"full_attention": CAUSAL, "chunked_attention": CHUNKED}),
+        Layers(
+            Told(_turning, lambda roles: {"no_rope_layers": [int(r == "rope") for r in roles]}),
+            TURNING,
+        ),
+        sparse(
+            Told(
+                _mixed,
+                lambda roles: {"moe_layers": [i for i, r in enumerate(roles) if r == "sparse"]},
+            ),
+            *experts(
+                "num_local_experts",
+                "intermediate_size",
+                scores="sigmoid",
+                renormalise=False,
+                weigh="input",
+                shared="added",
+            ),
+            At(
+                "intermediate_size",
+                ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim"),
+            ),
+            balance(),
+            other=dense(hidden="intermediate_size_mlp"),
+        ),
+    ),
+    of_layer=NO_DENSE
+    | gated("feed_forward", "feedforward")
+    | gated("feed_forward.shared_expert", "feedforward.shared")
+    | {
+        "feed_forward.router": "feedforward.router",
+        "feed_forward.experts.gate_up_proj": Fused(GATE_UP_WEIGHTS, Transposed(Stacked())),
+        "feed_forward.experts.down_proj": Fused(("feedforward.experts.down.weight",), Transposed()),
+    },
+)
+
+FUSED_EXPERTS_FAMILIES = (GRANITEMOE, GRANITEMOESHARED, DBRX, GPT_OSS, LLAMA4_TEXT)

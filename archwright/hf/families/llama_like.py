@@ -1,0 +1,268 @@
+"""Llama with other biases, pairs of coordinates that turn, layers without positions, or matrices side by side."""
+
+from typing import Any
+
+from archwright.hf.families.llama import (
+    ATTENTION_BIAS,
+    DROPOUT,
+    EPS,
+    LLAMA,
+    MISTRAL,
+    MLP_BIAS,
+    NO_MLP_BIAS,
+    ROLES,
+    ROPE,
+    bias,
+)
+from archwright.hf.families.mistral import MINISTRAL
+from archwright.hf.families.qwen import ALL_EPS, HEAD_NORMS, switched
+from archwright.hf.keys import Fused
+from archwright.hf.layers import Layers, Listed, Role, Told, first_of
+from archwright.hf.layouts import Rows
+from archwright.hf.lenses import MISSING, At, Computed, Config, Get, Set, Table, Write
+from archwright.hf.rope import Rope
+
+GATE_UP = Fused(("feedforward.gate", "feedforward.up"), Rows())
+
+CWM = MINISTRAL.but(
+    "cwm",
+    "CwmForCausalLM",
+    MLP_BIAS,
+    Write({"bos_token_id": 0}),  # the class demands one
+    without=(NO_MLP_BIAS,),
+    defaults={
+        "vocab_size": 128256,
+        "hidden_size": 6144,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 48,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+        "sliding_window": 8192,
+    },
+    groups=(Layers(Listed(otherwise=first_of(4)), ROLES),),
+)
+
+
+SEED_OSS = LLAMA.but(
+    "seed_oss",
+    "SeedOssForCausalLM",
+    bias("attention_bias", "attention", "query", "key", "value"),
+    bias("attention_out_bias", "attention", "out"),
+    At("residual_dropout", "residual.dropout"),
+    without=(ATTENTION_BIAS,),
+    defaults={
+        "vocab_size": 155136,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 524288,
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "attention_dropout": 0.1,
+        "residual_dropout": 0.1,
+    },
+)
+
+HELIUM = LLAMA.but(
+    "helium",
+    "HeliumForCausalLM",
+    Rope(pairing="interleaved", fraction=""),
+    Set({"norm.multiply": "wide"}),
+    bias("attention_bias", "attention", "query", "key", "value"),
+    Set({"attention.bias.out": False}),
+    without=(ROPE, ATTENTION_BIAS),
+    defaults={
+        "vocab_size": 48000,
+        "hidden_size": 2560,
+        "intermediate_size": 7040,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-8,
+        "rope_theta": 100_000.0,
+    },
+)
+
+ERNIE4_5 = LLAMA.but(
+    "ernie4_5",
+    "Ernie4_5ForCausalLM",
+    Rope(pairing="interleaved", fraction=""),
+    bias("use_bias", "attention", "query", "key", "value", "out"),
+    bias("use_bias", "feedforward", "up", "down"),
+    without=(ROPE, ATTENTION_BIAS, MLP_BIAS, DROPOUT),
+    defaults={
+        "vocab_size": 103424,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+    },
+)
+
+
+LONGROPE = Rope(kinds=("default", "longrope"), renamed={"su": "longrope", "yarn": "longrope"})
+
+
+def _write_original(get: Get) -> dict[str, Any]:
+    length = get("position.scaling.original_length")
+    return {} if length is MISSING else {"original_max_position_embeddings": length}
+
+
+PHI3 = MISTRAL.but(
+    "phi3",
+    "Phi3ForCausalLM",
+    LONGROPE,
+    Computed(lambda config: {}, _write_original),
+    At("resid_pdrop", "residual.dropout"),
+    At("embd_pdrop", "embedding.dropout"),
+    without=(ROPE,),
+    defaults={
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_key_value_heads": None,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+    },
+    of_layer={
+        "self_attn.q_proj": None,
+        "self_attn.k_proj": None,
+        "self_attn.v_proj": None,
+        "mlp.gate_proj": None,
+        "mlp.up_proj": None,
+        "self_attn.qkv_proj": Fused(
+            ("attention.query", "attention.key", "attention.value"), Rows()
+        ),
+        "mlp.gate_up_proj": GATE_UP,
+    },
+)
+
+
+def _turning(config: Config, num_layers: int) -> list[str]:
+    interval = config["no_rope_layer_interval"]
+    listed = config["no_rope_layers"] or [(i + 1) % interval for i in range(num_layers)]
+    return ["rope" if turns else "nope" for turns in listed]
+
+
+def _windows(config: Config, num_layers: int) -> list[str]:
+    slides = config["use_sliding_window"] and config["sliding_window"] is not None
+    return [
+        "sliding_attention" if slides and role == "nope" else "full_attention"
+        for role in _turning(config, num_layers)
+    ]
+
+
+SMOLLM3 = LLAMA.but(
+    "smollm3",
+    "SmolLM3ForCausalLM",
+    without=(ROPE,),
+    defaults={
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rope_theta": 2_000_000.0,
+        "tie_word_embeddings": True,
+        "no_rope_layers": None,
+        "no_rope_layer_interval": 4,
+        "use_sliding_window": False,
+        "sliding_window": None,
+    },
+    groups=(
+        Layers(
+            Told(
+                _turning,
+                lambda roles: {"no_rope_layers": [int(role == "rope") for role in roles]},
+            ),
+            {
+                "rope": Role({"position.kind": "rope"}, (ROPE,)),
+                "nope": Role({"position.kind": "none"}),
+            },
+        ),
+        Layers(switched(Listed(otherwise=_windows)), ROLES),
+    ),
+)
+
+
+def _with_alpha(config: Config) -> Table:
+    """Read a base that `alpha` stretches, for which these files say "dynamic"."""
+    told = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not told.get("alpha"):
+        return ROPE.read(config)
+    width = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
+    theta = told.get("rope_theta") or config["rope_theta"]
+    stretched = theta * told["alpha"] ** (width / (width - 2))
+    return ROPE.read({**config, "rope_scaling": None, "rope_parameters": {"rope_theta": stretched}})
+
+
+HUNYUAN_ROPE = Computed(_with_alpha, ROPE.write)
+
+HUNYUAN = LLAMA.but(
+    "hunyuan_v1_dense",
+    "HunYuanDenseV1ForCausalLM",
+    Set(HEAD_NORMS),
+    Set({"attention.qk_norm_place": "after"}),
+    ALL_EPS,
+    HUNYUAN_ROPE,
+    NO_MLP_BIAS,
+    without=(EPS, ROPE, MLP_BIAS),
+    defaults={"vocab_size": 290943, "rms_norm_eps": 1e-5},
+    of_layer={
+        "self_attn.query_layernorm": "attention.query_norm",
+        "self_attn.key_layernorm": "attention.key_norm",
+    },
+)
+
+BITNET = LLAMA.but(
+    "bitnet",
+    "BitNetForCausalLM",
+    Set({"attention.out_norm.kind": "rms", "attention.out_norm.multiply": "narrow"}),
+    Set({"feedforward.hidden_norm.kind": "rms", "feedforward.hidden_norm.multiply": "narrow"}),
+    At("rms_norm_eps", ("norm.eps", "attention.out_norm.eps", "feedforward.hidden_norm.eps")),
+    NO_MLP_BIAS,
+    without=(EPS, MLP_BIAS),
+    defaults={
+        "vocab_size": 128256,
+        "hidden_size": 2560,
+        "intermediate_size": 6912,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 5,
+        "hidden_act": "relu2",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+    },
+    of_layer={
+        "self_attn.attn_sub_norm": "attention.out_norm",
+        "mlp.ffn_sub_norm": "feedforward.norm",
+    },
+)
+
+LLAMA_LIKE_FAMILIES = (PHI3, SMOLLM3, CWM, SEED_OSS, HELIUM, ERNIE4_5, HUNYUAN, BITNET)

@@ -1,0 +1,59 @@
+"""What followed Mistral: windows in some layers, and queries that grow with their position."""
+
+from typing import Any
+
+from archwright.hf.families.llama import ALL_OR_NONE, MISTRAL, ROLES
+from archwright.hf.layers import Layers, Listed
+from archwright.hf.lenses import MISSING, Computed, Config, Get, Table, nested
+from archwright.spec.errors import UserError
+
+MINISTRAL = MISTRAL.but(
+    "ministral",
+    "MinistralForCausalLM",
+    groups=(Layers(Listed(otherwise=ALL_OR_NONE.read), ROLES),),
+)
+
+
+def _read_length_scale(config: Config) -> Table:
+    told = config.get("rope_scaling") or config["rope_parameters"]
+    if told.get("llama_4_scaling_beta") is None:
+        raise UserError("config.json: rope_parameters.llama_4_scaling_beta: missing")
+    period = told.get("original_max_position_embeddings") or config["max_position_embeddings"]
+    scale = {"kind": "log", "coefficient": told["llama_4_scaling_beta"], "period": period}
+    return nested("attention.length_scale", scale | {"offset": 0})
+
+
+def _write_length_scale(get: Get) -> dict[str, Any]:
+    told = {
+        "llama_4_scaling_beta": get("attention.length_scale.coefficient"),
+        "original_max_position_embeddings": get("attention.length_scale.period"),
+    }
+    return {"rope_parameters": {k: value for k, value in told.items() if value is not MISSING}}
+
+
+MINISTRAL3 = MISTRAL.but(
+    "ministral3",
+    "Ministral3ForCausalLM",
+    Computed(_read_length_scale, _write_length_scale),
+    defaults={
+        "vocab_size": 131072,
+        "num_hidden_layers": 34,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+        "sliding_window": None,
+    },
+)
+
+MISTRAL_FAMILIES = (MINISTRAL, MINISTRAL3)

@@ -1,0 +1,148 @@
+"""The decoder of ModernBERT: LayerNorm, a head with a map of its own, and RoPE of another base in windows."""
+
+from typing import Any
+
+from archwright.hf.families.llama import (
+    ATTENTION_BIAS,
+    CAUSAL,
+    DROPOUT,
+    HIDDEN,
+    MLP_BIAS,
+    SIZES,
+    SOFTMAX,
+    TIED,
+    WINDOW,
+)
+from archwright.hf.families.llama_like import GATE_UP
+from archwright.hf.family import Family
+from archwright.hf.layers import Layers, Listed, Role, Told, first_of
+from archwright.hf.lenses import (
+    MISSING,
+    Activation,
+    At,
+    Computed,
+    Config,
+    Get,
+    Set,
+    Switch,
+    Table,
+    Write,
+    nested,
+)
+from archwright.hf.rope import Rope
+
+NORMS = ("norm", "embedding.norm", "head.transform.norm")
+FUNCTIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"}
+
+
+def _read_window(config: Config) -> Table:
+    return nested("attention.mask.size", config["local_attention"] // 2)
+
+
+def _write_window(get: Get) -> dict[str, Any]:
+    size = get("attention.mask.size")
+    return {} if size is MISSING else {"local_attention": size * 2}
+
+
+def _one_of(config: Config, num_layers: int) -> list[str]:
+    return first_of(config["global_attn_every_n_layers"])(config, num_layers)
+
+
+MODERNBERT_DECODER = Family(
+    "modernbert-decoder",
+    "ModernBertDecoderForCausalLM",
+    defaults={
+        "vocab_size": 50368,
+        "hidden_size": 768,
+        "intermediate_size": 1152,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 12,
+        "hidden_activation": "gelu",
+        "max_position_embeddings": 8192,
+        "norm_eps": 1e-5,
+        "norm_bias": False,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "embedding_dropout": 0.0,
+        "mlp_bias": False,
+        "mlp_dropout": 0.0,
+        "decoder_bias": True,
+        "classifier_bias": False,
+        "classifier_activation": "gelu",
+        "local_attention": 128,
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160_000.0,
+        "local_rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+    },
+    lenses=(
+        *SIZES,
+        Set({"residual.kind": "pre", "norm.kind": "layer", "embedding.norm.kind": "layer"}),
+        Set({"head.transform.kind": "dense", "head.transform.norm.kind": "layer"}),
+        At("norm_eps", tuple(f"{norm}.eps" for norm in NORMS)),
+        At("norm_bias", tuple(f"{norm}.bias" for norm in NORMS)),
+        SOFTMAX,
+        ATTENTION_BIAS,
+        DROPOUT,
+        At("embedding_dropout", "embedding.dropout"),
+        Activation("hidden_activation", gated=True),
+        HIDDEN,
+        At("mlp_dropout", "feedforward.dropout"),
+        MLP_BIAS,
+        Switch(
+            "classifier_activation",
+            {key: Set({"head.transform.activation": f}) for key, f in FUNCTIONS.items()},
+        ),
+        At("classifier_bias", "head.transform.bias"),
+        At("decoder_bias", "head.bias"),
+        TIED,
+        # The class demands them.
+        Write({"bos_token_id": 0, "pad_token_id": 0, "cls_token_id": 0, "sep_token_id": 0}),
+    ),
+    layers="model.layers.{i}.",
+    of_layer={
+        "attn_norm": "residual.norms.attention",
+        "mlp_norm": "residual.norms.feedforward",
+        "attn.q_proj": "attention.query",
+        "attn.k_proj": "attention.key",
+        "attn.v_proj": "attention.value",
+        "attn.Wo": "attention.out",
+        "mlp.Wi": GATE_UP,
+        "mlp.Wo": "feedforward.down",
+    },
+    of_model={
+        "model.embeddings.tok_embeddings": "embedding",
+        "model.embeddings.norm": "embedding_norm",
+        "model.final_norm": "norm",
+        "lm_head.dense": "head.transform.dense",
+        "lm_head.norm": "head.transform.norm",
+        "decoder": "head",
+    },
+    groups=(
+        Layers(
+            Listed(otherwise=_one_of),
+            {
+                "full_attention": Role(
+                    CAUSAL.told_by,
+                    (Rope(fraction="", theta="global_rope_theta", layer_type="full_attention"),),
+                ),
+                "sliding_attention": Role(
+                    WINDOW.told_by,
+                    (
+                        Computed(_read_window, _write_window),
+                        Rope(fraction="", theta="local_rope_theta", layer_type="sliding_attention"),
+                    ),
+                ),
+            },
+        ),
+        Layers(
+            Told(lambda config, n: ["first"] + ["later"] * (n - 1), lambda roles: {}),
+            {
+                "later": Role({"residual.unnormed": "none"}),
+                "first": Role({"residual.unnormed": "attention"}),
+            },
+        ),
+    ),
+)
+
+MODERNBERT_FAMILIES = (MODERNBERT_DECODER,)

@@ -1,0 +1,306 @@
+"""Mixtures that score by sigmoids and choose with a bias of their own, as DeepSeek V3 does: MiniMax-M2,
+GLM-4.5, dots.llm1, Solar Open and Hunyuan 3."""
+
+from typing import Any
+
+from archwright.hf.families.experts import (
+    BASE,
+    NO_DENSE,
+    QUERY_KEY_NORM,
+    balance,
+    experts,
+    gated,
+    listed,
+    qk_norm,
+    sparse,
+)
+from archwright.hf.families.llama import (
+    ATTENTION_BIAS,
+    NO_QKV_BIAS,
+    QKV_BIAS,
+    ROLES,
+    ROPE,
+)
+from archwright.hf.layers import Layers, Listed, Told
+from archwright.hf.lenses import (
+    At,
+    Computed,
+    Config,
+    Either,
+    Get,
+    Lens,
+    Refuse,
+    Set,
+    Switch,
+    Table,
+    nested,
+)
+from archwright.hf.rope import Rope
+
+SIGMOID: dict[str, Any] = {"scores": "sigmoid", "selection_bias": True, "balance_loss": 0.0}
+QKV = Switch("attention_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)})
+
+
+def shared(key: str, hidden: str = "moe_intermediate_size", *, optional: bool = False) -> Lens:
+    """Return the lens of shared experts, which are as wide as so many others.
+
+    Args:
+        optional: there may be none.
+    """
+
+    def read(config: Config) -> Table:
+        number = config[key] or 0
+        if optional and not number:
+            return {}
+        return {"feedforward": {"shared": "added", "shared_hidden_dim": number * config[hidden]}}
+
+    def write(get: Get) -> dict[str, Any]:
+        if get("feedforward.shared") not in ("added", "averaged"):
+            return {key: 0} if optional else {}
+        number, rest = divmod(
+            get("feedforward.shared_hidden_dim"), get("feedforward.expert.hidden_dim")
+        )
+        return {} if rest else {key: number}
+
+    return Computed(read, write)
+
+
+def _read_groups(config: Config) -> Table:
+    number = config["n_group"] or 1
+    table: Table = {"num_groups": number, "top_groups": config["topk_group"] or 1}
+    return {"feedforward": table | ({"group_score": "top_two"} if number > 1 else {})}
+
+
+def _write_groups(get: Get) -> dict[str, Any]:
+    return {"n_group": get("feedforward.num_groups"), "topk_group": get("feedforward.top_groups")}
+
+
+GROUPS = Computed(_read_groups, _write_groups)
+"""Groups of experts by their best two, of which there is none where there is one group."""
+
+
+def routed(number: str, *lenses: Lens, scale: str = "routed_scaling_factor") -> tuple[Lens, ...]:
+    """Return the lenses of a router of DeepSeek V3."""
+    return (
+        *experts(number, "moe_intermediate_size", **SIGMOID),
+        At("norm_topk_prob", "feedforward.renormalise"),
+        At(scale, "feedforward.routed_scale"),
+        GROUPS,
+        *lenses,
+    )
+
+
+FIRST_DENSE = Told(
+    lambda config, n: [
+        "dense" if i < config["first_k_dense_replace"] else "sparse" for i in range(n)
+    ],
+    lambda roles: {"first_k_dense_replace": [*roles, "sparse"].index("sparse")},
+)
+FIRST_OF_LIST = Listed(
+    "mlp_layer_types", lambda config, n: ["dense" if i < 1 else "sparse" for i in range(n)]
+)
+NAMES = {
+    "mlp.gate": "feedforward.router",
+    "mlp.gate.e_score_correction_bias": "feedforward.selection_bias",
+    **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    **gated("mlp.shared_experts", "feedforward.shared"),
+}
+"""What files of most of these families call a mixture's tensors."""
+FURTHER = r"model\.layers\.(?P<layer>\d+)\..*"
+"""Layers behind the last, which predict further tokens."""
+
+GLM4_MOE = BASE.but(
+    "glm4_moe",
+    "Glm4MoeForCausalLM",
+    Rope(),
+    QKV,
+    Either(
+        lambda config: config["use_qk_norm"],
+        lambda get: get("attention.qk_norm.kind") != "none",
+        (*qk_norm("head"), Refuse("use_qk_norm", (True,))),
+        (Refuse("use_qk_norm", (False,)),),
+    ),
+    without=(ROPE,),
+    defaults={
+        "vocab_size": 151552,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "use_qk_norm": False,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_routed_experts": 128,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+    },
+    groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
+    of_layer={**NAMES, **QUERY_KEY_NORM},
+    ignored=(*BASE.ignored, FURTHER),
+    spellings={"num_local_experts": "n_routed_experts"},
+)
+
+
+def _far(config: Config, n: int) -> list[str]:
+    """Return which layers see a window: those from `max_window_layers` on."""
+    first = n if config["sliding_window"] is None else config["max_window_layers"]
+    return ["full_attention" if i < first else "sliding_attention" for i in range(n)]
+
+
+DOTS1 = BASE.but(
+    "dots1",
+    "Dots1ForCausalLM",
+    ATTENTION_BIAS,
+    *qk_norm("head"),
+    defaults={
+        "vocab_size": 152064,
+        "hidden_size": 4608,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "max_window_layers": 62,
+        "layer_types": None,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": None,
+        "n_shared_experts": None,
+        "n_routed_experts": None,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+    },
+    groups=(
+        Layers(Listed(otherwise=_far), ROLES),
+        sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),
+    ),
+    of_layer={**NAMES, **QUERY_KEY_NORM},
+    spellings={"num_local_experts": "n_routed_experts"},
+)
+
+SOLAR_OPEN = BASE.but(
+    "solar_open",
+    "SolarOpenForCausalLM",
+    QKV,
+    *routed("n_routed_experts", shared("n_shared_experts")),
+    defaults={
+        "vocab_size": 196608,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "moe_intermediate_size": 1280,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_routed_experts": 128,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
+    of_layer=NO_DENSE | NAMES,
+    spellings={"num_local_experts": "n_routed_experts"},
+)
+
+HY_V3 = BASE.but(
+    "hy_v3",
+    "HYV3ForCausalLM",
+    ATTENTION_BIAS,
+    *qk_norm("head"),
+    Refuse("mlp_bias", (False,)),
+    defaults={
+        "vocab_size": 120832,
+        "intermediate_size": 13312,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 11_158_840.0,
+        "mlp_layer_types": None,
+        "moe_intermediate_size": 1536,
+        "num_experts": 192,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "router_scaling_factor": 2.826,
+    },
+    groups=(
+        sparse(
+            FIRST_OF_LIST,
+            *experts("num_experts", "moe_intermediate_size", **SIGMOID),
+            At("router_scaling_factor", "feedforward.routed_scale"),
+            shared("num_shared_experts"),
+        ),
+    ),
+    of_layer={
+        "mlp.router.gate": "feedforward.router",
+        "mlp.expert_bias": "feedforward.selection_bias",
+        **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        **gated("mlp.shared_mlp", "feedforward.shared"),
+        **QUERY_KEY_NORM,
+    },
+    ignored=(*BASE.ignored, FURTHER),
+    spellings={"num_local_experts": "num_experts"},
+)
+
+MINIMAX_M2 = BASE.but(
+    "minimax_m2",
+    "MiniMaxM2ForCausalLM",
+    Rope(),
+    Computed(
+        lambda config: (
+            nested("position.fraction", config["rotary_dim"] / config["head_dim"])
+            if config["rotary_dim"]
+            else {}
+        ),
+        lambda get: {},
+    ),
+    *qk_norm("projection"),
+    *experts("num_local_experts", "intermediate_size", **SIGMOID),
+    balance(),
+    without=(ROPE,),
+    defaults={
+        "vocab_size": 200064,
+        "hidden_size": 3072,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 62,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rotary_dim": None,
+        "max_position_embeddings": 196608,
+        "rope_theta": 5_000_000.0,
+        "num_experts_per_tok": 8,
+        "num_local_experts": 256,
+        "router_aux_loss_coef": 0.001,
+    },
+    of_layer=NO_DENSE
+    | {
+        "block_sparse_moe.gate": "feedforward.router",
+        "block_sparse_moe.e_score_correction_bias": "feedforward.selection_bias",
+        **QUERY_KEY_NORM,
+    }
+    | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
+    spellings={"num_experts": "num_local_experts"},
+)
+
+SIGMOID_EXPERTS_FAMILIES = (
+    SOLAR_OPEN,
+    HY_V3,
+    DOTS1,
+    GLM4_MOE,
+    MINIMAX_M2,
+)
+"""What is a special case of another comes before it, as a model is written as the first that holds it."""

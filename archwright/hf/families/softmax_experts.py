@@ -1,0 +1,366 @@
+"""Mixtures with a softmax router and ways of their own: ERNIE 4.5, Hunyuan-A13B, Command A+ and
+Phi-3.5-MoE."""
+
+from typing import Any
+
+from archwright.hf.families.experts import (
+    BASE,
+    NO_DENSE,
+    balance,
+    dense,
+    experts,
+    gated,
+    listed,
+    qk_norm,
+    sparse,
+)
+from archwright.hf.families.llama import ALL_OR_NONE, ATTENTION_BIAS, CAUSAL, ROLES, ROPE, WINDOW
+from archwright.hf.families.sigmoid_experts import shared
+from archwright.hf.keys import Fused
+from archwright.hf.layers import Layers, Role, Told
+from archwright.hf.layouts import Reshaped
+from archwright.hf.lenses import (
+    MISSING,
+    At,
+    Computed,
+    Config,
+    Either,
+    Get,
+    Refuse,
+    Set,
+    Switch,
+    Table,
+    Write,
+    nested,
+    refused,
+)
+from archwright.hf.rope import Rope
+from archwright.spec.errors import UserError
+
+EXPERTS = listed("mlp.experts", "gate_proj", "up_proj", "down_proj")
+
+
+def _stretch(config: Config, n: int) -> list[str]:
+    """Return which layers have experts: each `moe_layer_interval`-th of a stretch."""
+    first, last, step = (
+        config[f"moe_layer_{key}"] for key in ("start_index", "end_index", "interval")
+    )
+    last = n - 1 if last == -1 else last
+    return ["dense" if (i + 1) % step or not first <= i <= last else "sparse" for i in range(n)]
+
+
+def _write_stretch(roles: list[str]) -> dict[str, Any]:
+    """Return the stretch from the first layer with experts to the last, of the step that fits."""
+    places = [i for i, role in enumerate(roles) if role == "sparse"] or [len(roles)]
+    for step in range(1, len(roles) + 1):
+        told = {
+            "moe_layer_start_index": places[0],
+            "moe_layer_end_index": places[-1],
+            "moe_layer_interval": step,
+        }
+        if _stretch(told, len(roles)) == roles:
+            return told
+    return {}
+
+
+ERNIE4_5_MOE = BASE.but(
+    "ernie4_5_moe",
+    "Ernie4_5_MoeForCausalLM",
+    Set({"position.pairing": "interleaved"}),
+    Refuse("use_bias", (False,)),
+    defaults={
+        "vocab_size": 103424,
+        "hidden_size": 2560,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+        "moe_intermediate_size": 1536,
+        "moe_k": 6,
+        "moe_num_experts": 64,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": 1,
+        "moe_norm_min": 1e-12,
+        "router_aux_loss_coef": 0.001,
+    },
+    groups=(
+        sparse(
+            Told(_stretch, _write_stretch),
+            *experts("moe_num_experts", "moe_intermediate_size", "moe_k", selection_bias=True),
+            At("moe_norm_min", "feedforward.renormalise_min"),
+            shared("moe_num_shared_experts", optional=True),
+            balance(top_k="moe_k"),
+        ),
+    ),
+    of_layer={
+        "mlp.gate": "feedforward.router",
+        "mlp.moe_statics.e_score_correction_bias": Fused(
+            ("feedforward.selection_bias",), Reshaped((1, -1))
+        ),
+        **EXPERTS,
+        **gated("mlp.shared_experts", "feedforward.shared"),
+    },
+    ignored=(*BASE.ignored, r".*mtp.*"),
+    spellings={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+)
+
+
+def _one(key: str, path: str) -> Computed:
+    """Return the lens of a number that may be told for each layer, if all are equal."""
+
+    def read(config: Config) -> Table:
+        numbers = config[key] if isinstance(config[key], list) else [config[key]]
+        if len(set(numbers)) != 1:
+            raise UserError(f"config.json: {key}: found {numbers}; this package knows equal ones")
+        return nested(path, numbers[0])
+
+    return Computed(read, lambda get: {key: get(path)})
+
+
+def _read_shared(config: Config) -> Table:
+    """Refuse what is not one shared expert in each layer."""
+    told = config["num_shared_expert"]
+    if set(told if isinstance(told, list) else [told]) != {1}:
+        raise UserError(refused("num_shared_expert", told, (1,)))
+    return {}
+
+
+def _read_alpha(config: Config) -> Table:
+    """Return the base of frequencies that a fixed alpha stretches: theta alpha^(d / (d - 2))."""
+    told = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    alpha, kind = told.get("alpha"), told.get("rope_type") or told.get("type")
+    if kind != "dynamic" or not alpha:
+        return {}
+    width = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
+    theta = told.get("rope_theta") or config["rope_theta"]
+    stretched = theta * alpha ** (width / (width - 2))
+    return {"position": {"theta": float(stretched), "scaling": {"kind": "none"}}}
+
+
+HUNYUAN_V1_MOE = BASE.but(
+    "hunyuan_v1_moe",
+    "HunYuanMoEV1ForCausalLM",
+    ATTENTION_BIAS,
+    Computed(_read_alpha, lambda get: {}),
+    *qk_norm("head", place="after"),
+    *experts("num_experts", "intermediate_size", "moe_topk", shared="added", balance_loss=0.0),
+    _one("num_experts", "feedforward.num_experts"),
+    _one("moe_topk", "feedforward.top_k"),
+    At("intermediate_size", ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim")),
+    Computed(_read_shared, lambda get: {}),
+    defaults={
+        "vocab_size": 290943,
+        "rms_norm_eps": 1e-5,
+        "num_experts": 1,
+        "moe_topk": 1,
+        "num_shared_expert": 1,
+    },
+    of_layer=NO_DENSE
+    | {
+        "self_attn.query_layernorm": "attention.query_norm",
+        "self_attn.key_layernorm": "attention.key_norm",
+        "mlp.gate.wg": "feedforward.router",
+        **EXPERTS,
+        **gated("mlp.shared_mlp", "feedforward.shared"),
+    },
+    spellings={"num_local_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
+)
+
+
+def _read_types(config: Config, n: int) -> list[str]:
+    """Return how far each layer sees, and whether it has experts; the first may be dense."""
+    first = config["first_k_dense_replace"]
+    step = config["prefix_dense_sliding_window_pattern"]
+    kinds = config["mlp_layer_types"] or ["dense" if i < first else "sparse" for i in range(n)]
+    sees = config["layer_types"] or [
+        *_each(step, first),
+        *_each(config["sliding_window_pattern"], n - first),
+    ]
+    if len(kinds) != len(sees):
+        raise UserError(
+            f"config.json: mlp_layer_types: found {len(kinds)} layers; expected {len(sees)}"
+        )
+    roles = [f"{see}_{kind}" for see, kind in zip(sees, kinds, strict=True)]
+    turned = {FULL_DENSE: f"turned_{FULL_DENSE}"} if step == 1 else {}
+    return [turned.get(role, role) for role in roles]
+
+
+def _each(step: int, n: int) -> list[str]:
+    return ["sliding_attention" if (i + 1) % step else "full_attention" for i in range(n)]
+
+
+def _write_types(roles: list[str]) -> dict[str, Any]:
+    pairs = [role.removeprefix("turned_").rpartition("_") for role in roles]
+    return {
+        "layer_types": [see for see, _, _ in pairs],
+        "mlp_layer_types": [kind for _, _, kind in pairs],
+        "prefix_dense_sliding_window_pattern": 4 if FULL_DENSE in roles else 1,
+    }
+
+
+FULL_DENSE = "full_attention_dense"
+MIXTURE = (
+    *experts("num_experts", "intermediate_size", scores="softmax_of_chosen", balance_loss=0.0),
+    Switch(
+        "expert_selection_fn",
+        {
+            "softmax": Set({"feedforward.scores": "softmax_of_chosen"}),
+            "sigmoid": (
+                Set({"feedforward.scores": "sigmoid"}),
+                At("norm_topk_prob", "feedforward.renormalise"),
+            ),
+        },
+    ),
+    shared("num_shared_experts", "intermediate_size", optional=True),
+    Either(
+        lambda config: bool(config["num_shared_experts"]),
+        lambda get: get("feedforward.shared") in ("added", "averaged"),
+        (
+            Switch(
+                "shared_expert_combination_strategy",
+                {
+                    "sum": Set({"feedforward.shared": "added"}),
+                    "average": Set({"feedforward.shared": "averaged"}),
+                },
+            ),
+        ),
+    ),
+)
+DENSE = (
+    *dense().lenses,
+    At("prefix_dense_intermediate_size", "feedforward.hidden_dim", same_as="intermediate_size"),
+)
+
+
+def _roles() -> dict[str, Role]:
+    """Return all types: what sees a window knows positions, and dense layers that see all may."""
+    rope = Rope(pairing="interleaved", fraction="")
+    mixed, turned, still = (
+        {"feedforward.kind": "experts"},
+        {"position.kind": "rope"},
+        {"position.kind": "none"},
+    )
+    near, near_told = (*WINDOW.lenses, rope), {**WINDOW.told_by, **turned}
+    return {
+        "sliding_attention_sparse": Role({**near_told, **mixed}, (*near, *MIXTURE)),
+        "full_attention_sparse": Role({**CAUSAL.told_by, **still, **mixed}, MIXTURE),
+        "sliding_attention_dense": Role(near_told, (*near, *DENSE)),
+        f"turned_{FULL_DENSE}": Role({**CAUSAL.told_by, **turned}, (rope, *DENSE)),
+        FULL_DENSE: Role({**CAUSAL.told_by, **still}, DENSE),
+    }
+
+
+COHERE2_MOE = BASE.but(
+    "cohere2_moe",
+    "Cohere2MoeForCausalLM",
+    ATTENTION_BIAS,
+    Set({"residual.kind": "parallel", "residual.num_norms": 1}),
+    Either(
+        lambda config: config["rms_norm_eps"] is not None,
+        lambda get: get("norm.kind") == "rms",
+        (Set({"norm.kind": "rms", "norm.multiply": "narrow"}), At("rms_norm_eps", "norm.eps")),
+        (
+            Set({"norm.kind": "layer", "norm.bias": False}),
+            At("layer_norm_eps", "norm.eps"),
+            Write({"rms_norm_eps": None}),
+        ),
+    ),
+    At("logit_scale", "head.multiplier"),
+    defaults={
+        "vocab_size": 256000,
+        "hidden_size": 8192,
+        "intermediate_size": 22528,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 64,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5,
+        "rms_norm_eps": None,
+        "tie_word_embeddings": True,
+        "logit_scale": 0.0625,
+        "sliding_window": 4096,
+        "layer_types": None,
+        "mlp_layer_types": None,
+        "first_k_dense_replace": 0,
+        "prefix_dense_sliding_window_pattern": 1,
+        "prefix_dense_intermediate_size": None,
+        "sliding_window_pattern": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 0,
+        "shared_expert_combination_strategy": "average",
+        "expert_selection_fn": "softmax",
+        "norm_topk_prob": True,
+    },
+    groups=(Layers(Told(_read_types, _write_types), _roles()),),
+    of_layer={
+        "input_layernorm": "residual.norms.shared",
+        "post_attention_layernorm": None,
+        "mlp.gate": "feedforward.router",
+        **EXPERTS,
+        **gated("mlp.shared_experts", "feedforward.shared"),
+    },
+)
+
+
+def _read_mscale(config: Config) -> Table:
+    """Return what LongRoPE multiplies cosines and sines by, which is told for short and long texts."""
+    told = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    short, long = told.get("short_mscale"), told.get("long_mscale")
+    if (told.get("rope_type") or told.get("type") or "default") == "default":
+        return {}
+    if short is None or short != long:
+        raise UserError(
+            f"config.json: rope_parameters.long_mscale: found {long}; this package knows that of "
+            f"short_mscale, {short}, alone"
+        )
+    return nested("position.scaling.attention_factor", float(short))
+
+
+def _write_mscale(get: Get) -> dict[str, Any]:
+    factor = get("position.scaling.attention_factor")
+    told = {"short_mscale": factor, "long_mscale": factor}
+    return {} if factor is MISSING else {"rope_parameters": told}
+
+
+PHIMOE = BASE.but(
+    "phimoe",
+    "PhimoeForCausalLM",
+    ATTENTION_BIAS,
+    Set({"norm.kind": "layer"}),
+    At("rms_norm_eps", "norm.eps"),
+    Rope(fraction="", kinds=("default", "longrope")),
+    Computed(_read_mscale, _write_mscale),
+    At("lm_head_bias", "head.bias"),
+    *experts("num_local_experts", "intermediate_size", scores="sparsemixer", renormalise=False),
+    At("router_jitter_noise", "feedforward.jitter"),
+    balance(),
+    without=(ROPE,),
+    defaults={
+        "vocab_size": 32064,
+        "intermediate_size": 6400,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 4096 * 32,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "sliding_window": None,
+        "lm_head_bias": False,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 16,
+        "router_jitter_noise": 0.01,
+        "router_aux_loss_coef": 0.001,
+    },
+    groups=(Layers(ALL_OR_NONE, ROLES),),
+    of_layer=NO_DENSE
+    | {"block_sparse_moe.gate": "feedforward.router"}
+    | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
+)
+
+SOFTMAX_EXPERTS_FAMILIES = (ERNIE4_5_MOE, HUNYUAN_V1_MOE, COHERE2_MOE, PHIMOE)

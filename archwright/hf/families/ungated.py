@@ -1,0 +1,148 @@
+"""Feed-forwards of two matrices in Llama's place: Nemotron, Arcee, Jais 2, Apertus and nanochat."""
+
+import torch
+
+from archwright.hf.families.llama import (
+    EPS,
+    GATED,
+    LLAMA,
+    MLP_BIAS,
+    NO_MLP_BIAS,
+    PRE_RMS,
+    ROPE,
+)
+from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
+from archwright.hf.keys import Constant, Fused
+from archwright.hf.layouts import HalvesSwapped
+from archwright.hf.lenses import Activation, At, Set
+from archwright.hf.rope import Rope
+from archwright.spec.model_spec import LayerSpec
+
+PLAIN = Activation("hidden_act", gated=False)
+
+ARCEE = LLAMA.but(
+    "arcee",
+    "ArceeForCausalLM",
+    PLAIN,
+    without=(GATED,),
+    defaults={
+        "hidden_size": 2560,
+        "intermediate_size": 18432,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    },
+    of_layer={"mlp.gate_proj": None},
+)
+
+NEMOTRON = ARCEE.but(
+    "nemotron",
+    "NemotronForCausalLM",
+    Set({"residual.kind": "pre", "norm.kind": "layer", "norm.bias": True}),
+    Set({"norm.weight": "unit_offset"}),
+    At("norm_eps", "norm.eps"),
+    Rope(),
+    without=(PRE_RMS, EPS, ROPE),
+    defaults={
+        "vocab_size": 256000,
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_attention_heads": 48,
+        "norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+    },
+)
+
+JAIS2 = ARCEE.but(
+    "jais2",
+    "Jais2ForCausalLM",
+    Set({"residual.kind": "pre", "norm.kind": "layer", "norm.bias": True}),
+    Set({"norm.weight": "plain"}),
+    At("layer_norm_eps", "norm.eps"),
+    without=(PRE_RMS, EPS),
+    defaults={
+        "vocab_size": 150272,
+        "hidden_size": 3328,
+        "intermediate_size": 26624,
+        "num_attention_heads": 26,
+        "max_position_embeddings": 8192,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "layer_norm_eps": 1e-5,
+    },
+)
+
+APERTUS = ARCEE.but(
+    "apertus",
+    "ApertusForCausalLM",
+    Activation("hidden_act", gated=False, names={"xielu": {"kind": "xielu", "beta": 0.5}}),
+    Set(HEAD_NORMS),
+    ALL_EPS,
+    NO_MLP_BIAS,
+    without=(PLAIN, EPS, MLP_BIAS),
+    defaults={
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "hidden_act": "xielu",
+        "max_position_embeddings": 65536,
+        "rope_theta": 12_000_000.0,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 12_000_000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    },
+    of_layer={
+        "input_layernorm": None,
+        "post_attention_layernorm": None,
+        "attention_layernorm": "residual.norms.attention",
+        "feedforward_layernorm": "residual.norms.feedforward",
+        "mlp.act_fn.alpha_p": "feedforward.activation.positive",
+        "mlp.act_fn.alpha_n": "feedforward.activation.negative",
+        "mlp.act_fn.beta": Constant(lambda spec: torch.tensor(0.5)),
+        "mlp.act_fn.eps": Constant(lambda spec: torch.tensor(-1e-6)),
+        **HEAD_NORM_NAMES,
+    },
+)
+
+
+def _swapped(layer: LayerSpec) -> HalvesSwapped:
+    return HalvesSwapped(layer.attention.model_dump()["head_dim"])
+
+
+NANOCHAT = ARCEE.but(
+    "nanochat",
+    "NanoChatForCausalLM",
+    Set({"norm.weight": "none", "norm.multiply": "wide"}),
+    Set({"embedding.norm.kind": "rms", "embedding.norm.weight": "none"}),
+    Set({"attention.qk_norm.kind": "rms", "attention.qk_norm.weight": "none"}),
+    Set({"attention.qk_norm_over": "head", "attention.qk_norm_place": "after"}),
+    At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps", "embedding.norm.eps")),
+    At("final_logit_softcapping", "head.softcap", or_none=True),
+    NO_MLP_BIAS,
+    without=(EPS, MLP_BIAS),
+    defaults={
+        "vocab_size": 50304,
+        "hidden_size": 768,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 6,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "final_logit_softcapping": 15.0,
+    },
+    of_layer={
+        "self_attn.q_proj": Fused(("attention.query",), _swapped),
+        "self_attn.k_proj": Fused(("attention.key",), _swapped),
+        "mlp.up_proj": None,
+        "mlp.down_proj": None,
+        "mlp.fc1": "feedforward.up",
+        "mlp.fc2": "feedforward.down",
+    },
+)
+
+UNGATED_FAMILIES = (NEMOTRON, ARCEE, JAIS2, APERTUS, NANOCHAT)

@@ -1,0 +1,223 @@
+"""Mixtures with windows beside full attention, which score by sigmoids: K-EXAONE, Trinity and MiMo-V2."""
+
+from archwright.hf.families.experts import (
+    BASE,
+    QUERY_KEY_NORM,
+    experts,
+    gated,
+    listed,
+    qk_norm,
+    sparse,
+)
+from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, KV_HEADS, ROPE, WINDOW, bias
+from archwright.hf.families.sigmoid_experts import (
+    FIRST_DENSE,
+    FIRST_OF_LIST,
+    NAMES,
+    SIGMOID,
+    routed,
+    shared,
+)
+from archwright.hf.layers import Layers, Listed, Role, Told
+from archwright.hf.lenses import At, Computed, Config, Lens, Refuse, Set, Switch, Table, nested
+from archwright.hf.rope import Rope
+
+NEAR = Role({**WINDOW.told_by, "position.kind": "rope"}, (*WINDOW.lenses, ROPE))
+FAR = Role({**CAUSAL.told_by, "position.kind": "none"})
+NEAR_TURNED = {"sliding_attention": NEAR, "full_attention": FAR}
+"""Windows with positions, and full attention without."""
+
+
+def _each(key: str) -> Listed:
+    """Return a list of types, or windows in all layers but each config[key]-th."""
+    return Listed(
+        otherwise=lambda config, n: [
+            "sliding_attention" if (i + 1) % int(config[key]) else "full_attention"
+            for i in range(n)
+        ]
+    )
+
+
+EXAONE_MOE = BASE.but(
+    "exaone_moe",
+    "ExaoneMoeForCausalLM",
+    *qk_norm("head"),
+    defaults={
+        "vocab_size": 102400,
+        "intermediate_size": 16384,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "layer_types": None,
+        "mlp_layer_types": None,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 1024,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    groups=(
+        Layers(_each("sliding_window_pattern"), NEAR_TURNED),
+        sparse(
+            Listed("mlp_layer_types", FIRST_DENSE.reads),
+            *routed("num_experts", shared("num_shared_experts")),
+        ),
+    ),
+    of_layer={
+        **NAMES,
+        **QUERY_KEY_NORM,
+        "mlp.gate.e_score_correction_bias": None,
+        "mlp.e_score_correction_bias": "feedforward.selection_bias",
+    },
+    ignored=(*BASE.ignored, r"mtp.*"),
+)
+
+AFMOE = BASE.but(
+    "afmoe",
+    "AfmoeForCausalLM",
+    ATTENTION_BIAS,
+    Set({"residual.kind": "sandwich", "norm.multiply": "wide", "attention.gate": "value"}),
+    *qk_norm("head", "wide"),
+    Switch(
+        "mup_enabled",
+        {True: Set({"embedding.scale": "sqrt_dim"}), False: Set({"embedding.scale": "none"})},
+    ),
+    Refuse("score_func", ("sigmoid",)),
+    Refuse("route_norm", (True,)),
+    defaults={
+        "vocab_size": 200192,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_attention_heads": 16,
+        "head_dim": 128,
+        "max_position_embeddings": 16384,
+        "rms_norm_eps": 1e-5,
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 1408,
+        "num_experts": 64,
+        "num_experts_per_tok": 6,
+        "num_shared_experts": 2,
+        "route_scale": 1.0,
+        "score_func": "sigmoid",
+        "route_norm": True,
+        "global_attn_every_n_layers": 4,
+        "sliding_window": 1024,
+        "layer_types": None,
+        "mup_enabled": False,
+    },
+    groups=(
+        Layers(_each("global_attn_every_n_layers"), NEAR_TURNED),
+        sparse(
+            Told(
+                lambda config, n: [
+                    "dense" if i < config["num_dense_layers"] else "sparse" for i in range(n)
+                ],
+                lambda roles: {"num_dense_layers": [*roles, "sparse"].index("sparse")},
+            ),
+            *experts("num_experts", "moe_intermediate_size", **SIGMOID),
+            At("route_scale", "feedforward.routed_scale"),
+            shared("num_shared_experts"),
+        ),
+    ),
+    of_layer={
+        "post_attention_layernorm": "residual.out_norms.attention",
+        "pre_mlp_layernorm": "residual.norms.feedforward",
+        "post_mlp_layernorm": "residual.out_norms.feedforward",
+        "self_attn.gate_proj": "attention.gate",
+        "mlp.router.gate": "feedforward.router",
+        "mlp.expert_bias": "feedforward.selection_bias",
+        **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        **gated("mlp.shared_experts", "feedforward.shared"),
+        **QUERY_KEY_NORM,
+    },
+)
+
+
+def _window(config: Config) -> Table:
+    """Return the window, which old files count without the query's own key."""
+    others = config["sliding_window_size"]
+    size = config["sliding_window"] if others is None else others + 1
+    return nested("attention.mask.size", size)
+
+
+def _by_type(layer_type: str, sinks: bool, heads: int) -> tuple[Lens, ...]:
+    """Return what differs between windows and full attention."""
+    return (
+        Rope(layer_type=layer_type, scaled=False),
+        Set({"attention.sinks": sinks}),
+        At("num_key_value_heads", "attention.num_kv_heads", times=heads),
+    )
+
+
+MIMO_V2_FLASH = BASE.but(
+    "mimo_v2_flash",
+    "MiMoV2FlashForCausalLM",
+    bias("attention_bias", "attention", "query", "key", "value"),
+    At("v_head_dim", "attention.value_head_dim"),
+    At("attention_value_scale", "attention.value_scale"),
+    without=(ROPE, KV_HEADS),
+    defaults={
+        "vocab_size": 152576,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 4,
+        "head_dim": 192,
+        "v_head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.334,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 5_000_000.0},
+            "sliding_attention": {"rope_theta": 10_000.0},
+        },
+        "sliding_window": 129,
+        "sliding_window_size": None,
+        "layer_types": None,
+        "mlp_layer_types": None,
+        "attention_value_scale": 0.707,
+        "moe_intermediate_size": 2048,
+        "num_experts_per_tok": 8,
+        "n_routed_experts": 256,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
+    groups=(
+        Layers(
+            Listed(
+                otherwise=lambda config, n: [
+                    "sliding_attention" if i and (i + 1) % 6 else "full_attention" for i in range(n)
+                ]
+            ),
+            {
+                "full_attention": Role(CAUSAL.told_by, _by_type("full_attention", False, 1)),
+                "sliding_attention": Role(
+                    WINDOW.told_by,
+                    (
+                        Computed(
+                            _window, lambda get: {"sliding_window": get("attention.mask.size")}
+                        ),
+                        *_by_type("sliding_attention", True, 2),
+                    ),
+                ),
+            },
+        ),
+        sparse(FIRST_OF_LIST, *routed("n_routed_experts")),
+    ),
+    of_layer={
+        **NAMES,
+        **dict.fromkeys(gated("mlp.shared_experts", "")),
+        "self_attn.attention_sink_bias": "attention.sinks",
+    },
+    ignored=(*BASE.ignored, r"model\.mtp\..*"),
+    spellings={"num_local_experts": "n_routed_experts"},
+)
+
+WINDOW_EXPERTS_FAMILIES = (EXAONE_MOE, AFMOE, MIMO_V2_FLASH)

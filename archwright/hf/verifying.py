@@ -1,0 +1,201 @@
+"""Is a folder computed here as `transformers` computes it? A certificate of figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from archwright.hf.families import FAMILIES
+from archwright.hf.loading import Loaded, load
+from archwright.spec.errors import UserError
+
+TOKENS = 64
+"""Length of the texts that are compared, or the model's own if that is shorter."""
+PADDING = 9
+"""Tokens of padding at the end of one of them."""
+TOLERANCE = 1e-4
+"""Difference of two float32 computations, over the spread of the logits, up to which they agree."""
+ROUNDING = 1.5
+"""How many times theirs our rounding error in bfloat16 may be."""
+DIVERGES = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+"""Relative difference from which on a component diverges."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two computations of one model, at one precision, over all real tokens."""
+
+    dtype: str
+    max_difference: float
+    """Largest difference of two logits."""
+    relative: float
+    """The same over the standard deviation of the logits."""
+    divergence: float
+    """Mean KL divergence of the distributions of the next token, in nats."""
+    rounding: float
+    """Our distance from their float32 logits over theirs, both root mean squares; nan in float32."""
+    top_1: float
+    """Share of tokens with the same most likely next token."""
+    first: str | None
+    """The first component whose output differs; None where none does."""
+    agrees: bool
+    """Whether the logits are the same within rounding."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How a folder was compared, and what came of it."""
+
+    family: str
+    architecture: str
+    transformers: str
+    torch: str
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all comparisons agree."""
+        return all(comparison.agrees for comparison in self.comparisons)
+
+
+def verify(folder: str | Path) -> Certificate:
+    """Compare a folder's logits here and in `transformers`, in float32 and bfloat16, on random tokens, with
+    padding at the end of one text.
+
+    Raises:
+        UserError: `transformers` is not installed or cannot read the folder, or what `load` refuses.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise UserError("verify compares with transformers, which is not installed here") from None
+    comparisons, exact = [], None
+    for dtype in DIVERGES:
+        own = load(folder, dtype=dtype)
+        comparison, logits = _compare(own, _theirs(folder, dtype), dtype, exact)
+        comparisons.append(comparison)
+        exact = logits if exact is None else exact
+    family = FAMILIES[own.family]
+    return Certificate(
+        own.family,
+        family.architecture,
+        transformers.__version__,
+        torch.__version__,
+        tuple(comparisons),
+    )
+
+
+def _theirs(folder: str | Path, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoModelForCausalLM, logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # of many kinds
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{folder}: transformers cannot read it: {line}") from None
+    return model.eval()
+
+
+@torch.inference_mode()
+def _compare(
+    own: Loaded, theirs: nn.Module, dtype: torch.dtype, exact: Tensor | None
+) -> tuple[Comparison, Tensor]:
+    """Return the comparison, and their logits; `exact` are theirs in float32."""
+    tokens, real = _texts(own)
+    with ExitStack() as hooks:
+        seen, other = (hooks.enter_context(_outputs(m)) for m in _pairs(own, theirs))
+        ours = own.model(tokens, padding_mask=real).logits[real].double()
+        expected = theirs(tokens, attention_mask=real.long()).logits[real].double()
+    difference = (ours - expected).abs().max().item()
+    relative = difference / max(expected.std().item(), 1e-12)
+    rounding = math.nan
+    if exact is not None:
+        rounding = ((ours - exact).norm() / (expected - exact).norm().clamp(min=1e-12)).item()
+    p, q = F.log_softmax(expected, -1), F.log_softmax(ours, -1)
+    comparison = Comparison(
+        str(dtype).removeprefix("torch."),
+        difference,
+        relative,
+        max(0.0, (p.exp() * (p - q)).sum(-1).mean().item()),
+        rounding,
+        (ours.argmax(-1) == expected.argmax(-1)).float().mean().item(),
+        _first(seen, other, real, DIVERGES[dtype]),
+        relative <= TOLERANCE if exact is None else rounding <= ROUNDING,
+    )
+    return comparison, expected
+
+
+def _texts(own: Loaded) -> tuple[Tensor, Tensor]:
+    """Return two random texts, and where their tokens are real."""
+    assert own.spec.vocab_size != "auto"
+    length = min(TOKENS, own.spec.context_length)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(own.spec.vocab_size, (2, length), generator=generator)
+    real = torch.ones(2, length, dtype=torch.bool)
+    real[1, max(1, length - PADDING) :] = False
+    return tokens, real
+
+
+def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Return the modules of both that hold the same tensors, by our names."""
+    family = FAMILIES[own.family]
+    names = dict(_names(family.of_model, "", ""))
+    for i in range(own.spec.num_layers):
+        names |= _names(family.of_layer, f"layers.{i}.", family.layers.format(i=i))
+    ours, others = dict(own.model.named_modules()), dict(theirs.named_modules())
+    both = [(o, t) for o, t in names.items() if o in ours and t in others]
+    return {o: ours[o] for o, _ in both}, {o: others[t] for o, t in both}
+
+
+def _names(held: Mapping[str, Any], ours: str, theirs: str) -> Iterator[tuple[str, str]]:
+    """Yield our name and theirs of each module that is one module on both sides."""
+    for foreign, own in held.items():
+        for name in own if isinstance(own, tuple) else (own,):
+            if isinstance(name, str):
+                yield ours + name, theirs + foreign
+
+
+@contextmanager
+def _outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """Yield what modules return, by name, in the order in which they ran."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Any:
+        def hook(module: nn.Module, given: Any, out: Any) -> None:
+            if isinstance(out, Tensor):
+                found[name] = out.detach().float()
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first(
+    ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], real: Tensor, tolerance: float
+) -> str | None:
+    """Return the name of the first component that differs on real tokens."""
+    for name, own in ours.items():
+        other = theirs.get(name)
+        if other is None or own.shape[:2] != real.shape or other.numel() != own.numel():
+            continue
+        a, b = own[real].flatten(1), other.reshape(own.shape)[real].flatten(1)
+        if (a - b).abs().max() > tolerance * b.std().clamp(min=1e-12):
+            return name
+    return None

@@ -1,0 +1,107 @@
+"""How a router's numbers say which experts a token goes through, and with what weights."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from archwright.spec import feedforward as spec
+
+Routes = tuple[Int[Tensor, "tokens top_k"], Float[Tensor, "tokens top_k"]]
+"""The experts that each token goes through, and their weights."""
+
+
+def route(
+    spec: spec.Experts,
+    logits: Float[Tensor, "tokens num_experts"],
+    selection_bias: Float[Tensor, " num_experts"] | None = None,
+    *,
+    training: bool = False,
+) -> Routes:
+    """Return the best experts by score, and their weights.
+
+    Args:
+        training: whether sparsemixer draws experts, instead of taking the best.
+    """
+    if spec.scores == "sparsemixer":
+        chosen, weights = sparsemixer(logits, spec.top_k, spec.jitter, training=training)
+    else:
+        scores = SCORES[spec.scores](logits)
+        ranks = _ranks(spec, logits, scores, selection_bias)
+        chosen = _in_best_groups(spec, ranks).topk(spec.top_k, sorted=False).indices
+        weights = scores.gather(-1, chosen)
+    if spec.scores == "softmax_of_chosen":
+        weights = weights.softmax(-1)
+    if spec.renormalise:
+        weights = weights / _size(spec, weights)
+    return chosen, weights
+
+
+def sparsemixer(
+    logits: Float[Tensor, "tokens num_experts"], top_k: int, jitter: float, *, training: bool
+) -> Routes:
+    """Return experts one after the other, each with its weight among those that come near the best.
+
+    With m the largest logit of experts not chosen yet, those near it have (m - s) / max(|s|, m) <= 2 jitter;
+    a weight is the softmax over them. In training experts are drawn from that softmax, and the weight of one
+    that is not the best counts a third in three of four cases, while its gradient stays that of the softmax
+    (Heun's third-order rule). Liu et al., 2024, GRIN, sections 2.2 and 2.3; Phi-3.5-MoE.
+    """
+    chosen, weights = [], []
+    left = logits
+    for _ in range(top_k):
+        best, index = left.detach().max(-1, keepdim=True)
+        far = (best - logits.detach()) / torch.maximum(logits.detach().abs(), best) > 2 * jitter
+        near = left.masked_fill(far, -math.inf)
+        if training:
+            noise = torch.empty_like(near).exponential_().log()
+            index = (near.detach() - noise).argmax(-1, keepdim=True)
+        shares = near.softmax(-1)
+        weight = shares.gather(-1, index)
+        if training:
+            whole = (index == shares.argmax(-1, keepdim=True)) | (torch.rand_like(weight) > 0.75)
+            weight = weight + (weight * torch.where(whole, 0.0, -2 / 3)).detach()
+        chosen.append(index)
+        weights.append(weight)
+        left = left.scatter(-1, index, -math.inf)
+    return torch.cat(chosen, -1), torch.cat(weights, -1)
+
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "softmax_of_chosen": lambda logits: logits,
+    "sigmoid": torch.sigmoid,
+}
+"""What experts are weighed by; the chosen ones' softmax comes after choosing."""
+
+
+def _ranks(
+    spec: spec.Experts, logits: Tensor, scores: Tensor, selection_bias: Tensor | None
+) -> Tensor:
+    """Return what experts are chosen by."""
+    if selection_bias is not None:
+        return scores + selection_bias
+    # All scores grow with their logits, which do not round to 0 or 1 and so rank what scores cannot.
+    return logits if spec.num_groups == 1 or spec.group_score == "max" else scores
+
+
+def _in_best_groups(spec: spec.Experts, ranks: Tensor) -> Tensor:
+    """Hide experts out of groups that are not among the best."""
+    if spec.num_groups == 1:
+        return ranks
+    grouped: Tensor = ranks.unflatten(-1, (spec.num_groups, -1))
+    best = grouped.amax(-1) if spec.group_score == "max" else grouped.topk(2).values.sum(-1)
+    kept = torch.zeros_like(best, dtype=torch.bool)
+    kept = kept.scatter(-1, best.topk(spec.top_groups, sorted=False).indices, True)
+    return grouped.masked_fill(~kept[..., None], -math.inf).flatten(-2)
+
+
+def _size(spec: spec.Experts, weights: Tensor) -> Tensor:
+    """Return what the weights of the chosen experts are divided by."""
+    if spec.renormalise_power == 1:
+        size = weights.sum(-1, keepdim=True) + 1e-20
+    else:
+        size = torch.linalg.vector_norm(weights, spec.renormalise_power, dim=-1, keepdim=True)
+    return size.clamp(min=spec.renormalise_min) if spec.renormalise_min else size

@@ -1,0 +1,55 @@
+"""`python -m archwright.reporting.architectures` writes docs/architectures.md: what each published model
+chose, one row each."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from archwright.spec.table import COLUMNS, Row, rows, short
+
+FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
+
+HEAD = """\
+# Architectures
+
+<!-- Written by `make docs` from the presets. -->
+
+What each model that comes with the package chose, oldest first. Each cell is derived from the model's own
+file in [`archwright/presets/models`](../archwright/presets/models), which names the sources; parameters are
+counted from the built model. `archwright list` prints this table, also as CSV or JSON, `archwright show NAME`
+a model, `archwright diff A B` what two of them do otherwise.
+
+A loss that is added in training, such as the z-loss of PaLM, OLMo 2 and Falcon 2, is no part of a model and
+not in this table.
+"""
+
+
+def write() -> None:
+    """Write the page into the checkout."""
+    FILE.write_text(markdown(), encoding="utf-8")
+
+
+def markdown() -> str:
+    """Return the page."""
+    found = rows()
+    lines = [HEAD, table(found), "## Columns\n"]
+    lines += [f"- **{_title(name)}**: {column.meaning}" for name, column in COLUMNS.items()]
+    lines += ["", "## Unpublished\n", "These cannot be built; an empty cell is not public.\n"]
+    lines += [f"- **{row.name}**: {row.unpublished}." for row in found if row.unpublished]
+    return "\n".join(lines) + "\n"
+
+
+def table(found: Iterable[Row]) -> str:
+    """Return rows as a table in Markdown."""
+    lines = [["model", *map(_title, COLUMNS)], ["---"] * (len(COLUMNS) + 1)]
+    for row in found:
+        name = f"{row.name} (unpublished)" if row.unpublished else row.name
+        lines.append([name, *short(row.cells).values()])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,42 @@
+"""Models whose architecture is not published: what is public of them, for tables."""
+
+import tomllib
+from importlib import resources
+
+from pydantic import Field
+
+from archwright.spec.choice import Spec
+from archwright.spec.errors import UserError
+
+FOLDER = resources.files("archwright.presets") / "unpublished"
+
+
+class Unpublished(Spec):
+    """A model that can be listed, not built."""
+
+    source: str
+    """Where the little that is known comes from."""
+    unpublished: str
+    """What is missing."""
+    known: dict[str, str] = Field(default_factory=dict)
+    """Cells of the table of architectures, by column."""
+
+
+def unpublished() -> dict[str, Unpublished]:
+    """Return these models by name."""
+    files = (file for file in FOLDER.iterdir() if file.name.endswith(".toml"))
+    return {
+        file.name.removesuffix(".toml"): Unpublished.model_validate(
+            tomllib.loads(file.read_text(encoding="utf-8"))
+        )
+        for file in sorted(files, key=lambda file: file.name)
+    }
+
+
+def refuse_unpublished(name: str) -> None:
+    """Raise a UserError that says why, where a model's architecture is not published."""
+    if (model := unpublished().get(name)) is not None:
+        raise UserError(
+            f'"{name}": its architecture is unpublished, so there is nothing to build: '
+            f"{model.unpublished} ({model.source})"
+        )
