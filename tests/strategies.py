@@ -65,6 +65,8 @@ SMALL: Ranges = {
     "dilation": st.integers(1, 4),
     "num_global": st.integers(1, 3),
     "stride": st.integers(1, 6),
+    "block_size": st.integers(1, 4),
+    "local_blocks": st.integers(1, 3),
     "num_summary": st.integers(1, 3),
     "factor": st.floats(1, 8),
     "original_length": st.just("auto") | st.integers(4, 24),

@@ -112,9 +112,10 @@ class _Shared:
     choices: dict[str, Any] = field(default_factory=dict)
     """What each of them was made from."""
 
-    def mask(self, choice: Mask) -> str:
-        """Return the name of a mask, made if it is new."""
-        return self._named("mask", self.masks, choice, lambda: _part(MASKS, choice)(choice))
+    def mask(self, choice: Mask, num_heads: int) -> str:
+        """Return the name of a mask, made if it is new; where heads see differently, for their number."""
+        given = (choice, num_heads) if getattr(choice, "per_head", False) else (choice,)
+        return self._named("mask", self.masks, given, lambda: _part(MASKS, choice)(*given))
 
     def rotary(self, choice: Position, head_dim: int) -> str:
         """Return the name of a rotary encoding, made if it is new; nothing for other positions."""
@@ -194,7 +195,8 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
     attention = feedforward = None
     mask = rotary = ""
     if isinstance(layer.attention, MaskedAttention):
-        mask = shared.mask(layer.attention.mask)
+        assert layer.attention.num_heads != "auto"
+        mask = shared.mask(layer.attention.mask, layer.attention.num_heads)
         rotary = shared.rotary(layer.position, turning_dim(layer.attention, spec.dim))
         attention = _attention(layer, layer.attention, spec.dim, shared, mask, rotary)
     elif not isinstance(layer.attention, NoAttention):

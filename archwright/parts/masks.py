@@ -15,7 +15,10 @@ from archwright.spec import masks as spec
 
 @runtime_checkable
 class Pattern(Protocol):
-    """Which keys a query may see, by their index in the document."""
+    """Which keys a query may see, by their index in the document.
+
+    Where heads see differently, the pattern has `num_heads`, and `visible` takes a head as well.
+    """
 
     @property
     def behind(self) -> int | None:
@@ -32,12 +35,12 @@ class Pattern(Protocol):
         """Return the range [start, stop) outside which queries first .. last see no key."""
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
-        """Return how many keys each query sees in a text of `length` tokens."""
+        """Return how many keys each query sees in a text of `length` tokens, in the mean of its heads."""
 
 
-def pairs(pattern: Pattern, length: int) -> int:
-    """Return how many (query, key) pairs a text of `length` tokens has."""
-    return int(pattern.num_keys(torch.arange(length), length).sum())
+def pairs(pattern: Pattern, length: int) -> float:
+    """Return how many (query, key) pairs a text of `length` tokens has, in the mean of its heads."""
+    return float(pattern.num_keys(torch.arange(length), length).sum())
 
 
 class _Reaching:
@@ -217,6 +220,38 @@ class Fixed(_Reaching):
         return query % stride + 1 + query // stride * min(self.spec.num_summary, stride)
 
 
+class BlockSparse(_Reaching):
+    """key <= query, and key's block among the last `local_blocks`, or in a column: one of every `stride`
+    blocks, which moves by `step` blocks from head to head.
+
+    Abdin et al., 2024, Phi-3, section 2, and its published code.
+    """
+
+    def __init__(self, spec: spec.BlockSparse, num_heads: int = 1) -> None:
+        self.spec, self.num_heads = spec, num_heads if spec.per_head else 1
+        self.step = max(1, spec.stride // num_heads)
+
+    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
+        block = key // self.spec.block_size
+        near = query // self.spec.block_size - block < self.spec.local_blocks
+        column = (block + 1 + head * self.step) % self.spec.stride == 0
+        return (key <= query) & (near | column)
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        size = self.spec.block_size
+        near = max(0, first // size - self.spec.local_blocks + 1)
+        columns = (-(h * self.step + 1) % self.spec.stride for h in range(self.num_heads))
+        seen = [near, *(block for block in columns if block <= last // size)]
+        return min(seen) * size, min(last + 1, length)
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        size, stride = self.spec.block_size, self.spec.stride
+        near = (query // size - self.spec.local_blocks + 1).clamp(min=0)
+        offset = self.step * torch.arange(self.num_heads, device=query.device)[:, None]
+        columns = ((near + offset) // stride - offset // stride).double().mean(0)
+        return query + 1 + (columns - near) * size
+
+
 MASKS: dict[type[spec.Mask], Any] = {
     spec.Causal: Causal,
     spec.Full: Full,
@@ -228,7 +263,9 @@ MASKS: dict[type[spec.Mask], Any] = {
     spec.WindowGlobal: WindowGlobal,
     spec.Strided: Strided,
     spec.Fixed: Fixed,
+    spec.BlockSparse: BlockSparse,
 }
+"""Constructed with (spec), and with (spec, num_heads) where heads see differently: where it says per_head."""
 
 
 @dataclass(frozen=True)
@@ -258,20 +295,22 @@ class View:
         return own and self.places.plain and isinstance(self.pattern, Causal)
 
     @cached_property
-    def dense(self) -> Bool[Tensor, "rows 1 queries keys"]:
-        """The whole mask: True where a query (third axis) sees a key (fourth axis)."""
+    def dense(self) -> Bool[Tensor, "rows heads queries keys"]:
+        """The whole mask: True where a query (third axis) sees a key (fourth axis); one head stands for all
+        where they are alike."""
         return self.block(0, self.places.length, 0, self.keys_at.length)
 
     def block(
         self, first: int, stop: int, key_first: int, key_stop: int
-    ) -> Bool[Tensor, "rows 1 queries keys"]:
+    ) -> Bool[Tensor, "rows heads queries keys"]:
         """Return the mask between queries [first, stop) and keys [key_first, key_stop)."""
         device = self.places.device
-        rows = torch.arange(self.num_rows, device=device)[:, None, None]
+        rows = torch.arange(self.num_rows, device=device)[:, None, None, None]
+        heads = torch.arange(self.num_heads, device=device)[:, None, None]
         queries = torch.arange(first, stop, device=device)[:, None]
         keys = torch.arange(key_first, key_stop, device=device)
-        seen = self.sees(rows, queries, keys)
-        return seen.expand(len(rows), len(queries), len(keys))[:, None]
+        seen = self.sees(rows, heads, queries, keys)
+        return seen.expand(len(rows), len(heads), len(queries), len(keys))
 
     @property
     def num_rows(self) -> int:
@@ -280,7 +319,12 @@ class View:
         given = (at.prefix, *(x for p in (at, kept) for x in (p.index, p.documents, p.valid)))
         return max((len(x) for x in given if x is not None), default=1)
 
-    def sees(self, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    @property
+    def num_heads(self) -> int:
+        """Heads whose masks differ; 1 where all are alike."""
+        return getattr(self.pattern, "num_heads", 1)
+
+    def sees(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the query at a column of a row sees the key at a column (shapes broadcast)."""
         at, kept = self.places, self.keys_at
         here, there = (
@@ -293,7 +337,8 @@ class View:
         pattern = self.pattern
         if at.prefix is not None and isinstance(pattern, Prefix):
             pattern = Prefix(pattern.spec, at.prefix[row])
-        seen = pattern.visible(here, there)
+        of_head = (head,) if self.num_heads > 1 else ()
+        seen = pattern.visible(here, there, *of_head)
         if self.kept is not None:
             seen = seen & (there >= 0)
         if at.documents is not None and kept.documents is not None:

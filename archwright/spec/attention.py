@@ -162,7 +162,7 @@ class LatentAttention(Attention):
     share; a cache keeps these two alone (DeepSeek-AI, 2024, DeepSeek-V2, section 2.1)."""
 
     kind: Literal["latent"] = "latent"
-    num_heads: AutoInt = Field("auto", examples=[8])
+    num_heads: AutoInt = Field("auto", examples=[16])
     """Heads; auto: dim / nope_head_dim, with heads of at least 64 where that is auto too."""
     query_rank: Annotated[int, Field(ge=1)] | Literal["none"] = Field("none", examples=[128])
     """Width of the latent that queries are made from; none: queries are made from x."""

@@ -103,3 +103,19 @@ class Fixed(Mask):
     """Length l of a block, in tokens."""
     num_summary: int = Field(8, ge=1)
     """The c keys at each block's end that all later blocks see."""
+
+
+class BlockSparse(Mask):
+    """Blocks of b keys: the query's own and the local_blocks - 1 before, and one of every `stride` before
+    those: k <= q, and q // b - k // b < local_blocks or (k // b + 1 + offset) mod stride = 0
+    (Abdin et al., 2024, Phi-3, section 2)."""
+
+    kind: Literal["block_sparse"] = "block_sparse"
+    block_size: int = Field(64, ge=1, examples=[16])
+    """Length b of a block, in tokens."""
+    local_blocks: int = Field(16, ge=1, examples=[4])
+    """Blocks that a query sees whole up to itself, its own included."""
+    stride: int = Field(8, ge=1, examples=[4])
+    """Every how many blocks one is seen from everywhere behind it."""
+    per_head: bool = True
+    """Whether heads see other blocks: head h has the offset h max(1, stride // num_heads), else all have 0."""

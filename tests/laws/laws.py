@@ -210,7 +210,7 @@ def visibility(case: Case) -> None:
     """Output i depends on input j exactly where j reaches i through the masks of all layers."""
     length = case.length
     given = narrowing(case, ROWS, length)
-    reaches = [reachable(case.spec, row, given, length) for row in range(ROWS)]
+    reaches = [reachable(case.model.spec, row, given, length) for row in range(ROWS)]
     inputs: list[Tensor] = []
 
     def leaf(module: nn.Module, args: object, out: Tensor) -> Tensor:
@@ -252,8 +252,9 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
             for k in range(length):
                 if valid[q] and valid[k] and documents[q] == documents[k]:
                     start = documents.index(documents[q])
-                    places = (sum(valid[start:n]) for n in (q, k))
-                    step[q, k] |= sees(attention.mask, *places)
+                    places = [sum(valid[start:n]) for n in (q, k)]
+                    heads = range(number := int(attention.num_heads))
+                    step[q, k] |= any(sees(attention.mask, *places, h, number) for h in heads)
         reach = (step.float() @ reach.float()) > 0
     return reach
 

@@ -16,7 +16,7 @@ from archwright.model.cache import Shelf
 from archwright.parts import init as initialising
 from archwright.parts.attention import LatentAttention
 from archwright.parts.kernels import KERNELS, Scores, eager, sdpa
-from archwright.parts.masks import Causal, View, Window
+from archwright.parts.masks import BlockSparse, Causal, View, Window
 from archwright.parts.places import Places
 from archwright.parts.positions import Rotation
 from archwright.parts.residuals import PostNorm, PreNorm
@@ -30,6 +30,10 @@ SMALL = ModelSpec(dim=16, num_layers=2, vocab_size=33, context_length=12).overri
     "attention.num_heads=4", "attention.num_kv_heads=2", "attention.head_dim=4"
 )
 WINDOW = ("attention.mask.kind=window", "attention.mask.size=3")
+SPARSE = (
+    *("attention.mask.kind=block_sparse", "attention.mask.block_size=1"),
+    *("attention.mask.local_blocks=1", "attention.mask.stride=7"),
+)
 Plant = Callable[[pytest.MonkeyPatch], None]
 building = sys.modules["archwright.model.build"]  # the package has a function of that name
 FAULTS: dict[str, tuple[Plant, Callable[[Case], None], tuple[str, ...]]] = {}
@@ -85,6 +89,23 @@ def heads_that_read_the_wrong_keys(patch: pytest.MonkeyPatch) -> None:
         return eager(q, k.repeat(1, 1, times, 1), v.repeat(1, 1, times, 1), view, scores)
 
     patch.setitem(KERNELS, "blockwise", confused)
+
+
+@fault(laws.kernels_agree, *SPARSE)
+def heads_that_see_through_the_masks_of_others(patch: pytest.MonkeyPatch) -> None:
+    def confused(q: Tensor, k: Tensor, v: Tensor, view: View, scores: Scores) -> Tensor:
+        view.__dict__["dense"] = view.dense.flip(1)
+        found = eager(q, k, v, view, scores)
+        del view.__dict__["dense"]
+        return found
+
+    patch.setitem(KERNELS, "sdpa", confused)
+
+
+@fault(laws.visibility, *SPARSE)
+def heads_that_all_see_what_the_first_sees(patch: pytest.MonkeyPatch) -> None:
+    visible = BlockSparse.visible
+    patch.setattr(BlockSparse, "visible", lambda self, q, k, head=0: visible(self, q, k, 0 * head))
 
 
 @fault(laws.cached_is_uncached)

@@ -8,6 +8,7 @@ from torch import nn
 
 from archwright.model import build
 from archwright.model.decoder import describe
+from archwright.parts.masks import pairs
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
@@ -116,3 +117,28 @@ def test_only_what_is_chosen_is_built(name: str, absent: str) -> None:
     found = set(modules(build(load(name), device="meta")))
     assert absent not in found
     assert {"Decoder", "Layer", "SoftmaxAttention", "Head"} <= found
+
+
+@pytest.mark.parametrize(
+    "mask", ["kind=strided stride=4", "kind=fixed stride=4 num_summary=1", "kind=window size=4"]
+)
+def test_dense_and_banded_layers_take_turns(mask: str) -> None:
+    """GPT-3's arrangement (Brown et al., 2020, section 2.1): the band is narrower than what dense layers see."""
+    words = [f"layer_kinds.banded.attention.mask.{word}" for word in mask.split()]
+    spec = ModelSpec(dim=16, num_layers=4, vocab_size=8, context_length=32)
+    model = build(spec.override(*words, 'layers.cycle=["default", "banded"]'), device="meta")
+    masks = [model.masks[layer.mask] for layer in model.layers]
+    assert masks[0] is masks[2] is not masks[1] is masks[3]
+    assert [pairs(m, 32) == 32 * 33 / 2 for m in masks] == [True, False] * 2
+
+
+def test_layers_share_a_mask_where_their_heads_see_alike() -> None:
+    """Heads of a block-sparse mask differ, so that it belongs to a number of heads."""
+    sparse = ["attention.mask.kind=block_sparse", "attention.head_dim=8", "attention.num_heads=2"]
+    wide = ["layer_kinds.wide.attention.num_heads=4", 'layers.cycle=["default", "wide"]']
+    spec = ModelSpec(dim=16, num_layers=4, vocab_size=8, context_length=32).override(*sparse, *wide)
+    for differ, number in ((True, 2), (False, 1)):
+        model = build(
+            spec.override(f"attention.mask.per_head={str(differ).lower()}"), device="meta"
+        )
+        assert len(model.masks) == number

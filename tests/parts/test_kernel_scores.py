@@ -13,7 +13,7 @@ from torch import Tensor
 from archwright.parts.kernels import KERNELS, Scores, blockwise
 from archwright.parts.kernels.flex import block_mask
 from archwright.parts.kernels.scores import ElementwiseBias
-from archwright.parts.masks import MASKS, View
+from archwright.parts.masks import MASKS, Pattern, View
 from archwright.parts.places import Places, places
 from archwright.spec import masks as spec
 
@@ -34,6 +34,7 @@ CHOICES: dict[str, spec.Mask] = {
         spec.WindowGlobal(size=3, num_global=2),
         spec.Strided(stride=3),
         spec.Fixed(stride=4, num_summary=2),
+        spec.BlockSparse(block_size=2, local_blocks=1, stride=3),
     )
 }
 PARTS = [
@@ -55,6 +56,12 @@ NARROWED: dict[str, dict[str, Tensor]] = {
 }
 
 
+def pattern(choice: spec.Mask) -> Pattern:
+    differ = isinstance(choice, spec.BlockSparse)
+    made: Pattern = MASKS[type(choice)](choice, *[HEADS] * differ)
+    return made
+
+
 class Case:
     """Random inputs of a kernel: queries, keys, values, a table of biases and sinks, and what is seen."""
 
@@ -64,7 +71,7 @@ class Case:
         shapes += [(NEAR, HEADS), (HEADS,)]
         self.given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
         self.where: Places = places(torch.zeros(2, LENGTH, dtype=torch.long), **NARROWED[narrowed])
-        self.view = View(MASKS[type(CHOICES[mask])](CHOICES[mask]), self.where)
+        self.view = View(pattern(CHOICES[mask]), self.where)
 
     def by_kernel(self, kernel: str, parts: set[str]) -> Tensor:
         q, k, v, table, sinks = self.given
@@ -84,14 +91,14 @@ class Case:
 
     def by_loops(self, parts: set[str]) -> np.ndarray:
         q, k, v, table, sinks = (x.detach().numpy() for x in self.given)
-        seen = self.view.dense[:, 0].expand(2, -1, -1).numpy()
+        seen = self.view.dense.expand(2, HEADS, -1, -1).numpy()
         positions = self.where.positions_or_range().expand(2, -1).numpy()
         out = np.zeros(q.shape)
         for b, t, h in np.ndindex(2, LENGTH, HEADS):
             g, total = h // (HEADS // KV), 0.0
             if "sinks" in parts:
                 total += math.exp(sinks[h])
-            for i in np.flatnonzero(seen[b, t]):
+            for i in np.flatnonzero(seen[b, h, t]):
                 score = SCALE * float(q[b, t, h] @ k[b, i, g])
                 if "softcap" in parts:
                     score = CAP * math.tanh(score / CAP)
@@ -160,9 +167,10 @@ def test_flex_blocks_are_where_the_mask_shows_something(choice: Any, narrowed: b
     """FlexAttention's blocks of 128 x 128: skipped where all is hidden, and nowhere else."""
     length = 400
     ids = (torch.arange(length) >= 150).long()[None] if narrowed else None
-    view = View(MASKS[type(choice)](choice), places(torch.zeros(1, length).long(), None, ids))
-    found = block_mask(view).to_dense()[0, 0].bool()
-    padded = torch.zeros(512, 512, dtype=torch.bool)
-    padded[:length, :length] = view.dense[0, 0]
-    expected = padded.unflatten(0, (4, 128)).unflatten(-1, (4, 128)).any(1).any(-1)
+    view = View(pattern(choice), places(torch.zeros(1, length).long(), None, ids))
+    found = block_mask(view).to_dense()[0].bool()
+    assert len(found) == view.num_heads
+    padded = torch.zeros(len(found), 512, 512, dtype=torch.bool)
+    padded[:, :length, :length] = view.dense[0]
+    expected = padded.unflatten(1, (4, 128)).unflatten(-1, (4, 128)).any(2).any(-1)
     assert torch.equal(found, expected)

@@ -69,6 +69,7 @@ def views(length: int, narrowed: str, pattern: Pattern) -> View:
 
 
 def seen_by(view: View) -> Tensor:
+    assert view.num_heads == 1
     return view.dense[:, 0].expand(2, -1, -1)
 
 

@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,8 +13,13 @@ from archwright.parts.places import places
 from archwright.spec import masks as spec
 
 
-def sees(mask: spec.Mask, query: int, key: int) -> bool:
+def sees(mask: spec.Mask, query: int, key: int, head: int = 0, num_heads: int = 1) -> bool:
     match mask:
+        case spec.BlockSparse(block_size=size, local_blocks=near, stride=stride, per_head=differ):
+            offset = head * max(1, stride // num_heads) if differ else 0
+            columns = [n for n in range(100) if (n + 1 + offset) % stride == 0]
+            block = key // size
+            return key <= query and (block > query // size - near or block in columns)
         case spec.Causal():
             return key <= query
         case spec.Full():
@@ -49,6 +55,16 @@ CHOICES = [
     *[spec.WindowGlobal(size=n, num_global=g) for n, g in ((1, 1), (3, 2), (2, 7), (40, 40))],
     *[spec.Strided(stride=n) for n in (1, 3, 5, 40)],
     *[spec.Fixed(stride=n, num_summary=c) for n, c in ((1, 1), (3, 1), (4, 2), (3, 9), (40, 3))],
+    *[
+        spec.BlockSparse(block_size=b, local_blocks=n, stride=s, per_head=differ)
+        for b, n, s, differ in (
+            (1, 1, 1, True),
+            (2, 1, 3, False),
+            (3, 2, 2, True),
+            (1, 2, 7, True),
+            (40, 1, 2, True),
+        )
+    ],
 ]
 PATTERNS = pytest.mark.parametrize(
     ("choice", "pattern"), [(choice, MASKS[type(choice)](choice)) for choice in CHOICES], ids=str
@@ -92,6 +108,55 @@ def test_the_number_of_pairs(choice: spec.Mask, pattern: Pattern) -> None:
     for length in (1, 2, 3, 8, 41):
         expected = sum(sees(choice, q, k) for q, k in product(range(length), repeat=2))
         assert pairs(pattern, length) == expected
+
+
+class TestHeads:
+    """Block-sparse masks, in which each head has columns of its own."""
+
+    @pytest.mark.parametrize("num_heads", [1, 2, 3, 8])
+    @pytest.mark.parametrize(
+        ("size", "near", "stride"), [(1, 1, 2), (2, 1, 3), (3, 2, 4), (2, 2, 9)]
+    )
+    def test_each_head_sees_what_its_sentence_says(
+        self, size: int, near: int, stride: int, num_heads: int
+    ) -> None:
+        choice = spec.BlockSparse(block_size=size, local_blocks=near, stride=stride)
+        pattern, length = MASKS[type(choice)](choice, num_heads), 31
+        view = View(pattern, places(torch.zeros(2, length, dtype=torch.long)))
+        assert view.dense.shape == (1, num_heads, length, length)
+        seen = torch.zeros(num_heads, length, length, dtype=torch.bool)
+        for h, q, k in product(range(num_heads), range(length), range(length)):
+            seen[h, q, k] = sees(choice, q, k, h, num_heads)
+        assert torch.equal(view.dense[0], seen)
+        assert pairs(pattern, length) == pytest.approx(seen.sum().item() / num_heads)
+        for first, last in product(range(0, length, 3), repeat=2):
+            if first <= last:
+                keys = seen[:, first : last + 1].any(0).any(0).nonzero().flatten().tolist()
+                assert pattern.keys(first, last, length) == (keys[0], keys[-1] + 1)
+
+    @pytest.mark.parametrize(("num_heads", "stride"), [(32, 8), (4, 8), (3, 8), (5, 2)])
+    def test_the_matrices_of_phi_3_small(self, num_heads: int, stride: int) -> None:
+        """A matrix of blocks for each head, blown up to tokens and cut along the diagonal."""
+        size, near, blocks = 4, 3, 20
+        choice = spec.BlockSparse(block_size=size, local_blocks=near, stride=stride)
+        view = View(
+            MASKS[type(choice)](choice, num_heads),
+            places(torch.zeros(1, size * blocks, dtype=torch.long)),
+        )
+        step = max(1, stride // num_heads)
+        for head in range(num_heads):
+            matrix = np.zeros((blocks, blocks))
+            for q in range(blocks):
+                matrix[q, max(0, q - near + 1) : q + 1] = 1
+                first = (stride - 1 - head * step) % stride
+                matrix[q, first : q + 1 : stride] = 1
+            expected = np.tril(np.kron(matrix, np.ones((size, size)))) > 0
+            np.testing.assert_array_equal(view.dense[0, head].numpy(), expected)
+
+    def test_heads_that_are_alike_have_one_mask(self) -> None:
+        choice = spec.BlockSparse(per_head=False)
+        view = View(MASKS[type(choice)](choice, 8), places(torch.zeros(1, 5, dtype=torch.long)))
+        assert view.dense.shape == (1, 1, 5, 5)
 
 
 @st.composite

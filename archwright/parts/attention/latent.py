@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -149,12 +150,19 @@ class LatentAttention(nn.Module):
         return self.kernel(q, k, v, view, scores)
 
     def _absorbed(self, q: Heads, kept: Heads, view: View, scores: Scores) -> Heads:
-        """All heads share one key, the kept vector itself, and one value, its latent."""
+        """All heads share one key, the kept vector itself, and one value, its latent: their queries are rows of
+        one product, where kernels for groups of heads would copy the key for each."""
         nope, rope = q.split(self.widths, -1)
         to_keys = self.key_up.weight.unflatten(0, (self.num_heads, -1))
         to_values = self.value_up.weight.unflatten(0, (self.num_heads, -1))
         q = torch.cat((torch.einsum("bthn,hnr->bthr", nope, to_keys), rope), -1)
-        mixed = self.kernel(q, kept, kept[..., : self.rank], view, scores)
+        products = torch.einsum("bthr,bsr->bhts", q, kept[:, :, 0])
+        bias = None
+        if scores.bias is not None:
+            bias = scores.bias.block(0, q.shape[1], 0, kept.shape[1])
+        hidden = None if view.hides_nothing else ~view.dense
+        weights = F.dropout(scores.weights(products, hidden, bias).to(kept.dtype), scores.dropout)
+        mixed = torch.einsum("bhts,bsr->bthr", weights, kept[:, :, 0, : self.rank])
         return torch.einsum("bthr,hvr->bthv", mixed, to_values)
 
     def _scores(self, bias: Any) -> Scores:

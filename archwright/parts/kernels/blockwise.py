@@ -34,9 +34,9 @@ class Block(NamedTuple):
     """Where the stretch of keys begins that holds all that is hidden, counted from key_first."""
     masked_stop: int
     hidden: Tensor
-    """True where a query does not see a key, [rows, 1, queries, keys]."""
+    """True where a query does not see a key, [rows, 1 or heads, queries, keys]."""
     hiding: Tensor | None
-    """Added to the scores of the keys [masked_first, masked_stop): 0 or -inf, [rows, 1, 1, queries, keys]."""
+    """Added to the scores of the keys [masked_first, masked_stop): 0 or -inf, [rows, 1 or heads, queries, keys]."""
 
 
 def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
@@ -88,15 +88,15 @@ def _blocks(view: View, dtype: torch.dtype) -> list[Block]:
 
 def _block(view: View, first: int, stop: int, dtype: torch.dtype) -> Block:
     key_first, key_stop = view.keys(first, stop)
-    hidden = ~view.block(first, stop, key_first, key_stop)  # [rows, 1, queries, keys]
-    masked = hidden.any(-2).any(0)[0].nonzero().flatten().tolist()
+    hidden = ~view.block(first, stop, key_first, key_stop)  # [rows, 1 or heads, queries, keys]
+    masked = hidden.any(-2).flatten(0, 1).any(0).nonzero().flatten().tolist()
     if not masked:
         return Block(first, stop, key_first, key_stop, 0, 0, hidden, None)
     masked_first = masked[0] // ALIGNED * ALIGNED
     masked_stop = min(-(-(masked[-1] + 1) // ALIGNED) * ALIGNED, key_stop - key_first)
     part = hidden[..., masked_first:masked_stop]
     hiding = torch.zeros(part.shape, dtype=dtype, device=part.device)
-    hiding = hiding.masked_fill_(part, -torch.inf)[:, :, None]
+    hiding = hiding.masked_fill_(part, -torch.inf)
     return Block(first, stop, key_first, key_stop, masked_first, masked_stop, hidden, hiding)
 
 
@@ -169,8 +169,10 @@ def _weights(q: Tensor, k: Tensor, block: Block, scale: float, batch: int) -> Te
     scores = _scaled_product(q, k.transpose(1, 2), scale)
     if block.hiding is not None:
         part = scores[..., block.masked_first : block.masked_stop]
-        queries = block.stop - block.first
-        part.view(batch, part.shape[0] // batch, -1, queries, part.shape[-1]).add_(block.hiding)
+        queries, kv = block.stop - block.first, part.shape[0] // batch
+        alike = block.hiding.shape[1] == 1
+        hiding = block.hiding.unflatten(1, (1, 1) if alike else (kv, -1))
+        part.view(batch, kv, -1, queries, part.shape[-1]).add_(hiding)
     return torch.softmax(scores, -1)
 
 

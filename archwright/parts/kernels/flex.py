@@ -53,9 +53,11 @@ def block_mask(view: View) -> BlockMask:
     if "made" not in known:
         at, kept = view.places, view.keys_at
         known["made"] = create_block_mask(
-            lambda b, h, q, k: view.sees(b, q, k),  # torch counts the arguments of a plain function
+            lambda b, h, q, k: view.sees(
+                b, h, q, k
+            ),  # torch counts the arguments of a plain function
             B=view.num_rows if view.num_rows > 1 else None,
-            H=None,
+            H=view.num_heads if view.num_heads > 1 else None,
             Q_LEN=at.length,
             KV_LEN=kept.length,
             device=str(at.device),
