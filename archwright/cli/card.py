@@ -14,12 +14,12 @@ from archwright.spec.read import Origin
 from archwright.spec.words import arrangement, brief, layer_words, model_words, name_of, word
 
 
-def card(spec: ModelSpec, blame: Mapping[str, Origin], counts: Counts) -> Iterator[str]:
-    """Yield the lines of a model's card."""
+def card(spec: ModelSpec, blame: Mapping[str, Origin], file: str, counts: Counts) -> Iterator[str]:
+    """Yield the lines of a model's card; `file` is its own, whose sources need no name beside them."""
     yield _stream(spec)
     yield from _layers(spec)
     yield from _section("model", _around(spec))
-    yield from _section("sources", _sources(blame, f"{spec.name}.toml"))
+    yield from _section("sources", _sources(blame, file))
     yield from _section("parameters", _parameters(counts))
 
 
@@ -83,14 +83,20 @@ def _around(spec: ModelSpec) -> dict[str, str]:
     return found
 
 
-def _sources(blame: Mapping[str, Origin], own: str) -> dict[str, str]:
+def _sources(blame: Mapping[str, Origin], file: str) -> dict[str, str]:
     """Return the sources that are stated for single values, by the path that they are stated for, with the
     base that states them."""
     return {
-        origin.stated_for: origin.source + ("" if origin.file == own else f" ({origin.file})")
+        origin.stated_for: origin.source + ("" if origin.file == file else f" ({origin.file})")
         for origin in blame.values()
-        if origin.stated_for
+        if origin.stated_for and _stands(origin.stated_for, blame)
     }
+
+
+def _stands(path: str, blame: Mapping[str, Origin]) -> bool:
+    """Tell whether the choice that a source is stated for is still made, not another kind in its place."""
+    kind = blame.get(f"{path}.kind")
+    return kind is None or bool(kind.stated_for)
 
 
 def _parameters(counts: Counts) -> dict[str, str]:

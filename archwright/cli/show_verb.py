@@ -57,12 +57,13 @@ def run(words: Sequence[str]) -> int:
         )
     loaded = load_with_blame(options.model)
     spec = override(loaded.spec.tiny() if options.tiny else loaded.spec, options.assignments)
-    counts = _counts(spec, options)
+    counts, blame = _counts(spec, options), _with_tiny(loaded, spec, options)
     print(_title(spec, counts))
     if options.values or options.all or options.blame:
-        lines = _values(spec, _with_tiny(loaded, spec, options), options)
+        lines = _values(spec, blame, options)
     else:
-        lines = card(spec, loaded.blame, counts or _counted(spec))
+        blame = {**blame, **_set_here(options.assignments, flatten(spec.model_dump()))}
+        lines = card(spec, blame, f"{loaded.spec.name}.toml", counts or _counted(spec))
     if options.exportable:
         lines = _exportable(spec)
     print("\n".join(lines))

@@ -12,6 +12,7 @@ WORDS = {
     "layer": "LayerNorm",
     "rms": "RMSNorm",
     "sandwich": "pre+post",
+    "deepnorm": "DeepNorm",
     "rope": "RoPE",
     "alibi": "ALiBi",
     "t5": "relative (T5)",

@@ -233,6 +233,14 @@ def test_show_is_a_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, text.splitlines()[2:])) <= 100
 
 
+def test_a_card_has_no_source_of_what_was_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Xiong et al., 2020" in out(capsys, "show", "modern")
+    text = out(capsys, "show", "modern", "residual.kind=deepnorm")
+    assert "wiring        DeepNorm" in text
+    assert "Xiong et al., 2020" not in text
+    assert "Su et al., 2021" in text
+
+
 def test_show_counts_what_was_changed(capsys: pytest.CaptureFixture[str]) -> None:
     """Four layers of 4 heads of 16 that share keys, of 2 of 4 experts 224 wide, for 4,096 tokens."""
     told = " ".join(out(capsys, "show", "mixtral-8x7b", "--tiny", "head.tied=true").split())

@@ -15,6 +15,10 @@ def test_every_preset_is_counted_without_memory() -> None:
     assert list(found) == preset_names("models")
     assert found["textbook"].parts == by_hand_textbook()
     assert found["textbook"].active == found["textbook"].total == 21_011_456
+    # OpenAI, 2025, gpt-oss, table 1: 3.61B and 5.13B, without the embedding
+    for name, active in (("gpt-oss-20b", 3.61e9), ("gpt-oss-120b", 5.13e9)):
+        counts = found[name]
+        assert counts.active - counts.parts["embedding"] == pytest.approx(active, rel=0.002)
     # Mistral AI, 2024, Mixtral of Experts, section 1: 13B active parameters
     assert found["mixtral-8x7b"].active == pytest.approx(12.9e9, rel=0.005)
 
