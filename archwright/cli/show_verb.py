@@ -65,7 +65,7 @@ def run(words: Sequence[str]) -> int:
         blame = {**blame, **_set_here(options.assignments, flatten(spec.model_dump()))}
         lines = card(spec, blame, f"{loaded.spec.name}.toml", counts or _counted(spec))
     if options.exportable:
-        lines = _exportable(spec)
+        lines = iter(_exportable(spec))
     print("\n".join(lines))
     for line in suspicions(spec):
         print(f"\nwarning: {line}")

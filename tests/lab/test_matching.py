@@ -8,7 +8,7 @@ from archwright.lab.scaling import DIMS, scaled, shape
 from archwright.model.build import build
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
-from archwright.spec.model_spec import ModelSpec
+from archwright.spec.model_spec import ModelSpec, embedding_dim
 from archwright.spec.norms import Norm
 from archwright.spec.positions import Position
 from archwright.spec.read import load, load_run, preset_names
@@ -134,8 +134,12 @@ def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
     published = load(name)
     if not isinstance(published.feedforward, Experts):  # whose hidden_dim takes large steps
         assert found.dim == base.dim
-    for axis in ("norm", "residual", "position", "head", "embedding"):
+    for axis in ("norm", "residual", "position", "head"):
         assert getattr(found, axis) == getattr(published, axis)
+    assert (
+        found.embedding.model_copy(update={"dim": published.embedding.dim}) == published.embedding
+    )
+    assert embedding_dim(found) / found.dim == embedding_dim(published) / published.dim
 
 
 @pytest.mark.parametrize("name", ["modern", "textbook"])
