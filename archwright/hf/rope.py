@@ -1,7 +1,7 @@
 """Rotary positions in foreign configs: one dict of parameters, or keys that older files spread about."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,12 +141,17 @@ def _longrope(told: Mapping[str, Any], config: Config) -> Table:
         attention_factor = math.sqrt(grown)
     return {
         "kind": "longrope",
-        "short": [float(x) for x in told["short_factor"]],
-        "long": [float(x) for x in told["long_factor"]],
+        "short": _divisors(told["short_factor"]),
+        "long": _divisors(told["long_factor"]),
         "factor": max(factor, 1.0),
         "original_length": original,
         "attention_factor": float(attention_factor),
     }
+
+
+def _divisors(told: Sequence[float]) -> list[float]:
+    """Return a number for each pair; none where all are 1."""
+    return [] if all(x == 1 for x in told) else [float(x) for x in told]
 
 
 def _original(told: Mapping[str, Any], config: Config) -> int:
@@ -164,6 +169,13 @@ def _factor(told: Mapping[str, Any], config: Config) -> float:
 def mscale(factor: float, weight: float = 1.0) -> float:
     """Return 0.1 weight ln(factor) + 1, YaRN's multiplier of cosines and sines."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _ones(get: Get) -> list[float]:
+    """Return a divisor of 1 for each pair that turns."""
+    width = get("attention.head_dim")
+    width = get("attention.rope_head_dim") if width is MISSING else width
+    return [1.0] * (int(width * get("position.fraction")) // 2)
 
 
 def _write_scaling(get: Get) -> dict[str, Any]:
@@ -184,5 +196,5 @@ def _write_scaling(get: Get) -> dict[str, Any]:
     keys = {key: value for key, value in found.items() if value is not MISSING and value != ()}
     if kind == "dynamic":  # counts from the length of the config
         del keys["original_max_position_embeddings"]
-    keys = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
+    keys = {k: list(v or _ones(get)) if isinstance(v, tuple) else v for k, v in keys.items()}
     return {"rope_type": "default" if kind == "none" else kind} | keys

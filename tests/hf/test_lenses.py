@@ -16,6 +16,7 @@ from archwright.hf.layouts import Same
 from archwright.hf.lenses import Activation
 from archwright.hf.rope import Rope
 from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
 
 LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}
 
@@ -58,6 +59,16 @@ def test_a_family_names_the_scalings_it_has() -> None:
     assert read(rope, rope_parameters=LINEAR | {"rope_type": "stretched"})["scaling"]["factor"] == 2
     with pytest.raises(UserError, match=r"rope_type: found 'yarn'; .* default, linear"):
         read(rope, rope_parameters={"rope_type": "yarn", "factor": 2.0})
+
+
+def test_divisors_of_one_are_none_and_written_for_each_pair() -> None:
+    kind = {"kind": "longrope", "factor": 4.0, "original_length": 16, "long": [2.0] * 4}
+    spec = LLAMA.spec({"head_dim": 8}).model_dump()
+    spec["position"]["scaling"] = kind
+    config = LLAMA.config(ModelSpec.model_validate(spec).resolved())
+    assert config["rope_parameters"]["short_factor"] == [1.0] * 4
+    scaling = LLAMA.spec(config).position.model_dump()["scaling"]
+    assert (scaling["short"], scaling["long"]) == ((), (2.0,) * 4)
 
 
 def test_a_family_may_mean_something_else_by_a_usual_name() -> None:
