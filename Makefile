@@ -16,7 +16,7 @@ test: $(VENV)/.installed-dev check  ## run all checks and tests
 	$(BIN)/python -m pytest
 
 laws: $(VENV)/.installed-dev  ## try a thousand random architectures against every law (6 minutes)
-	COMPOSITIONS=1000 $(BIN)/python -m pytest tests/laws -s
+	COMPOSITIONS=1000 $(BIN)/python -m pytest tests/laws tests/test_tiny_presets.py -s
 
 check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 	$(BIN)/ruff check .

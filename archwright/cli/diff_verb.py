@@ -2,25 +2,33 @@
 
 from collections.abc import Sequence
 
-from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.cli.words import Parser, add_parts_option, load_parts, print_columns
 from archwright.spec.read import diff, load
+from archwright.spec.words import differences
 
-ABOUT = "Show what differs between two models, value by value."
+ABOUT = "Show what two models chose otherwise."
 
 EXAMPLES = """\
   archwright diff textbook modern
-  archwright diff modern mine.toml"""
+  archwright diff gemma-2-27b gemma-3-27b
+  archwright diff modern mine.toml --values    every value that differs, by the path that sets it"""
 
 
 def run(words: Sequence[str]) -> int:
-    """Print one line for each value that differs."""
+    """Print one line for each choice, or each value, that differs."""
     parser = Parser("diff", ABOUT, EXAMPLES)
     parser.add_argument("old", metavar="A", help="a model or a TOML file")
     parser.add_argument("new", metavar="B", help="another one")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change in B")
+    parser.add_argument("--values", action="store_true", help="print values, by path")
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
-    lines = diff(load(options.old), load(options.new).override(*options.assignments))
-    print("\n".join(lines) if lines else "no difference")
+    old, new = load(options.old), load(options.new).override(*options.assignments)
+    if options.values:
+        print("\n".join(diff(old, new)) or "no difference")
+    elif found := differences(old, new):
+        print_columns([("", old.name, new.name), *found])
+    else:
+        print("no difference")
     return 0

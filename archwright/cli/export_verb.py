@@ -19,12 +19,13 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("export", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
+    parser.add_argument("--family", default="", metavar="NAME", help="where several would do")
     add_parts_option(parser)
     options = parser.parse(words)
     check_run_parts(options.run, load_parts(options.parts))
     from archwright.hf import FAMILIES, export_run
 
-    family = export_run(options.run, options.folder)
+    family = export_run(options.run, options.folder, options.family)
     print(f"family  {family} ({FAMILIES[family].architecture})")
     print(f"folder  {options.folder}")
     return 0

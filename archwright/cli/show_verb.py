@@ -3,26 +3,32 @@
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 
+from archwright.cli.card import card
 from archwright.cli.words import Parser, add_parts_option, load_parts, parameters
+from archwright.spec.counted import Counts, parameter_counts
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import (
+    Loaded,
     Origin,
     even_tables,
     flatten,
     load_with_blame,
     override,
-    parameter_counts,
     preset_names,
     told_as_one,
     toml_value,
 )
 from archwright.spec.rules import suspicions
 
-ABOUT = "Show what a model chose: every value that is not left at its default, or all of them."
+ABOUT = """\
+Show what a model chose: its layers drawn, its choices with their sources, and where its parameters are.
+With --values, --all or --blame, show values by the paths that set them."""
 
 EXAMPLES = """\
-  archwright show modern
+  archwright show gemma-3-27b
+  archwright show mixtral-8x7b --tiny        the same choices at a size that trains in seconds
+  archwright show modern --values            every value that is not left at its default
   archwright show modern --all               defaults, too, and what "auto" comes to
   archwright show modern --blame             which file and which source set each value
   archwright show modern dim=256 norm.kind=layer"""
@@ -33,6 +39,8 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("show", ABOUT, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="a model or a TOML file")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
+    parser.add_argument("--tiny", action="store_true", help="scale the model down, choices and all")
+    parser.add_argument("--values", action="store_true", help="show values, by path")
     parser.add_argument("--all", action="store_true", help="show defaults, too")
     parser.add_argument("--blame", action="store_true", help="say where each value comes from")
     add_parts_option(parser)
@@ -44,9 +52,13 @@ def run(words: Sequence[str]) -> int:
             f"archwright train {options.model} --dry-run"
         )
     loaded = load_with_blame(options.model)
-    spec = override(loaded.spec, options.assignments)
-    lines = [_title(spec.name, spec.source, bool(options.assignments))]
-    lines += _values(spec, loaded.blame, options)
+    spec = override(loaded.spec.tiny() if options.tiny else loaded.spec, options.assignments)
+    counts = _counts(spec, options)
+    print(_title(spec, counts))
+    if options.values or options.all or options.blame:
+        lines = _values(spec, _with_tiny(loaded, spec, options), options)
+    else:
+        lines = card(spec, loaded.blame, counts or _counted(spec))
     print("\n".join(lines))
     for line in suspicions(spec):
         print(f"\nwarning: {line}")
@@ -91,7 +103,30 @@ def _set_here(assignments: Sequence[str], given: Mapping[str, object]) -> dict[s
     return found
 
 
-def _title(name: str, source: str, changed: bool) -> str:
-    count = parameter_counts().get(name)
-    size = f", {parameters(count)} parameters" if count and not changed else ""
-    return "\n".join(filter(None, (f"{name}{size}", source))) + "\n"
+def _with_tiny(
+    loaded: Loaded, spec: ModelSpec, options: argparse.Namespace
+) -> Mapping[str, Origin]:
+    """Return where values come from once the model is tiny: what changed has lost its source."""
+    if not options.tiny:
+        return loaded.blame
+    before, after = flatten(loaded.spec.model_dump()), flatten(spec.model_dump())
+    changed = {path: Origin("--tiny") for path, value in after.items() if before.get(path) != value}
+    return {**loaded.blame, **changed}
+
+
+def _counts(spec: ModelSpec, options: argparse.Namespace) -> Counts | None:
+    """Return the counts of a preset as it is."""
+    changed = options.assignments or options.tiny
+    return None if changed else parameter_counts().get(spec.name)
+
+
+def _counted(spec: ModelSpec) -> Counts:
+    """Return the counts of any model, which must be built for them."""
+    from archwright.planning.counts import counts_of
+
+    return counts_of(spec)
+
+
+def _title(spec: ModelSpec, counts: Counts | None) -> str:
+    size = f", {parameters(counts.total)} parameters" if counts else ""
+    return "\n".join(filter(None, (f"{spec.name}{size}", spec.source))) + "\n"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from archwright.cli.words import Parser, add_parts_option, load_parts
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
+from archwright.spec.narrow import tiny_run
 from archwright.spec.read import load_run, toml_value
 from archwright.spec.rules import suspicions
 from archwright.spec.run_rules import enforce_run
@@ -34,6 +35,7 @@ EXAMPLES = """\
   archwright train demo
   archwright train modern data.text=notes.txt model.dim=256 model.num_layers=4 budget=60s
   archwright train textbook data.text='corpus/*.jsonl' data.field=body --out runs/old-style
+  archwright train mixtral-8x7b --tiny       any published model, small enough for a laptop
   archwright train --resume runs/modern
   archwright train demo seed=1 --dry-run"""
 
@@ -45,15 +47,16 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
     parser.add_argument("--out", metavar="DIR", help="the run folder (default: runs/NAME)")
     parser.add_argument("--resume", metavar="DIR", help="go on with the run in a folder")
+    parser.add_argument("--tiny", action="store_true", help="scale the model down, choices and all")
     parser.add_argument("--dry-run", action="store_true", help="print the run and do nothing")
     parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
     add_parts_option(parser)
     options = parser.parse(words)
     parts = load_parts(options.parts)
     if options.resume:
-        if options.what or options.out or options.dry_run:
+        if options.what or options.out or options.dry_run or options.tiny:
             raise UserError(
-                "--resume takes the run as it was begun: leave out other words, --out and --dry-run"
+                "--resume takes the run as it was begun: leave out other words, --out, --tiny and --dry-run"
             )
         return _resume(options.resume, parts, options.quiet)
     if not options.what:
@@ -69,7 +72,8 @@ def run(words: Sequence[str]) -> int:
             f'train what? "{options.what}" is a text; name a model before it: '
             f"archwright train modern data.text={options.what}"
         )
-    spec = load_run(options.what).override(*options.assignments)
+    spec = load_run(options.what)
+    spec = (tiny_run(spec) if options.tiny else spec).override(*options.assignments)
     files = tuple(PartsFile(name=name, sha256=digest) for name, digest in parts.items())
     spec = spec.model_copy(update={"parts": files})
     enforce_run(spec)

@@ -96,6 +96,22 @@ def print_table(rows: list[list[str]]) -> None:
     print()
 
 
+def print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns that share the line: long cells are broken, none is cut."""
+    import textwrap
+
+    first = max(len(row[0]) for row in rows)
+    others = len(rows[0]) - 1
+    room = (terminal_width() - first - 2 * others) // others
+    width = max(16, min(room, max(len(cell) for row in rows for cell in row[1:])))
+    for row in rows:
+        cells = [[row[0]], *(textwrap.wrap(cell, width) or [""] for cell in row[1:])]
+        for at in range(max(map(len, cells))):
+            texts = [cell[at] if at < len(cell) else "" for cell in cells]
+            line = [texts[0].ljust(first), *(text.ljust(width) for text in texts[1:])]
+            print("  ".join(line).rstrip())
+
+
 def parameters(number: int) -> str:
     """Return a number of parameters in millions, or in billions."""
     return f"{number / 1e6:,.1f}M" if number < 1e9 else f"{number / 1e9:,.1f}B"

@@ -9,7 +9,7 @@ from typing import Any
 from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
 from archwright.spec.choice import Spec
-from archwright.spec.errors import UserError
+from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.read import flatten, toml_value
 
@@ -28,21 +28,25 @@ class Fit:
     """A line for each value: path, the model's, and the family's."""
 
 
-def exportable(spec: ModelSpec) -> Family:
-    """Return the family that a model can be written as.
+def exportable(spec: ModelSpec, family: str = "") -> Family:
+    """Return the family that a model can be written as: the given one, or the first that there is.
 
     Raises:
         UserError: none; the line names the nearest one, and what blocks it.
     """
-    fit = nearest_fit(spec)
-    if fit.blocking:
-        others = f"; and {len(fit.blocking) - 4} more" if fit.blocking[4:] else ""
+    if family and family not in FAMILIES:
         raise UserError(
-            f"no published family has these choices together; the nearest is "
-            f"{fit.family.model_type} ({fit.family.architecture}), which cannot have "
-            f"{'; '.join(fit.blocking[:4])}{others}"
+            f"{family}: no such family; archwright list families{nearest(family, FAMILIES)}"
         )
-    return fit.family
+    found = fit(spec.resolved(), FAMILIES[family]) if family else nearest_fit(spec)
+    if found.blocking:
+        others = f"; and {len(found.blocking) - 4} more" if found.blocking[4:] else ""
+        whole = "no published family has these choices together; the nearest is "
+        raise UserError(
+            f"{'' if family else whole}{found.family.model_type} ({found.family.architecture}), "
+            f"which cannot have {'; '.join(found.blocking[:4])}{others}"
+        )
+    return found.family
 
 
 def nearest_fit(spec: ModelSpec) -> Fit:

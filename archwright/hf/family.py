@@ -16,6 +16,9 @@ from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
 
+MOST_LAYERS = 100_000
+"""Layers of a model that are read at most, so that a damaged number is not counted through."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -90,7 +93,9 @@ class Family:
             self._arrange(table, told)
         except KeyError as error:
             raise UserError(f"config.json: {error.args[0]}: missing") from None
-        except (TypeError, AttributeError) as error:
+        except UserError:
+            raise
+        except (TypeError, AttributeError, ValueError) as error:
             raise UserError(
                 f"config.json: a value has another type than expected: {error}"
             ) from None
@@ -125,7 +130,9 @@ class Family:
         """Lay what the groups say of each layer into the spec's table."""
         if not self.groups:
             return
-        number = int(table["num_layers"])
+        number = table["num_layers"]
+        if not isinstance(number, int) or not 1 <= number <= MOST_LAYERS:
+            raise UserError(f"config.json: found {number!r} layers; expected 1 to {MOST_LAYERS:,}")
         roles = [group.names(config, number) for group in self.groups]
         of_role = {
             (g, role): group.of(role, config)

@@ -32,6 +32,7 @@ def save(
     folder: str | Path,
     tokenizer: Tokenizer | None = None,
     *,
+    family: str = "",
     max_shard_bytes: int = SHARD,
 ) -> str:
     """Write a model as a folder that `transformers` loads, and return the family it was written as.
@@ -39,20 +40,23 @@ def save(
     config.json, generation_config.json, safetensors and, if one is given, the tokenizer's files; tensors keep
     their dtype. The folder appears whole or not at all.
 
+    Args:
+        family: which one, where several have all of the model's choices.
+
     Raises:
         UserError: no published family has all of the model's choices (the line says which ones block it), or
             the folder is not empty.
     """
     folder = Path(folder)
-    family = exportable(model.spec)
+    chosen = exportable(model.spec, family)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: not empty; expected a new or empty folder")
     with _whole(folder) as draft:
-        _write_weights(model, family, draft, max_shard_bytes)
-        _write_configs(model, family, draft, tokenizer)
+        _write_weights(model, chosen, draft, max_shard_bytes)
+        _write_configs(model, chosen, draft, tokenizer)
         if tokenizer is not None:
             tokenizer.save(draft)
-    return family.model_type
+    return chosen.model_type
 
 
 @contextmanager

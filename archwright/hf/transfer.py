@@ -14,6 +14,9 @@ from archwright.runs.opened import open_model
 from archwright.spec.run_spec import RunSpec
 from archwright.text.tokenizer import Tokenizer
 
+FAMILY = "family"
+"""Where the file of an imported model says which family it came from."""
+
 
 def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]:
     """Make a run folder of a foreign one: its spec, its weights in the dtype that they have, its tokenizer;
@@ -30,21 +33,32 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
     with run.nothing_or_begun(), run.lock():
         if loaded.tokenizer is not None:
             loaded.tokenizer.save(run.tokenizer_folder)
-        checkpoint.write_model(
-            run.model_file, loaded.model, {"archwright": "model", "spec": model.hash()}
-        )
+        told = {"archwright": "model", "spec": model.hash(), FAMILY: loaded.family}
+        checkpoint.write_model(run.model_file, loaded.model, told)
         if not run.begun:
-            told = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
-            run.append({"kind": "event", "step": 0, **told})
+            done = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
+            run.append({"kind": "event", "step": 0, **done})
     return run, loaded.model
 
 
-def export_run(run: str | Path, folder: str | Path) -> str:
-    """Write the model of a run as a foreign folder; return the family it was written as.
+def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
+    """Write the model of a run as a foreign folder; return the family it was written as: the given one, that
+    which an import came from, or the first that has all of the model's choices.
 
     Raises:
         UserError: no such run, or what `save` refuses.
     """
     model = open_model(run)
     tokenizer = RunFolder.open(run).tokenizer_folder
-    return save(model, folder, Tokenizer.load(tokenizer) if tokenizer.is_dir() else None)
+    return save(
+        model,
+        folder,
+        Tokenizer.load(tokenizer) if tokenizer.is_dir() else None,
+        family=family or _came_from(RunFolder(run)),
+    )
+
+
+def _came_from(run: RunFolder) -> str:
+    """Return the family that a run was imported from, if it was."""
+    there = run.model_file.is_file()
+    return checkpoint.read_metadata(run.model_file).get(FAMILY, "") if there else ""

@@ -258,11 +258,12 @@ def _norms_inside(attention: MaskedAttention) -> dict[str, nn.Module | None]:
     assert num_heads != "auto"
     assert num_kv_heads != "auto"
     assert head_dim != "auto"
+    assert attention.value_head_dim != "auto"
     return {
         "query_norm": _norm_of_heads(attention, num_heads, head_dim),
         "key_norm": _norm_of_heads(attention, num_kv_heads, head_dim),
-        "value_norm": _norm(attention.v_norm, head_dim),
-        "out_norm": _norm(attention.out_norm, num_heads * head_dim),
+        "value_norm": _norm(attention.v_norm, attention.value_head_dim),
+        "out_norm": _norm(attention.out_norm, num_heads * attention.value_head_dim),
     }
 
 

@@ -187,6 +187,8 @@ def _describe_layer(spec: ModelSpec, kind: str) -> str:
     attention = layer.attention.model_dump()
     if attention["kind"] in _HEADS:
         heads = _HEADS[attention["kind"]].format(**attention)
+        if attention["value_head_dim"] != attention.get("head_dim", attention["value_head_dim"]):
+            heads += f", values of {attention['value_head_dim']}"
         parts.append(f"{attention['mask']['kind']} attention in {heads}")
     feedforward = layer.feedforward.model_dump()
     if "hidden_dim" in feedforward:

@@ -178,7 +178,8 @@ class Experts(nn.Module):
         """Move the selection bias, b_e += rate sign(mean load - load_e), if weights were updated; forget
         the load. Wang et al., 2024, Auxiliary-Loss-Free Load Balancing, algorithm 1."""
         if updated and self.load is not None and self.selection_bias is not None:
-            short = self.load.sum() - self.spec.num_experts * self.load  # whole numbers: exact
+            load = self.load.long()  # whole numbers: a load that equals the mean moves nothing
+            short = load.sum() - self.spec.num_experts * load
             self.selection_bias += self.spec.bias_rate * short.sign()
         self.load = None
 

@@ -105,6 +105,8 @@ class SoftmaxAttention(Attention):
     """Key and value heads; auto: as many as query heads (MHA); 1 is MQA; between them GQA."""
     head_dim: AutoInt = Field("auto", examples=[128])
     """Width of a head; auto: dim / num_heads."""
+    value_head_dim: AutoInt = Field("auto", examples=[32])
+    """Width of a head's value, where it is another than that of its query and key (MiMo-V2); auto: head_dim."""
     bias: AttentionBias = Field(
         default_factory=AttentionBias, validate_default=True, examples=[True]
     )

@@ -277,8 +277,12 @@ def heads(attention: MaskedAttention, dim: int) -> dict[str, int]:
         return _latent_heads(attention, dim)
     num_heads = _num_heads(attention.num_heads, attention.head_dim, dim)
     head_dim = _given(attention.head_dim, max(1, dim // num_heads))
-    kv_heads = _given(attention.num_kv_heads, num_heads)
-    return {"num_heads": num_heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
+    return {
+        "num_heads": num_heads,
+        "num_kv_heads": _given(attention.num_kv_heads, num_heads),
+        "head_dim": head_dim,
+        "value_head_dim": _given(attention.value_head_dim, head_dim),
+    }
 
 
 def _latent_heads(attention: LatentAttention, dim: int) -> dict[str, int]:

@@ -3,9 +3,10 @@
 import math
 from typing import Any
 
-from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.attention import MaskedAttention
 from archwright.spec.model_spec import Arrangement, ModelSpec, heads
 from archwright.spec.positions import RoPE, rotary_dim
+from archwright.spec.run_spec import RunSpec
 
 Table = dict[str, Any]
 
@@ -26,6 +27,11 @@ def tiny(spec: ModelSpec) -> ModelSpec:
     return small.model_copy(update={"name": f"{spec.name}-tiny"})
 
 
+def tiny_run(run: RunSpec) -> RunSpec:
+    """Return a run of the tiny model, under a name of its own."""
+    return run.model_copy(update={"model": tiny(run.model), "name": f"{run.name}-tiny"})
+
+
 def narrowed(
     spec: ModelSpec, dim: int, head_dim: int, num_layers: int, context_length: int, experts: int
 ) -> ModelSpec:
@@ -37,13 +43,14 @@ def narrowed(
     values = spec.model_dump()
     tables = [values, *values["layer_kinds"].values()]
     num_heads = max(1, dim // head_dim)
-    old_heads = 1
-    if isinstance(spec.attention, SoftmaxAttention):
-        old_heads = heads(spec.attention, spec.dim)["num_heads"]
+    old = {"num_heads": 1}
+    if isinstance(spec.attention, MaskedAttention):
+        old = heads(spec.attention, spec.dim)
     for table in tables:
         attention, feedforward = table.get("attention", {}), table.get("feedforward", {})
-        _narrow_heads(attention, num_heads, min(head_dim, dim), old_heads)
-        _narrow_ranks(attention, min(head_dim, dim), dim / spec.dim)
+        _narrow_heads(attention, num_heads, min(head_dim, dim), old)
+        if isinstance(rank := attention.get("query_rank"), int):
+            attention["query_rank"] = _eighths(rank * dim / spec.dim)
         _narrow_hidden(feedforward, dim / spec.dim)
         _leave_out_experts(feedforward, experts)
         _shorten(attention, min(1.0, context_length / spec.context_length))
@@ -78,27 +85,21 @@ def _arranged(layers: Arrangement, num_layers: int) -> Table:
     return values
 
 
-def _narrow_heads(attention: Table, num_heads: int, head_dim: int, old_heads: int) -> None:
-    """Set heads in an attention's values, whole or partial."""
+def _narrow_heads(attention: Table, num_heads: int, head_dim: int, old: dict[str, int]) -> None:
+    """Set heads in an attention's values, whole or partial: what else is given in numbers keeps its ratio to
+    the width of a head, as the default layer has it."""
     if "num_heads" in attention:
         attention["num_heads"] = num_heads
     if isinstance(kv_heads := attention.get("num_kv_heads"), int):
-        attention["num_kv_heads"] = _divisor(num_heads, num_heads * kv_heads / old_heads)
-    if isinstance(attention.get("head_dim"), int):
-        attention["head_dim"] = head_dim
+        attention["num_kv_heads"] = _divisor(num_heads, num_heads * kv_heads / old["num_heads"])
+    widths = ("head_dim", "nope_head_dim", "rope_head_dim", "value_head_dim", "kv_rank")
+    given = {name: n for name in widths if isinstance(n := attention.get(name), int)}
+    of_keys = [own[name] for own in (given, old) for name in widths[:2] if name in own]
+    before = next(iter(of_keys), head_dim)
+    for name, width in given.items():
+        attention[name] = max(2, 2 * round(width / before * head_dim / 2))
     if isinstance(attention.get("scale", {}).get("dim"), int):
         attention["scale"]["dim"] = "auto"
-
-
-def _narrow_ranks(attention: Table, head_dim: int, share: float) -> None:
-    """Set widths in the values of an attention that has several."""
-    parts = {"nope_head_dim": head_dim, "rope_head_dim": head_dim // 2, "value_head_dim": head_dim}
-    for name, width in parts.items():
-        if isinstance(attention.get(name), int):
-            attention[name] = width
-    for name in ("query_rank", "kv_rank"):
-        if isinstance(rank := attention.get(name), int):
-            attention[name] = _eighths(rank * share)
 
 
 def _narrow_hidden(feedforward: Table, share: float) -> None:

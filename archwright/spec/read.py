@@ -1,6 +1,6 @@
 """Reading and writing specs: TOML files, chains of bases, dotted overrides, differences."""
 
-import json
+import dataclasses
 import tomllib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -41,6 +41,8 @@ class Origin:
 
     file: str
     source: str = ""
+    stated_for: str = dataclasses.field(default="", compare=False)
+    """The path that has a source of its own: the value's or its table's; none where it is the file's."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +167,6 @@ def preset_names(room: str) -> list[str]:
     return sorted(
         f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")
     )
-
-
-def parameter_counts() -> dict[str, int]:
-    """Return the number of parameters of each preset, counted when the package was made."""
-    file = resources.files("archwright.presets") / "parameters.json"
-    counts: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
-    return counts
 
 
 def flatten(values: Values, prefix: str = "") -> Values:
@@ -348,8 +343,8 @@ def _blamed(
 def _origin(path: Path, key: str, values: Values) -> Origin:
     """Name the file, and the closest source it states: for the value, its table, or the whole."""
     sources = values.get("sources", {})
-    source = next((sources[p] for p in _prefixes(key) if p in sources), values.get("source", ""))
-    return Origin(path.name, source)
+    stated_for = next((p for p in _prefixes(key) if p in sources), "")
+    return Origin(path.name, sources.get(stated_for, values.get("source", "")), stated_for)
 
 
 def _prefixes(path: str) -> list[str]:

@@ -48,6 +48,11 @@ class Residual(Choice):
     axis: ClassVar[str] = "residual"
     final_norm: ClassVar[bool]
     """Whether the stream leaves the layers without a norm, so that one must follow."""
+    flow: ClassVar[str] = ""
+    """What x meets on its way, for drawings: `<` where the stream is kept aside, `norm`, the branch `f`, and
+    `+` where the two meet."""
+    at_once: ClassVar[bool] = False
+    """Whether all branches read the same x."""
     dropout: Probability = 0.0
     """Share of each branch's output dropped in training."""
     multiplier: PerBranch = Field(PerBranch(), examples=[0.5])
@@ -59,6 +64,7 @@ class PostNorm(Residual):
 
     kind: Literal["post"] = "post"
     final_norm: ClassVar[bool] = False
+    flow: ClassVar[str] = "< f + norm"
 
 
 class PreNorm(Residual):
@@ -66,6 +72,7 @@ class PreNorm(Residual):
 
     kind: Literal["pre"] = "pre"
     final_norm: ClassVar[bool] = True
+    flow: ClassVar[str] = "< norm f +"
     unnormed: Literal["none", "attention", "feedforward"] = "none"
     """A branch that reads the stream as it is: the first attention of ModernBERT, as its embedding was
     normed already."""
@@ -76,6 +83,7 @@ class SandwichNorm(Residual):
 
     kind: Literal["sandwich"] = "sandwich"
     final_norm: ClassVar[bool] = True
+    flow: ClassVar[str] = "< norm f norm +"
 
 
 class OutputNorm(Residual):
@@ -83,6 +91,7 @@ class OutputNorm(Residual):
 
     kind: Literal["output"] = "output"
     final_norm: ClassVar[bool] = True
+    flow: ClassVar[str] = "< f norm +"
 
 
 class Parallel(Residual):
@@ -91,6 +100,8 @@ class Parallel(Residual):
 
     kind: Literal["parallel"] = "parallel"
     final_norm: ClassVar[bool] = True
+    flow: ClassVar[str] = "< norm f +"
+    at_once: ClassVar[bool] = True
     num_norms: Literal[1, 2] = 1
     """One norm for both branches (GPT-J, PaLM), or one each (GPT-NeoX)."""
 
@@ -100,6 +111,7 @@ class NormedResidual(Residual):
 
     kind: Literal["normed"] = "normed"
     final_norm: ClassVar[bool] = True
+    flow: ClassVar[str] = "norm < f +"
     alpha: PerBranch = Field(PerBranch(), examples=[0.5])
     """What the normed stream is multiplied by."""
 
@@ -109,6 +121,7 @@ class DeepNorm(Residual):
 
     kind: Literal["deepnorm"] = "deepnorm"
     final_norm: ClassVar[bool] = False
+    flow: ClassVar[str] = "< f + norm"
     alpha: AutoFloat = Field("auto", examples=[2.0])
     """Weight of the stream; auto: (2 num_layers)^(1/4)."""
     gain: AutoFloat = Field("auto", examples=[0.5])

@@ -7,37 +7,16 @@ from fractions import Fraction
 from typing import Any
 
 from archwright.spec.attention import Attention, SoftmaxAttention
+from archwright.spec.counted import parameter_counts
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import LayerNorm, NoNorm
 from archwright.spec.positions import NoPosition, Position, RoPE
-from archwright.spec.read import load, parameter_counts, preset_names
+from archwright.spec.read import load, preset_names
 from archwright.spec.residuals import Residual
 from archwright.spec.unpublished import Unpublished, unpublished
-
-WORDS = {
-    "layer": "LayerNorm",
-    "rms": "RMSNorm",
-    "sandwich": "pre+post",
-    "rope": "RoPE",
-    "alibi": "ALiBi",
-    "t5": "relative (T5)",
-    "transformer_xl": "relative (XL)",
-    "relu": "ReLU",
-    "gelu": "GELU",
-    "quick_gelu": "quick GELU",
-    "silu": "SiLU",
-    "squared_relu": "ReLU²",
-    "xielu": "xIELU",
-    "glu": "GLU",
-    "reglu": "ReGLU",
-    "geglu": "GEGLU",
-    "swiglu": "SwiGLU",
-    "clamped_swiglu": "clamped SwiGLU",
-    "gegelu": "GEGELU",
-}
-"""How the field writes kinds, where that is not the kind itself."""
+from archwright.spec.words import word
 
 
 @dataclass(frozen=True)
@@ -66,8 +45,8 @@ def rows() -> list[Row]:
     counts = parameter_counts()
     found = []
     for name in preset_names("models"):
-        cells = row_of(load(name)).cells | {"parameters": str(counts[name])}
-        found.append((cells["year"], name.partition("-")[0], counts[name], Row(name, cells)))
+        cells = row_of(load(name)).cells | {"parameters": str(counts[name].total)}
+        found.append((cells["year"], name.partition("-")[0], counts[name].total, Row(name, cells)))
     for name, model in unpublished().items():
         found.append((year(model.source), name, 0, _known(name, model)))
     return [row for *_, row in sorted(found, key=lambda entry: entry[:3])]
@@ -94,11 +73,6 @@ def year(source: str) -> str:
     """Return the year of a source: the first number of four digits that begins so."""
     found = re.search(r"\b(19|20)\d\d\b", source)
     return found.group() if found else ""
-
-
-def word(kind: str) -> str:
-    """Return how the field writes a kind."""
-    return WORDS.get(kind, kind.replace("_", " "))
 
 
 def layers(spec: ModelSpec) -> list[LayerSpec]:

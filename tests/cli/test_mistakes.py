@@ -36,7 +36,7 @@ MISTAKES: dict[str, list[str]] = {
         "See archwright train --help"
     ],
     "train modern --resume runs/demo": [
-        "--resume takes the run as it was begun: leave out other words, --out and --dry-run"
+        "--resume takes the run as it was begun: leave out other words, --out, --tiny and --dry-run"
     ],
     "list choises": [
         'list "choises": expected one of models, recipes, studies, choices, runs. Did you mean "choices"?'

@@ -219,8 +219,44 @@ def test_list_choices_fit_the_terminal(
         assert max(map(len, text.splitlines())) <= columns
 
 
-def test_show(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = out(capsys, "show", "textbook").splitlines()
+def test_show_is_a_card(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "show", "gemma-3-27b")
+    assert text.startswith("gemma-3-27b, 27.0B parameters\nGemma Team, 2025")
+    assert "tokens ─ embedding ─ × √width ─ 62 layers ─ RMSNorm ─ head ─ logits\n" in text
+    assert "local: 52 of 62 layers\n  x ─┬─ RMSNorm ─ attention ─ RMSNorm ─ + ─┬" in text
+    assert "arrangement   5 local + default in turn\n" in text
+    told = " ".join(text.split())
+    assert "attention softmax, 32/16 heads of 128, scale sqrt (width 168), QK-norm RMSNorm" in told
+    assert "attention.qk_norm section 2: QK-norm replaces soft-capping" in told
+    assert "norm.weight published code (gemma-7b.toml)" in told
+    assert told.endswith("feed-forward 21.5B 80 % all 27B")
+    assert max(map(len, text.splitlines()[2:])) <= 100
+
+
+def test_show_counts_what_was_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four layers of 4 heads of 16 that share keys, of 2 of 4 experts 224 wide, for 4,096 tokens."""
+    told = " ".join(out(capsys, "show", "mixtral-8x7b", "--tiny", "head.tied=true").split())
+    experts = 4 * (64 * 4 + 4 * 3 * 64 * 224)
+    attention = 4 * (2 * 64 * 64 + 2 * 64 * 16)
+    total = 4096 * 64 + 9 * 64 + attention + experts
+    active = total - 4 * 2 * 3 * 64 * 224
+    assert told.startswith("mixtral-8x7b-tiny Jiang et al., 2024")
+    assert f"feed-forward {experts / 1e3:.0f}k" in told
+    assert f"all {total / 1e3:.0f}k active {active / 1e3:.0f}k of one token" in told
+    assert "mixture of experts, 2 of 4, expert SwiGLU (hidden width 224)" in told
+
+
+def test_tiny_values_have_lost_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "show", "mixtral-8x7b", "--tiny", "--blame", "dim=32")
+    said = dict(line.split("# ") for line in text.splitlines()[3:] if "# " in line)
+    origins = {values.split()[0]: origin for values, origin in said.items()}
+    assert origins["dim"] == "the command line"
+    assert origins["num_layers"] == "--tiny"
+    assert origins["position.theta"] == "mixtral-8x7b.toml: config.json"
+
+
+def test_show_values(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = out(capsys, "show", "textbook", "--values").splitlines()
     assert lines[0].startswith("textbook, ")
     assert lines[0].endswith("M parameters")
     assert "2017" in lines[1]
@@ -268,11 +304,29 @@ def test_show_warns(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_diff(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = out(capsys, "diff", "textbook", "modern").splitlines()
+    lines = [line.split("  ") for line in out(capsys, "diff", "textbook", "modern").splitlines()]
+    rows = [[cell.strip() for cell in line if cell] for line in lines]
+    assert rows[0] == ["textbook", "modern"]
+    assert ["norm", "LayerNorm", "RMSNorm"] in rows
+    assert ["attention", "8/8 heads of 64", "8/2 heads of 64"] in rows
+    assert not any("vocabulary" in row for row in rows)
+    assert out(capsys, "diff", "modern", "modern") == "no difference\n"
+
+
+def test_diff_of_kinds_of_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(out(capsys, "diff", "gemma-2-27b", "gemma-3-27b").split())
+    assert "local: attention mask window (size 4,096) mask window (size 1,024)" in text
+    assert text.count("QK-norm RMSNorm") == 1  # local layers have it from the default layer
+    text = " ".join(out(capsys, "diff", "llama-3-70b", "llama-4-scout").split())
+    assert "chunked: attention - mask chunked (size 8,192)" in text
+
+
+def test_diff_of_values(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = out(capsys, "diff", "textbook", "modern", "--values").splitlines()
     assert 'norm.kind: "layer" -> "rms"' in lines
     assert "norm.bias: true -> -" in lines
-    assert out(capsys, "diff", "modern", "modern") == "no difference\n"
-    assert out(capsys, "diff", "modern", "modern", "dim=64") == "dim: 512 -> 64\n"
+    assert out(capsys, "diff", "modern", "modern", "--values") == "no difference\n"
+    assert out(capsys, "diff", "modern", "modern", "dim=64", "--values") == "dim: 512 -> 64\n"
 
 
 def test_schema(capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,6 +351,17 @@ def test_check(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # train -------------------------------------------------------------------------------------------
+
+
+def test_any_published_model_can_be_tiny(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = write_text(place / "text.txt", 100)
+    asked = ("model.num_layers=3", "data.tokenizer.kind=bytes", "budget=2steps", "--dry-run")
+    found = out(capsys, "train", "mixtral-8x7b", "--tiny", f"data.text={text}", *asked)
+    values = dict(line.split(maxsplit=1) for line in found.splitlines() if "  " in line)
+    assert found.startswith("Decoder(mixtral-8x7b-tiny: ")
+    assert values["model.dim"] == "64"
+    assert values["model.num_layers"] == "3"
+    assert values["model.feedforward.top_k"] == "2"
 
 
 def test_dry_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from archwright.hf.families.granite import ThetaOfEach
+from archwright.hf.families.granite import GRANITE_SWA, ThetaOfEach
 from archwright.hf.families.llama import LLAMA, ROPE
+from archwright.hf.families.qwen import QWEN2
 from archwright.hf.families.ungated import NEMOTRON
+from archwright.hf.family import Family
+from archwright.hf.keys import Fixed
 from archwright.hf.layers import every_by, first_of
-from archwright.hf.layouts import Constant
+from archwright.hf.layouts import Same
 from archwright.hf.lenses import Activation
 from archwright.hf.rope import Rope
 from archwright.spec.errors import UserError
@@ -84,13 +87,27 @@ def test_each_layer_has_a_base_of_its_own_or_none() -> None:
 
 
 def test_a_constant_is_written_and_another_one_refused() -> None:
-    layout, written = Constant(0.5), torch.zeros(())
-    for theirs, own in layout.pairs(written, []):
-        theirs.copy_(own)
+    slot, written = Fixed((), Same(), torch.tensor(0.5), checked=True), torch.zeros(())
+    slot.write(written, {})
     assert written == 0.5
-    layout.check("beta", written.bfloat16())
-    with pytest.raises(UserError, match=r"beta: found 0\.4; this package knows 0\.5"):
-        layout.check("beta", torch.tensor(0.4))
+    slot.read(written.bfloat16(), {})
+    with pytest.raises(ValueError, match="other values than those that follow from the config"):
+        slot.read(torch.tensor(0.4), {})
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "line"),
+    [
+        (LLAMA, {"rope_theta": "far"}, "another type than expected"),
+        (LLAMA, {"rope_parameters": "far"}, "another type than expected"),
+        (QWEN2, {"num_hidden_layers": 10**30}, "expected 1 to 100,000"),
+        (QWEN2, {"layer_types": ["full_attention"]}, "types of 1 layers; expected 32"),
+        (GRANITE_SWA, {"layer_rope_theta": [0, 1.0]}, "found 2 numbers; expected 24"),
+    ],
+)
+def test_wrong_values_are_one_line(family: Family, config: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        family.spec(config)
 
 
 def test_numbers_that_make_no_sense_are_one_line() -> None:

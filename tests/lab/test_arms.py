@@ -73,6 +73,11 @@ def test_another_model_is_scaled_like_the_baseline() -> None:
     assert textbook.schedule == modern.schedule
 
 
+def test_a_table_of_another_width_keeps_its_share() -> None:
+    for run in arms(study("opt-350m", ":norm.kind=rms"), 2e5).values():
+        assert run.model.embedding.dim == run.model.dim // 2
+
+
 def test_common_words_are_for_all_and_variants_may_set_them_again() -> None:
     asked = study("modern:dim=32", ":dim=96", common=("dim=64", "batch_size=4"))
     first, second = arms(asked, None).values()

@@ -148,3 +148,30 @@ def test_models_are_scaled_with_their_choices(name: str, size: float) -> None:
     assert isinstance(attention, SoftmaxAttention)
     assert attention.num_heads * attention.head_dim == after.model.dim
     assert 0.5 < count(after.model, 1024).non_embedding / size < 2
+
+
+def test_heads_are_narrowed_in_proportion() -> None:
+    """DeepSeek-V2's widths by a quarter, to heads of 32; and values of their own in some layers."""
+    run = load_run("modern").override("model.dim=5120", "model.attention.kind=latent")
+    published = {
+        "num_heads": 128,
+        "query_rank": 1536,
+        "kv_rank": 512,
+        "nope_head_dim": 128,
+        "rope_head_dim": 64,
+        "value_head_dim": 128,
+    }
+    words = [f"model.attention.{name}={value}" for name, value in published.items()]
+    local = "model.layer_kinds.local.attention.value_head_dim=64"
+    small = scaled(run.override(*words, local), 2e5).model
+    found = small.attention.model_dump()
+    dim = small.dim
+    assert {name: found[name] for name in published} == {
+        "num_heads": dim // 32,
+        "query_rank": 8 * round(0.3 * dim / 8),
+        "kv_rank": 128,
+        "nope_head_dim": 32,
+        "rope_head_dim": 16,
+        "value_head_dim": 32,
+    }
+    assert small.layer_kinds["local"]["attention"]["value_head_dim"] == 16

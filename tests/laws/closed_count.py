@@ -57,18 +57,16 @@ def attention(each: LayerSpec, d: int) -> int:
         width = int(a.num_heads) * (int(a.nope_head_dim) + int(a.rope_head_dim))
         return latent_attention(a, d) + position(each, d, int(a.num_heads), width)
     assert isinstance(a, SoftmaxAttention)
-    head_dim, width, kv = (
-        int(a.head_dim),
-        int(a.num_heads) * int(a.head_dim),
-        int(a.num_kv_heads) * int(a.head_dim),
-    )
-    total = d * (width + 2 * kv) + width * d
-    total += a.bias.query * width + (a.bias.key + a.bias.value) * kv + a.bias.out * d
-    total += {"none": 0, "head": d * int(a.num_heads), "value": d * width}[a.gate]
+    head_dim, value_dim = int(a.head_dim), int(a.value_head_dim)
+    width, kv = int(a.num_heads) * head_dim, int(a.num_kv_heads) * head_dim
+    mixed, values = int(a.num_heads) * value_dim, int(a.num_kv_heads) * value_dim
+    total = d * (width + kv + values) + mixed * d
+    total += a.bias.query * width + a.bias.key * kv + a.bias.value * values + a.bias.out * d
+    total += {"none": 0, "head": d * int(a.num_heads), "value": d * mixed}[a.gate]
     total += int(a.num_heads) if a.sinks else 0
     over = {"head": (head_dim, head_dim), "projection": (width, kv), "each_head": (width, kv)}
-    total += sum(norm(a.qk_norm, n) for n in over[a.qk_norm_over]) + norm(a.v_norm, head_dim)
-    total += norm(a.out_norm, width)
+    total += sum(norm(a.qk_norm, n) for n in over[a.qk_norm_over]) + norm(a.v_norm, value_dim)
+    total += norm(a.out_norm, mixed)
     return total + position(each, d, int(a.num_heads), width)
 
 

@@ -36,7 +36,7 @@ def attention(
     rows = []
     for row, sees in zip(x, seen, strict=True):
         q, k, v = vectors(choice, weights, row, theta)
-        mixed = np.zeros(q.shape)
+        mixed = np.zeros((*q.shape[:2], v.shape[-1]))
         for t, h in np.ndindex(len(row), heads):
             g = h // (heads // kv)
             visible = np.flatnonzero(sees[t])
@@ -69,7 +69,8 @@ def vectors(
     if choice.clip != "none":
         q, k, v = (np.minimum(np.maximum(y, -choice.clip), choice.clip) for y in (q, k, v))
     assert choice.head_dim != "auto"
-    q, k, v = (y.reshape(len(row), -1, choice.head_dim) for y in (q, k, v))
+    q, k = (y.reshape(len(row), -1, choice.head_dim) for y in (q, k))
+    v = v.reshape(len(row), kv_heads(choice), -1)
     for place in ("before", "after"):
         if choice.qk_norm_place == place:
             q, k = (
@@ -84,6 +85,11 @@ def vectors(
             step = math.floor((t + choice.length_scale.offset) / choice.length_scale.period)
             q[t] = q[t] * (1 + choice.length_scale.coefficient * math.log(1 + step))
     return [q, k, v]
+
+
+def kv_heads(choice: spec.SoftmaxAttention) -> int:
+    assert choice.num_kv_heads != "auto"
+    return choice.num_kv_heads
 
 
 def score_scale(choice: spec.SoftmaxAttention) -> float:

@@ -26,7 +26,13 @@ def made(
     rope: bool = False,
 ) -> SoftmaxAttention:
     choice = spec.SoftmaxAttention.model_validate(
-        {"num_heads": heads, "num_kv_heads": kv, "head_dim": HEAD_DIM, "bias": bias}
+        {
+            "num_heads": heads,
+            "num_kv_heads": kv,
+            "head_dim": HEAD_DIM,
+            "value_head_dim": HEAD_DIM,
+            "bias": bias,
+        }
     )
     make = {norms.RMSNorm: RMSNorm, norms.LayerNorm: LayerNorm, norms.NoNorm: NoNorm}[type(norm)]
     part = SoftmaxAttention(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from archwright.model import build
 from archwright.parts.attention import SoftmaxAttention
 from archwright.parts.kernels import KERNELS, blockwise
 from archwright.parts.masks import MASKS, View
@@ -18,6 +19,7 @@ from archwright.parts.places import places
 from archwright.parts.positions import SCORE_POSITIONS, Rotary
 from archwright.spec import attention as spec
 from archwright.spec import masks, positions
+from archwright.spec.model_spec import ModelSpec
 from tests.parts import plain_attention
 
 DIM, HEADS, KV, HEAD_DIM, LENGTH = 10, 4, 2, 4, 9
@@ -58,6 +60,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         )
     },
     "clip": {"clip": 0.7, "bias": True},
+    "wider values": {"value_head_dim": 7, "bias": True},
+    "narrower values": {"value_head_dim": 3, "sinks": True, "gate": "value"},
     "value scale": {"value_scale": 0.6},
     "value norm": {"v_norm": NORM_KINDS["rms"], "value_scale": 0.6},
     "value norm with bias": {"v_norm": NORM_KINDS["layer"]},
@@ -69,6 +73,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gate of heads": {"gate": "head"},
     "clip before norm": {"clip": 0.5, "qk_norm": NORM_KINDS["rms"], "v_norm": NORM_KINDS["rms"]},
     "all": {
+        "value_head_dim": 6,
         "bias": True,
         "scale": {"kind": "fixed", "value": 0.6},
         "length_scale": {"kind": "log", "coefficient": 0.7, "period": 2},
@@ -92,8 +97,11 @@ POSITIONS: dict[str, positions.Position] = {
 
 def made(options: dict[str, Any], position: positions.Position) -> SoftmaxAttention:
     choice = spec.SoftmaxAttention.model_validate(
-        {"num_heads": HEADS, "num_kv_heads": KV, "head_dim": HEAD_DIM, **options}
+        {"num_heads": HEADS, "num_kv_heads": KV, "head_dim": HEAD_DIM, "value_head_dim": HEAD_DIM}
+        | options
     )
+    value_dim = choice.value_head_dim
+    assert value_dim != "auto"
     part = NORMS[type(choice.qk_norm)]
     query_norm, key_norm = {
         "head": lambda: [part(choice.qk_norm, HEAD_DIM) for _ in range(2)],
@@ -106,8 +114,8 @@ def made(options: dict[str, Any], position: positions.Position) -> SoftmaxAttent
         DIM,
         query_norm=query_norm,
         key_norm=key_norm,
-        value_norm=NORMS[type(choice.v_norm)](choice.v_norm, HEAD_DIM),
-        out_norm=NORMS[type(choice.out_norm)](choice.out_norm, HEADS * HEAD_DIM),
+        value_norm=NORMS[type(choice.v_norm)](choice.v_norm, value_dim),
+        out_norm=NORMS[type(choice.out_norm)](choice.out_norm, HEADS * value_dim),
         rotary=Rotary(position, HEAD_DIM).double() if position.kind == "rope" else None,
         relative=relative and relative(position, DIM, HEADS, HEAD_DIM, two_way=False).double(),
     ).double()
@@ -226,3 +234,48 @@ def test_a_position_that_depends_on_content(options: str, kernel: str) -> None:
         found = run(part, x).numpy()
     # sines are float32 numbers
     np.testing.assert_allclose(found, by_loops(part, x, position), rtol=1e-5, atol=1e-5)
+
+
+def test_values_of_another_width_beside_transformers() -> None:
+    """A sliding layer of MiMo-V2: scaled values narrower than keys, sinks, rotation of a part."""
+    library = pytest.importorskip("transformers.models.mimo_v2_flash.modeling_mimo_v2_flash")
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    config = library.MiMoV2FlashConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=12,
+        v_head_dim=6,
+        sliding_window=4,
+        layer_types=["sliding_attention"],
+        attention_value_scale=0.7,
+        rope_parameters={"sliding_attention": rope},
+    )
+    config._attn_implementation = "eager"
+    theirs = library.MiMoV2FlashAttention(config, 0).eval()
+    dice = torch.Generator().manual_seed(0)
+    for tensor in theirs.parameters():
+        tensor.data.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5, generator=dice)
+    words = ("num_heads=4", "num_kv_heads=2", "head_dim=12", "value_head_dim=6", "value_scale=0.7")
+    mask = ("mask.kind=window", "mask.size=4", "sinks=true")
+    model = build(
+        ModelSpec(dim=32, num_layers=1, vocab_size=8, context_length=16).override(
+            "position.fraction=0.5", *(f"attention.{word}" for word in (*words, *mask))
+        )
+    )
+    ours = model.layers[0].attention.eval()
+    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
+    held = {key.replace(".weight", ""): value for key, value in theirs.state_dict().items()}
+    ours.load_state_dict(
+        {"sinks": held.pop("sinks")} | {f"{names[key]}.weight": w for key, w in held.items()}
+    )
+    x, where = torch.randn(2, 11, 32, generator=dice), torch.arange(11)[None]
+    turned = library.MiMoV2FlashRotaryEmbedding(config)(x, where, "sliding_attention")
+    seen = torch.ones(11, 11).tril().triu(-3).bool()
+    hidden = torch.zeros(11, 11).masked_fill(~seen, -torch.inf)[None, None]
+    view = View(model.masks["mask_0"], places(torch.zeros(2, 11).long()))
+    with torch.no_grad():
+        expected = theirs(x, position_embeddings=turned, attention_mask=hidden)[0]
+        found = ours(x, view, model.rotaries["rotary_0"](where))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

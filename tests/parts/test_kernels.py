@@ -13,8 +13,8 @@ from archwright.parts.masks import Causal, Pattern, View, Window
 from archwright.parts.places import places
 from archwright.spec import masks as spec
 
-HEADS = [(4, 4), (6, 3), (3, 1)]
-"""Query heads, and the key-value heads they share."""
+HEADS = [(4, 4, 8), (6, 3, 5), (3, 1, 8), (2, 1, 11)]
+"""Query heads, the key-value heads they share, and the width of values; that of keys is 8."""
 LENGTHS = [1, 14]
 """Of texts in blocks of 4: within one, and across several with a rest."""
 
@@ -30,7 +30,7 @@ def loops(q: Tensor, k: Tensor, v: Tensor, seen: np.ndarray, scale: float) -> np
     """Attention, one query at a time: softmax over the keys it sees, and their weighted values."""
     query, key, value = (x.detach().double().numpy() for x in (q, k, v))
     shared = query.shape[2] // key.shape[2]
-    out = np.zeros(query.shape)
+    out = np.zeros((*query.shape[:3], value.shape[-1]))
     for b, t, h in np.ndindex(*query.shape[:3]):
         visible = np.flatnonzero(seen[b, t])
         scores = [scale * float(query[b, t, h] @ key[b, i, h // shared]) for i in visible]
@@ -50,9 +50,11 @@ def dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor
     return torch.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdim=True), v)
 
 
-def inputs(length: int, heads: int, kv: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def inputs(
+    length: int, heads: int, kv: int, dtype: torch.dtype = torch.float64, *, values: int = 8
+) -> list[Tensor]:
     torch.manual_seed(length + heads)
-    shapes = [(2, length, h, 8) for h in (heads, kv, kv)]
+    shapes = [(2, length, h, width) for h, width in ((heads, 8), (kv, 8), (kv, values))]
     return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
@@ -84,8 +86,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestExact:
     def test_values_are_those_of_the_loops(self, kernel: str, mask: str, narrowed: str) -> None:
         for length in LENGTHS:
-            for heads, kv in HEADS:
-                q, k, v = inputs(length, heads, kv)
+            for heads, kv, values in HEADS:
+                q, k, v = inputs(length, heads, kv, values=values)
                 view = views(length, narrowed, MASKS[mask])
                 found = KERNELS[kernel](q, k, v, view, Scores(0.3)).detach().numpy()
                 expected = loops(q, k, v, seen_by(view).numpy(), 0.3)
@@ -95,10 +97,10 @@ class TestExact:
         self, kernel: str, mask: str, narrowed: str
     ) -> None:
         for length in LENGTHS:
-            for heads, kv in HEADS:
-                given = inputs(length, heads, kv)
+            for heads, kv, values in HEADS:
+                given = inputs(length, heads, kv, values=values)
                 view = views(length, narrowed, MASKS[mask])
-                into = torch.randn_like(given[0])
+                into = torch.randn(2, length, heads, values, dtype=torch.float64)
                 found = torch.autograd.grad(KERNELS[kernel](*given, view, Scores(0.3)), given, into)
                 formula = dense(*given, seen_by(view), 0.3)
                 expected = torch.autograd.grad(formula, given, into)

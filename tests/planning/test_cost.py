@@ -159,10 +159,19 @@ def test_latent_attention_by_hand() -> None:
     assert flops_per_token(model, 32) == pytest.approx(expected)
 
 
+def test_values_of_another_width_by_hand() -> None:
+    """Values and what leaves the heads are 24 wide, keys 16; of queries there are twice as many."""
+    attention = 64 * (4 * 16 + 2 * 16 + 2 * 24) + 4 * 24 * 64
+    weights = 3 * (attention + 3 * 64 * 192) + 128 * 64
+    expected = 3 * (2 * weights + 3 * 2 * 4 * (16 + 24) * (1 + 32) / 2)
+    assert flops_per_token(small("attention.value_head_dim=24"), 32) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("mask", ["causal", "window"])
 def test_a_cache_holds_what_is_planned(mask: str) -> None:
     """Beside what a cache does hold, which has one slot more for each row and layer."""
-    for words, width in (((), 2 * 2 * 16), (LATENT, 20 + 8)):
+    wide = ("attention.value_head_dim=24",)
+    for words, width in (((), 2 * 2 * 16), (wide, 2 * (16 + 24)), (LATENT, 20 + 8)):
         spec = small().spec.override(*words, f"attention.mask.kind={mask}")
         model = build(spec.override(*(["attention.mask.size=70"] if mask == "window" else [])))
         cache = model.new_cache()

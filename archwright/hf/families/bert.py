@@ -127,6 +127,10 @@ BIG_BIRD = BERT.but(
         "rescale_embeddings": False,
         "use_bias": True,
     },
+    of_model={
+        "bert.pooler.weight": Constant(lambda spec: torch.zeros(spec.dim, spec.dim), read=False),
+        "bert.pooler.bias": Constant(lambda spec: torch.zeros(spec.dim), read=False),
+    },
 )
 
 

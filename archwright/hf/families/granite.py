@@ -8,6 +8,7 @@ from archwright.hf.families.llama import LLAMA, ROLES, ROPE
 from archwright.hf.layers import Layers, Listed, first_of, getter
 from archwright.hf.lenses import MISSING, At, Computed, Config, Get, Set, Table, nested
 from archwright.hf.rope import Rope
+from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
 
@@ -67,6 +68,10 @@ class ThetaOfEach:
 
     def _thetas(self, config: Config, num_layers: int) -> Sequence[float]:
         listed: list[float] | None = config.get(self.key)
+        if listed and len(listed) != num_layers:
+            raise UserError(
+                f"config.json: {self.key}: found {len(listed)} numbers; expected {num_layers}"
+            )
         return listed or [self.rope.read(config)["position"]["theta"]] * num_layers
 
 

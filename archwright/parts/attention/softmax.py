@@ -33,7 +33,7 @@ class SoftmaxAttention(nn.Module):
 
     Queries and keys are normed if asked, turned by the rotary part, or get a bias of their scores from
     the relative part; what enters `out` may be normed too. Shapes: x and the result [batch, length, dim];
-    q [batch, length, num_heads, head_dim]; k and v with num_kv_heads.
+    q [batch, length, num_heads, head_dim]; k with num_kv_heads, and v with value_head_dim.
 
     Vaswani et al., 2017, section 3.2; Ainslie et al., 2023, GQA; options as in the spec.
 
@@ -59,12 +59,13 @@ class SoftmaxAttention(nn.Module):
         assert spec.num_heads != "auto"
         assert spec.num_kv_heads != "auto"
         assert spec.head_dim != "auto"
-        self.spec, self.head_dim = spec, spec.head_dim
+        assert spec.value_head_dim != "auto"
+        self.spec, self.head_dim, self.value_dim = spec, spec.head_dim, spec.value_head_dim
         self.scale = score_scale(spec.scale, spec.head_dim)
-        width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.query = Linear(dim, width, bias=spec.bias.query)
-        self.key = Linear(dim, kv_width, bias=spec.bias.key)
-        self.value = Linear(dim, kv_width, bias=spec.bias.value)
+        width = spec.num_heads * self.value_dim
+        self.query = Linear(dim, spec.num_heads * self.head_dim, bias=spec.bias.query)
+        self.key = Linear(dim, spec.num_kv_heads * self.head_dim, bias=spec.bias.key)
+        self.value = Linear(dim, spec.num_kv_heads * self.value_dim, bias=spec.bias.value)
         self.out = Linear(width, dim, bias=spec.bias.out, ends_branch=True)
         gates = {"none": 0, "head": spec.num_heads, "value": width}[spec.gate]
         self.gate = Linear(dim, gates) if gates else None
@@ -84,7 +85,7 @@ class SoftmaxAttention(nn.Module):
     def flops_per_pair(self) -> int:
         """FLOPs of all heads for one query and one key it sees: their score, and its share of the value."""
         assert self.spec.num_heads != "auto"
-        return 2 * self.spec.num_heads * (self.head_dim + self.head_dim)
+        return 2 * self.spec.num_heads * (self.head_dim + self.value_dim)
 
     @property
     def kept_per_token(self) -> int:
@@ -102,7 +103,8 @@ class SoftmaxAttention(nn.Module):
         if projected is None:
             x = narrow(x)
             projected = [read(x) for read in self.inputs]
-        q, k, v = (self._heads(p) for p in projected[:3])
+        widths = (self.head_dim, self.head_dim, self.value_dim)
+        q, k, v = (self._heads(p, width) for p, width in zip(projected, widths, strict=False))
         q, k, v = self._normed(q, k, v)
         q, k, v = self._placed(q, k, v, view, rotation, memory)
         q = self._lengthened(q, view)
@@ -118,11 +120,11 @@ class SoftmaxAttention(nn.Module):
         out: Tensor = self.out(mixed if self.out_norm is None else self.out_norm(mixed))
         return out
 
-    def _heads(self, projected: Tensor) -> Heads:
+    def _heads(self, projected: Tensor, width: int) -> Heads:
         """Cut a projection into heads, after its clip."""
         if self.spec.clip != "none":
             projected = projected.clamp(-self.spec.clip, self.spec.clip)
-        return projected.view(*projected.shape[:-1], -1, self.head_dim)
+        return projected.view(*projected.shape[:-1], -1, width)
 
     def _normed(self, q: Heads, k: Heads, v: Heads) -> tuple[Heads, Heads, Heads]:
         if self.spec.qk_norm_place == "before":

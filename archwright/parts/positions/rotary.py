@@ -78,8 +78,12 @@ class Rotary(nn.Module):
         self, x: Float[Tensor, "batch length heads head_dim"], rotation: Rotation
     ) -> Float[Tensor, "batch length heads head_dim"]:
         """Turn queries or keys."""
+        halves = self.spec.pairing == "half"
+        if not torch.is_grad_enabled():  # the formula as it stands rounds as published models do
+            cos, sin = (_for_all_heads(table.to(x.dtype), x.shape[2]) for table in rotation)
+            return (x * cos).add_(_partner(x, self.num_rotary, halves).mul_(sin))
         turned: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
-            x, *rotation, self.num_rotary, self.spec.pairing == "half"
+            x, *rotation, self.num_rotary, halves
         )
         return turned
 

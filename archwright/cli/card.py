@@ -1,0 +1,124 @@
+"""A model on a card: its layers drawn, its choices in words, their sources, its parameters."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from archwright.cli.words import terminal_width
+from archwright.reporting.words import count
+from archwright.spec.counted import Counts
+from archwright.spec.diagram import diagram
+from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.norms import NoNorm
+from archwright.spec.positions import NoPosition
+from archwright.spec.read import Origin
+from archwright.spec.words import arrangement, brief, layer_words, model_words, name_of, word
+
+
+def card(spec: ModelSpec, blame: Mapping[str, Origin], counts: Counts) -> Iterator[str]:
+    """Yield the lines of a model's card."""
+    yield _stream(spec)
+    yield from _layers(spec)
+    yield from _section("model", _around(spec))
+    yield from _section("sources", _sources(blame, f"{spec.name}.toml"))
+    yield from _section("parameters", _parameters(counts))
+
+
+def _stream(spec: ModelSpec) -> str:
+    """Draw the way from tokens to logits."""
+    norm = spec.embedding.norm
+    position = spec.position if spec.position.absolute else NoPosition()
+    steps = [
+        "tokens",
+        "embedding",
+        "" if spec.embedding.scale == "none" else f"× {_scale(spec)}",
+        "" if isinstance(position, NoPosition) else f"+ {word(position.kind)} positions",
+        "" if isinstance(norm, NoNorm) else word(norm.kind),
+        f"{spec.num_layers} layers",
+        _norm(spec) if spec.residual.final_norm else "",
+        "head",
+        "logits",
+    ]
+    return " ─ ".join(filter(None, steps))
+
+
+def _scale(spec: ModelSpec) -> str:
+    scale = spec.embedding.scale
+    return "√width" if scale == "sqrt_dim" else f"{scale:g}"
+
+
+def _norm(layer: LayerSpec) -> str:
+    return "" if isinstance(layer.norm, NoNorm) else word(layer.norm.kind)
+
+
+def _layers(spec: ModelSpec) -> Iterator[str]:
+    """Yield each kind of layer that stands somewhere: drawn, and what it does otherwise than the first."""
+    numbers = Counter(spec.layers.names(spec.num_layers))
+    words, resolved = layer_words(spec), spec.resolved()
+    first: dict[str, str] = {}
+    drawn: list[str] = []
+    for name, number in numbers.items():
+        several = len(numbers) > 1
+        yield from (
+            "",
+            f"{name}: {number} of {spec.num_layers} layers" if several else "every layer",
+        )
+        lines = diagram(resolved.layers_by_kind[name], _norm(words[name]))
+        if lines != drawn:
+            yield from (f"  {line}" for line in lines)
+        drawn = lines
+        rows = {name_of(a): brief(getattr(words[name], a)) for a in LayerSpec.model_fields}
+        yield from _rows({at: text for at, text in rows.items() if first.get(at) != text})
+        first = first or rows
+
+
+def _around(spec: ModelSpec) -> dict[str, str]:
+    """Return what stands around the layers, without what is left out."""
+    several = len({*spec.layers.names(spec.num_layers)}) > 1
+    found = {"arrangement": arrangement(spec.layers)} if several else {}
+    for field, value in model_words(spec).items():
+        text = f"{value:,}" if isinstance(value, int) else value
+        text = text if isinstance(text, str) else brief(text)
+        if text not in ("", "none"):
+            found[name_of(field)] = text
+    return found
+
+
+def _sources(blame: Mapping[str, Origin], own: str) -> dict[str, str]:
+    """Return the sources that are stated for single values, by the path that they are stated for, with the
+    base that states them."""
+    return {
+        origin.stated_for: origin.source + ("" if origin.file == own else f" ({origin.file})")
+        for origin in blame.values()
+        if origin.stated_for
+    }
+
+
+def _parameters(counts: Counts) -> dict[str, str]:
+    found = {
+        part: f"{count(number):>6}  {100 * number / counts.total:3.0f} %"
+        for part, number in counts.parts.items()
+    }
+    found["all"] = f"{count(counts.total):>6}"
+    if counts.active != counts.total:
+        found["active"] = f"{count(counts.active):>6}  of one token"
+    return found
+
+
+def _section(title: str, rows: Mapping[str, str]) -> Iterator[str]:
+    if rows:
+        yield from ("", title)
+        yield from _rows(rows)
+
+
+def _rows(rows: Mapping[str, str]) -> Iterator[str]:
+    """Yield names and texts in two columns, long texts broken."""
+    import textwrap
+
+    first = max([12, *map(len, rows)])
+    for name, text in rows.items():
+        # Numbers in columns keep their blanks.
+        lines = textwrap.wrap(
+            text, max(40, terminal_width() - first - 4), replace_whitespace=False
+        ) or [""]
+        yield f"  {name:<{first}}  {lines[0] if len(lines) > 1 else text}".rstrip()
+        yield from (f"  {'':<{first}}  {line}" for line in lines[1:])

@@ -1,0 +1,256 @@
+"""Specs in the words of the field: what a model chose, and what two models chose otherwise."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from archwright.spec.choice import Choice, Spec, Switches
+from archwright.spec.model_spec import Arrangement, LayerSpec, ModelSpec
+from archwright.spec.residuals import PerBranch
+
+WORDS = {
+    "layer": "LayerNorm",
+    "rms": "RMSNorm",
+    "sandwich": "pre+post",
+    "rope": "RoPE",
+    "alibi": "ALiBi",
+    "t5": "relative (T5)",
+    "transformer_xl": "relative (XL)",
+    "relu": "ReLU",
+    "gelu": "GELU",
+    "quick_gelu": "quick GELU",
+    "silu": "SiLU",
+    "squared_relu": "ReLU²",
+    "xielu": "xIELU",
+    "glu": "GLU",
+    "reglu": "ReGLU",
+    "geglu": "GEGLU",
+    "swiglu": "SwiGLU",
+    "clamped_swiglu": "clamped SwiGLU",
+    "gegelu": "GEGELU",
+    "unit_offset": "1 + w",
+    "yarn": "YaRN",
+    "llama3": "Llama 3",
+    "longrope": "LongRoPE",
+    "dynamic": "dynamic NTK",
+    "glorot": "Glorot",
+    "gpt2": "GPT-2",
+    "mup": "muP",
+    "experts": "mixture of experts",
+    "sqrt_dim": "√width",
+}
+"""How the field writes kinds and values, where that is not how a file writes them."""
+
+NAMES = {
+    "residual": "wiring",
+    "feedforward": "feed-forward",
+    "num_layers": "layers",
+    "dim": "width",
+    "vocab_size": "vocabulary",
+    "context_length": "context",
+    "hidden_dim": "hidden width",
+    "qk_norm": "QK-norm",
+    "qk_norm_over": "QK-norm over",
+    "qk_norm_place": "QK-norm",
+    "v_norm": "V-norm",
+    "softcap": "soft cap",
+}
+"""What fields are called, where that is not their name."""
+
+BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_place": "qk_norm"}
+"""Options that mean nothing where another choice is "none"."""
+ENDINGS = {"qk_norm_place": " positions"}
+SWITCHES = {("tied", False): "untied", ("renormalise", False): "not renormalised"}
+ALWAYS = {"size", "radius", "stride", "dilation", "num_experts"}
+"""Numbers that are told even where they are the default."""
+
+HEADS = ("num_heads", "num_kv_heads", "head_dim")
+EXPERTS = ("num_experts", "top_k")
+TOGETHER = {
+    HEADS: "{num_heads}/{num_kv_heads} heads of {head_dim}",
+    EXPERTS: "{top_k} of {num_experts}",
+}
+"""Fields that are told as one."""
+NOTHING = "-"
+
+Difference = tuple[str, str, str]
+"""Where, the old choice, the new one."""
+
+
+def word(kind: str) -> str:
+    """Return how the field writes a kind or a value."""
+    return WORDS.get(kind, kind.replace("_", " "))
+
+
+def name_of(field: str) -> str:
+    """Return what a field is called."""
+    return NAMES.get(field, field.replace("_", " "))
+
+
+def brief(spec: Spec) -> str:
+    """Return a choice by its kind and every option that is not at its default."""
+    usual = {} if _required(spec) else phrases(type(spec)())
+    said = [
+        text for field, text in phrases(spec).items() if field in ALWAYS or usual.get(field) != text
+    ]
+    kind = word(spec.kind) if isinstance(spec, Choice) else ""
+    return ", ".join(filter(None, [kind, *said]))
+
+
+def phrases(spec: Spec) -> dict[str, str]:
+    """Return every option in words, by field."""
+    fields = [
+        field
+        for field in type(spec).model_fields
+        if field != "kind" and _kind(spec, BELONGS.get(field, "")) != "none"
+    ]
+    found = {field: _phrase(field, getattr(spec, field)) for field in fields}
+    for together, text in TOGETHER.items():
+        if {*together} <= found.keys():
+            values = {field: getattr(spec, field) for field in together}
+            found = {f: t for f, t in found.items() if f not in together[1:]}
+            found[together[0]] = text.format(**values)
+    return found
+
+
+def model_words(spec: ModelSpec) -> dict[str, Any]:
+    """Return what stands around the layers: numbers as words, choices as they are."""
+    fields = (
+        "num_layers",
+        "dim",
+        "vocab_size",
+        "context_length",
+        "embedding",
+        "head",
+        "init",
+        "encoder",
+    )
+    return {field: getattr(spec, field) for field in fields}
+
+
+def layer_words(spec: ModelSpec) -> dict[str, LayerSpec]:
+    """Return each kind of layer that stands somewhere, with numbers for the widths of heads and hidden layers."""
+    resolved, standing = spec.resolved(), set(spec.layers.names(spec.num_layers))
+    return {
+        name: _with_widths(layer, resolved.layers_by_kind[name])
+        for name, layer in spec.layers_by_kind.items()
+        if name in standing or name == "default"
+    }
+
+
+def arrangement(layers: Arrangement) -> str:
+    """Return where kinds of layers stand: `2 dense, then 3 local + default in turn`."""
+    cycle = _runs(layers.cycle) + (" in turn" if len(set(layers.cycle)) > 1 else "")
+    return ", then ".join(filter(None, [_runs(layers.prefix), cycle, _runs(layers.suffix)]))
+
+
+def differences(old: ModelSpec, new: ModelSpec) -> list[Difference]:
+    """Return what two models chose otherwise: where, the old choice, the new one."""
+    found = [*_around(old, new)]
+    before, after = layer_words(old), layer_words(new)
+    everywhere = [*_between(before["default"], after["default"])]
+    if {"default"} & {*_standing(old)} or {"default"} & {*_standing(new)}:
+        found += everywhere
+    for name in dict.fromkeys(n for n in (*before, *after) if n != "default"):
+        if name in before and name in after:
+            found += [
+                (f"{name}: {at}", a, b)
+                for at, a, b in _between(before[name], after[name])
+                if (at, a, b) not in everywhere
+            ]
+        elif name in after:
+            own = _between(after["default"], after[name])
+            found += [(f"{name}: {at}", NOTHING, b) for at, _, b in own]
+        else:
+            own = _between(before["default"], before[name])
+            found += [(f"{name}: {at}", b, NOTHING) for at, _, b in own]
+    return found
+
+
+def _around(old: ModelSpec, new: ModelSpec) -> Iterator[Difference]:
+    """Yield what differs around the layers."""
+    before, then = arrangement(old.layers), arrangement(new.layers)
+    if before != then:
+        yield "arrangement", before, then
+    after = model_words(new)
+    for field, value in model_words(old).items():
+        yield from _choices(name_of(field), value, after[field])
+
+
+def _between(old: LayerSpec, new: LayerSpec) -> Iterator[Difference]:
+    """Yield what differs between two layers."""
+    for axis in LayerSpec.model_fields:
+        yield from _choices(name_of(axis), getattr(old, axis), getattr(new, axis))
+
+
+def _choices(name: str, old: Any, new: Any) -> Iterator[Difference]:
+    """Yield the options that differ, or, where another kind was chosen, both choices as a whole."""
+    if not isinstance(old, Spec):
+        if old != new:
+            yield name, _value(old), _value(new)
+    elif type(old) is not type(new):
+        yield name, brief(old), brief(new)
+    else:
+        before, after = phrases(old), phrases(new)
+        for field in dict.fromkeys([*before, *after]):
+            sides = before.get(field, NOTHING), after.get(field, NOTHING)
+            if sides[0] != sides[1]:
+                yield (name, *sides)
+
+
+def _standing(spec: ModelSpec) -> tuple[str, ...]:
+    return spec.layers.names(spec.num_layers)
+
+
+def _with_widths(layer: LayerSpec, resolved: LayerSpec) -> LayerSpec:
+    """Return a layer whose "auto" widths are numbers, and nothing else is."""
+    update: dict[str, Any] = {}
+    for axis in ("attention", "feedforward"):
+        choice, full = getattr(layer, axis), getattr(resolved, axis)
+        widths = {f: getattr(full, f) for f in (*HEADS, "hidden_dim", "expert") if hasattr(full, f)}
+        update[axis] = choice.model_copy(update=widths)
+    return layer.model_copy(update=update)
+
+
+def _phrase(field: str, value: Any) -> str:
+    """Return one option in words."""
+    name = name_of(field)
+    if isinstance(value, Switches):
+        on = [key for key, switch in value if switch]
+        all_alike = value.one is not None
+        return (name if value.one else f"no {name}") if all_alike else f"{name} of {', '.join(on)}"
+    if isinstance(value, PerBranch):
+        both = ", ".join(f"{key} {number:g}" for key, number in value)
+        return f"{name} {both if value.one is None else format(value.one, 'g')}"
+    if isinstance(value, Spec):
+        inner = brief(value)
+        return f"{name} {inner.replace(', ', ' (', 1)})" if ", " in inner else f"{name} {inner}"
+    if isinstance(value, bool):
+        return SWITCHES.get((field, value), name if value else f"no {name}")
+    return f"{name} {_value(value)}{ENDINGS.get(field, '')}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and abs(value) >= 1000 else f"{value:.6g}"
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(_value, value)) or "none"
+    return word(str(value))
+
+
+def _runs(names: tuple[str, ...]) -> str:
+    runs = [(name, len([*same])) for name, same in groupby(names)]
+    return " + ".join(name if n == 1 else f"{n} {name}" for name, n in runs)
+
+
+def _kind(spec: Spec, field: str) -> str:
+    kind: str = getattr(getattr(spec, field, None), "kind", "")
+    return kind
+
+
+def _required(spec: Spec) -> bool:
+    return any(field.is_required() for field in type(spec).model_fields.values())

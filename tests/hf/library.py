@@ -1,0 +1,93 @@
+"""Tiny models of the published implementations, with random weights large enough that a dropped detail shows."""
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+ENTRIES: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "tiny_configs.json").read_text("utf-8")
+)
+"""A tiny configuration for each family, and kinds of it."""
+LENGTH = 48
+"""Tokens of a text, or the model's limit if that is shorter."""
+PADDING = 9
+"""Tokens of padding behind the second text."""
+
+
+def build(name: str, attention: str = "", **changes: Any) -> nn.Module:
+    """Return a model of an entry, in eager attention or the one that the library takes, with changes."""
+    entry = ENTRIES[name]
+    config = transformers.AutoConfig.for_model(
+        entry["model_type"], **copy.deepcopy(entry["kwargs"] | changes)
+    )
+    torch.manual_seed(0)
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation=attention or entry["attention"]
+    )
+    return model.eval()
+
+
+@torch.no_grad()
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Draw matrices from N(0, 1.5^2 / fan_in) and add 0.3 N(0, 1) to all that have one axis, and to what
+    experts are chosen by: logits then spread by about 1.6."""
+    torch.manual_seed(seed)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        chooses = "e_score" in name or "expert_bias" in name
+        if not (tensor.requires_grad or chooses):
+            continue
+        if tensor.ndim >= 2 and "norm" not in name:
+            tensor.normal_(0, 1.5 / tensor.shape[-1] ** 0.5)
+        else:
+            tensor.add_(0.3 * torch.randn_like(tensor))
+    return model
+
+
+def batch(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return two texts, and where their tokens are real."""
+    config = model.config
+    limit = getattr(config, "max_position_embeddings", LENGTH)
+    length = min(LENGTH, limit) if limit and limit > 0 else LENGTH
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(4, config.vocab_size, (2, length), generator=generator)
+    tokens[tokens == getattr(config, "pad_token_id", None)] = (
+        3  # which some models give no gradient
+    )
+    real = torch.ones(2, length, dtype=torch.bool)
+    real[1, -PADDING:] = False
+    return tokens, real
+
+
+def logits(model: nn.Module, tokens: Tensor, real: Tensor) -> Tensor:
+    """Return the library's logits."""
+    out: Tensor = model(tokens, attention_mask=real.long()).logits
+    return out
+
+
+def save(model: nn.Module, folder: Path) -> Path:
+    """Write a model as the library publishes it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder)
+    return folder
+
+
+def reopen(folder: Path, like: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the library's model of a folder, and what was not right about its keys."""
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        attn_implementation=like.config._attn_implementation,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    return model.eval(), {key: value for key, value in info.items() if value}

@@ -1,0 +1,214 @@
+"""Every family beside its published implementation: logits, gradients, and back again."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from archwright import hf
+from archwright.hf.family import Family
+from archwright.hf.keys import Fixed
+from archwright.hf.loading import tensors_of
+from archwright.hf.store import opened
+from archwright.model.decoder import Decoder
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from tests.hf.library import ENTRIES, batch, build, logits, randomise, reopen, save
+
+REFUSED = {
+    "reformer": "reversible layers and attention by hashes are not here",
+    "gemma3n": "four parallel streams are not here",
+    "gemma3n_kv_shared": "four parallel streams are not here",
+    "gemma4": "embeddings for each layer are not here",
+    "jetmoe": "mixtures of attention heads are not here",
+    "diffllama": "differential attention is not here",
+    "longcat_flash": "experts that skip a pair of layers are not here",
+    "glm_moe_dsa": "keys chosen by an indexer are not here",
+    "deepseek_v32": "keys chosen by an indexer are not here",
+    "deepseek_v4": "compressed attention and hyper-connections are not here",
+    "doge": "masks that depend on values are not here",
+}
+"""What this package does not run, and says so."""
+
+
+@dataclass
+class Pair:
+    """A published model, the same model here, and where it was read from."""
+
+    theirs: nn.Module
+    ours: hf.Loaded
+    folder: Path
+    tokens: Tensor
+    real: Tensor
+
+
+@pytest.fixture(scope="module", params=[name for name in ENTRIES if name not in REFUSED])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    theirs = randomise(build(request.param))
+    folder = save(theirs, tmp_path_factory.mktemp(request.param))
+    return Pair(theirs, hf.load(folder), folder, *batch(theirs))
+
+
+def noise(pair: Pair, name: str) -> float:
+    """Return how far the library's own two ways of attention are apart."""
+    try:
+        other = build(name, "eager" if ENTRIES[name]["attention"] == "sdpa" else "sdpa")
+    except ValueError:  # there is only one
+        return 0.0
+    other.load_state_dict(pair.theirs.state_dict())
+    with torch.no_grad():
+        both = [logits(m, pair.tokens, pair.real)[pair.real] for m in (pair.theirs, other)]
+    return float((both[0] - both[1]).abs().max())
+
+
+def test_logits_are_those_of_the_published_implementation(
+    pair: Pair, request: pytest.FixtureRequest
+) -> None:
+    with torch.no_grad():
+        theirs = logits(pair.theirs, pair.tokens, pair.real)[pair.real]
+        ours = pair.ours.model(pair.tokens, padding_mask=pair.real).logits[pair.real]
+    assert 0.1 < theirs.std() < 8.0
+    difference = float((ours - theirs).abs().max())
+    if difference > 2e-5:
+        name = request.node.callspec.params["pair"]
+        assert difference <= 3 * noise(pair, name)
+
+
+def test_padding_on_the_left_gives_the_logits_of_the_text_alone(pair: Pair) -> None:
+    model, text = pair.ours.model, pair.tokens[:1, :30]
+    padded = F.pad(text, (7, 0), value=5)
+    real = torch.arange(37)[None] >= 7
+    with torch.no_grad():
+        alone = model(text).logits
+        beside = model(padded, padding_mask=real).logits[:, 7:]
+    torch.testing.assert_close(beside, alone, atol=2e-5, rtol=1e-5)
+
+
+def test_gradients_are_those_of_the_published_implementation(pair: Pair, tmp_path: Path) -> None:
+    labels = pair.tokens.masked_fill(~pair.real, -100)
+    theirs = pair.theirs
+    loss = theirs(pair.tokens, attention_mask=pair.real.long(), labels=labels).loss
+    loss.backward()
+    ours = pair.ours.model
+    shifted = 0 if theirs.config.model_type == "xlnet" else 1  # whose loss is of the token itself
+    found = ours(pair.tokens, padding_mask=pair.real).logits
+    found = found[:, : found.shape[1] - shifted].flatten(0, 1)
+    own = F.cross_entropy(found, labels[:, shifted:].flatten())
+    own.backward()
+    torch.testing.assert_close(own, loss, atol=1e-5, rtol=1e-5)
+    expected = gradients(pair, tmp_path)
+    largest = max(float(g.norm()) for g in expected.values())
+    for name, parameter in ours.named_parameters():
+        if name in expected:
+            grad = parameter.grad
+            assert grad is not None, name
+            distance = float((grad - expected[name]).norm())
+            # What cancels out in a softmax, such as the bias of keys, is rounding alone.
+            assert distance <= 1e-3 * float(expected[name].norm()) + 1e-6 * largest, name
+
+
+def gradients(pair: Pair, folder: Path) -> dict[str, Tensor]:
+    """Return the library's gradients under our names: written and read as if they were weights."""
+    theirs = pair.theirs
+    weights = {name: p.detach().clone() for name, p in theirs.named_parameters()}
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
+    save(theirs, folder)
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            p.copy_(weights[name])
+    mine = {name: torch.zeros_like(t) for name, t in tensors_of(pair.ours.model).items()}
+    family = hf.FAMILIES[pair.ours.family]
+    with opened(folder) as store:
+        for name, slot in family.slots(pair.ours.spec, mine).items():
+            if not isinstance(slot, Fixed):
+                slot.read(store.read(name), mine)
+    parameters = dict(pair.ours.model.named_parameters())
+    return {name: tensor for name, tensor in mine.items() if name in parameters}
+
+
+def test_written_and_read_by_the_library_it_is_the_same(pair: Pair, tmp_path: Path) -> None:
+    family = hf.save(pair.ours.model, tmp_path / "out", family=pair.ours.family)
+    assert family == pair.theirs.config.model_type
+    back, wrong = reopen(tmp_path / "out", pair.theirs)
+    assert not wrong
+    with torch.no_grad():
+        before, after = (logits(m, pair.tokens, pair.real) for m in (pair.theirs, back))
+    torch.testing.assert_close(after[pair.real], before[pair.real], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_here_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    folder = save(build(name), tmp_path)
+    with pytest.raises(UserError, match=ENTRIES[name]["model_type"]) as refused:
+        hf.load(folder)
+    assert len(refused.value.lines) == 1
+
+
+@pytest.mark.parametrize("name", sorted(hf.FAMILIES))
+def test_defaults_are_those_of_the_class(name: str) -> None:
+    """A config.json may leave out whatever is the default of its class."""
+    from transformers import AutoConfig
+
+    family = hf.FAMILIES[name]
+    assert said(family, {}) == said(family, AutoConfig.for_model(name).to_dict())
+
+
+def said(family: Family, config: dict[str, Any]) -> ModelSpec | tuple[str, ...]:
+    """Return the spec of a config, or why there is none, as some defaults are not here."""
+    try:
+        return family.spec(config)
+    except UserError as refused:
+        return refused.lines
+
+
+TRAINED = {
+    "gpt2": {},
+    "llama": {},
+    "gemma2": {},
+    "olmo2": {},
+    "cohere": {},
+    "bloom": {},
+    "deepseek_v3": {},
+    "gpt_oss": {},
+    "mixtral": {"num_hidden_layers": 1, "output_router_logits": True},
+    "qwen2_moe": {"num_hidden_layers": 1, "output_router_logits": True, "decoder_sparse_step": 1},
+}
+"""One model of each kind of block; the library's auxiliary loss is over all layers together, ours is one of
+each layer, so where it is included there is one layer."""
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_twenty_steps_of_adamw_have_the_same_losses(name: str, tmp_path: Path) -> None:
+    changes = dict(TRAINED[name])
+    theirs = randomise(build(name, **changes))
+    ours = hf.load(save(theirs, tmp_path)).model
+    tokens, _ = batch(theirs)
+    ours.train(bool(changes))  # only then are mixtures asked for their auxiliary loss
+    found = [steps(theirs, tokens), steps(ours, tokens)]
+    assert found[0][-1] < found[0][0]
+    torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(found[0]), atol=1e-4, rtol=0)
+
+
+def steps(model: nn.Module, tokens: Tensor) -> list[float]:
+    """Return the losses of twenty steps."""
+    from archwright.losses import take_auxiliary
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    losses = []
+    for _ in range(20):
+        if isinstance(model, Decoder):
+            out = model(tokens).logits[:, :-1].flatten(0, 1)
+            loss = F.cross_entropy(out, tokens[:, 1:].flatten()) + take_auxiliary(model)
+        else:
+            loss = model(tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
