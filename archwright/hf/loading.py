@@ -61,7 +61,7 @@ def load(
     config = read_config(folder)
     family = family_of(config, folder)
     with opened(folder) as store:
-        spec = _spec(family, config, store, folder)
+        spec = _tied_as_stored(_spec(family, config, store, folder), family, store)
         names = _checked(family, spec, store, folder)
         model = build_unset(spec, device=device, dtype=_dtype(dtype, store))
         _fill(model, names, store)
@@ -109,6 +109,22 @@ def _spec(family: Family, config: dict[str, Any], store: Store, folder: Path) ->
             f"{folder}/config.json: found {spec.num_layers:,} layers, but {len(store.shapes)} tensors"
         )
     return spec
+
+
+def _tied_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
+    """Return the spec, with a head of its own where the file has another than the embedding, whatever the
+    config says: some models were trained so (T5 v1.1)."""
+    in_file = _aliases(family, store)
+    repeated = [in_file[name] for name in _repeated(family, spec) if name in in_file]
+    if not repeated:
+        return spec
+    slots = family.slots(spec, tensors_of(build_unset(spec, device="meta")))
+    table = next(name for name, slot in slots.items() if slot.ours == ("embedding.weight",))
+    pair = [name for name in (*repeated, in_file.get(table)) if name is not None]
+    alike = len({store.shapes[name] for name in pair}) == 1
+    if len(pair) < 2 or (alike and torch.equal(*(store.read(name) for name in pair))):
+        return spec
+    return spec.model_copy(update={"head": spec.head.model_copy(update={"tied": False})})
 
 
 def _checked(
