@@ -118,6 +118,7 @@ REFUSED = [
     ("cohere2_moe", {"mlp_layer_types": ["dense"]}, "found 1 layers; expected 6"),
     ("phimoe", {"rope_scaling": LONG | {"short_mscale": 1.1}}, "long_mscale: found"),
     ("phimoe", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type: found 'yarn'"),
+    ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok: found 1"),
     ("dbrx", {"tie_word_embeddings": True}, "tie_word_embeddings: found True"),
 ]
 

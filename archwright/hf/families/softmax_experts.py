@@ -340,6 +340,7 @@ PHIMOE = BASE.but(
     Computed(_read_mscale, _write_mscale),
     At("lm_head_bias", "head.bias"),
     *experts("num_local_experts", "intermediate_size", scores="sparsemixer", renormalise=False),
+    Refuse("num_experts_per_tok", (2,)),
     At("router_jitter_noise", "feedforward.jitter"),
     balance(),
     without=(ROPE,),
