@@ -65,23 +65,24 @@ def run(words: Sequence[str]) -> int:
         blame = {**blame, **_set_here(options.assignments, flatten(spec.model_dump()))}
         lines = card(spec, blame, f"{loaded.spec.name}.toml", counts or _counted(spec))
     if options.exportable:
-        lines = iter(_exportable(spec))
+        lines = _exportable(spec)
     print("\n".join(lines))
     for line in suspicions(spec):
         print(f"\nwarning: {line}")
     return 0
 
 
-def _exportable(spec: ModelSpec) -> list[str]:
-    """Return as which family a model can be exported, or what stands in the way."""
+def _exportable(spec: ModelSpec) -> Iterator[str]:
+    """Yield as which family a model can be exported, or what stands in the way."""
     from archwright.hf import nearest_fit
 
     fit = nearest_fit(spec)
     family = f"{fit.family.model_type} ({fit.family.architecture})"
     if not fit.blocking:
-        return [f"exportable as {family}"]
-    said = f"no published family has all of these choices; the nearest, {family}, cannot have"
-    return [said, *(f"  {line}" for line in fit.blocking)]
+        yield f"exportable as {family}"
+    else:
+        yield f"no published family has all of these choices; the nearest, {family}, cannot have"
+        yield from (f"  {line}" for line in fit.blocking)
 
 
 def _values(
