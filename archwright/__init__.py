@@ -67,6 +67,8 @@ __all__ = [*_HOMES]
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("archwright.spec.version").version()
+    if name == "hf":
+        return import_module("archwright.hf")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'archwright' has no attribute {name!r}")
