@@ -236,6 +236,7 @@ def _resolved_layer(layer: LayerSpec, model: ModelSpec) -> dict[str, Any]:
         width = hidden_dim(layer.feedforward.expert, model.dim)
         values["feedforward"]["expert"]["hidden_dim"] = width
         _fill(values["feedforward"], shared_hidden_dim=width)
+        values["feedforward"]["selection_bias"] = layer.feedforward.has_selection_bias
     if isinstance(layer.position, RoPE):
         scaling = values["position"]["scaling"]
         _fill(scaling, original_length=model.context_length)
