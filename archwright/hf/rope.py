@@ -193,7 +193,7 @@ def _write_scaling(get: Get) -> dict[str, Any]:
     }
     kind = get("position.scaling.kind")
     found = {key: get(f"position.scaling.{name}") for name, key in names.items()}
-    keys = {key: value for key, value in found.items() if value is not MISSING and value != ()}
+    keys = {key: value for key, value in found.items() if value is not MISSING}
     if kind == "dynamic":  # counts from the length of the config
         del keys["original_max_position_embeddings"]
     keys = {k: list(v or _ones(get)) if isinstance(v, tuple) else v for k, v in keys.items()}
