@@ -20,6 +20,7 @@ from archwright.model.build import build_unset
 from archwright.model.decoder import Decoder
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec
+from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
 
 NAMED = 3
@@ -193,10 +194,12 @@ def _repeated(family: Family, spec: ModelSpec) -> set[str]:
 
 def _fill(model: Decoder, slots: Mapping[str, tuple[str, Slot]], store: Store) -> None:
     tensors = tensors_of(model)
-    with torch.no_grad():
+    total = sum(store.num_bytes(name) for name, _ in slots.values())
+    with torch.no_grad(), Progress("Reading the weights", total) as progress:
         for name, slot in slots.values():
+            foreign = progress.counted(store.read(name), lambda tensor: tensor.nbytes)
             try:
-                slot.read(store.read(name), tensors)
+                slot.read(foreign, tensors)
             except ValueError as error:
                 raise UserError(f"{name}: found {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,10 @@ OLD_WEIGHTS = "pytorch_model.bin"
 OLD_INDEX = "pytorch_model.bin.index.json"
 LARGEST_JSON = 1 << 28
 """Bytes of a JSON file that is read at most."""
+
+
+WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "float64": 8, "bfloat16": 2, "float16": 2}
+"""Bytes of a number, by the names of dtypes in files."""
 
 
 class Store:
@@ -49,6 +54,11 @@ class Store:
         except (SafetensorError, RuntimeError, ValueError) as error:
             raise UserError(f"{name}: cannot be read: {_line(error)}") from None
         return tensor
+
+    def num_bytes(self, name: str) -> int:
+        """Return the size of a tensor in its file."""
+        width = WIDTHS.get(self.dtypes[name].removeprefix("torch."), 4)
+        return math.prod(self.shapes[name]) * width
 
     def add_safetensors(self, path: Path, file: Any) -> None:
         """Take the tensors of an open safetensors file."""
