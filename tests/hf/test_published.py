@@ -13,6 +13,7 @@ import pytest
 
 from archwright import hf
 from archwright.hf.exporting import differences, fit, nearest_fit
+from archwright.hf.loading import text_config
 from archwright.model.build import build
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load, preset_names
@@ -43,9 +44,8 @@ OTHERWISE = {
 
 
 def spec_of(name: str) -> ModelSpec:
-    config = PUBLISHED[name]["config"]
-    text = config.get("text_config", config)
-    return hf.FAMILIES[text["model_type"]].spec(text, name=name)
+    config, _ = text_config(PUBLISHED[name]["config"])
+    return hf.FAMILIES[config["model_type"]].spec(config, name=name)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -55,8 +55,7 @@ def test_a_published_config_is_read_written_and_read(name: str) -> None:
 
 
 def text_type(name: str) -> str:
-    config = PUBLISHED[name]["config"]
-    return str(config.get("text_config", config)["model_type"])
+    return str(text_config(PUBLISHED[name]["config"])[0]["model_type"])
 
 
 @pytest.mark.parametrize("preset", OF_PRESET)
