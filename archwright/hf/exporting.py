@@ -12,6 +12,7 @@ from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.read import flatten, toml_value
+from archwright.spec.words import BELONGS
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
 """Keys that no logit depends on; layers are compared one by one."""
@@ -61,20 +62,26 @@ def fit(spec: ModelSpec, family: Family) -> Fit:
         back = family.spec(family.config(spec))
     except UserError as error:
         return Fit(family, tuple(error.lines) * 1000)
-    return Fit(family, tuple(dict.fromkeys(_differences(spec, back))))
+    return Fit(family, tuple(dict.fromkeys(differences(spec, back))))
 
 
-def _differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
+def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
+    """Yield a line for each value of a resolved spec that another has otherwise: path, its own, the other's;
+    but for those that no logit depends on."""
     axes = frozenset(LayerSpec.model_fields)
     yield from _lines(_flat(spec, axes), _flat(back, axes), spec)
     if spec.num_layers != back.num_layers:
         return
-    seen: set[tuple[int, int]] = set()
-    for i in range(spec.num_layers):
-        own, theirs = spec.layer(i), back.layer(i)
-        if (id(own), id(theirs)) not in seen:
-            seen.add((id(own), id(theirs)))
-            yield from _lines(_flat(own), _flat(theirs), spec)
+    kinds = zip(*(s.layers.names(s.num_layers) for s in (spec, back)), strict=True)
+    for own, theirs in dict.fromkeys(kinds):
+        layers = spec.layers_by_kind[own], back.layers_by_kind[theirs]
+        yield from _lines(_flat(layers[0]), _flat(layers[1]), spec)
+
+
+def _idle(path: str, values: dict[str, Any]) -> bool:
+    """Tell whether an option says how something is done that is not done."""
+    axis, _, option = path.rpartition(".")
+    return option in BELONGS and values.get(f"{axis}.{BELONGS[option]}.kind") == "none"
 
 
 def _flat(values: Spec, without: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -94,6 +101,8 @@ def _lines(own: dict[str, Any], theirs: dict[str, Any], spec: ModelSpec) -> Iter
         if value == other or (path == "context_length" and not spec.position.ends):
             continue
         if any(path.startswith(kind) and path != f"{kind}kind" for kind in kinds):
+            continue
+        if _idle(path, own):
             continue
         shown = "nothing" if other is None else toml_value(other)
         yield f"{path} = {toml_value(value)} (has {shown})"

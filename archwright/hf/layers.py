@@ -188,7 +188,8 @@ def getter(spec: ModelSpec, layers: Sequence[int] | None = None) -> Get:
     A value of a layer is that of the first of `layers`, by default all, that has one.
     """
     wanted = range(spec.num_layers) if layers is None else layers
-    kinds = dict.fromkeys(spec.layers.names(spec.num_layers)[i] for i in wanted)
+    names = spec.layers.names(spec.num_layers)
+    kinds = dict.fromkeys(names[i] for i in wanted)
     stacks = [spec.layers_by_kind[kind] for kind in kinds]
 
     def get(path: str) -> Any:

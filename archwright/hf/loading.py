@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from archwright.hf.family import Family
 from archwright.hf.keys import Slot
 from archwright.hf.store import Store, opened, read_json
 from archwright.hf.tokenizers import read_tokenizer
+from archwright.hf.wrappers import WRAPPERS, Wrapper
 from archwright.model.build import build_unset
 from archwright.model.decoder import Decoder
 from archwright.spec.errors import UserError, nearest
@@ -46,7 +48,7 @@ def load(
     device: torch.device | str = "cpu",
 ) -> Loaded:
     """Return the model of a folder in the layout of Hugging Face: config.json, safetensors in one file or
-    more, and a tokenizer.
+    more, and a tokenizer; of one with a text model beside others, as of images, the text model.
 
     Nothing of it is run. Shapes are checked before memory is taken, and tensors are read one at a time, so
     that at the peak there is the model and its largest tensor.
@@ -59,9 +61,12 @@ def load(
         UserError: what is missing, damaged, or not known to this package, one line each.
     """
     folder = Path(folder)
-    config = read_config(folder)
+    config, wrapper = text_config(read_config(folder))
     family = family_of(config, folder)
-    with opened(folder) as store:
+    with opened(folder) as whole:
+        store = whole if wrapper is None else _text_alone(wrapper, whole, folder)
+        if wrapper is not None:  # the whole and the text model may differ in what they say of it
+            config["tie_word_embeddings"] = "lm_head.weight" not in store.shapes
         spec = _tied_as_stored(_spec(family, config, store, folder), family, store)
         names = _checked(family, spec, store, folder)
         model = build_unset(spec, device=device, dtype=_dtype(dtype, store))
@@ -76,6 +81,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         near = nearest(folder.name, [p.name for p in folder.parent.glob("*")])
         raise UserError(f"{folder}: there is no such folder.{near}")
     return read_json(folder / "config.json")
+
+
+def text_config(config: dict[str, Any]) -> tuple[dict[str, Any], Wrapper | None]:
+    """Return the config of a folder's text model, and what it is wrapped in, if it is."""
+    kind = config.get("model_type")
+    wrapper = WRAPPERS.get(kind) if isinstance(kind, str) else None
+    return (config, None) if wrapper is None else (wrapper.config(config), wrapper)
 
 
 def family_of(config: Mapping[str, Any], folder: Path) -> Family:
@@ -97,6 +109,15 @@ def family_of(config: Mapping[str, Any], folder: Path) -> Family:
             "bfloat16 or float16: save them so first"
         )
     return FAMILIES[kind]
+
+
+def _text_alone(wrapper: Wrapper, whole: Store, folder: Path) -> Store:
+    """Return the tensors of the text model, and say what is left aside."""
+    store, aside = wrapper.tensors(whole)
+    if aside:
+        line = f"{folder}: the text model alone is read; left aside: {', '.join(aside)}"
+        warnings.warn(line, stacklevel=3)
+    return store
 
 
 def _spec(family: Family, config: dict[str, Any], store: Store, folder: Path) -> ModelSpec:

@@ -40,7 +40,15 @@ class Store:
     def __init__(self) -> None:
         self.shapes: dict[str, Shape] = {}
         self.dtypes: dict[str, str] = {}
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, tuple[Any, str]] = {}
+
+    def renamed(self, names: Mapping[str, str]) -> Store:
+        """Return the tensors of `names` alone, by new names; each stands before the old one."""
+        other = Store()
+        for new, old in names.items():
+            other.shapes[new], other.dtypes[new] = self.shapes[old], self.dtypes[old]
+            other._files[new] = self._files[old]
+        return other
 
     def read(self, name: str) -> Tensor:
         """Return a tensor's values.
@@ -48,9 +56,9 @@ class Store:
         Raises:
             UserError: the file is damaged there.
         """
-        file = self._files[name]
+        file, there = self._files[name]
         try:
-            tensor: Tensor = file[name] if isinstance(file, Mapping) else file.get_tensor(name)
+            tensor: Tensor = file[there] if isinstance(file, Mapping) else file.get_tensor(there)
         except (SafetensorError, RuntimeError, ValueError) as error:
             raise UserError(f"{name}: cannot be read: {_line(error)}") from None
         return tensor
@@ -74,7 +82,7 @@ class Store:
     def _add(self, path: Path, name: str, shape: Shape, dtype: str, file: Any) -> None:
         if name in self.shapes:
             raise UserError(f"{path}: {name}: found in another file, too")
-        self.shapes[name], self.dtypes[name], self._files[name] = shape, dtype, file
+        self.shapes[name], self.dtypes[name], self._files[name] = shape, dtype, (file, name)
 
 
 @contextmanager

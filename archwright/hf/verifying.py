@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright.hf.families import FAMILIES
-from archwright.hf.loading import Loaded, load
+from archwright.hf.loading import Loaded, load, read_config, text_config
+from archwright.hf.wrappers import own_name
 from archwright.spec.errors import UserError
 
 TOKENS = 64
@@ -94,12 +95,14 @@ def verify(folder: str | Path) -> Certificate:
 
 
 def _theirs(folder: str | Path, dtype: torch.dtype) -> nn.Module:
-    from transformers import AutoModelForCausalLM, logging
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, logging
 
+    wrapped = text_config(read_config(Path(folder)))[1] is not None
+    auto = AutoModelForImageTextToText if wrapped else AutoModelForCausalLM
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        model: nn.Module = auto.from_pretrained(
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # of many kinds
@@ -154,7 +157,8 @@ def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[s
     names = dict(_names(family.of_model, "", ""))
     for i in range(own.spec.num_layers):
         names |= _names(family.of_layer, f"layers.{i}.", family.layers.format(i=i))
-    ours, others = dict(own.model.named_modules()), dict(theirs.named_modules())
+    ours = dict(own.model.named_modules())
+    others = {own_name(name): module for name, module in theirs.named_modules()}
     both = [(o, t) for o, t in names.items() if o in ours and t in others]
     return {o: ours[o] for o, _ in both}, {o: others[t] for o, t in both}
 

@@ -15,7 +15,7 @@ NORMS = 'expected one of "layer", "none", "rms"'
 MISTAKES: dict[str, list[str]] = {
     # verbs, options and names
     "trian demo": [
-        '"trian": no such verb; there are train, compare, generate, eval, profile, report, list, show, diff, schema, '
+        '"trian": no such verb; there are train, compare, generate, eval, import, export, verify, profile, report, list, show, diff, schema, '
         'check. Did you mean "train"?'
     ],
     "train": ["train what? Name a recipe, a model or a TOML file, such as: archwright train demo"],
@@ -39,7 +39,7 @@ MISTAKES: dict[str, list[str]] = {
         "--resume takes the run as it was begun: leave out other words, --out, --tiny and --dry-run"
     ],
     "list choises": [
-        'list "choises": expected one of models, recipes, studies, choices, runs. Did you mean "choices"?'
+        'list "choises": expected one of models, recipes, studies, choices, families, runs. Did you mean "choices"?'
     ],
     "list runs --wide": ["list runs: --wide and --format are for models; leave them out, or list models"],
     **{

@@ -309,6 +309,12 @@ XLNET = Family(
         "lm_loss": "head",
     },
     prefix="transformer.",
+    spellings={
+        "n_token": "vocab_size",
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
 )
 
 BERT_FAMILIES = (BERT, BIG_BIRD, ROBERTA, ROFORMER, XLNET)

@@ -1,6 +1,6 @@
 """Families that grew in fairseq and its like: OPT, XGLM and BioGPT, and CTRL with positions of their kind."""
 
-from archwright.hf.families.gpt import ALL_BIASES, GPT_SIZES, LAYER_NORM
+from archwright.hf.families.gpt import ALL_BIASES, GPT_SIZES, LAYER_NORM, USUAL_WORDS
 from archwright.hf.families.llama import SIZES
 from archwright.hf.family import Family
 from archwright.hf.lenses import Activation, At, Refuse, Set, Switch
@@ -119,6 +119,11 @@ XGLM = Family(
     of_layer=LAYER_KEYS,
     of_model={"model.embed_tokens": "embedding", "model.layer_norm": "norm", "lm_head": "head"},
     ignored=(r".*embed_positions\.weights",),
+    spellings={
+        "hidden_size": "d_model",
+        "num_attention_heads": "attention_heads",
+        "num_hidden_layers": "num_layers",
+    },
 )
 
 BIOGPT = Family(
@@ -202,6 +207,7 @@ CTRL = Family(
     },
     of_model={"transformer.w": "embedding", "transformer.layernorm": "norm", "lm_head": "head"},
     prefix="transformer.",
+    spellings=USUAL_WORDS,
 )
 
 FAIRSEQ_FAMILIES = (OPT, XGLM, BIOGPT, CTRL)

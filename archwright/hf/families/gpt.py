@@ -34,6 +34,14 @@ GPT_SIZES = (
     At("n_layer", "num_layers"),
     At("n_head", "attention.num_heads"),
 )
+USUAL_WORDS = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+}
+"""The words of other families, which classes with words of their own understand, too."""
+
 GPT_DROPOUTS = (
     At("embd_pdrop", "embedding.dropout"),
     At("resid_pdrop", "residual.dropout"),
@@ -116,6 +124,7 @@ GPT2 = Family(
     },
     prefix="transformer.",
     ignored=(r".*\.attn\.(bias|masked_bias)",),
+    spellings=USUAL_WORDS,
 )
 
 GPT1 = GPT2.but(
@@ -206,6 +215,7 @@ GPT_NEO = Family(
     of_model=GPT2.of_model,
     prefix="transformer.",
     ignored=(r".*\.attn\.attention\.(bias|masked_bias)",),
+    spellings={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
 )
 
 
@@ -264,6 +274,7 @@ GPT_J = Family(
     of_model={"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"},
     prefix="transformer.",
     ignored=(r".*\.attn\.(bias|masked_bias|causal_mask)",),
+    spellings=USUAL_WORDS,
 )
 
 CODEGEN = GPT_J.but(

@@ -193,6 +193,11 @@ BLOOM = Family(
         "lm_head": "head",
     },
     prefix="transformer.",
+    spellings={
+        "n_embed": "hidden_size",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
 )
 
 FALCON = Family(
@@ -373,6 +378,11 @@ MPT = Family(
     },
     of_model={"transformer.wte": "embedding", "transformer.norm_f": "norm", "lm_head": "head"},
     prefix="transformer.",
+    spellings={
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
 )
 
 NEOX_FAMILIES = (GPT_NEOX, GPT_NEOX_JAPANESE, BLOOM, FALCON, MPT)

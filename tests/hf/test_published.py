@@ -1,0 +1,93 @@
+"""Published config.json files give the presets of the same models, and models of the published sizes.
+
+`published_configs.json` was recalled, not downloaded: its keys are those that such files have, in the spelling of
+their time. `parameters` are the sizes that hubs show, null where none was known; the factors of LongRoPE of
+Phi-3.5-MoE are stand-ins.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archwright import hf
+from archwright.hf.exporting import differences, fit, nearest_fit
+from archwright.hf.loading import text_config
+from archwright.model.build import build
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load, preset_names
+
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "published_configs.json").read_text("utf-8")
+)
+OF_PRESET = {entry["preset"]: name for name, entry in PUBLISHED.items() if entry["preset"]}
+SIZED = [name for name, entry in PUBLISHED.items() if entry["parameters"]]
+
+BLOCKED = {
+    "chinchilla-70b": "position.kind",
+    "gopher-280b": "position.kind",
+    "gpt-3-175b": "attention.mask.kind",
+    "lamda-137b": "position.kind",
+    "palm-540b": "head.divisor",
+    "textbook": "embedding.scale",
+}
+"""Presets that no class of the library can hold, and a choice that blocks the nearest one."""
+OTHERWISE = {
+    "modern": "llama",
+    "nemotron-4-340b": "nemotron",
+    "opt-175b": "opt",
+    "phi-4": "llama",  # its class is phi3; without partial rotation it is a Llama, which comes first
+    "qwen-14b": "qwen2",  # its class is not in the library
+}
+"""Families of presets whose config is not here, or is of another one."""
+
+
+def spec_of(name: str) -> ModelSpec:
+    config, _ = text_config(PUBLISHED[name]["config"])
+    return hf.FAMILIES[config["model_type"]].spec(config, name=name)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_read_written_and_read(name: str) -> None:
+    spec = spec_of(name)
+    assert fit(spec, hf.FAMILIES[text_type(name)]).blocking == ()
+
+
+def text_type(name: str) -> str:
+    return str(text_config(PUBLISHED[name]["config"])[0]["model_type"])
+
+
+@pytest.mark.parametrize("preset", OF_PRESET)
+def test_a_published_config_is_the_preset_of_its_model(preset: str) -> None:
+    """But for what only training knows, and lengths that nothing in the model depends on."""
+    own = load(preset).resolved()
+    assert list(differences(own, spec_of(OF_PRESET[preset]))) == []
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_a_published_config_has_the_published_number_of_parameters(name: str) -> None:
+    model = build(spec_of(name), device="meta")
+    assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]["parameters"]
+
+
+@pytest.mark.parametrize("preset", preset_names("models"))
+def test_a_preset_is_written_as_the_family_of_its_model(preset: str) -> None:
+    found = nearest_fit(load(preset))
+    if preset in BLOCKED:
+        assert any(line.startswith(BLOCKED[preset]) for line in found.blocking)
+        return
+    assert found.blocking == ()
+    expected = OTHERWISE.get(preset) or text_type(OF_PRESET[preset])
+    assert found.family.model_type == expected
+
+
+@pytest.mark.parametrize("name", sorted(hf.FAMILIES))
+def test_other_words_for_keys_are_those_of_the_class(name: str) -> None:
+    """A class with words of its own reads those of others, and writes some into config.json."""
+    transformers = pytest.importorskip("transformers")
+    family = hf.FAMILIES[name]
+    words = transformers.AutoConfig.for_model(name).attribute_map
+    told = {word: key for word, key in words.items() if key in family.defaults}
+    missing = {word: key for word, key in told.items() if family.spellings.get(word) != key}
+    assert {w: k for w, k in missing.items() if w not in family.defaults} == {}
