@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from archwright.spec.attention import LatentAttention, SoftmaxAttention
 from archwright.spec.read import load, preset_names
 from archwright.spec.table import rows
 from archwright.spec.unpublished import unpublished
@@ -35,7 +36,7 @@ PRESETS = {
     ("Nemotron-4 (340B)", "2024"): "nemotron-4-340b",
     ("Qwen 2 (72B) - same for 2.5", "2024"): "qwen-2-72b",
     ("Falcon 2 11B", "2024"): "falcon-2-11b",
-    ("Ph3 (small) - same for ph4", "2024"): "phi-4",
+    ("Ph3 (small) - same for ph4", "2024"): "phi-3-small",
     ("Llama 3 (70B)", "2024"): "llama-3-70b",
     ("Reka Flash", "2024"): "reka-flash",
     ("Command R+", "2024"): "command-r-plus",
@@ -48,6 +49,12 @@ PRESETS = {
     ("Gemma 3", "2025"): "gemma-3-27b",
     ("SmolLM2 (1.7B)", "2025"): "smollm2-1.7b",
 }
+
+ALSO = {
+    ("Qwen 2 (72B) - same for 2.5", "2024"): "qwen-2.5-72b",
+    ("Ph3 (small) - same for ph4", "2024"): "phi-4",
+}
+"""Models that a row is said to hold for, too."""
 
 LEFT_OUT = {
     ("Original transformer", "2017"): "has an encoder",
@@ -125,13 +132,25 @@ def alphabetical(tricks: list[str]) -> str:
 @pytest.mark.parametrize("row", PRESETS, ids=PRESETS.values())
 def test_a_row_follows_from_its_preset(row: Key) -> None:
     """An empty cell says nothing, except that there is no stability trick."""
-    said = {c: text for c, text in LECTURE[row].items() if text or c == "stability"}
-    said |= {"stability": alphabetical(said["stability"].split(", "))}
+    said = said_of(row)
     corrected = {c["column"]: c["corrected"] for c in CORRECTIONS if key(c) == row}
     derived = in_lecture_words(DERIVED[PRESETS[row]])
-    expected = {column: text for column, text in (said | corrected).items() if column != "name"}
+    expected = said | corrected
     assert {column: derived[column] for column in expected} == expected
     assert all(said[column] != text for column, text in corrected.items()), "a needless correction"
+
+
+@pytest.mark.parametrize("row", ALSO, ids=ALSO.values())
+def test_a_row_holds_for_the_other_model_that_it_names(row: Key) -> None:
+    said, derived = said_of(row), in_lecture_words(DERIVED[ALSO[row]])
+    assert {column: derived[column] for column in said} == said
+
+
+def said_of(row: Key) -> Cells:
+    """Return what a row says, without its name."""
+    said = {c: text for c, text in LECTURE[row].items() if text or c == "stability"}
+    said |= {"stability": alphabetical(said["stability"].split(", "))}
+    return {column: text for column, text in said.items() if column != "name"}
 
 
 def test_every_row_has_a_preset_or_a_reason() -> None:
@@ -156,4 +175,8 @@ def test_every_model_has_its_year_and_the_widths_of_its_spec(name: str) -> None:
     cells, spec = DERIVED[name], load(name).resolved()
     assert 2017 <= int(cells["year"]) <= 2026
     assert cells["layers"] == str(spec.num_layers)
-    assert cells["heads"] == f"{spec.attention.num_heads}/{spec.attention.num_kv_heads}"
+    if isinstance(spec.attention, LatentAttention):
+        assert cells["heads"] == f"{spec.attention.num_heads} of one latent"
+    else:
+        assert isinstance(spec.attention, SoftmaxAttention)
+        assert cells["heads"] == f"{spec.attention.num_heads}/{spec.attention.num_kv_heads}"

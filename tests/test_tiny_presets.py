@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from archwright.model import build
-from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.attention import LatentAttention, SoftmaxAttention
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import flatten, load, preset_names
 from archwright.spec.rules import enforce
@@ -26,7 +26,9 @@ SIZES = {
         "shared_hidden_dim",
     ),
     *("num_heads", "num_kv_heads", "head_dim", "num_experts", "top_k", "num_groups", "top_groups"),
-    *("size", "stride", "radius", "period", "prefix", "suffix", "short", "long"),
+    *("query_rank", "kv_rank", "nope_head_dim", "rope_head_dim", "value_head_dim"),
+    *("size", "stride", "radius", "period", "block_size"),
+    *("prefix", "suffix", "short", "long"),
 }
 """What a tiny model may have otherwise."""
 
@@ -61,10 +63,20 @@ def test_a_tiny_model_is_tiny_and_its_heads_share_keys_alike(name: str) -> None:
     assert 3e5 < build(tiny, device="meta").num_parameters() < 1.3e6
     for kind, layer in tiny.layers_by_kind.items():
         few, many = layer.attention, model.layers_by_kind[kind].attention
+        if isinstance(few, LatentAttention) and isinstance(many, LatentAttention):
+            assert shape(few) == pytest.approx(shape(many))
+            continue
         assert isinstance(few, SoftmaxAttention)
         assert isinstance(many, SoftmaxAttention)
         share = int(many.num_heads) / int(many.num_kv_heads)
         assert int(few.num_heads) / int(few.num_kv_heads) == pytest.approx(min(share, 4), rel=0.5)
+
+
+def shape(attention: LatentAttention) -> list[float]:
+    """Return the widths that all heads have, and that of what they are made from, over a head's."""
+    own = attention.nope_head_dim
+    widths = (attention.rope_head_dim, attention.value_head_dim, attention.kv_rank)
+    return [int(width) / int(own) for width in widths]
 
 
 @pytest.mark.parametrize("name", DISTINCT)

@@ -15,6 +15,8 @@ TINY_DIM, TINY_HEAD_DIM, TINY_LAYERS, TINY_CONTEXT, TINY_EXPERTS = 64, 16, 4, 12
 
 TOKENS = {"size": 8, "stride": 4, "radius": 4, "period": 8}
 """What masks and queries count in tokens, with the least of each."""
+IN_BLOCKS = {"block_size": 1}
+"""What stands in its place in a mask that counts in blocks, whose numbers of blocks stay."""
 
 
 def tiny(spec: ModelSpec) -> ModelSpec:
@@ -129,7 +131,7 @@ def _leave_out_experts(feedforward: Table, experts: int) -> None:
 def _shorten(attention: Table, share: float) -> None:
     """Fit what is counted in tokens to shorter texts."""
     for table in (attention.get("mask", {}), attention.get("length_scale", {})):
-        for name, least in TOKENS.items():
+        for name, least in (IN_BLOCKS if "block_size" in table else TOKENS).items():
             if name in table and share < 1:
                 table[name] = max(least, round(table[name] * share))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from archwright.spec.attention import Attention, SoftmaxAttention
+from archwright.spec.attention import Attention, LatentAttention, SoftmaxAttention
 from archwright.spec.counted import parameter_counts
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.masks import Causal, Mask
@@ -99,6 +99,8 @@ def _position(position: Position) -> str:
 
 
 def _heads(attention: Attention) -> str:
+    if isinstance(attention, LatentAttention):
+        return f"{attention.num_heads} of one latent"
     if not isinstance(attention, SoftmaxAttention):
         return "" if attention.kind == "none" else word(attention.kind)
     return f"{attention.num_heads}/{attention.num_kv_heads}"
@@ -131,7 +133,7 @@ def _masks(spec: ModelSpec) -> str:
 
 
 def _mask(mask: Mask) -> str:
-    numbers = [f"{n:,}" for n in mask.model_dump().values() if isinstance(n, int)]
+    numbers = [f"{n:,}" for n in mask.model_dump().values() if type(n) is int]  # no switches
     return " ".join([word(mask.kind), *numbers])
 
 
@@ -222,7 +224,7 @@ COLUMNS = {
         brief=True,
     ),
     "heads": Column(
-        "Query heads / key-value heads.",
+        "Query heads / key-value heads, or the heads whose keys and values are made from one latent.",
         lambda spec: _each(spec, lambda layer: _heads(layer.attention)),
         brief=True,
     ),
