@@ -15,8 +15,8 @@ NORMS = 'expected one of "layer", "none", "rms"'
 MISTAKES: dict[str, list[str]] = {
     # verbs, options and names
     "trian demo": [
-        '"trian": no such verb; there are train, compare, generate, eval, import, export, verify, profile, report, list, show, diff, schema, '
-        'check. Did you mean "train"?'
+        '"trian": no such verb; there are train, compare, generate, eval, import, export, '
+        'verify, profile, report, list, show, diff, schema, check. Did you mean "train"?'
     ],
     "train": ["train what? Name a recipe, a model or a TOML file, such as: archwright train demo"],
     "train model.dim=64": [
