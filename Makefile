@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test laws check bench bench-full docs clean
@@ -24,8 +25,11 @@ check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed-bench  ## time training beside transformers (15 minutes)
-	$(BIN)/python bench/train_speed.py
+bench: $(PEERS)/.installed  ## time training beside transformers, litgpt and others (15 minutes)
+	$(PEERS)/bin/python bench/train_speed.py
+
+bench-full: $(PEERS)/.installed  ## the same with all of them compiled, too
+	$(PEERS)/bin/python bench/train_speed.py --compile
 
 docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m archwright.planning.counts
@@ -33,7 +37,7 @@ docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m archwright.reporting.architectures
 
 clean:  ## remove what make has made
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(PEERS) build *.egg-info
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -50,6 +54,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) -e '.[dev]'
 	@touch $@
 
-$(VENV)/.installed-bench: $(VENV)/.installed
-	$(INSTALL) -e '.[bench]'
+# Peers stand apart: some ask for older versions of what others need, which pip tells and which does no harm.
+$(PEERS)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt transformers litgpt x-transformers
 	@touch $@

@@ -77,7 +77,9 @@ def verify(folder: str | Path) -> Certificate:
     try:
         import transformers
     except ImportError:
-        raise UserError("verify compares with transformers, which is not installed here") from None
+        raise UserError(
+            "verify compares with transformers, which is not installed: pip install transformers"
+        ) from None
     comparisons, exact = [], None
     for dtype in DIVERGES:
         own = load(folder, dtype=dtype)
