@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from archwright.parts.feedforward import Balance
 from archwright.parts.linear import Linear
 
 IGNORE = -100
@@ -91,12 +92,24 @@ def linear_cross_entropy(
 
 
 def take_auxiliary(model: nn.Module) -> Tensor:
-    """Return the sum of what modules asked to be minimised in their last forward, and forget it; 0 of none."""
-    taken = []
+    """Return the sum of what modules asked to be minimised in their last forward, and forget it; 0 of none.
+
+    Of balance losses over all layers together, f_e and p_e are means over the layers.
+    """
+    taken: list[Tensor] = []
+    together: dict[tuple[int, float], list[Balance]] = {}
     for module in model.modules():
-        if getattr(module, AUXILIARY, None) is not None:
-            taken.append(getattr(module, AUXILIARY))
+        asked = getattr(module, AUXILIARY, None)
+        if isinstance(asked, Balance):
+            together.setdefault((len(asked.share), asked.factor), []).append(asked)
+            taken.append(asked.rest)
+        elif asked is not None:
+            taken.append(asked)
+        if asked is not None:
             setattr(module, AUXILIARY, None)
+    for (_, factor), layers in together.items():
+        share, score = (torch.stack(parts).mean(0) for parts in list(zip(*layers, strict=True))[:2])
+        taken.append(factor * (share * score).sum())
     return torch.stack(taken).sum() if taken else torch.zeros(())
 
 

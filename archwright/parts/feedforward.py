@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -92,6 +92,19 @@ class Gated(nn.Module):
         return self.spec.kind
 
 
+class Balance(NamedTuple):
+    """A layer's part in a balance loss that is taken over all layers together."""
+
+    share: Float[Tensor, " experts"]
+    """f_e, the share of the choices that fell on each expert."""
+    mean_score: Float[Tensor, " experts"]
+    """p_e, the mean score of each."""
+    factor: float
+    """What the sum of f_e p_e is multiplied by."""
+    rest: Tensor
+    """What the layer asks for by itself."""
+
+
 class Experts(nn.Module):
     """y = scale * sum over the top_k chosen e of w_e expert_e(x), + shared(x), + bias.
 
@@ -124,7 +137,7 @@ class Experts(nn.Module):
         bias = torch.zeros(spec.num_experts) if spec.has_selection_bias else None
         self.register_buffer("selection_bias", bias)
         self.selection_bias: Tensor | None
-        self.auxiliary: Tensor | None = None
+        self.auxiliary: Tensor | Balance | None = None
         self.load: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
@@ -183,14 +196,18 @@ class Experts(nn.Module):
             self.selection_bias += self.spec.bias_rate * short.sign()
         self.load = None
 
-    def _auxiliary(self, logits: Tensor, sent_to: Tensor) -> Tensor:
-        """Return balance_loss * num_experts sum of f_e p_e + router_z_loss * mean of log² Z."""
+    def _auxiliary(self, logits: Tensor, sent_to: Tensor) -> "Tensor | Balance":
+        """Return balance_loss * num_experts sum of f_e p_e + router_z_loss * mean of log² Z, or what it is
+        made of where that is done for all layers together."""
         s = self.spec
         scores = logits.sigmoid() if s.scores == "sigmoid" else logits.softmax(-1)
         mean_score = (scores / (scores.sum(-1, keepdim=True) + 1e-20)).mean(0)
         share = sent_to / (len(logits) * s.top_k)
-        balance = s.num_experts * (share * mean_score).sum()
-        return s.balance_loss * balance + s.router_z_loss * logits.logsumexp(-1).square().mean()
+        z_loss = s.router_z_loss * logits.logsumexp(-1).square().mean()
+        factor = s.balance_loss * s.num_experts
+        if s.balance_over == "model":
+            return Balance(share, mean_score, factor, z_loss)
+        return factor * (share * mean_score).sum() + z_loss
 
     def reset_parameters(self) -> None:
         if self.selection_bias is not None:

@@ -214,6 +214,9 @@ class Experts(FeedForward):
     balance_loss: float = Field(0.01, ge=0)
     """In training, what is minimised too: this times num_experts sum of f_e p_e in each layer, f_e the share
     of the choices that fell on expert e, p_e its mean score (Fedus et al., 2021, eq. 4)."""
+    balance_over: Literal["layer", "model"] = "layer"
+    """Over what f_e and p_e are taken: each layer by itself, or all layers together, once for the model
+    (transformers' auxiliary loss)."""
     router_z_loss: float = Field(0.0, ge=0, examples=[0.001])
     """In training, what is minimised too: this times the mean of log² of the router's softmax sum in each
     layer (Zoph et al., 2022, eq. 5)."""

@@ -66,10 +66,12 @@ def experts(
 
 
 def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok") -> Lens:
-    """Return the lens of the balance loss, whose f_e adds up to top_k there and to 1 here."""
+    """Return the lens of the balance loss, which is of all layers together, and whose f_e adds up to top_k
+    there and to 1 here."""
 
     def read(config: Config) -> Table:
-        return nested("feedforward.balance_loss", said(config, key) * said(config, top_k))
+        loss = said(config, key) * said(config, top_k)
+        return {"feedforward": {"balance_loss": loss, "balance_over": "model"}}
 
     def write(get: Get) -> dict[str, Any]:
         loss = get("feedforward.balance_loss")
