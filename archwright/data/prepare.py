@@ -156,8 +156,8 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _encode(batch: list[Piece], tokenizer: Tokenizer) -> Encoded:
-    """Encode pieces and put end-of-text where a document begins."""
-    end = np.array([tokenizer.end_of_text], np.uint32)
+    """Encode pieces and put the token that begins a text where a document begins."""
+    begin = np.array([tokenizer.begin_of_text], np.uint32)
     parts: list[NDArray[np.uint32]] = []
     starts: list[int] = []
     num_bytes, position = [0], 0
@@ -165,7 +165,7 @@ def _encode(batch: list[Piece], tokenizer: Tokenizer) -> Encoded:
         if piece.first:
             starts.append(position)
             num_bytes.append(0)
-            parts.append(end)
+            parts.append(begin)
             position += 1
         parts.append(ids)
         position += len(ids)
@@ -228,7 +228,7 @@ class Writer:
             num_tokens=self.num_tokens,
             num_documents=len(self.document_bytes),
             num_bytes=sum(self.document_bytes),
-            end_of_text=self.tokenizer.end_of_text,
+            end_of_text=self.tokenizer.begin_of_text,
             text=text,
             tokenizer=self.tokenizer.fingerprint,
             shards=tuple(self.shards),

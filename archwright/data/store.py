@@ -35,6 +35,7 @@ class Index:
     num_documents: int
     num_bytes: int
     end_of_text: int
+    """The id every document starts from: end-of-text, or the token that a foreign tokenizer has for it."""
     text: str
     """Fingerprint of the documents."""
     tokenizer: str

@@ -1,7 +1,7 @@
 """Plain sampling: one token at a time from the model's distribution, made sharper or cut."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +20,7 @@ def sample(
     temperature: float = 0.8,
     top_k: int = 0,
     top_p: float = 1.0,
-    stop: int | None = None,
+    stop: int | Collection[int] = (),
     num_tokens: int | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
@@ -31,7 +31,7 @@ def sample(
         temperature: 0 takes the likeliest token.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the likeliest tokens that hold this much probability (Holtzman et al., 2019).
-        stop: end before this token.
+        stop: end before this token, or any of these.
         num_tokens: tokens that exist; a vocabulary rounded up has rows without a token.
 
     Raises:
@@ -43,7 +43,7 @@ def sample(
     def choose(logits: Tensor) -> int:
         return draw(logits[:num_tokens].float(), temperature, top_k, top_p, generator)
 
-    return _drawn(model, prompt, choose, max_tokens, stop)
+    return _drawn(model, prompt, choose, max_tokens, {stop} if isinstance(stop, int) else stop)
 
 
 @torch.inference_mode()
@@ -52,7 +52,7 @@ def _drawn(
     prompt: Tensor,
     choose: Callable[[Tensor], int],
     max_tokens: int,
-    stop: int | None,
+    stop: Collection[int],
 ) -> Iterator[int]:
     """Yield tokens one by one, each from what the model says after all before it."""
     model.eval()
@@ -60,7 +60,7 @@ def _drawn(
     logits = reader.read(prompt)
     for i in range(max_tokens):
         token = choose(logits)
-        if token == stop:
+        if token in stop:
             return
         yield token
         if i + 1 < max_tokens:

@@ -52,13 +52,14 @@ def stream(
 ) -> Iterator[str]:
     """Return an iterator over what follows `prompt`, in parts as soon as their characters are whole.
 
-    The model reads the end-of-text token first, as in training, and stops before the next one.
+    The model reads the token that begins a text first, as in training, and stops before the next one, and
+    before end-of-text.
 
     Raises:
         UserError: settings out of their limits, one line each.
     """
     device = next(model.parameters()).device
-    start = [tokenizer.end_of_text, *tokenizer.encode(prompt).tolist()]
+    start = [tokenizer.begin_of_text, *tokenizer.encode(prompt).tolist()]
     tokens = sample(
         model,
         torch.tensor(start, device=device),
@@ -66,7 +67,7 @@ def stream(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        stop=tokenizer.end_of_text,
+        stop={tokenizer.end_of_text, tokenizer.begin_of_text},
         num_tokens=tokenizer.vocab_size,
         seed=seed,
     )

@@ -71,7 +71,8 @@ def load(
         names = _checked(family, spec, store, folder)
         model = build_unset(spec, device=device, dtype=_dtype(dtype, store))
         _fill(model, names, store)
-    tokenizer = read_tokenizer(folder)
+    assert spec.vocab_size != "auto"
+    tokenizer = read_tokenizer(folder, spec.vocab_size)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
 
 

@@ -126,8 +126,9 @@ def _write_configs(
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     config |= {"dtype": dtype, "torch_dtype": dtype}
     # Without a tokenizer no token is known to begin or end a text, and some classes' own do not exist here.
-    end = None if tokenizer is None else tokenizer.end_of_text
-    ids: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+    ids: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    if tokenizer is not None:
+        ids |= {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text}
     named = {key: config.get(key) if value is None else value for key, value in ids.items()}
     _write_json(folder / "config.json", config | named)
     told = {key: value for key, value in ids.items() if value is not None}

@@ -201,6 +201,8 @@ def _first(
         other = theirs.get(name)
         if other is None or own.shape[:2] != real.shape or other.numel() != own.numel():
             continue
+        if own.ndim == other.ndim == 4 and own.shape != other.shape:
+            other = other.transpose(1, 2)  # heads before tokens there
         a, b = own[real].flatten(1), other.reshape(own.shape)[real].flatten(1)
         if (a - b).abs().max() > tolerance * b.std().clamp(min=1e-12):
             return name

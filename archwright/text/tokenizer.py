@@ -24,14 +24,17 @@ JOINED = 1 << 24
 class Tokenizer:
     """A vocabulary with one end-of-text token; text that spells a special token stays text.
 
-    `vocab_size` is one more than the largest id, `end_of_text` the id every document starts from,
-    `fingerprint` a hash of all that decides the ids.
+    `vocab_size` is one more than the largest id, `end_of_text` the id that ends a text, `begin_of_text` the
+    id every document starts from, which is the same but for foreign tokenizers with a token of its own for
+    it; `fingerprint` a hash of all that decides the ids.
 
     Raises:
-        UserError: the vocabulary has no such end-of-text token.
+        UserError: the vocabulary has no such tokens.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, end_of_text: str) -> None:
+    def __init__(
+        self, inner: tokenizers.Tokenizer, end_of_text: str, begin_of_text: str = ""
+    ) -> None:
         inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
@@ -41,8 +44,14 @@ class Tokenizer:
             raise UserError(_no_end(end_of_text, inner))
         self.end_of_text = self._vocabulary[end_of_text]
         self.end_of_text_name = end_of_text
+        self.begin_of_text_name = begin_of_text or end_of_text
+        if self.begin_of_text_name not in self._vocabulary:
+            raise UserError(f'the vocabulary has no token "{begin_of_text}" to begin a text with')
+        self.begin_of_text = self._vocabulary[self.begin_of_text_name]
         self.vocab_size = max(self._vocabulary.values()) + 1
         content = inner.to_str() + "\n" + end_of_text
+        if self.begin_of_text != self.end_of_text:
+            content += "\n" + begin_of_text
         self.fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
         self._refuse_spelled_specials()
         self._fast = fast_encoding(inner)
@@ -58,7 +67,8 @@ class Tokenizer:
         """
         try:
             config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-            return cls(read_json(folder / "tokenizer.json"), str(config["eos_token"]))
+            begin = str(config["bos_token"]) if config.get("add_bos_token") else ""
+            return cls(read_json(folder / "tokenizer.json"), str(config["eos_token"]), begin)
         except (OSError, ValueError, KeyError) as error:
             if isinstance(error, UserError):
                 raise
@@ -67,12 +77,15 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Write tokenizer.json, and the config that other libraries need to open the folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_of_text_name}
+        config: dict[str, str | bool] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config["eos_token"] = self.end_of_text_name
+        if self.begin_of_text != self.end_of_text:
+            config |= {"bos_token": self.begin_of_text_name, "add_bos_token": True}
         (folder / "tokenizer.json").write_text(self._inner.to_str(pretty=True), "utf-8")
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
     def encode(self, text: str) -> Ids:
-        """Return the ids of a text, without end-of-text."""
+        """Return the ids of a text, without those that begin and end it."""
         parts = self.encode_many(list(self.whole(pieces([text]))))
         return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
@@ -164,7 +177,8 @@ class Tokenizer:
     def _special_names(self) -> dict[int, bytes]:
         added = self._inner.get_added_tokens_decoder()
         special = {i: token.content.encode() for i, token in added.items() if token.special}
-        return special | {self.end_of_text: self.end_of_text_name.encode()}
+        ends = (self.end_of_text_name, self.begin_of_text_name)
+        return special | {self._vocabulary[name]: name.encode() for name in ends}
 
     @cached_property
     def _plain_added(self) -> frozenset[str]:

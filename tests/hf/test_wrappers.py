@@ -160,4 +160,6 @@ def test_the_whole_is_verified(name: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         certificate = hf.verify(folder)
-    assert certificate.comparisons[0].agrees
+    exact = certificate.comparisons[0]
+    assert exact.agrees
+    assert exact.first is None

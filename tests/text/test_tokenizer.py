@@ -119,6 +119,14 @@ def test_an_empty_or_broken_folder_is_told(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+def test_a_token_to_begin_with_is_in_the_vocabulary() -> None:
+    with pytest.raises(UserError, match='no token "<s>" to begin a text with'):
+        Tokenizer(raw_bytes([END]), END, "<s>")
+    begins = Tokenizer(raw_bytes([END, "<s>"]), END, "<s>")
+    assert (begins.begin_of_text, begins.end_of_text) == (257, 256)
+    assert (BYTES.begin_of_text, BYTES.begin_of_text_name) == (256, END)
+
+
 def test_a_missing_end_of_text_names_the_likely_ones() -> None:
     inner = raw_bytes(["<s>", "</s>", "<|im_end|>"])
     with pytest.raises(UserError) as caught:

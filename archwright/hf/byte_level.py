@@ -1,0 +1,70 @@
+"""The tokenizers of GPT-2 and its kin, from vocab.json and merges.txt."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from archwright.spec.errors import UserError
+from archwright.text.bpe import byte_names
+
+VOCABULARY, MERGES = "vocab.json", "merges.txt"
+CLASSES = ("", "GPT2Tokenizer", "CodeGenTokenizer", "RobertaTokenizer", "BartTokenizer")
+"""What `tokenizer_class` may say of text that is split as GPT-2 splits it."""
+SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token")
+
+
+def read_byte_level(
+    folder: Path, told: Mapping[str, Any], added: Mapping[str, Any]
+) -> tokenizers.Tokenizer | None:
+    """Return the byte-level BPE of a folder; None where its words are split or spelled otherwise.
+
+    Args:
+        told: tokenizer_config.json.
+        added: added_tokens.json, ids by token.
+
+    Raises:
+        UserError: damaged files.
+    """
+    if str(told.get("tokenizer_class") or "").removesuffix("Fast") not in CLASSES:
+        return None
+    try:
+        model = models.BPE.from_file(str(folder / VOCABULARY), str(folder / MERGES))
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{folder / VOCABULARY}: found no BPE with {MERGES}: {error}") from None
+    inner = tokenizers.Tokenizer(model)
+    names = inner.get_vocab()
+    if not set(byte_names().values()) <= set(names):
+        return None
+    prefix = bool(told.get("add_prefix_space"))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    inner.decoder = decoders.ByteLevel()
+    for token, i in _added(names, told, added):
+        inner.add_tokens([token])
+        if inner.token_to_id(token.content) != i:
+            raise UserError(
+                f'{folder}: the added token "{token.content}": found the id {i}; expected '
+                f"{inner.token_to_id(token.content)}, the next one"
+            )
+    return inner
+
+
+def _added(
+    names: Mapping[str, int], told: Mapping[str, Any], added: Mapping[str, Any]
+) -> Iterator[tuple[tokenizers.AddedToken, int]]:
+    """Yield the added tokens with their ids, in order; special ones are those that a config names."""
+    named = [told.get(key) for key in SPECIAL]
+    special = {str(t.get("content") if isinstance(t, Mapping) else t) for t in named if t}
+    special |= {"<|endoftext|>"}
+    listed = told.get("added_tokens_decoder")
+    found = {name: i for name, i in added.items() if isinstance(i, int)}
+    if isinstance(listed, Mapping):
+        for i, token in listed.items():
+            if isinstance(token, Mapping) and str(i).isdecimal():
+                found[str(token.get("content"))] = int(i)
+                special |= {str(token.get("content"))} if token.get("special") else set()
+    found |= {name: names[name] for name in special if name in names}
+    for name, i in sorted(found.items(), key=lambda item: item[1]):
+        yield tokenizers.AddedToken(name, special=name in special, normalized=False), i
