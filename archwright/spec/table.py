@@ -100,7 +100,7 @@ def _position(position: Position) -> str:
 
 def _heads(attention: Attention) -> str:
     if isinstance(attention, LatentAttention):
-        return f"{attention.num_heads} of one latent"
+        return f"{attention.num_heads} latent"
     if not isinstance(attention, SoftmaxAttention):
         return "" if attention.kind == "none" else word(attention.kind)
     return f"{attention.num_heads}/{attention.num_kv_heads}"
