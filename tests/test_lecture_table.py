@@ -176,7 +176,7 @@ def test_every_model_has_its_year_and_the_widths_of_its_spec(name: str) -> None:
     assert 2017 <= int(cells["year"]) <= 2026
     assert cells["layers"] == str(spec.num_layers)
     if isinstance(spec.attention, LatentAttention):
-        assert cells["heads"] == f"{spec.attention.num_heads} of one latent"
+        assert cells["heads"] == f"{spec.attention.num_heads} MLA"
     else:
         assert isinstance(spec.attention, SoftmaxAttention)
         assert cells["heads"] == f"{spec.attention.num_heads}/{spec.attention.num_kv_heads}"

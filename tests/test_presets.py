@@ -25,6 +25,8 @@ def read_table(name: str) -> list[dict[str, str]]:
 
 
 SIZES = {row["name"]: row for row in read_table("published_parameters.csv")}
+KNOWN = {"read", "recalled"}
+"""A number was read in a public text, or is quoted from memory of its source."""
 SUSPICIOUS = read_table("published_suspicions.csv")
 
 
@@ -48,6 +50,7 @@ def test_what_is_suspicious_is_so_as_published(name: str) -> None:
 def test_every_published_model_has_its_published_size() -> None:
     assert sorted({*SIZES, *ANCHORS}) == MODELS
     assert all(row["source"] for row in SIZES.values())
+    assert {row["known"] for row in SIZES.values()} <= KNOWN
 
 
 @pytest.mark.parametrize("name", SIZES)

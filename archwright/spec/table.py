@@ -100,7 +100,7 @@ def _position(position: Position) -> str:
 
 def _heads(attention: Attention) -> str:
     if isinstance(attention, LatentAttention):
-        return f"{attention.num_heads} of one latent"
+        return f"{attention.num_heads} MLA"
     if not isinstance(attention, SoftmaxAttention):
         return "" if attention.kind == "none" else word(attention.kind)
     return f"{attention.num_heads}/{attention.num_kv_heads}"
@@ -224,7 +224,7 @@ COLUMNS = {
         brief=True,
     ),
     "heads": Column(
-        "Query heads / key-value heads, or the heads whose keys and values are made from one latent.",
+        "Query heads / key-value heads; MLA: heads whose keys and values are made from one latent.",
         lambda spec: _each(spec, lambda layer: _heads(layer.attention)),
         brief=True,
     ),
