@@ -30,6 +30,7 @@ BLOCKED = {
     "gpt-3-175b": "attention.mask.kind",
     "lamda-137b": "position.kind",
     "palm-540b": "head.divisor",
+    "phi-3-small": "norm.kind",
     "textbook": "embedding.scale",
 }
 """Presets that no class of the library can hold, and a choice that blocks the nearest one."""
