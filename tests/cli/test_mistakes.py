@@ -45,8 +45,9 @@ MISTAKES: dict[str, list[str]] = {
     **{
         f"{words} reka-flash": [
             '"reka-flash": its architecture is unpublished, so there is nothing to build: its report names '
-            "its choices, and neither its width nor its depth nor where its norms stand (Reka Team, 2024, Reka "
-            "Core, Flash, and Edge: A Series of Powerful Multimodal Language Models, section 2)"
+            "the choices of its decoder of text, and neither its width nor its depth nor where its norms stand "
+            "(Reka Team, 2024, Reka Core, Flash, and Edge: A Series of Powerful Multimodal Language Models, "
+            "section 2)"
         ]
         for words in ("show", "train", "compare modern", "diff modern", "profile")
     },
