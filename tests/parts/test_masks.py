@@ -67,7 +67,8 @@ CHOICES = [
     ],
 ]
 PATTERNS = pytest.mark.parametrize(
-    ("choice", "pattern"), [(choice, MASKS[type(choice)](choice)) for choice in CHOICES], ids=str
+    ("choice", "pattern"),
+    [pytest.param(choice, MASKS[type(choice)](choice), id=str(choice)) for choice in CHOICES],
 )
 
 
