@@ -13,8 +13,8 @@ help:  ## list the verbs
 demo: $(VENV)/.installed  ## train a language model on this CPU in three minutes
 	$(BIN)/archwright train demo
 
-test: $(VENV)/.installed-dev check  ## run all checks and tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed-dev check  ## run all checks and tests, in as many processes as there are cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 laws: $(VENV)/.installed-dev  ## try a thousand random architectures against every law (6 minutes)
 	COMPOSITIONS=1000 $(BIN)/python -m pytest tests/laws tests/test_tiny_presets.py -s

@@ -8,8 +8,9 @@ from archwright.cli.words import Parser, add_parts_option, check_run_parts, load
 from archwright.spec.errors import UserError
 
 ABOUT = """\
-Measure a trained model on text. Every document starts from the token that begins a text (end-of-text, but for some
-imported models); each token of the text is predicted once; bits per byte are its nats over its UTF-8 bytes and ln 2."""
+Measure a trained model on text. Every document starts from the token that begins a text (end-of-text, but for
+some imported models); each token of the text is predicted once; bits per byte are its nats over its UTF-8 bytes
+and ln 2."""
 
 EXAMPLES = """\
   archwright eval runs/demo --text mine.txt

@@ -21,7 +21,7 @@ DEFAULTS: list[tuple[str, str, set[str]]] = [
         {"n_inner"},
     ),  # there None stands for four times the width, here is the number
     ("gpt-j-6b", "gptj", {"n_inner"}),
-    ("gpt-neox-20b", "gpt_neox", set()),
+    ("gpt-neox-20b", "gpt_neox", {"hidden_act"}),  # whose own file says gelu_fast
     ("opt-125m", "opt", set()),
     ("gemma-7b", "gemma", set()),
     ("gemma-2-2b", "gemma2", set()),
