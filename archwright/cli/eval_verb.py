@@ -9,8 +9,8 @@ from archwright.spec.errors import UserError
 
 ABOUT = """\
 Measure a trained model on text. Every document starts from the token that begins a text (end-of-text, but for
-some imported models); each token of the text is predicted once; bits per byte are its nats over its UTF-8 bytes
-and ln 2."""
+some imported models); each token of the text is predicted once; bits per byte are its nats over its UTF-8
+bytes and ln 2."""
 
 EXAMPLES = """\
   archwright eval runs/demo --text mine.txt
