@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -27,6 +28,10 @@ from archwright.text.tokenizer import Tokenizer
 
 NAMED = 3
 """Tensors that one line names at most."""
+
+
+CAME_FROM: WeakKeyDictionary[Decoder, str] = WeakKeyDictionary()
+"""The families that models in memory were read as, so that they are written as the same."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def load(
         model = build_unset(spec, device=device, dtype=_dtype(dtype, store))
         _fill(model, names, store)
     assert spec.vocab_size != "auto"
+    CAME_FROM[model] = family.model_type
     tokenizer = read_tokenizer(folder, spec.vocab_size)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
 

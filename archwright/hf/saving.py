@@ -17,7 +17,7 @@ from archwright.checkpoint.weights import write_tensors
 from archwright.hf.exporting import exportable
 from archwright.hf.family import Family
 from archwright.hf.keys import Slot
-from archwright.hf.loading import tensors_of
+from archwright.hf.loading import CAME_FROM, tensors_of
 from archwright.hf.store import INDEX, WEIGHTS
 from archwright.model.decoder import Decoder
 from archwright.spec.errors import UserError
@@ -41,14 +41,15 @@ def save(
     their dtype. The folder appears whole or not at all.
 
     Args:
-        family: which one, where several have all of the model's choices.
+        family: which one, where several have all of the model's choices; by default the one that the model
+            was read as, or the first.
 
     Raises:
         UserError: no published family has all of the model's choices (the line says which ones block it), or
             the folder is not empty.
     """
     folder = Path(folder)
-    chosen = exportable(model.spec, family)
+    chosen = exportable(model.spec, family or CAME_FROM.get(model, ""))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: not empty; expected a new or empty folder")
     with _whole(folder) as draft:
