@@ -37,7 +37,7 @@ def exportable(spec: ModelSpec, family: str = "") -> Family:
     """
     if family and family not in FAMILIES:
         raise UserError(
-            f"{family}: no such family; archwright list families{nearest(family, FAMILIES)}"
+            f"{family}: no such family; see archwright list families.{nearest(family, FAMILIES)}"
         )
     found = fit(spec.resolved(), FAMILIES[family]) if family else nearest_fit(spec)
     if found.blocking:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from archwright.hf.layers import follow
 from archwright.hf.layouts import FirstRow, Layout, Member, Same, Shape
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 
@@ -153,7 +154,7 @@ def _slots(
             found |= _slots(foreign, one, prefix, tensors, layer, spec)
         return found
     if isinstance(held, When):
-        there = _value(layer, held.path) == held.value
+        there = follow(layer, held.path) == held.value
         return _slots(foreign, held.ours, prefix, tensors, layer, spec) if there else found
     if isinstance(held, Constant):
         return {foreign: Fixed((), Same(), held.values(spec), held.read)}
@@ -186,10 +187,3 @@ def _layout(held: str | Fused, layer: LayerSpec) -> Layout:
         return Same()
     made = held.layout
     return made(layer) if callable(made) else made
-
-
-def _value(layer: LayerSpec, path: str) -> object:
-    value: object = layer
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return value

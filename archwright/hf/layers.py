@@ -195,13 +195,14 @@ def getter(spec: ModelSpec, layers: Sequence[int] | None = None) -> Get:
     def get(path: str) -> Any:
         axis = path.split(".")[0]
         owners = stacks if axis in type(stacks[0]).model_fields else [spec]
-        found = (_follow(owner, path) for owner in owners)
+        found = (follow(owner, path) for owner in owners)
         return next((value for value in found if value is not MISSING), MISSING)
 
     return get
 
 
-def _follow(owner: Any, path: str) -> Any:
+def follow(owner: Any, path: str) -> Any:
+    """Return the value at a dotted path, or `MISSING`."""
     for name in path.split("."):
         owner = getattr(owner, name, MISSING)
         if owner is MISSING:

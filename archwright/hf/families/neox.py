@@ -30,6 +30,11 @@ from archwright.hf.lenses import (
 )
 from archwright.hf.rope import Rope
 
+FEEDFORWARD_NAMES = {
+    "mlp.dense_h_to_4h": "feedforward.up",
+    "mlp.dense_4h_to_h": "feedforward.down",
+}
+
 GPT_NEOX = Family(
     "gpt_neox",
     "GPTNeoXForCausalLM",
@@ -76,8 +81,7 @@ GPT_NEOX = Family(
         "post_attention_layernorm": "residual.norms.feedforward",
         "attention.query_key_value": Fused(QKV, by_head),
         "attention.dense": "attention.out",
-        "mlp.dense_h_to_4h": "feedforward.up",
-        "mlp.dense_4h_to_h": "feedforward.down",
+        **FEEDFORWARD_NAMES,
     },
     of_model={
         "gpt_neox.embed_in": "embedding",
@@ -183,8 +187,7 @@ BLOOM = Family(
         "post_attention_layernorm": "residual.norms.feedforward",
         "self_attention.query_key_value": Fused(QKV, by_head),
         "self_attention.dense": "attention.out",
-        "mlp.dense_h_to_4h": "feedforward.up",
-        "mlp.dense_4h_to_h": "feedforward.down",
+        **FEEDFORWARD_NAMES,
     },
     of_model={
         "transformer.word_embeddings": "embedding",
@@ -288,8 +291,7 @@ FALCON = Family(
         "ln_mlp": When("residual.kind", "parallel", "residual.norms.feedforward"),
         "self_attention.query_key_value": Fused(QKV, by_head),
         "self_attention.dense": "attention.out",
-        "mlp.dense_h_to_4h": "feedforward.up",
-        "mlp.dense_4h_to_h": "feedforward.down",
+        **FEEDFORWARD_NAMES,
     },
     of_model={
         "transformer.word_embeddings": "embedding",
