@@ -124,6 +124,7 @@ def litgpt_model(shape: Shape) -> nn.Module:
         mlp_class_name="LLaMAMLP",
     )
     model = GPT(config)
+    model.apply(model._init_weights)
     model.lm_head.weight = model.transformer.wte.weight
     return model
 
@@ -221,13 +222,17 @@ def peer_step(name: str, shape: Shape, precision: str, compiled: bool) -> Step:
     optimizer = torch.optim.AdamW(
         parameters, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
-    run = torch.compile(model) if compiled else model
+
+    def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
+        found = model(tokens)
+        logits = found if isinstance(found, Tensor) else found.logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    run = torch.compile(loss_of) if compiled else loss_of
 
     def step(tokens: Tensor, targets: Tensor) -> float:
         with autocast(precision):
-            found = run(tokens)
-            logits = found if isinstance(found, Tensor) else found.logits
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            loss = run(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
