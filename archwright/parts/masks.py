@@ -301,16 +301,17 @@ class View:
         return self.block(0, self.places.length, 0, self.keys_at.length)
 
     def block(
-        self, first: int, stop: int, key_first: int, key_stop: int
+        self, first: int, stop: int, key_first: int, key_stop: int, rows: range | None = None
     ) -> Bool[Tensor, "rows heads queries keys"]:
-        """Return the mask between queries [first, stop) and keys [key_first, key_stop)."""
+        """Return the mask between queries [first, stop) and keys [key_first, key_stop), of some rows or all."""
         device = self.places.device
-        rows = torch.arange(self.num_rows, device=device)[:, None, None, None]
+        some = range(self.num_rows) if rows is None else rows
+        row = torch.arange(some.start, some.stop, device=device)[:, None, None, None]
         heads = torch.arange(self.num_heads, device=device)[:, None, None]
         queries = torch.arange(first, stop, device=device)[:, None]
         keys = torch.arange(key_first, key_stop, device=device)
-        seen = self.sees(rows, heads, queries, keys)
-        return seen.expand(len(rows), len(heads), len(queries), len(keys))
+        seen = self.sees(row, heads, queries, keys)
+        return seen.expand(len(row), len(heads), len(queries), len(keys))
 
     @property
     def num_rows(self) -> int:
@@ -352,18 +353,43 @@ class View:
         return seen
 
     def keys(self, first: int, stop: int) -> tuple[int, int]:
-        """Return the range of keys outside which queries [first, stop) see nothing.
+        """Return the range of keys outside which queries [first, stop) see nothing in any row."""
+        ranges = self.keys_of_rows(first, stop)
+        return min(start for start, _ in ranges), max(end for _, end in ranges)
+
+    def keys_of_rows(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Return the range of keys outside which queries [first, stop) see nothing, for each row whose mask
+        differs.
 
         In a packed row index and column differ, but only by what begins before a document; with padding
-        only a mask that hides all that follows still bounds the range.
+        only a mask that hides all that follows, and documents, still bound the range.
         """
         length = self.keys_at.length
         if self.kept is not None:
-            return 0, length
+            return [(0, length)] * self.num_rows
         if self.places.plain and self.places.index is None:
-            return self.pattern.keys(first, stop - 1, length)
+            return [self.pattern.keys(first, stop - 1, length)]
         behind, ahead = self.pattern.behind, self.pattern.ahead
         if self.places.valid is not None:
-            return 0, stop if ahead == 0 else length
-        start = 0 if behind is None else max(0, first - behind)
-        return start, length if ahead is None else min(stop + ahead, length)
+            start, end = 0, stop if ahead == 0 else length
+        else:
+            start = 0 if behind is None else max(0, first - behind)
+            end = length if ahead is None else min(stop + ahead, length)
+        if self.places.documents is None:
+            return [(start, end)] * self.num_rows
+        begin, finish = self._documents
+        edges = zip(begin[:, first].tolist(), finish[:, stop - 1].tolist(), strict=True)
+        return [(max(start, low), min(end, high)) for low, high in edges]
+
+    @cached_property
+    def _documents(self) -> tuple[Tensor, Tensor]:
+        """Return the columns where the document of each token begins and ends, each [rows, length]."""
+        ids, length = self.places.documents, self.places.length
+        assert ids is not None
+        columns = torch.arange(length, device=ids.device)
+        border = ids[:, 1:] != ids[:, :-1]
+        begin = torch.zeros_like(ids, dtype=torch.long)
+        begin[:, 1:] = torch.where(border, columns[1:], 0)
+        finish = torch.full_like(begin, length)
+        finish[:, :-1] = torch.where(border, columns[1:], length)
+        return begin.cummax(-1).values, finish.flip(-1).cummin(-1).values.flip(-1)

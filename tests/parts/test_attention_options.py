@@ -1,7 +1,6 @@
 """Every option of attention beside the plain loops, for every kernel: values, and gradients along a line."""
 
 import math
-import sys
 from itertools import product
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from archwright.model import build
 from archwright.parts.attention import SoftmaxAttention
-from archwright.parts.kernels import KERNELS, blockwise
+from archwright.parts.kernels import KERNELS, blocks
 from archwright.parts.masks import MASKS, View
 from archwright.parts.norms import NORMS
 from archwright.parts.places import places
@@ -168,7 +167,7 @@ def inputs() -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[blockwise.__module__], "BLOCK", 4)
+    monkeypatch.setattr(blocks, "BLOCK", 4)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -1,7 +1,6 @@
 """Soft-caps, biases and sinks over every mask and kernel, beside attention written as loops in float64."""
 
 import math
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.kernels import KERNELS, Scores, blockwise
+from archwright.parts.kernels import KERNELS, Scores, blocks
 from archwright.parts.kernels.flex import block_mask
 from archwright.parts.kernels.scores import ElementwiseBias
 from archwright.parts.masks import MASKS, Pattern, View
@@ -112,9 +111,8 @@ class Case:
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = sys.modules[blockwise.__module__]
-    monkeypatch.setattr(module, "BLOCK", 4)
-    monkeypatch.setattr(module, "ALIGNED", 2)
+    monkeypatch.setattr(blocks, "BLOCK", 4)
+    monkeypatch.setattr(blocks, "ALIGNED", 2)
 
 
 def test_all_masks_are_here() -> None:

@@ -1,195 +1,354 @@
 """Attention over blocks of queries, each against only the keys that it may see.
 
-On a CPU this is three times faster than SDPA, which there computes most of what a mask hides and gains
+On a CPU this is two to three times faster than SDPA, which there computes most of what a mask hides and gains
 nothing from bfloat16. Products run in the inputs' dtype, the softmax in float32 or wider inside. A block's
 weights are kept for the backward pass in the inputs' dtype.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from archwright.parts.kernels.scores import Scores
+from archwright.parts.kernels import blocks as cut
+from archwright.parts.kernels.blocks import Block, Blocks, blocks_of
+from archwright.parts.kernels.scores import ElementwiseBias, Scores
 from archwright.parts.kernels.sdpa import sdpa
 from archwright.parts.masks import View
-
-BLOCK = 128
-"""Queries per block: long enough for fast matrix products, short enough to skip what is hidden."""
-
-ALIGNED = 32
-"""Masked stretches begin and end at multiples of this, so that vector instructions fill them."""
-
-
-class Block(NamedTuple):
-    """Queries [first, stop), the keys [key_first, key_stop) they may see, and what is hidden of those."""
-
-    first: int
-    stop: int
-    key_first: int
-    key_stop: int
-    masked_first: int
-    """Where the stretch of keys begins that holds all that is hidden, counted from key_first."""
-    masked_stop: int
-    hidden: Tensor
-    """True where a query does not see a key, [rows, 1 or heads, queries, keys]."""
-    hiding: Tensor | None
-    """Added to the scores of the keys [masked_first, masked_stop): 0 or -inf, [rows, 1 or heads, queries, keys]."""
 
 
 def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
     """The same as the reference, block by block."""
     if view.kept is not None:  # few queries: blocks would be more work than they save
         return sdpa(query, key, value, view, scores)
-    blocks = _blocks(view, query.dtype)
-    if not scores.plain:
-        return _by_autograd(query, key, value, blocks, scores)
-    out: Tensor = _Blockwise.apply(  # type: ignore[no-untyped-call]
-        query, key, value, blocks, scores.scale, scores.dropout
-    )
+    strip, (least, most) = None, _columns(view)
+    if scores.bias is not None:
+        if not _by_column(scores, view):
+            return _by_autograd(query, key, value, view, scores)
+        strip = _strip(scores.bias, min(cut.BLOCK, view.places.length), least, most)
+        strip = strip.to(query.dtype)
+    blocks = view.__dict__.get("blocks", {}).get("cut") or _cut(view)
+    given = [x for x in (query, key, value, strip, scores.sinks) if x is not None]
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    tensors = (query, key, value, strip, scores.sinks, blocks.table, blocks.hiding, blocks.room)
+    how = (blocks.rows, least, scores.scale, scores.softcap, scores.dropout, keep)
+    out: Tensor = _attend(*tensors, *how)[0]
     return out
 
 
-def _by_autograd(
-    query: Tensor, key: Tensor, value: Tensor, blocks: list[Block], scores: Scores
-) -> Tensor:
-    """Blocks whose scores are capped, have a bias or a sink: torch's own operations, one by one."""
-    kv, heads = key.shape[2], query.shape[2]
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _cut(view: View) -> Blocks:
+    """Blocks depend on data, which a compiler cannot follow: it is told so, and goes on behind."""
+    return blocks_of(view)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _by_autograd(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
+    """Blocks whose bias depends on more than a distance: torch's own operations, one by one."""
+    kv, heads, length = key.shape[2], query.shape[2], query.shape[1]
     k, v = (x.transpose(1, 2) for x in (key, value))  # [b, kv, s, d]
+    known: dict[int, Tensor] = view.__dict__.setdefault("hidden", {})
     parts = []
-    for block in blocks:
-        seen = slice(block.key_first, block.key_stop)
-        q = query[:, block.first : block.stop].transpose(1, 2).unflatten(1, (kv, heads // kv))
+    for first in range(0, length, cut.BLOCK):
+        stop = min(first + cut.BLOCK, length)
+        block = (first, stop, *view.keys(first, stop))
+        if first not in known:
+            known[first] = ~view.block(*block)
+        seen = slice(*block[2:])
+        q = query[:, first:stop].transpose(1, 2).unflatten(1, (kv, heads // kv))
         products = q @ k[:, :, None, seen].transpose(-1, -2)  # [b, kv, group, queries, keys]
-        bias = None
-        if scores.bias is not None:
-            bias = scores.bias.block(block.first, block.stop, block.key_first, block.key_stop)
-        weights = scores.weights(products.flatten(1, 2), block.hidden, bias).to(v.dtype)
+        bias = None if scores.bias is None else scores.bias.block(*block)
+        weights = scores.weights(products.flatten(1, 2), known[first], bias).to(v.dtype)
         weights = F.dropout(weights, scores.dropout).unflatten(1, (kv, heads // kv))
         parts.append((weights @ v[:, :, None, seen]).flatten(1, 2))
     return torch.cat(parts, 2).transpose(1, 2)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _blocks(view: View, dtype: torch.dtype) -> list[Block]:
-    """Cut the queries into blocks; computed once for all layers that share the view.
+def _by_column(scores: Scores, view: View) -> bool:
+    """Whether the bias of all pairs that see each other depends on how many columns they are apart."""
+    at = view.places
+    by_distance = isinstance(scores.bias, ElementwiseBias) and scores.bias.by_distance
+    return by_distance and at.valid is None and at.positions is at.index
 
-    What is hidden depends on data, which a compiler cannot follow: it is told so, and goes on behind.
+
+def _strip(bias: Any, queries: int, least: int, most: int) -> Tensor:
+    """Return the bias of a block's queries at the columns least .. most - 1, counted from its first query:
+    [heads, queries, columns]. Every block reads its part of it."""
+    of_distance = bias.at_distances(least - queries + 1, most)
+    unfolded: Tensor = of_distance.unfold(-1, most - least, 1)
+    return unfolded.flip(1)
+
+
+def _columns(view: View) -> tuple[int, int]:
+    """Return between which columns a block's keys lie, counted from its first query."""
+    length, behind, ahead = view.places.length, view.pattern.behind, view.pattern.ahead
+    least = -length if behind is None else max(-length, -behind - cut.ALIGNED)
+    return least, length if ahead is None else min(length, cut.BLOCK + ahead)
+
+
+class _Piece(NamedTuple):
+    """A block, and where its parts lie."""
+
+    block: Block
+    rows: slice
+    queries: slice
+    keys: slice
+    kept: slice
+    """Its pairs in what is kept."""
+    shape: tuple[int, int, int, int]
+    """[rows, heads, queries, keys], those of a sink included."""
+
+    @property
+    def size(self) -> int:
+        return self.kept.stop - self.kept.start
+
+
+def _pieces(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Piece]:
+    """Walk through the blocks. A sink stands among cut.ALIGNED further keys, so that rows stay whole vectors."""
+    batch, _, heads, _ = query.shape
+    used, more = 0, 0 if sinks is None else cut.ALIGNED
+    for line in table.tolist():
+        block = Block(*line)
+        rows = slice(block.row_first, block.row_stop or batch)
+        queries, keys = slice(block.first, block.stop), slice(block.key_first, block.key_stop)
+        num_keys = block.key_stop - block.key_first + more
+        shape = (rows.stop - rows.start, heads, block.stop - block.first, num_keys)
+        size = shape[0] * shape[1] * shape[2] * shape[3]
+        yield _Piece(block, rows, queries, keys, slice(used, used + size), shape)
+        used += size
+
+
+@torch.library.custom_op("archwright::attend", mutates_args=())
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    strip: Tensor | None,
+    sinks: Tensor | None,
+    table: Tensor,
+    hiding: Tensor,
+    room: Tensor,
+    rows: int,
+    least: int,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the heads' mixtures [b, t, h, e], and what the backward pass needs: weights, then caps, then
+    dropped weights, block by block.
+
+    Inside, a block's queries are [rows * kv, group * queries, d] and its keys [rows * kv, keys, d]: the
+    queries of a group of heads, which share their keys, are rows of one product.
     """
-    cached: dict[torch.dtype, list[Block]] = view.__dict__.setdefault("blocks", {})
-    if dtype not in cached:
-        length = view.places.length
-        firsts = range(0, length, BLOCK)
-        cached[dtype] = [_block(view, i, min(i + BLOCK, length), dtype) for i in firsts]
-    return cached[dtype]
+    kv, hiding = key.shape[2], hiding.to(query.dtype)
+    k, v = _by_head(key), _by_head(value)
+    out = query.new_empty(*query.shape[:3], value.shape[-1])
+    pieces = list(_pieces(query, table, sinks))
+    kept = _kept(query, room, rows, sinks, softcap, dropout, keep)
+    spare = query.new_empty(max(p.size for p in pieces))
+    for piece in pieces:
+        q = _rows(query[piece.rows, piece.queries], kv)
+        scores = _view(spare[: piece.size], piece, kv)
+        of_keys = _seen(k, piece, sinks)
+        scores.baddbmm_(q, of_keys.transpose(1, 2), beta=0, alpha=scale / (softcap or 1))
+        if softcap is not None:  # in float32, for which alone torch has a fast tanh
+            capped = scores.to(torch.promote_types(scores.dtype, torch.float32)).tanh_()
+            scores.copy_(capped)
+            if keep:
+                _view(kept[1, piece.kept], piece, kv).copy_(scores)
+            scores.mul_(softcap)
+        _add_to(scores.view(piece.shape), piece.block, strip, least, hiding, sinks)
+        weights = torch.softmax(scores, -1, out=_view(kept[0, piece.kept], piece, kv) if keep else scores)
+        if dropout:
+            weights = F.dropout(weights, dropout)
+            if keep:
+                _view(kept[-1, piece.kept], piece, kv).copy_(weights)
+        mixed = torch.bmm(weights, _seen(v, piece, sinks))
+        to = out[piece.rows, piece.queries]
+        _unrows(to, kv).copy_(_shaped(mixed, to, kv))
+    return out, kept
 
 
-def _block(view: View, first: int, stop: int, dtype: torch.dtype) -> Block:
-    key_first, key_stop = view.keys(first, stop)
-    hidden = ~view.block(first, stop, key_first, key_stop)  # [rows, 1 or heads, queries, keys]
-    masked = hidden.any(-2).flatten(0, 1).any(0).nonzero().flatten().tolist()
-    if not masked:
-        return Block(first, stop, key_first, key_stop, 0, 0, hidden, None)
-    masked_first = masked[0] // ALIGNED * ALIGNED
-    masked_stop = min(-(-(masked[-1] + 1) // ALIGNED) * ALIGNED, key_stop - key_first)
-    part = hidden[..., masked_first:masked_stop]
-    hiding = torch.zeros(part.shape, dtype=dtype, device=part.device)
-    hiding = hiding.masked_fill_(part, -torch.inf)
-    return Block(first, stop, key_first, key_stop, masked_first, masked_stop, hidden, hiding)
+def _add_to(
+    scores: Tensor,
+    block: Block,
+    strip: Tensor | None,
+    least: int,
+    hiding: Tensor,
+    sinks: Tensor | None,
+) -> None:
+    """Add to a block's scores [rows, heads, queries, keys] its bias and what hides, and give sinks theirs."""
+    queries, num_keys = block.stop - block.first, block.key_stop - block.key_first
+    if strip is not None:
+        scores[..., :num_keys].add_(_of_block(strip, block, least))
+    if block.masked_first < block.masked_stop:
+        shape = (block.mask_rows, block.mask_heads, queries, block.masked_stop - block.masked_first)
+        part = hiding[block.mask_at :][: shape[0] * shape[1] * shape[2] * shape[3]]
+        scores[..., block.masked_first : block.masked_stop].add_(part.view(shape))
+    if sinks is not None:
+        scores[..., num_keys:] = -torch.inf
+        scores[..., num_keys] = sinks[:, None].to(scores.dtype)
 
 
-class _Blockwise(torch.autograd.Function):
-    """Inside, a block's rows are [b * kv, group * queries, d] and its keys [b * kv, keys, d]: the queries
-    of a group of heads, which share their keys, are rows of one product."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        blocks: list[Block],
-        scale: float,
-        dropout: float,
-    ) -> Tensor:
-        kv = key.shape[2]
-        k, v = _rows(key, kv), _rows(value, kv)
-        out = query.new_empty(*query.shape[:3], value.shape[-1])
-        kept = []
-        for block in blocks:
-            queries = slice(block.first, block.stop)
-            q = _rows(query[:, queries], kv)
-            seen = _seen(k, block), _seen(v, block)
-            weights = _weights(q, seen[0], block, scale, query.shape[0])
-            dropped = F.dropout(weights, dropout) if dropout else weights
-            _unrows(out[:, queries], kv).copy_(_shaped(torch.bmm(dropped, seen[1]), out, kv))
-            kept += [q, weights, dropped] if dropout else [q, weights]
-        ctx.save_for_backward(k, v, *kept)
-        ctx.layout = (query.shape, blocks, scale, dropout)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        k, v, *kept = ctx.saved_tensors
-        shape, blocks, scale, dropout = ctx.layout
-        kv = k.shape[0] // shape[0]
-        grad_out = grads[0].to(k.dtype)
-        grad_q = torch.empty(shape, dtype=k.dtype, device=k.device)
-        # From the last block on: where that sees all keys, it writes what the others add to.
-        whole = (blocks[-1].key_first, blocks[-1].key_stop) == (0, k.shape[1])
-        grad_k, grad_v = (torch.empty_like(x) if whole else torch.zeros_like(x) for x in (k, v))
-        size = 3 if dropout else 2
-        for i, block in reversed(list(enumerate(blocks))):
-            q, weights, *rest = kept[size * i : size * (i + 1)]
-            dropped = rest[0] if dropout else weights
-            queries, keys = slice(block.first, block.stop), slice(block.key_first, block.key_stop)
-            beta = 0 if whole and block is blocks[-1] else 1
-            g = _rows(grad_out[:, queries], kv)
-            grad_v[:, keys].baddbmm_(dropped.transpose(1, 2), g, beta=beta)
-            grad_weights = torch.bmm(g, _seen(v, block).transpose(1, 2))
-            if dropout:
-                grad_weights.mul_(dropped != 0).div_(1 - dropout)
-            # float32 or wider inside, as the softmax itself
-            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-            of_q = _scaled_product(grad_scores, _seen(k, block), scale)
-            _unrows(grad_q[:, queries], kv).copy_(_shaped(of_q, grad_q, kv))
-            grad_k[:, keys].baddbmm_(grad_scores.transpose(1, 2), q, beta=beta, alpha=scale)
-        by_token = (x.view(shape[0], kv, *x.shape[1:]).transpose(1, 2) for x in (grad_k, grad_v))
-        return grad_q, *by_token, None, None, None
+@_attend.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, strip: Tensor | None, sinks: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    _, _, room, rows, _, _, softcap, dropout, keep = rest
+    out = query.new_empty(*query.shape[:3], value.shape[-1])
+    return out, _kept(query, room, rows, sinks, softcap, dropout, keep)
 
 
-def _weights(q: Tensor, k: Tensor, block: Block, scale: float, batch: int) -> Tensor:
-    """Return a block's softmax weights [b * kv, group * queries, keys].
-
-    torch's softmax of float16 and bfloat16 computes in float32 and rounds once, at its end.
-    """
-    scores = _scaled_product(q, k.transpose(1, 2), scale)
-    if block.hiding is not None:
-        part = scores[..., block.masked_first : block.masked_stop]
-        queries, kv = block.stop - block.first, part.shape[0] // batch
-        alike = block.hiding.shape[1] == 1
-        hiding = block.hiding.unflatten(1, (1, 1) if alike else (kv, -1))
-        part.view(batch, kv, -1, queries, part.shape[-1]).add_(hiding)
-    return torch.softmax(scores, -1)
-
-
-def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    out = a.new_empty(a.shape[0], a.shape[1], b.shape[2])
-    return torch.baddbmm(out, a, b, beta=0, alpha=scale)
+def _kept(
+    query: Tensor,
+    room: Tensor,
+    rows: int,
+    sinks: Tensor | None,
+    softcap: float | None,
+    dropout: float,
+    keep: bool,
+) -> Tensor:
+    """Return room for what is kept, a line for each kind."""
+    batch, length, heads, _ = query.shape
+    size = room.shape[0] * heads * (batch if rows == 1 else 1)
+    size += 0 if sinks is None else batch * length * heads * cut.ALIGNED
+    kinds = 1 + (softcap is not None) + (dropout > 0)
+    return query.new_empty((kinds, size) if keep else (0, 0))
 
 
-def _seen(x: Tensor, block: Block) -> Tensor:
-    """Return the rows of a block's keys in one piece, which makes its products much faster."""
-    return x[:, block.key_first : block.key_stop].contiguous()
+@torch.library.custom_op("archwright::attend_backward", mutates_args=())
+def _attend_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    strip: Tensor | None,
+    sinks: Tensor | None,
+    table: Tensor,
+    kept: Tensor,
+    least: int,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+    learned: bool,
+) -> list[Tensor]:
+    """Return the gradients of query, key, value, then those of the strip, if it is learned, and of sinks."""
+    kv, dtype = key.shape[2], query.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    k, v, grad_out = _by_head(key), _by_head(value), grad_out.to(dtype)
+    grad_q = torch.empty_like(query, memory_format=torch.contiguous_format)
+    pieces = list(_pieces(query, table, sinks))
+    # From the last block on: where that sees all keys, it writes what the others add to.
+    last = pieces[-1].block
+    whole = last.row_stop == last.key_first == 0 and last.key_stop == key.shape[1]
+    grad_k, grad_v = (torch.empty_like(x) if whole else torch.zeros_like(x) for x in (k, v))
+    grad_strip = None
+    if strip is not None and learned:
+        grad_strip = torch.zeros(strip.shape, dtype=wide, device=strip.device)
+    grad_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=wide)
+    spare = query.new_empty(2, max(p.size for p in pieces))
+    for piece in reversed(pieces):
+        block, beta = piece.block, 0 if whole and piece is pieces[-1] else 1
+        weights, dropped = (_view(kept[i, piece.kept], piece, kv) for i in (0, -1))
+        num_keys = block.key_stop - block.key_first
+        heads = slice(piece.rows.start * kv, piece.rows.stop * kv)
+        g, q = (_rows(x[piece.rows, piece.queries], kv) for x in (grad_out, query))
+        dropped = dropped if dropout else weights
+        to_values = dropped[..., :num_keys].transpose(1, 2)
+        grad_v.flatten(0, 1)[heads, piece.keys].baddbmm_(to_values, g, beta=beta)
+        grad_weights = _view(spare[0, : piece.size], piece, kv)
+        grad_weights.baddbmm_(g, _seen(v, piece, sinks).transpose(1, 2), beta=0)
+        if dropout:
+            grad_weights.mul_(dropped != 0).div_(1 - dropout)
+        grad = _view(spare[1, : piece.size], piece, kv)  # of scores; float32 or wider inside, as the softmax itself
+        torch.ops.aten._softmax_backward_data.out(
+            grad_weights, weights, -1, dtype, grad_input=grad
+        )
+        by_head = grad.view(piece.shape)
+        if grad_strip is not None:
+            _of_block(grad_strip, block, least).add_(by_head[..., :num_keys].sum(0, dtype=wide))
+        if grad_sinks is not None:
+            grad_sinks.add_(by_head[..., num_keys].sum((0, 2), dtype=wide))
+        if softcap is not None:
+            grad = torch.ops.aten.tanh_backward(grad, _view(kept[1, piece.kept], piece, kv))
+        of_q = grad.new_empty(*g.shape[:2], q.shape[-1])
+        of_q.baddbmm_(grad, _seen(k, piece, sinks), beta=0, alpha=scale)
+        to = grad_q[piece.rows, piece.queries]
+        _unrows(to, kv).copy_(_shaped(of_q, to, kv))
+        to_keys = grad[..., :num_keys].transpose(1, 2)
+        grad_k.flatten(0, 1)[heads, piece.keys].baddbmm_(to_keys, q, beta=beta, alpha=scale)
+    by_token = [x.transpose(1, 2).contiguous() for x in (grad_k, grad_v)]
+    others = [(grad_strip, strip), (grad_sinks, sinks)]
+    narrow = [grad.to(like.dtype) for grad, like in others if grad is not None and like is not None]
+    return [grad_q, *by_token, *narrow]
+
+
+@_attend_backward.register_fake
+def _(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    strip: Tensor | None,
+    sinks: Tensor | None,
+    *rest: Any,
+) -> list[Tensor]:
+    given = (query, key, value, strip if rest[-1] else None, sinks)
+    return [x.new_empty(x.shape) for x in given if x is not None]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, _, _, _, least, scale, softcap, dropout, _ = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.how = (least, scale, softcap, dropout)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, kept = ctx.saved_tensors
+    learned, has_sinks = ctx.needs_input_grad[3], tensors[4] is not None
+    grads = _attend_backward(grad_out, *tensors, kept, *ctx.how, learned)
+    others = iter(grads[3:])
+    strip = next(others) if learned else None
+    sinks = next(others) if has_sinks else None
+    return (*grads[:3], strip, sinks, *[None] * 9)
+
+
+_attend.register_autograd(_backward, setup_context=_setup)
+
+
+def _of_block(strip: Tensor, block: Block, least: int) -> Tensor:
+    """Return a block's part of a strip, [heads, queries, keys]."""
+    start = block.key_first - block.first - least
+    return strip[:, : block.stop - block.first, start : start + block.key_stop - block.key_first]
+
+
+def _view(flat: Tensor, piece: _Piece, kv: int) -> Tensor:
+    """View a block's place as [rows * kv, group * queries, keys]."""
+    rows, heads, queries, keys = piece.shape
+    return flat.view(rows * kv, heads // kv * queries, keys)
+
+
+def _seen(x: Tensor, piece: _Piece, sinks: Tensor | None) -> Tensor:
+    """Return a block's keys [rows * kv, keys, d] in one piece, which makes its products much faster, and
+    zeros where a sink stands."""
+    seen = x[piece.rows, :, piece.keys]
+    if sinks is not None:
+        seen = F.pad(seen, (0, 0, 0, cut.ALIGNED))
+    return seen.flatten(0, 1).contiguous()
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """Lay [b, s, kv, d] out as [b, kv, s, d]."""
+    return x.transpose(1, 2).contiguous()
 
 
 def _unrows(x: Tensor, kv: int) -> Tensor:
     """View [b, t, h, d] as [b, kv, group, t, d]."""
-    batch, length, heads, dim = x.shape
-    return x.view(batch, length, kv, heads // kv, dim).permute(0, 2, 3, 1, 4)
+    return x.unflatten(2, (kv, x.shape[2] // kv)).permute(0, 2, 3, 1, 4)
 
 
 def _rows(x: Tensor, kv: int) -> Tensor:

@@ -23,6 +23,9 @@ class ElementwiseBias:
     """A bias that depends on the head and on two positions alone: `value(head, query, key)`.
 
     Shapes broadcast; a block and one number of a fused kernel come from the same function.
+
+    Args:
+        by_distance: whether `value` depends on the positions through key - query alone.
     """
 
     def __init__(
@@ -31,8 +34,11 @@ class ElementwiseBias:
         num_heads: int,
         queries: Int[Tensor, "*rows queries"],
         keys: Int[Tensor, "*others keys"],
+        *,
+        by_distance: bool = False,
     ) -> None:
         self.value, self.queries, self.keys = value, queries, keys
+        self.by_distance = by_distance
         self.heads = torch.arange(num_heads, device=queries.device)[:, None, None]
 
     def block(
@@ -40,6 +46,11 @@ class ElementwiseBias:
     ) -> Float[Tensor, "rows heads queries keys"]:
         queries = self.queries[:, None, first:stop, None]
         return self.value(self.heads, queries, self.keys[:, None, None, key_first:key_stop])
+
+    def at_distances(self, least: int, most: int) -> Float[Tensor, "heads distances"]:
+        """Return the bias at the distances key - query of least .. most - 1."""
+        distances = torch.arange(least, most, device=self.heads.device)
+        return self.value(self.heads[:, 0], torch.zeros_like(distances), distances)
 
 
 @dataclass(frozen=True)

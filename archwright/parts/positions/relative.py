@@ -141,4 +141,4 @@ def _elementwise(
     value: Callable[[Tensor, Tensor, Tensor], Tensor], num_heads: int, view: View
 ) -> ElementwiseBias:
     queries, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
-    return ElementwiseBias(value, num_heads, queries, keys)
+    return ElementwiseBias(value, num_heads, queries, keys, by_distance=True)

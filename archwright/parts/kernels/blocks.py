@@ -1,0 +1,123 @@
+"""What a mask shows, cut into blocks: some rows of the batch, some queries, and the keys they may see."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from archwright.parts.masks import Pattern, View
+from archwright.parts.places import Places
+
+BLOCK = 128
+"""Queries per block: long enough for fast matrix products, short enough to skip what is hidden."""
+
+ALIGNED = 32
+"""Ranges of keys, and masked stretches of them, begin and end at multiples of this, so that vector
+instructions fill them. A block of its own costs about as much as this many keys more in another."""
+
+
+class Block(NamedTuple):
+    """Rows [row_first, row_stop), their queries [first, stop), the keys [key_first, key_stop) these may see."""
+
+    row_first: int
+    row_stop: int
+    """0: all rows of the batch, whose masks are alike."""
+    first: int
+    stop: int
+    key_first: int
+    key_stop: int
+    masked_first: int
+    """Where the stretch of keys begins that holds all that is hidden, counted from key_first."""
+    masked_stop: int
+    mask_at: int
+    """Where what hides that stretch begins in `Blocks.hiding`."""
+    mask_rows: int
+    mask_heads: int
+    """The stretch is [mask_rows, mask_heads, queries, keys]; 1 stands for all alike."""
+
+
+class Blocks(NamedTuple):
+    """All blocks of a view, as tensors: so a compiled layer takes them as inputs like any others."""
+
+    table: Int[Tensor, "blocks fields"]
+    """One `Block` in each line."""
+    hiding: Float[Tensor, " hidden"]
+    """Added to scores: 0 or -inf, stretch by stretch; bfloat16 holds both."""
+    room: Float[Tensor, " pairs"]
+    """As long as the blocks have pairs (row, query, key), without memory of its own."""
+    rows: int
+    """Rows that these are: 1 where those of the batch are alike."""
+
+
+def blocks_of(view: View) -> Blocks:
+    """Return the blocks of a view; computed once for all layers that share it."""
+    known: dict[str, Blocks] = view.__dict__.setdefault("blocks", {})
+    if "cut" not in known:
+        at = view.places
+        if at.plain and at.index is None:
+            known["cut"] = _cut_plain(view.pattern, at.length, at.device, BLOCK)
+        else:
+            known["cut"] = _cut(view, BLOCK)
+    return known["cut"]
+
+
+@lru_cache(maxsize=32)
+def _cut_plain(pattern: Pattern, length: int, device: torch.device, size: int) -> Blocks:
+    """Cut what the mask alone decides, the same in every batch."""
+    return _cut(View(pattern, Places(length, device)), size)
+
+
+def _cut(view: View, size: int) -> Blocks:
+    length, device = view.places.length, view.places.device
+    table: list[Block] = []
+    hiding: list[Tensor] = []
+    used = pairs = 0
+    for first in range(0, length, size):
+        stop = min(first + size, length)
+        for rows, key_first, key_stop in _joined(view.keys_of_rows(first, stop)):
+            hidden = ~view.block(first, stop, key_first, key_stop, rows)
+            low, high = _stretch(hidden)
+            part = hidden[..., low:high]
+            if low < high and hiding and torch.equal(part, hiding[-1]):
+                used -= part.numel()  # the same as in the block before
+            elif low < high:
+                hiding.append(part)
+            of_all = (0, 0) if view.num_rows == 1 else (rows.start, rows.stop)
+            keys = (key_first, key_stop, low, high)
+            table.append(Block(*of_all, first, stop, *keys, used, *hidden.shape[:2]))
+            used += part.numel()
+            pairs += len(rows) * (stop - first) * (key_stop - key_first)
+    flat = [part.flatten() for part in hiding]
+    hides = torch.cat(flat) if flat else torch.zeros(0, dtype=torch.bool, device=device)
+    added = torch.zeros(hides.shape, dtype=torch.bfloat16, device=device)
+    room = torch.empty((), device=device).expand(pairs)
+    return Blocks(torch.tensor(table), added.masked_fill_(hides, -torch.inf), room, view.num_rows)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[range, int, int]]:
+    """Yield neighbouring rows with a range of keys for all of them, as few as do not cost more together."""
+    wide = [(start // ALIGNED * ALIGNED, stop) for start, stop in ranges]
+    row = 0
+    while row < len(wide):
+        (start, stop), cost, end = wide[row], wide[row][1] - wide[row][0], row + 1
+        for low, high in wide[row + 1 :]:
+            both = (min(start, low), max(stop, high))
+            apart = cost + high - low + ALIGNED
+            if (end + 1 - row) * (both[1] - both[0]) > apart:
+                break
+            (start, stop), end = both, end + 1
+            cost = (end - row) * (stop - start)
+        yield range(row, end), start, stop
+        row = end
+
+
+def _stretch(hidden: Tensor) -> tuple[int, int]:
+    """Return the range of keys that holds all that is hidden, in whole vectors."""
+    masked = hidden.any(-2).flatten(0, 1).any(0).nonzero()
+    if not len(masked):
+        return 0, 0
+    first, last = masked[[0, -1], 0].tolist()
+    return first // ALIGNED * ALIGNED, min(-(-(last + 1) // ALIGNED) * ALIGNED, hidden.shape[-1])
