@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright.model.block import Layer
 from archwright.model.cache import Cache
 from archwright.parts.embeddings import Head, TokenEmbedding
-from archwright.parts.kernels import KERNELS
+from archwright.parts.kernels import KERNELS, prepare
 from archwright.parts.masks import Pattern, View
 from archwright.parts.places import places
 from archwright.parts.positions import rotation
@@ -116,7 +116,10 @@ class Decoder(nn.Module):
         x = F.dropout(x, self.spec.embedding.dropout, self.training)
         for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
             memory = None if cache is None else cache.layer(i)
-            x = layer(x, views.get(layer.mask), rotations.get(layer.rotary), memory)
+            view = views.get(layer.mask)
+            if view is not None:
+                prepare(getattr(layer.attention, "kernel", None), view)
+            x = layer(x, view, rotations.get(layer.rotary), memory)
         normed: Tensor = self.norm(x)
         return normed
 

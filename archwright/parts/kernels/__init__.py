@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from archwright.parts.kernels.blocks import blocks_of
 from archwright.parts.kernels.blockwise import blockwise
 from archwright.parts.kernels.eager import eager
 from archwright.parts.kernels.flex import flex
@@ -18,3 +19,9 @@ weights = softmax(scale * query key^T) over the visible keys, as `Scores` says; 
 h / kv neighbouring query heads share a key-value head."""
 
 KERNELS: dict[str, Kernel] = {"eager": eager, "sdpa": sdpa, "blockwise": blockwise, "flex": flex}
+
+
+def prepare(kernel: Kernel | None, view: View) -> None:
+    """Do what a kernel needs once for a view and a compiled layer could not: to look at the data."""
+    if kernel is blockwise and view.kept is None:
+        blocks_of(view)

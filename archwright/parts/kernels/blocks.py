@@ -1,5 +1,6 @@
 """What a mask shows, cut into blocks: some rows of the batch, some queries, and the keys they may see."""
 
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -60,7 +61,7 @@ def blocks_of(view: View) -> Blocks:
         if at.plain and at.index is None:
             known["cut"] = _cut_plain(view.pattern, at.length, at.device, BLOCK)
         else:
-            known["cut"] = _cut(view, BLOCK)
+            known["cut"] = _varying(_cut(view, BLOCK))
     return known["cut"]
 
 
@@ -68,6 +69,15 @@ def blocks_of(view: View) -> Blocks:
 def _cut_plain(pattern: Pattern, length: int, device: torch.device, size: int) -> Blocks:
     """Cut what the mask alone decides, the same in every batch."""
     return _cut(View(pattern, Places(length, device)), size)
+
+
+def _varying(blocks: Blocks) -> Blocks:
+    """Tell the compiler, if it is at work, that the next batch's blocks are others in number and size."""
+    dynamo = sys.modules.get("torch._dynamo")  # to import it takes seconds
+    if dynamo is not None:
+        for tensor in (blocks.table, blocks.hiding, blocks.room):
+            dynamo.maybe_mark_dynamic(tensor, 0)
+    return blocks
 
 
 def _cut(view: View, size: int) -> Blocks:

@@ -136,9 +136,9 @@ def _attend(
     softcap: float | None,
     dropout: float,
     keep: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the heads' mixtures [b, t, h, e], and what the backward pass needs: weights, then caps, then
-    dropped weights, block by block.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the heads' mixtures [b, t, h, e], and what the backward pass needs: keys and values by head,
+    [b, kv, s, d], and the weights, then caps, then dropped weights of all blocks.
 
     Inside, a block's queries are [rows * kv, group * queries, d] and its keys [rows * kv, keys, d]: the
     queries of a group of heads, which share their keys, are rows of one product.
@@ -169,7 +169,7 @@ def _attend(
         mixed = torch.bmm(weights, _seen(v, piece, sinks))
         to = out[piece.rows, piece.queries]
         _unrows(to, kv).copy_(_shaped(mixed, to, kv))
-    return out, kept
+    return out, k, v, kept
 
 
 def _add_to(
@@ -196,10 +196,11 @@ def _add_to(
 @_attend.register_fake
 def _(
     query: Tensor, key: Tensor, value: Tensor, strip: Tensor | None, sinks: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _, _, room, rows, _, _, softcap, dropout, keep = rest
     out = query.new_empty(*query.shape[:3], value.shape[-1])
-    return out, _kept(query, room, rows, sinks, softcap, dropout, keep)
+    k, v = (x.new_empty(x.transpose(1, 2).shape) for x in (key, value))
+    return out, k, v, _kept(query, room, rows, sinks, softcap, dropout, keep)
 
 
 def _kept(
@@ -223,8 +224,8 @@ def _kept(
 def _attend_backward(
     grad_out: Tensor,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    k: Tensor,
+    v: Tensor,
     strip: Tensor | None,
     sinks: Tensor | None,
     table: Tensor,
@@ -236,14 +237,13 @@ def _attend_backward(
     learned: bool,
 ) -> list[Tensor]:
     """Return the gradients of query, key, value, then those of the strip, if it is learned, and of sinks."""
-    kv, dtype = key.shape[2], query.dtype
+    kv, dtype, grad_out = k.shape[1], query.dtype, grad_out.to(query.dtype)
     wide = torch.promote_types(dtype, torch.float32)
-    k, v, grad_out = _by_head(key), _by_head(value), grad_out.to(dtype)
     grad_q = torch.empty_like(query, memory_format=torch.contiguous_format)
     pieces = list(_pieces(query, table, sinks))
     # From the last block on: where that sees all keys, it writes what the others add to.
     last = pieces[-1].block
-    whole = last.row_stop == last.key_first == 0 and last.key_stop == key.shape[1]
+    whole = last.row_stop == last.key_first == 0 and last.key_stop == k.shape[2]
     grad_k, grad_v = (torch.empty_like(x) if whole else torch.zeros_like(x) for x in (k, v))
     grad_strip = None
     if strip is not None and learned:
@@ -290,31 +290,31 @@ def _attend_backward(
 def _(
     grad_out: Tensor,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    k: Tensor,
+    v: Tensor,
     strip: Tensor | None,
     sinks: Tensor | None,
     *rest: Any,
 ) -> list[Tensor]:
+    key, value = k.transpose(1, 2), v.transpose(1, 2)
     given = (query, key, value, strip if rest[-1] else None, sinks)
     return [x.new_empty(x.shape) for x in given if x is not None]
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, _, _, _, least, scale, softcap, dropout, _ = inputs
-    ctx.save_for_backward(*tensors, output[1])
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    query, _, _, strip, sinks, table, _, _, _, least, scale, softcap, dropout, _ = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # of what is kept
+    ctx.save_for_backward(query, *output[1:3], strip, sinks, table, output[3])
     ctx.how = (least, scale, softcap, dropout)
-    ctx.mark_non_differentiable(output[1])
 
 
-def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, kept = ctx.saved_tensors
-    learned, has_sinks = ctx.needs_input_grad[3], tensors[4] is not None
-    grads = _attend_backward(grad_out, *tensors, kept, *ctx.how, learned)
-    others = iter(grads[3:])
-    strip = next(others) if learned else None
-    sinks = next(others) if has_sinks else None
-    return (*grads[:3], strip, sinks, *[None] * 9)
+def _backward(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    saved, learned = ctx.saved_tensors, ctx.needs_input_grad[3]
+    grads = iter(_attend_backward(grad_out, *saved, *ctx.how, learned))
+    q, k, v = next(grads), next(grads), next(grads)
+    strip = next(grads) if learned else None
+    return q, k, v, strip, next(grads, None), *[None] * 9
 
 
 _attend.register_autograd(_backward, setup_context=_setup)
@@ -342,8 +342,8 @@ def _seen(x: Tensor, piece: _Piece, sinks: Tensor | None) -> Tensor:
 
 
 def _by_head(x: Tensor) -> Tensor:
-    """Lay [b, s, kv, d] out as [b, kv, s, d]."""
-    return x.transpose(1, 2).contiguous()
+    """Lay [b, s, kv, d] out as [b, kv, s, d], always anew: an operator's results may not be its inputs."""
+    return x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 def _unrows(x: Tensor, kv: int) -> Tensor:
