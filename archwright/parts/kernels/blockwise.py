@@ -309,7 +309,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.how = (least, scale, softcap, dropout)
 
 
-def _backward(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad_out is None:
+        return (None,) * 14
     saved, learned = ctx.saved_tensors, ctx.needs_input_grad[3]
     grads = iter(_attend_backward(grad_out, *saved, *ctx.how, learned))
     q, k, v = next(grads), next(grads), next(grads)
