@@ -27,8 +27,7 @@ def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Sco
     if scores.bias is not None:
         if not _by_column(scores, view):
             return _by_autograd(query, key, value, view, scores)
-        strip = _strip(scores.bias, min(cut.BLOCK, view.places.length), least, most)
-        strip = strip.to(query.dtype)
+        strip = _strip(scores.bias, min(cut.BLOCK, view.places.length), least, most, query.dtype)
     blocks = view.__dict__.get("blocks", {}).get("cut") or _cut(view)
     given = [x for x in (query, key, value, strip, scores.sinks) if x is not None]
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
@@ -73,12 +72,14 @@ def _by_column(scores: Scores, view: View) -> bool:
     return by_distance and at.valid is None and at.positions is at.index
 
 
-def _strip(bias: Any, queries: int, least: int, most: int) -> Tensor:
+def _strip(bias: Any, queries: int, least: int, most: int, dtype: torch.dtype) -> Tensor:
     """Return the bias of a block's queries at the columns least .. most - 1, counted from its first query:
     [heads, queries, columns]. Every block reads its part of it."""
-    of_distance = bias.at_distances(least - queries + 1, most)
-    unfolded: Tensor = of_distance.unfold(-1, most - least, 1)
-    return unfolded.flip(1)
+    of_distance = bias.at_distances(least - queries + 1, most + 1).to(dtype)
+    # As rows of one number less, copies of a row move by one column from query to query.
+    copies = of_distance[:, None].expand(-1, queries, -1).flatten(1)
+    moved: Tensor = copies[:, :-queries].unflatten(1, (queries, -1))
+    return moved[..., queries - 1 :]
 
 
 def _columns(view: View) -> tuple[int, int]:
