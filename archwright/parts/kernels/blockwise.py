@@ -137,24 +137,23 @@ def _attend(
     softcap: float | None,
     dropout: float,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the heads' mixtures [b, t, h, e], and what the backward pass needs: keys and values by head,
-    [b, kv, s, d], and the weights, then caps, then dropped weights of all blocks.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the heads' mixtures [b, t, h, e], and what the backward pass needs: scaled queries, keys and
+    values by head, [b, h, t, d], and the weights, then caps, then dropped weights of all blocks.
 
     Inside, a block's queries are [rows * kv, group * queries, d] and its keys [rows * kv, keys, d]: the
     queries of a group of heads, which share their keys, are rows of one product.
     """
     kv, hiding = key.shape[2], hiding.to(query.dtype)
-    k, v = _by_head(key), _by_head(value)
+    q, k, v = _by_head(query, scale), _by_head(key), _by_head(value)  # cheaper than to scale scores
     out = query.new_empty(*query.shape[:3], value.shape[-1])
     pieces = list(_pieces(query, table, sinks))
     kept = _kept(query, room, rows, sinks, softcap, dropout, keep)
     spare = query.new_empty(max(p.size for p in pieces))
     for piece in pieces:
-        q = _rows(query[piece.rows, piece.queries], kv)
         scores = _view(spare[: piece.size], piece, kv)
-        of_keys = _seen(k, piece, sinks)
-        scores.baddbmm_(q, of_keys.transpose(1, 2), beta=0, alpha=scale / (softcap or 1))
+        to_keys = _seen(k, piece, sinks).transpose(1, 2)
+        scores.baddbmm_(_asking(q, piece, kv), to_keys, beta=0, alpha=1 / (softcap or 1))
         if softcap is not None:  # in float32, for which alone torch has a fast tanh
             capped = scores.to(torch.promote_types(scores.dtype, torch.float32)).tanh_()
             scores.copy_(capped)
@@ -170,7 +169,7 @@ def _attend(
         mixed = torch.bmm(weights, _seen(v, piece, sinks))
         to = out[piece.rows, piece.queries]
         _unrows(to, kv).copy_(_shaped(mixed, to, kv))
-    return out, k, v, kept
+    return out, q, k, v, kept
 
 
 def _add_to(
@@ -197,11 +196,11 @@ def _add_to(
 @_attend.register_fake
 def _(
     query: Tensor, key: Tensor, value: Tensor, strip: Tensor | None, sinks: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     _, _, room, rows, _, _, softcap, dropout, keep = rest
     out = query.new_empty(*query.shape[:3], value.shape[-1])
-    k, v = (x.new_empty(x.transpose(1, 2).shape) for x in (key, value))
-    return out, k, v, _kept(query, room, rows, sinks, softcap, dropout, keep)
+    q, k, v = (x.new_empty(x.transpose(1, 2).shape) for x in (query, key, value))
+    return out, q, k, v, _kept(query, room, rows, sinks, softcap, dropout, keep)
 
 
 def _kept(
@@ -224,7 +223,7 @@ def _kept(
 @torch.library.custom_op("archwright::attend_backward", mutates_args=())
 def _attend_backward(
     grad_out: Tensor,
-    query: Tensor,
+    q: Tensor,
     k: Tensor,
     v: Tensor,
     strip: Tensor | None,
@@ -238,9 +237,10 @@ def _attend_backward(
     learned: bool,
 ) -> list[Tensor]:
     """Return the gradients of query, key, value, then those of the strip, if it is learned, and of sinks."""
-    kv, dtype, grad_out = k.shape[1], query.dtype, grad_out.to(query.dtype)
+    kv, dtype, grad_out = k.shape[1], q.dtype, grad_out.to(q.dtype)
+    query = q.transpose(1, 2)
     wide = torch.promote_types(dtype, torch.float32)
-    grad_q = torch.empty_like(query, memory_format=torch.contiguous_format)
+    grad_q = q.new_empty(query.shape)
     pieces = list(_pieces(query, table, sinks))
     # From the last block on: where that sees all keys, it writes what the others add to.
     last = pieces[-1].block
@@ -256,7 +256,7 @@ def _attend_backward(
         weights, dropped = (_view(kept[i, piece.kept], piece, kv) for i in (0, -1))
         num_keys = block.key_stop - block.key_first
         heads = slice(piece.rows.start * kv, piece.rows.stop * kv)
-        g, q = (_rows(x[piece.rows, piece.queries], kv) for x in (grad_out, query))
+        g = _rows(grad_out[piece.rows, piece.queries], kv)
         dropped = dropped if dropout else weights
         to_values = dropped[..., :num_keys].transpose(1, 2)
         grad_v.flatten(0, 1)[heads, piece.keys].baddbmm_(to_values, g, beta=beta)
@@ -275,13 +275,13 @@ def _attend_backward(
             grad_sinks.add_(by_head[..., num_keys].sum((0, 2), dtype=wide))
         if softcap is not None:
             grad = torch.ops.aten.tanh_backward(grad, _view(kept[1, piece.kept], piece, kv))
-        of_q = grad.new_empty(*g.shape[:2], q.shape[-1])
+        of_q = grad.new_empty(*grad.shape[:2], q.shape[-1])
         of_q.baddbmm_(grad, _seen(k, piece, sinks), beta=0, alpha=scale)
         to = grad_q[piece.rows, piece.queries]
         _unrows(to, kv).copy_(_shaped(of_q, to, kv))
         to_keys = grad[..., :num_keys].transpose(1, 2)
-        grad_k.flatten(0, 1)[heads, piece.keys].baddbmm_(to_keys, q, beta=beta, alpha=scale)
-    by_token = [x.transpose(1, 2).contiguous() for x in (grad_k, grad_v)]
+        grad_k.flatten(0, 1)[heads, piece.keys].baddbmm_(to_keys, _asking(q, piece, kv), beta=beta)
+    by_token = [x.transpose(1, 2) for x in (grad_k, grad_v)]
     others = [(grad_strip, strip), (grad_sinks, sinks)]
     narrow = [grad.to(like.dtype) for grad, like in others if grad is not None and like is not None]
     return [grad_q, *by_token, *narrow]
@@ -290,23 +290,24 @@ def _attend_backward(
 @_attend_backward.register_fake
 def _(
     grad_out: Tensor,
-    query: Tensor,
+    q: Tensor,
     k: Tensor,
     v: Tensor,
     strip: Tensor | None,
     sinks: Tensor | None,
     *rest: Any,
 ) -> list[Tensor]:
-    key, value = k.transpose(1, 2), v.transpose(1, 2)
-    given = (query, key, value, strip if rest[-1] else None, sinks)
-    return [x.new_empty(x.shape) for x in given if x is not None]
+    grads = [q.new_empty(q.transpose(1, 2).shape)]
+    grads += [torch.empty_like(x).transpose(1, 2) for x in (k, v)]
+    return grads + [x.new_empty(x.shape) for x in (strip if rest[-1] else None, sinks) if x is not None]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    query, _, _, strip, sinks, table, _, _, _, least, scale, softcap, dropout, _ = inputs
+    strip, sinks, table = inputs[3:6]
+    least, scale, softcap, dropout = inputs[9:13]
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # of what is kept
-    ctx.save_for_backward(query, *output[1:3], strip, sinks, table, output[3])
+    ctx.save_for_backward(*output[1:4], strip, sinks, table, output[4])
     ctx.how = (least, scale, softcap, dropout)
 
 
@@ -344,9 +345,17 @@ def _seen(x: Tensor, piece: _Piece, sinks: Tensor | None) -> Tensor:
     return seen.flatten(0, 1).contiguous()
 
 
-def _by_head(x: Tensor) -> Tensor:
-    """Lay [b, s, kv, d] out as [b, kv, s, d], always anew: an operator's results may not be its inputs."""
-    return x.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+def _by_head(x: Tensor, scale: float = 1.0) -> Tensor:
+    """Lay [b, s, kv, d] out as [b, kv, s, d], scaled; always anew, as an operator's results must be."""
+    by_head = x.transpose(1, 2)
+    laid = torch.empty_like(by_head, memory_format=torch.contiguous_format)
+    return laid.copy_(by_head) if scale == 1 else torch.mul(by_head, scale, out=laid)
+
+
+def _asking(x: Tensor, piece: _Piece, kv: int) -> Tensor:
+    """Return a block's queries [rows * kv, group * queries, d] of those by head."""
+    queries = x[piece.rows, :, piece.queries].unflatten(1, (kv, -1))
+    return queries.flatten(2, 3).flatten(0, 1)
 
 
 def _unrows(x: Tensor, kv: int) -> Tensor:
