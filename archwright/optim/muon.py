@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from archwright.optim.eager import EagerOptimizer
+
 Method = Literal["polar", "jordan"]
 Quintic = tuple[float, float, float]
 
@@ -28,7 +30,7 @@ BATCH = 2**25
 """Elements that are made orthogonal at once, which bounds the memory of a step."""
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(EagerOptimizer):
     """W <- (1 - lr weight_decay) W - lr 0.2 sqrt(max(d_out, d_in)) U V^T, where U S V^T = SVD of M.
 
     M is the momentum, M <- mu M + (1 - mu) G, or with Nesterov's look ahead (1 - mu) G + mu M.

@@ -72,12 +72,17 @@ def _by_autograd(
     return torch.cat(parts, 2).transpose(1, 2)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _blocks(view: View, dtype: torch.dtype) -> list[Block]:
-    """Cut the queries into blocks; computed once for all layers that share the view.
+    """What is hidden depends on data, which a compiler cannot follow: it is told so, and goes on behind."""
+    if torch.compiler.is_compiling():
+        from archwright.parts.kernels.uncompiled import cut_uncompiled
 
-    What is hidden depends on data, which a compiler cannot follow: it is told so, and goes on behind.
-    """
+        return cut_uncompiled(view, dtype)
+    return cut(view, dtype)
+
+
+def cut(view: View, dtype: torch.dtype) -> list[Block]:
+    """Cut the queries into blocks; computed once for all layers that share the view."""
     cached: dict[torch.dtype, list[Block]] = view.__dict__.setdefault("blocks", {})
     if dtype not in cached:
         length = view.places.length
