@@ -49,7 +49,9 @@ BATCH = {"0.9M": 8, "3.4M": 16, "30M": 8}
 def main() -> None:
     torch.set_float32_matmul_precision("medium")
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, milliseconds, and share of forward + backward + clipping + itself")
+    print(
+        f"torch {torch.__version__}, milliseconds, and share of forward + backward + clipping + itself"
+    )
     for name, assignments in MODELS.items():
         model = build(load("modern").override(*assignments))
         report(name, model, BATCH[name], rounds=5 if name == "30M" else 15)

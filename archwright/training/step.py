@@ -96,7 +96,9 @@ def _moved_by(optimizers: Mapping[str, torch.optim.Optimizer]) -> Iterator[Tenso
 
 def _after_step(model: nn.Module, *, updated: bool) -> None:
     for module in model.modules():
-        if hasattr(type(module), "after_step"):  # asking each module itself takes five times as long
+        if hasattr(
+            type(module), "after_step"
+        ):  # asking each module itself takes five times as long
             module.after_step(updated=updated)
 
 
