@@ -103,7 +103,7 @@ def take_auxiliary(model: nn.Module) -> Tensor:
     taken: list[Tensor] = []
     together: dict[tuple[int, float], list[Balance]] = {}
     for module in model.modules():
-        asked = getattr(module, AUXILIARY, None)
+        asked = vars(module).get(AUXILIARY)  # a module without it would make an error of that
         if isinstance(asked, Balance):
             together.setdefault((len(asked.share), asked.factor), []).append(asked)
             taken.append(asked.rest)

@@ -132,7 +132,6 @@ def _check_parts(folder: "RunFolder", parts: Mapping[str, str]) -> None:
 
 
 def _run(folder: "RunFolder", quiet: bool) -> int:
-    from archwright.reporting.terminal import print_result
     from archwright.training.allocator import tune_allocator
     from archwright.training.loop import DivergedError
     from archwright.training.train import Stopped, resume
@@ -149,5 +148,7 @@ def _run(folder: "RunFolder", quiet: bool) -> int:
         print(f"archwright: {error}", file=sys.stderr)
         return 1
     if not quiet:
+        from archwright.reporting.terminal import print_result
+
         print_result(folder)
     return 0

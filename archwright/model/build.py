@@ -123,7 +123,7 @@ class _Shared:
             return ""
         part = _part(ROTARY_POSITIONS, choice)
         key = (choice, head_dim)
-        return self._named("rotary", self.rotaries, key, lambda: part(choice, head_dim))
+        return self._named("rotary", self.rotaries, key, lambda: _on_meta(part, choice, head_dim))
 
     def relative(
         self, choice: Position, *sizes: int, two_way: bool
@@ -149,6 +149,14 @@ class _Shared:
         name = f"{axis}_{len(made)}"
         self.choices[name], made[name] = choice, new()
         return name
+
+
+def _on_meta(part: Callable[..., nn.Module], *given: Any) -> nn.Module:
+    """Make a part that computes tables from its spec. Arithmetic on the meta device is written in Python,
+    and loads the compiler, which takes longer than building the model."""
+    with torch.device("cpu"):
+        made = part(*given)
+    return made.to("meta")
 
 
 def _assemble(spec: ModelSpec, init: Init) -> Decoder:

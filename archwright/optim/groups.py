@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from archwright.optim.eager import AdamW
 from archwright.optim.muon import Muon
 from archwright.parts.linear import Embedding, StackedLinear
 from archwright.parts.norms import NORMS
@@ -142,7 +143,7 @@ def _fused_adamw(
     lr: float,
     spec: AdamWSpec | MuonSpec,
     rates: Mapping[str, float],
-) -> torch.optim.AdamW:
+) -> AdamW:
     """AdamW that decays whatever multiplies: matrices, head and embedding, as GPT-3 and LLaMA are
     usually reproduced. Biases and gains have a natural size that decay would pull them from."""
     alike: dict[tuple[bool, float], Parameters] = defaultdict(list)
@@ -158,7 +159,7 @@ def _fused_adamw(
         for decays, rate in sorted(alike, reverse=True)
     ]
     fused = all(p.device.type in FUSED for group in groups for _, p in group["params"])
-    return torch.optim.AdamW(groups, lr=lr, betas=spec.betas, eps=spec.eps, fused=fused or None)
+    return AdamW(groups, lr=lr, betas=spec.betas, eps=spec.eps, fused=fused or None)
 
 
 OPTIMIZERS: dict[type[OptimizerSpec], Callable[..., Optimizers]] = {

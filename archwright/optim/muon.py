@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from archwright.optim.eager import EagerOptimizer
+
 Method = Literal["polar", "jordan"]
 Quintic = tuple[float, float, float]
 
@@ -28,7 +30,7 @@ BATCH = 2**25
 """Elements that are made orthogonal at once, which bounds the memory of a step."""
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(EagerOptimizer):
     """W <- (1 - lr weight_decay) W - lr 0.2 sqrt(max(d_out, d_in)) U V^T, where U S V^T = SVD of M.
 
     M is the momentum, M <- mu M + (1 - mu) G, or with Nesterov's look ahead (1 - mu) G + mu M.
@@ -107,36 +109,53 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(x: Float[Tensor, "*batch m n"], steps: int) -> Float[Tensor, "*batch m n"]:
-    """Return approximately U V^T of matrices with SVD U S V^T and m <= n.
+    """Return approximately U V^T of matrices with SVD U S V^T.
 
-    X <- a X + b (X X^T) X + c (X X^T)² X, with coefficients of its own in each step. It starts from
-    X / |(X X^T)²|^(1/4), |.| the Frobenius norm, and not from Jordan's X / |X|: this bound on the
-    largest singular value is at most a tenth above it for most gradients, that one two to four
-    times. The first step has the product at hand, so two steps of five are saved.
+    X <- (a + b G + c G²) X, G = X X^T, or from the right where that side is shorter, with coefficients of
+    their own in each step. It starts from X / |G²|^(1/4), |.| the Frobenius norm, and not from Jordan's
+    X / |X|: this bound on the largest singular value is at most a tenth above it for most gradients, that one
+    two to four times. The first step has the product at hand, so two steps of five are saved.
     """
-    x = _unit_norm(x)
+    norm = _norm(x)
     for i, (a, b, c) in enumerate(_polar(steps)):
-        gram = x @ x.mT
+        gram = _gram(x)
+        if i == 0:
+            gram = gram / norm**2
         square = gram @ gram
         if i == 0:
             bound = 1.01 * torch.linalg.matrix_norm(square, keepdim=True) ** 0.25
             bound = bound.clamp(min=1e-2)  # only 0 is smaller
-            x, gram, square = x / bound, gram / bound**2, square / bound**4
-        x = torch.baddbmm(x, gram.mul_(b).add_(square, alpha=c), x, beta=a)
+            # All scaling is done here, where matrices are small, and none of X, which would be read once more.
+            scale = 1 / (norm * bound)
+            gram, square = gram * (scale / bound**2), square * (scale / bound**4)
+        factor = gram.mul_(b).add_(square, alpha=c)
+        factor.diagonal(dim1=-2, dim2=-1).add_(a * scale[..., 0] if i == 0 else a)
+        x = x @ factor if _stands(x) else factor @ x
     return x
 
 
 def newton_schulz(x: Float[Tensor, "*batch m n"], steps: int) -> Float[Tensor, "*batch m n"]:
-    """Return U S' V^T of matrices with SVD U S V^T and m <= n, S' around 1, the way Jordan does.
+    """Return U S' V^T of matrices with SVD U S V^T, S' around 1, the way Jordan does.
 
-    X <- a X + b (X X^T) X + c (X X^T)² X, starting from X / |X|, |.| the Frobenius norm.
+    X <- a X + b G X + c G² X, G = X X^T, or from the right where that side is shorter, starting from X / |X|,
+    |.| the Frobenius norm.
     """
-    x = _unit_norm(x)
+    x = x / _norm(x)
     a, b, c = JORDAN
     for _ in range(steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        gram = _gram(x)
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, *((x, factor) if _stands(x) else (factor, x)), beta=a)
     return x
+
+
+def _gram(x: Tensor) -> Tensor:
+    """Return X X^T, or X^T X where X stands, so that nothing has to be laid down."""
+    return x.mT @ x if _stands(x) else x @ x.mT
+
+
+def _stands(x: Tensor) -> bool:
+    return x.shape[-2] > x.shape[-1]
 
 
 def _polar(steps: int) -> list[Quintic]:
@@ -144,16 +163,16 @@ def _polar(steps: int) -> list[Quintic]:
     return [*POLAR, *[POLAR[-1]] * steps][:steps]
 
 
-def _unit_norm(x: Tensor) -> Tensor:
+def _norm(x: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.matrix_norm(x, keepdim=True)
-    return x / norm.clamp(min=1e-7)
+    return norm.clamp(min=1e-7)
 
 
 def _alike(parameters: list[Tensor]) -> Iterator[list[int]]:
-    """Yield places of parameters that have one shape, whether they lie or stand, in batches."""
+    """Yield places of parameters that have one shape, in batches."""
     places: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for i, p in enumerate(parameters):
-        places[(*sorted(p.shape[-2:]), p.shape[:-2], p.device)].append(i)
+        places[p.shape, p.device].append(i)
     for alike in places.values():
         size = max(1, BATCH // max(1, parameters[alike[0]].numel()))
         yield from (alike[i : i + size] for i in range(0, len(alike), size))
@@ -161,14 +180,13 @@ def _alike(parameters: list[Tensor]) -> Iterator[list[int]]:
 
 def _move(parameters: list[Tensor], directions: list[Tensor], group: dict[str, Any]) -> None:
     """Move parameters of one shape along their directions made orthogonal."""
-    lying = [d if d.shape[-2] <= d.shape[-1] else d.mT for d in directions]
-    batch = lying[0].new_empty(len(lying), *lying[0].shape, dtype=getattr(torch, group["dtype"]))
-    for row, direction in zip(batch, lying, strict=True):
+    shape = parameters[0].shape
+    batch = directions[0].new_empty(len(directions), *shape, dtype=getattr(torch, group["dtype"]))
+    for row, direction in zip(batch, directions, strict=True):
         row.copy_(direction)
     updates = METHODS[group["method"]](batch.flatten(0, -3), group["steps"]).view_as(batch)
+    scale = 0.2 * math.sqrt(max(shape[-2:]))
     for p, update in zip(parameters, updates, strict=True):
-        scale = 0.2 * math.sqrt(max(p.shape[-2:]))
-        update = update if p.shape[-2] <= p.shape[-1] else update.mT
         p.add_(update, alpha=-group["lr"] * scale)
 
 

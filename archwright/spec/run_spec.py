@@ -194,13 +194,14 @@ class MachineSpec(Spec):
     """What the machine decides once, by measurement; given values are kept."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """fp32, or autocast to bf16 or fp16; auto: the faster one of fp32 and bf16."""
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
+    """fp32, or autocast to bf16 or fp16; fp8: bf16 with products inside in 8 bits, on a GPU that has them (extra
+    fp8); auto: the faster one of fp32 and bf16."""
     float32_products: Literal["auto", "highest", "medium"] = "auto"
     """torch's name for how float32 products are computed; auto: "medium" where that is true float32 and faster."""
     kernel: Literal["auto", "eager", "sdpa", "blockwise", "flex"] = "auto"
-    """Attention kernel; auto: the faster of sdpa and blockwise for the mask and device. flex is
-    FlexAttention, for CUDA."""
+    """Attention kernel; auto: the fastest of sdpa and blockwise, and on CUDA flex (FlexAttention), for the
+    mask and device."""
     loss: Literal["auto", "whole", "chunked"] = "auto"
     """All logits of a part of a batch at once, or a chunk at a time, which saves memory; auto: chunks where
     float32 logits would take more than 256 MiB."""

@@ -20,7 +20,7 @@ SAMPLE = 100_000_000
 """Bytes of text that a tokenizer is trained on at most."""
 
 
-CHECKED = 1 << 17
+CHECKED = 1 << 15
 """Characters of the text on which the fast path is compared with the slow one."""
 
 

@@ -15,7 +15,8 @@ from archwright.text.sources import TextFile
 
 BLOCK = 1 << 18
 HEAD = 8192
-TEXT_CONTROLS = frozenset(b"\t\n\r\f\b\x1b")
+NO_CONTROLS = bytes({*range(32, 256), *b"\t\n\r\f\b\x1b"})
+"""Bytes that are no control bytes, or those of text."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def _binary(head: bytes) -> str:
         return "UTF-16, not UTF-8"
     if b"\0" in head:
         return f"a binary file (a zero at byte {head.index(0)})"
-    controls = sum(byte < 32 and byte not in TEXT_CONTROLS for byte in head)
+    controls = len(head.translate(None, NO_CONTROLS))
     return "a binary file (mostly control bytes)" if controls * 20 > len(head) else ""
 
 

@@ -6,7 +6,6 @@ from typing import Any
 from archwright import checkpoint
 from archwright.data.held_out import HeldOut
 from archwright.generation.writing import stream
-from archwright.reporting.page import write_report
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from archwright.training.evaluation import compressors, evaluate, held_out_windows
@@ -37,6 +36,13 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     metadata = {"archwright": "model", "spec": session.model.spec.hash()}
     checkpoint.write_model(folder.model_file, session.model, metadata)
     loop.record("event", name="finished", text=f"{session.num_steps} steps")
+    report(folder)
+
+
+def report(folder: RunFolder) -> None:
+    """Write the run's page. What draws it is loaded here, not before the first step."""
+    from archwright.reporting.page import write_report
+
     write_report(folder)
 
 

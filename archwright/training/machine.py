@@ -22,14 +22,18 @@ from archwright.planning.memory import WHOLE_LOGITS, gigabytes, logit_bytes
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.spec.version import version
+from archwright.training.float8 import check_float8
 from archwright.training.precision import DTYPES
 from archwright.training.products import fastest_float32
 
 WORTHWHILE = 1.1
 """How much faster bf16 products must be than fp32 ones to be chosen."""
 
-RIVALS = ("sdpa", "blockwise")
-"""Kernels that "auto" chooses from; the eager one is there to be checked against."""
+RIVALS = {"cpu": ("sdpa", "blockwise"), "cuda": ("sdpa", "blockwise", "flex")}
+"""Kernels that "auto" chooses from on each device; the eager one is there to be checked against."""
+
+COMPILED = ("flex",)
+"""Kernels that a compiler makes, which may be missing or fail: "auto" then does without them."""
 
 
 @dataclass
@@ -94,10 +98,18 @@ def decide_kernel(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
     if decisions.machine.kernel == "auto" and not layers:
         decisions.decide("kernel", "sdpa", "there is no attention to compute")
     if decisions.machine.kernel == "auto":
-        times = {name: _kernel_time(name, layers[0], model, run, decisions) for name in RIVALS}
+        times: dict[str, float] = {}
+        said = []
+        for name in RIVALS[decisions.machine.device]:
+            try:
+                times[name] = _kernel_time(name, layers[0], model, run, decisions)
+                said.append(f"{name} {1e3 * times[name]:.1f} ms")
+            except Exception as error:  # the compiler's, which has many
+                if name not in COMPILED:
+                    raise
+                said.append(f"{name} left out: {next(iter(str(error).splitlines()), 'it fails')}")
         best = min(times, key=lambda name: times[name])
-        said = ", ".join(f"{name} {1e3 * t:.1f} ms" for name, t in times.items())
-        decisions.decide("kernel", best, f"one layer forward and backward: {said}")
+        decisions.decide("kernel", best, f"one layer forward and backward: {', '.join(said)}")
     model.use_kernel(decisions.machine.kernel)
 
 
@@ -117,7 +129,7 @@ def environment(decisions: Decisions) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": psutil.cpu_count(logical=False),
         "memory_bytes": psutil.virtual_memory().total,
         "gpu": torch.cuda.get_device_name() if cuda else "",
@@ -185,6 +197,8 @@ def _decide_precision(found: Decisions) -> None:
         raise UserError(
             'machine.precision: found "fp16", which needs a GPU; expected "bf16" or "fp32"'
         )
+    if found.machine.precision == "fp8":
+        check_float8(device.type)
     names = ("fp32", "bf16") if found.machine.precision == "auto" else (found.machine.precision,)
     found.peaks = {name: measure_peak(device, DTYPES[name]) for name in names}
     if found.machine.precision == "auto":
@@ -233,7 +247,7 @@ def median_time(call: Callable[[], None], at_most: float) -> float:
     return statistics.median(times)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
             names = [

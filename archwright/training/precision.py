@@ -1,30 +1,50 @@
 """In which precision a step computes: weights stay float32, autocast narrows the products."""
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from archwright.training.float8 import Float8Products
+
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+"""What autocast makes of the inputs of products; of fp8, those that are not in 8 bits."""
 
 
 class Precision:
-    """fp32, or autocast to bf16 or fp16; fp16 scales the loss, as its small gradients would vanish.
+    """fp32, or autocast to bf16 or fp16; fp16 scales the loss, as its small gradients would vanish. fp8 is bf16
+    with the products of `Float8Products`; elsewhere than on CUDA they are emulated. `head` is the number of
+    its outputs, which those products spare.
 
     Micikevicius et al., 2017, Mixed Precision Training, section 3.2.
     """
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name: str, device: torch.device, head: int | None = None) -> None:
         self.name, self.device, self.dtype = name, device, DTYPES[name]
+        emulated = device.type != "cuda"
+        self.products = Float8Products(head, emulated=emulated) if name == "fp8" else None
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""
         if self.name == "fp32":
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        wide = torch.autocast(self.device.type, dtype=self.dtype)
+        return wide if self.products is None else self._both(wide, self.products)
+
+    @contextmanager
+    def _both(self, *contexts: AbstractContextManager[Any]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            yield
 
     @property
     def scales(self) -> bool:

@@ -135,7 +135,7 @@ class _Steps:
     def __init__(self, model: Decoder, run: RunSpec, decisions: Decisions) -> None:
         device = torch.device(decisions.machine.device)
         self.model, self.meter = model, StepMeter(device)
-        self.precision = Precision(decisions.machine.precision, device)
+        self.precision = Precision(decisions.machine.precision, device, model.head.d_out)
         self.optimizers = build_optimizers(model, run.optimizer, precision=self.precision.dtype)
         set_learning_rates(self.optimizers, RATE)
         shape, dice = (run.batch_size, model.spec.context_length), torch.Generator().manual_seed(0)

@@ -48,7 +48,7 @@ class Session:
 
     def _begin(self) -> None:
         """Start the optimizers, the loss scale and the random numbers of dropout anew."""
-        self.precision = Precision(self.run.machine.precision, self.device)
+        self.precision = Precision(self.run.machine.precision, self.device, self.model.head.d_out)
         self.optimizers: Optimizers = build_optimizers(
             self.model, self.run.optimizer, precision=self.precision.dtype
         )
@@ -104,13 +104,12 @@ class Session:
     def time_step(self, seconds: float) -> float:
         """Return the median seconds of a step, and leave a session that has not trained as it was.
 
-        Takes about `seconds` and at least five steps, of which the first two do not count; of slow
-        steps fewer, but two.
+        Takes about `seconds`, and two steps at least. The first two do not count, where there are more.
         """
         assert self.standing.step == 0
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         times: list[float] = []
-        while len(times) < 2 or sum(times) < seconds * (1 if len(times) >= 5 else 3):
+        while len(times) < 2 or sum(times) < seconds:
             start = time.perf_counter()
             self._train(len(times), 1e-3)
             times.append(time.perf_counter() - start)
@@ -137,7 +136,8 @@ class Session:
         self.standing = Standing(**state)
 
     def _train(self, step: int, rate: float) -> StepResult:
-        self.model.train()
+        if not self.model.training:  # an evaluation came before; this walks through all modules
+            self.model.train()
         clip = self.run.clip
         return train_step(
             self.model,
@@ -174,6 +174,8 @@ def is_spike(loss: float, recent: list[float]) -> bool:
     if len(recent) < 100:
         return False
     mean = statistics.fmean(recent)
+    if loss <= 1.1 * mean:  # which the deviation, slow to compute, cannot make a spike of
+        return False
     deviation = max(statistics.pstdev(recent, mean), 0.02 * mean)
     return loss > mean + 5 * deviation
 

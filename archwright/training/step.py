@@ -1,7 +1,7 @@
 """One step of training."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ def train_step(
         loss += of_part.nll_sum.item() / num_valid
         z_term += of_part.z_term.item()
     precision.unscale(optimizers.values())
-    grad_norm = clip_gradients(model.parameters(), clip).item()
+    grad_norm = clip_gradients(_moved_by(optimizers), clip).item()
     # A loss scale mends its own overflows.
     finite = math.isfinite(loss) and (math.isfinite(grad_norm) or precision.scales)
     if finite:
@@ -87,10 +87,19 @@ def train_step(
     return StepResult(loss, z_term, grad_norm, finite, router_loss)
 
 
+def _moved_by(optimizers: Mapping[str, torch.optim.Optimizer]) -> Iterator[Tensor]:
+    """Yield what the optimizers move, which needs no walk through the model."""
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+
 def _after_step(model: nn.Module, *, updated: bool) -> None:
     for module in model.modules():
-        if callable(act := getattr(module, "after_step", None)):
-            act(updated=updated)
+        if hasattr(
+            type(module), "after_step"
+        ):  # asking each module itself takes five times as long
+            module.after_step(updated=updated)
 
 
 def _whole_loss(model: nn.Module, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:

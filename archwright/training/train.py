@@ -8,7 +8,6 @@ from pathlib import Path
 
 from archwright import checkpoint
 from archwright.planning.cost import flops_per_token
-from archwright.reporting.page import write_report
 from archwright.reporting.tensorboard import TensorBoardLog
 from archwright.runs import RUNS, RunFolder
 from archwright.runs.metrics import Record
@@ -18,7 +17,7 @@ from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 from archwright.training.evaluation import Evaluation, evaluate, held_out_windows
-from archwright.training.finish import finish
+from archwright.training.finish import finish, report
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.machine import Decisions, environment
@@ -89,7 +88,7 @@ def resume(folder: RunFolder | str | Path, *, quiet: bool = False) -> OpenRun:
     if not folder.finished:
         train_in(folder, finish, quiet=quiet)
     elif not folder.report_file.exists():
-        write_report(folder)
+        report(folder)
     return open_run(folder.path)
 
 
@@ -135,11 +134,11 @@ def _run(loop: Loop, folder: RunFolder) -> None:
         with interruptions() as interrupt, loop.progress:
             done = loop.run(interrupt)
     except DivergedError:
-        write_report(folder)
+        report(folder)
         raise
     if not done:
         loop.record("event", name="stopped", text=f"by {interrupt.name}")
-        write_report(folder)
+        report(folder)
         raise Stopped(folder, loop.session.standing.step, interrupt)
 
 

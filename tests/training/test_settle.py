@@ -128,6 +128,30 @@ def test_the_faster_kernel_is_chosen_and_used(
     assert model.layers[0].attention.kernel.__name__ == best
 
 
+def test_a_kernel_that_cannot_be_compiled_is_left_out(
+    run: RunSpec, material: Material, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty = ["flex"]
+
+    def time_of(name: str, *_: object) -> float:
+        if name in faulty:
+            raise RuntimeError("no compiler here\nand more")
+        return 0.002
+
+    def decided() -> Decisions:
+        found = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
+        decide_kernel(found, make_model(run, material, found.machine), run)
+        return found
+
+    monkeypatch.setitem(machine_room.RIVALS, "cpu", ("sdpa", "flex"))
+    monkeypatch.setattr(machine_room, "_kernel_time", time_of)
+    assert decided().machine.kernel == "sdpa"
+    assert decided().reasons["kernel"].endswith("sdpa 2.0 ms, flex left out: no compiler here")
+    faulty.append("sdpa")  # which is a fault of our own
+    with pytest.raises(RuntimeError, match="no compiler here"):
+        decided()
+
+
 @pytest.mark.parametrize("mask", ["causal", "window"])
 @pytest.mark.parametrize("documents", ["concatenate", "mask"])
 def test_kernels_are_timed_on_the_runs_own_mask(
@@ -145,7 +169,7 @@ def test_kernels_are_timed_on_the_runs_own_mask(
 
     run = run.override(f"model.attention.mask.kind={mask}", f"data.documents={documents}")
     run = run.override("accumulate=2", "batch_size=5")
-    for name in machine_room.RIVALS:
+    for name in machine_room.RIVALS["cpu"]:
         monkeypatch.setitem(machine_room.KERNELS, name, looked_at)
     monkeypatch.setattr(machine_room, "median_time", lambda call, at_most: call() or 1.0)
     decisions = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))

@@ -26,7 +26,11 @@ def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Sco
     strip, (least, most) = None, _columns(view)
     if scores.bias is not None:
         if not _by_column(scores, view):
-            return _by_autograd(query, key, value, view, scores)
+            if torch.compiler.is_compiling():
+                from archwright.parts.kernels import uncompiled
+
+                return uncompiled.by_autograd(query, key, value, view, scores)
+            return by_autograd(query, key, value, view, scores)
         strip = _strip(scores.bias, min(cut.BLOCK, view.places.length), least, most, query.dtype)
     blocks = view.__dict__.get("blocks", {}).get("cut") or _cut(view)
     given = [x for x in (query, key, value, strip, scores.sinks) if x is not None]
@@ -37,14 +41,16 @@ def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Sco
     return out
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _cut(view: View) -> Blocks:
     """Blocks depend on data, which a compiler cannot follow: it is told so, and goes on behind."""
+    if torch.compiler.is_compiling():
+        from archwright.parts.kernels import uncompiled
+
+        return uncompiled.blocks_of(view)
     return blocks_of(view)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _by_autograd(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
+def by_autograd(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
     """Blocks whose bias depends on more than a distance: torch's own operations, one by one."""
     kv, heads, length = key.shape[2], query.shape[2], query.shape[1]
     k, v = (x.transpose(1, 2) for x in (key, value))  # [b, kv, s, d]

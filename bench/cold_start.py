@@ -1,0 +1,181 @@
+"""Seconds from typing `archwright train` to the record of its first step, and where they go.
+
+    python bench/cold_start.py [--shapes 3.4M 29.9M] [--repeats 5] [--budget 3m] [--help]
+
+Each measurement is the command itself in a fresh process, with a run folder of its own. Its stages are the times
+at which it wrote its files, so nothing is added to what is measured. Once the text and the tokenizer are new to
+the machine, once they are in the cache; Python's own files are warm. Medians; the results are printed and written
+to bench/results/ as Markdown.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+
+if __name__ == "__main__":  # as a script, its own folder is on the path
+    from contenders import SHAPES, Shape
+else:
+    from bench.contenders import SHAPES, Shape
+
+PATIENCE = 120.0
+"""Seconds after which a command that has not trained is given up."""
+STAGES = ("command", "text", "settling", "first step")
+"""What ends with asked.toml, the tokenizer's folder, environment.json, and the first record of a step."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Seconds of each stage of one command."""
+
+    stages: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        return sum(self.stages)
+
+
+def main() -> None:
+    args = _arguments()
+    cases = [("demo", ["demo"])]
+    cases += [(name, words_of(SHAPES[name])) for name in args.shapes]
+    rows = []
+    for name, words in cases:
+        for state, starts in measure(words, args.budget, args.repeats).items():
+            rows.append(row(name, state, starts))
+            print(rows[-1], flush=True)
+    text = page(rows, args)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        path = args.out / f"{date.today()}-cold-start.md"
+        path.write_text(text, encoding="utf-8")
+        print(f"written to {path}")
+
+
+def words_of(shape: Shape) -> list[str]:
+    """Return what to type for a shape."""
+    return [
+        "modern",
+        f"model.dim={shape.dim}",
+        f"model.num_layers={shape.num_layers}",
+        f"model.attention.num_heads={shape.num_heads}",
+        f"model.attention.num_kv_heads={shape.num_kv_heads}",
+        f"model.feedforward.hidden_dim={shape.hidden_dim}",
+        f"model.context_length={shape.length}",
+        "model.head.tied=true",
+        f"batch_size={shape.batch_size}",
+        f"data.tokenizer.vocab_size={shape.vocab_size}",
+    ]
+
+
+def measure(words: list[str], budget: str, repeats: int) -> dict[str, list[Start]]:
+    """Return the starts with an empty cache, and those with a full one."""
+    found: dict[str, list[Start]] = {"new": [], "in the cache": []}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory(prefix="archwright-bench-") as folder:
+            for state, starts in found.items():
+                run = Path(folder) / state.replace(" ", "-")
+                starts.append(start([*words, f"budget={budget}"], run, Path(folder) / "cache"))
+    return found
+
+
+def start(words: list[str], run: Path, cache: Path) -> Start:
+    """Type a command, wait for its first step, and end it.
+
+    Raises:
+        RuntimeError: it ended or went on without a step.
+    """
+    command = [sys.executable, "-m", "archwright", "train", *words, "--out", str(run)]
+    begun = time.time()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"ARCHWRIGHT_CACHE": str(cache)},
+    )
+    try:
+        stepped = _first_step(run / "metrics.jsonl", process)
+    finally:
+        process.kill()
+        process.communicate()
+    files = ("asked.toml", "tokenizer/tokenizer_config.json", "environment.json")
+    times = [begun, *((run / name).stat().st_mtime for name in files), stepped]
+    return Start(tuple(b - a for a, b in zip(times[:-1], times[1:], strict=True)))
+
+
+def _first_step(metrics: Path, process: subprocess.Popen[bytes]) -> float:
+    begun = time.time()
+    while time.time() - begun < PATIENCE:
+        if metrics.exists() and '"kind": "train"' in metrics.read_text("utf-8"):
+            return time.time()
+        if process.poll() is not None:
+            _, said = process.communicate()
+            raise RuntimeError(f"the command ended without a step: {said.decode()}")
+        time.sleep(0.002)
+    raise RuntimeError(f"no step within {PATIENCE:g} s")
+
+
+def row(name: str, state: str, starts: list[Start]) -> str:
+    """Return a row of the table: medians of stages, and median and range of the whole."""
+    stages = (statistics.median(times) for times in zip(*(s.stages for s in starts), strict=True))
+    totals = sorted(start.total for start in starts)
+    cells = " | ".join(f"{seconds:.2f}" for seconds in stages)
+    whole = f"{statistics.median(totals):.2f} ({totals[0]:.2f} to {totals[-1]:.2f})"
+    return f"| {name} | {state} | {cells} | {whole} |"
+
+
+HEAD = """# Cold start, {date}
+
+{cpu}, {cores} cores; Python {python}, torch {torch}; load at the end {load:.1f}.
+
+Seconds from the start of `archwright train` in a new process to the record of its first step, with a budget of \
+{budget}; median of {repeats}, and the range of the whole. "command": Python, the words, the run folder. "text": \
+torch, the text, its tokenizer and its tokens, new or in the cache. "settling": what the machine decides, the \
+model, and steps that are timed. The demo's text is that of all.
+
+| model | text | {stages} | in all |
+|---|---|{lines}---:|
+"""
+
+
+def page(rows: list[str], args: argparse.Namespace) -> str:
+    """Return the results as Markdown."""
+    from archwright.training.machine import cpu_name
+
+    head = HEAD.format(
+        date=date.today(),
+        cpu=cpu_name(),
+        cores=os.cpu_count(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        load=os.getloadavg()[0],
+        budget=args.budget,
+        repeats=args.repeats,
+        stages=" | ".join(STAGES),
+        lines="---:|" * len(STAGES),
+    )
+    return head + "\n".join(rows) + "\n"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--budget", default="3m")
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
