@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
@@ -15,7 +14,7 @@ import psutil
 import torch
 
 from archwright.training.allocator import tune_allocator
-from archwright.training.machine import _cpu_name
+from archwright.training.machine import cpu_name
 from archwright.training.products import fastest_float32
 
 CORES = psutil.cpu_count(logical=False) or 1
@@ -76,7 +75,7 @@ def machine(threads: int) -> str:
     packages = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)))
     memory = psutil.virtual_memory().total / 2**30
     return (
-        f"{_cpu_name()}, {threads} thread{'s' * (threads != 1)}, {memory:.0f} GiB; "
+        f"{cpu_name()}, {threads} thread{'s' * (threads != 1)}, {memory:.0f} GiB; "
         f"Python {platform.python_version()}, {packages}; load at the end {os.getloadavg()[0]:.1f}."
     )
 
@@ -84,7 +83,7 @@ def machine(threads: int) -> str:
 def write(text: str, what: str, folder: Path = RESULTS) -> None:
     """Print a page, and keep it as DATE-MACHINE-WHAT.md."""
     print(text)
-    name = re.sub(r"\W+", "-", re.sub(r"\(\w+\)|processor|\d+-core|@.*", "", _cpu_name().lower()))
+    name = re.sub(r"\W+", "-", re.sub(r"\(\w+\)|processor|\d+-core|@.*", "", cpu_name().lower()))
     path = folder / f"{date.today()}-{name.strip('-')}-{what}.md"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

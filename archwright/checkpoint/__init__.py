@@ -5,7 +5,15 @@ tensors are safetensors files, the rest is JSON. Importing this room does not im
 """
 
 from archwright.checkpoint.disk import DamagedError, atomic_write
-from archwright.checkpoint.steps import complete, latest, load, remove_after, remove_stale, save
+from archwright.checkpoint.steps import (
+    complete,
+    latest,
+    load,
+    remove_after,
+    remove_stale,
+    save,
+    verify,
+)
 from archwright.checkpoint.weights import read_metadata, read_model, take_weights, write_model
 
 __all__ = [
@@ -20,5 +28,6 @@ __all__ = [
     "remove_stale",
     "save",
     "take_weights",
+    "verify",
     "write_model",
 ]

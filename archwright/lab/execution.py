@@ -6,9 +6,9 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from archwright.lab import pool
+from archwright.lab.groups import Cell, Groups, cells_of
 from archwright.lab.plan import Plan, file_of
 from archwright.lab.progress import Progress
 from archwright.lab.results import Replicate, RunResult
@@ -25,14 +25,6 @@ LEAST_SEEDS = 3
 
 GLANCE = 0.5
 """Seconds between looks at the runs."""
-
-
-class Cell(NamedTuple):
-    """One run of a study: the learning rate is the k-th of the variant's lattice."""
-
-    variant: str
-    seed: int
-    k: float
 
 
 @dataclass
@@ -53,7 +45,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         self.seeds = self.seeds or list(self.plan.study.seed_numbers)
-        self._folders: dict[Cell, RunFolder] = {}
+        self._groups = Groups(self.plan, self.runs_folder)
         self._started: set[Cell] = set()
 
     def run(self, workers: Workers, show: Progress, interrupt: Interrupt) -> bool:
@@ -68,17 +60,20 @@ class Execution:
         while not interrupt:
             self.spent = before + time.monotonic() - begun
             self._take_finished()
-            wanted = [cell for cell in self.wanted() if cell not in workers.running]
+            running = cells_of(workers)
+            wanted = [cell for cell in self.wanted() if cell not in running]
             if not wanted and not workers.running:
                 break
             if wanted and self._late(workers):
                 continue
-            for cell in wanted[: workers.free]:
-                self._started.add(cell)
-                workers.give(cell, self._job(cell))
+            while wanted and workers.free:
+                group, folders = self._groups.take(wanted)
+                self._started.update(group)
+                wanted = [cell for cell in wanted if cell not in group]
+                workers.give(group, {"do": "train", "folders": [str(f.path) for f in folders]})
             for done in workers.wait(GLANCE):
                 self._end(done, show)
-            show.update(self, {c: self._folder(c) for c in workers.running if isinstance(c, Cell)})
+            show.update(self, {cell: self._folder(cell) for cell in cells_of(workers)})
         self.spent = before + time.monotonic() - begun
         return not self.wanted()
 
@@ -161,21 +156,7 @@ class Execution:
 
     def _folder(self, cell: Cell) -> RunFolder:
         """Return where a run is kept, whether it is there yet or not."""
-        if cell not in self._folders:
-            key = pool.key(self.plan.run(*cell), self.plan.material)
-            self._folders[cell] = RunFolder(self.runs_folder / key)
-        return self._folders[cell]
-
-    def _job(self, cell: Cell) -> dict[str, str]:
-        """Begin a run's folder, and return what a worker is told."""
-        folder = pool.prepare(
-            self.runs_folder,
-            self.plan.run(*cell),
-            self.plan.material,
-            self.plan.decisions,
-            self.plan.arms[cell.variant].counts.flops_per_token,
-        )
-        return {"do": "train", "folder": str(folder.path)}
+        return self._groups.folder(cell)
 
     def _take_finished(self) -> None:
         """Read the runs that are wanted and were made before, which may make others wanted."""
@@ -193,25 +174,28 @@ class Execution:
         self.results[cell] = pool.read(folder, cell.variant, cell.seed, rate, self.command(cell))
 
     def _end(self, done: Done, show: Progress) -> None:
-        assert isinstance(done.name, Cell)
-        cell = done.name
-        if done.state == "done":
-            self._read(cell)
-        else:
-            rate, key = self.plan.rate(cell.variant, cell.k), self._folder(cell).path.name
-            why = done.why or "it was stopped"
-            self.results[cell] = pool.failure(
-                cell.variant, cell.seed, rate, key, why, self.command(cell)
-            )
-        show.ended(self.results[cell])
+        assert isinstance(done.name, tuple)
+        group: tuple[Cell, ...] = done.name
+        why = done.why or "it was stopped"
+        if done.state != "done" and len(group) > 1:
+            self._groups.part(group, why)
+            return
+        for cell in group:
+            if done.state == "done":
+                self._read(cell)
+            else:
+                rate, key = self.plan.rate(cell.variant, cell.k), self._folder(cell).path.name
+                self.results[cell] = pool.failure(
+                    cell.variant, cell.seed, rate, key, why, self.command(cell)
+                )
+            show.ended(self.results[cell])
 
     def _late(self, workers: Workers) -> bool:
         """Leave out the last seed, or the move of a window, where there is no time for it."""
         budget = self.plan.study.wall_seconds
         if budget is None or self.spent + self.remaining() <= LATE * budget:
             return False
-        running = [cell for cell in workers.running if isinstance(cell, Cell)]
-        begun = {cell.seed for cell in (*self.results, *running)}
+        begun = {cell.seed for cell in (*self.results, *cells_of(workers))}
         if self.seeds[-1] not in begun and len(self.seeds) > LEAST_SEEDS:
             left_out = self.seeds.pop()
             self.notes.append(f"Seed {left_out} was left out: the runs take longer than foreseen.")

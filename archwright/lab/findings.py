@@ -66,7 +66,8 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
 def announcement(plan: Plan) -> str:
     """Say what is about to be run, and how long that takes."""
     threads = plan.decisions.machine.threads
-    at_once = f"{plan.workers} at a time with {threads} thread{'s' * (threads != 1)} each"
+    stacked = f" stacks of up to {plan.stack}" if plan.stack > 1 else ""
+    at_once = f"{plan.workers}{stacked} at a time with {threads} thread{'s' * (threads != 1)} each"
     seeds = plan.study.seed_numbers
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {say.duration(plan.seconds)}",
@@ -157,7 +158,7 @@ def held(plan: Plan) -> list[Held]:
         Held("judged on", f"the same {plan.evaluation_tokens:,} held-out tokens"),
         Held("seeds", "initial values drawn by parameter name, and the order of the data"),
         Held("precision and kernel", f"{machine.precision}, {machine.kernel} attention"),
-        Held("threads", f"{machine.threads} a run, {plan.workers} runs at a time"),
+        Held("threads", _sharing(plan)),
     ]
     schedules = {arm.name: _told(arm.run.schedule) for arm in arms}
     optimizers = {arm.name: _told(arm.run.optimizer, without="lr") for arm in arms}
@@ -172,6 +173,16 @@ def held(plan: Plan) -> list[Held]:
     ]
     assert base
     return [*common, *measured]
+
+
+def _sharing(plan: Plan) -> str:
+    threads = plan.decisions.machine.threads
+    if plan.stack == 1:
+        return f"{threads} a run, {plan.workers} runs at a time"
+    return (
+        f"{threads} for each stack of up to {plan.stack} runs, {plan.workers} at a time; each run is what it is "
+        "alone within rounding"
+    )
 
 
 def _held(what: str, by_variant: dict[str, str]) -> Held:

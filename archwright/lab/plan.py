@@ -62,6 +62,10 @@ class Plan:
     steps: int
     evaluation_tokens: int
     costs: Mapping[str, Cost]
+    stack: int = 1
+    """How many runs of one shape a worker trains as one, at most."""
+    why: str = ""
+    """Why runs share the machine as they do."""
 
     @property
     def baseline(self) -> Arm:
@@ -148,6 +152,8 @@ def save(plan: Plan, folder: RunFolder) -> None:
     record = {
         "format": FORMAT,
         "workers": plan.workers,
+        "stack": plan.stack,
+        "why": plan.why,
         "steps": plan.steps,
         "evaluation_tokens": plan.evaluation_tokens,
         "arms": [
@@ -196,6 +202,8 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
         steps=record["steps"],
         evaluation_tokens=record["evaluation_tokens"],
         costs={name: Cost(**arm["cost"]) for name, arm in told.items()},
+        stack=record.get("stack", 1),  # studies from before there was a choice have neither
+        why=record.get("why", ""),
     )
 
 

@@ -13,6 +13,7 @@ from archwright.lab import pool
 from archwright.lab.arms import Arms, arms, sized_by_user
 from archwright.lab.matching import count, matched
 from archwright.lab.plan import Arm, Cost, Plan, evaluated, runs_each
+from archwright.lab.sharing import Sharing
 from archwright.lab.workers import Workers
 from archwright.model.build import build
 from archwright.runs import RunFolder
@@ -82,14 +83,16 @@ class Planner:
             better = self._size_for_budget(found, workers, self.study.wall_seconds)
             if better != size:
                 found = self._settled(arms(self.study, better))
-        costs = self._time(found, workers)
+        sharing = Sharing(self.study, self._time, self.material.tokenizer.vocab_size)
+        costs, stack, why = sharing.decide(found, workers)
         steps = self._steps(found, costs, workers)
         final = self._evaluation_tokens(found)
         done = {
             name: Arm(arm.name, arm.words, _with_steps(arm.run, steps), arm.counts, arm.matched)
             for name, arm in found.items()
         }
-        return Plan(self.study, done, self.material, self.decisions, workers, steps, final, costs)
+        decided = (workers, steps, final, costs, stack, why)
+        return Plan(self.study, done, self.material, self.decisions, *decided)
 
     def _first_size(self) -> float | None:
         if self.study.size == "given" or (self.study.size == "auto" and sized_by_user(self.study)):
@@ -171,7 +174,10 @@ class Planner:
         cores, arm = usable_cores(), next(iter(found.values()))
         if self.decisions.machine.device == "cuda":
             return 1
-        if cores == 1 or arm.counts.non_embedding < WIDE:
+        if self.study.together == "none":
+            return self._one_with_all(found, cores, "runs one after another were asked for")
+        small = arm.counts.non_embedding < WIDE
+        if cores == 1 or small or self.study.together != "auto":
             return cores
         many = self._time({f"{i}": arm for i in range(cores)}, cores)
         machine = arm.run.machine.model_copy(update={"threads": cores})
@@ -180,7 +186,11 @@ class Planner:
         torch.set_num_threads(1)
         if cores / max(cost.step for cost in many.values()) >= 1 / one:
             return cores
-        self.decisions.decide("threads", cores, "one run with all cores trains faster than several")
+        return self._one_with_all(found, cores, "one run with all cores trains faster than several")
+
+    def _one_with_all(self, found: dict[str, Arm], cores: int, reason: str) -> int:
+        """Let each run have all cores, one run at a time."""
+        self.decisions.decide("threads", cores, reason)
         for name, other in found.items():
             run = other.run.model_copy(update={"machine": self.decisions.machine})
             found[name] = Arm(name, other.words, run, other.counts, other.matched)
@@ -226,8 +236,8 @@ class Planner:
             )
         return steps
 
-    def _time(self, timed: Mapping[str, Arm], workers: int) -> dict[str, Cost]:
-        """Time runs in processes as they will run, as many at once."""
+    def _time(self, timed: Mapping[str, Arm], workers: int, stack: int = 1) -> dict[str, Cost]:
+        """Time runs in processes as they will run, as many at once; of a stack, each run's share."""
         scratch = self.folder.path / "timing"
         found: dict[str, Cost] = {}
         waiting = list(timed.items())
@@ -237,8 +247,8 @@ class Planner:
                 while waiting and self.crew.free:
                     name, arm = waiting.pop(0)
                     folder = self._scratch(scratch / str(len(waiting)), arm)
-                    job = {"do": "time", "folder": str(folder.path), "seconds": self._timed_seconds}
-                    self.crew.give(name, job)
+                    job = {"do": "time", "folder": str(folder.path), "stack": stack}
+                    self.crew.give(name, job | {"seconds": self._timed_seconds})
                 for done in self.crew.wait(1.0):
                     if done.state != "done":
                         raise UserError(f"{done.name}: cannot be trained: {done.why}")

@@ -4,7 +4,7 @@ import ast
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +24,9 @@ POOL = Path("studies/runs")
 
 DECISIVE = ("data", "parts", "model", "losses.py", "optim", "training")
 """Rooms whose code decides what a run's numbers are; what `spec` and `text` decide is in the spec and the tokens."""
+
+STACK = "stack"
+"""Key of a run's environment: the names of the runs that are trained with it as one."""
 
 DIVERGED = "diverged"
 """The event by which a run is known to have no number at its end."""
@@ -82,22 +85,57 @@ def _stores(material: Material) -> list[tuple[str, Record]]:
 
 
 def prepare(
-    pool: Path, run: RunSpec, material: Material, decisions: Decisions, flops_per_token: float
+    pool: Path,
+    run: RunSpec,
+    material: Material,
+    decisions: Decisions,
+    flops_per_token: float,
+    *,
+    stack: Sequence[str] = (),
+    why: str = "",
 ) -> RunFolder:
-    """Return the folder of a settled run, begun so far that training it decides and measures nothing."""
+    """Return the folder of a settled run, begun so far that training it decides and measures nothing.
+
+    Args:
+        stack: the names of the runs that it is trained with as one, its own among them.
+        why: the reason.
+    """
     folder = RunFolder.create(pool / key(run, material), run)
     if not folder.settled:
         material.tokenizer.save(folder.tokenizer_folder)
         folder.write_spec(run)
+        told = environment(decisions)
+        told["decisions"]["together"] = {"value": _way(stack, decisions), "reason": why}
         folder.write_environment(
-            environment(decisions)
+            told
             | {
+                STACK: list(stack),
                 "code": code_version(),
                 "flops_per_token": flops_per_token,
                 "data": material.record(),
             }
         )
     return folder
+
+
+def stack_of(folder: RunFolder) -> list[str]:
+    """Return the names of the runs that a run was begun with as one; none of a run that was begun alone."""
+    return list(folder.environment().get(STACK, []))
+
+
+def part(folder: RunFolder, why: str) -> None:
+    """Let a run that was begun in a stack go on alone."""
+    told = folder.environment()
+    told["decisions"]["together"] = {"value": "alone", "reason": why}
+    folder.write_environment(told | {STACK: []})
+
+
+def _way(stack: Sequence[str], decisions: Decisions) -> str:
+    """Say how a run is trained beside others."""
+    if len(stack) > 1:
+        return f"stacked with {len(stack) - 1} other{'s' * (len(stack) > 2)}"
+    threads = decisions.machine.threads
+    return f"alone on {threads} thread{'s' * (threads != 1)}"
 
 
 def outcome(folder: RunFolder) -> str:

@@ -11,7 +11,8 @@ from archwright.reporting.words import duration
 from archwright.runs import RunFolder
 
 if TYPE_CHECKING:
-    from archwright.lab.execution import Cell, Execution
+    from archwright.lab.execution import Execution
+    from archwright.lab.groups import Cell
 
 
 class Progress(Protocol):

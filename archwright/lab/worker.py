@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
+    from archwright.training.loop import DivergedError
+    from archwright.training.material import Material
+    from archwright.training.session import Session
 
 Answer = dict[str, Any]
 
@@ -79,15 +82,24 @@ def _train(job: dict[str, Any]) -> Answer:
     from archwright.training.finish import finish_briefly
     from archwright.training.loop import DivergedError
     from archwright.training.train import train_in
+    from archwright.training.train_together import train_together
 
-    folder = RunFolder.open(job["folder"])
-    _wait_for(folder)
-    if outcome(folder):
+    def lost(folder: "RunFolder", error: "DivergedError") -> None:
+        folder.append({"kind": "event", "step": 0, "name": DIVERGED, "text": str(error)})
+
+    folders = [RunFolder.open(path) for path in job["folders"]]
+    for folder in folders:
+        _wait_for(folder)
+    done = [bool(outcome(folder)) for folder in folders]
+    if all(done):
+        return {}
+    if len(folders) > 1:
+        train_together(folders, finish_briefly, done=done, lost=lost)
         return {}
     try:
-        train_in(folder, finish_briefly, quiet=True)
+        train_in(folders[0], finish_briefly, quiet=True)
     except DivergedError as error:
-        folder.append({"kind": "event", "step": 0, "name": DIVERGED, "text": str(error)})
+        lost(folders[0], error)
     return {}
 
 
@@ -107,7 +119,8 @@ def _wait_for(folder: "RunFolder") -> None:
 
 
 def _time(job: dict[str, Any]) -> Answer:
-    """Return what a run costs, in seconds: to begin, for a step, and for a token that is evaluated."""
+    """Return what a run costs, in seconds: to begin, for a step, and for a token that is evaluated; of one in a
+    stack of `stack` runs, its share."""
     from archwright.runs import RunFolder
     from archwright.training.evaluation import evaluate, held_out_windows
     from archwright.training.material import regain
@@ -123,12 +136,25 @@ def _time(job: dict[str, Any]) -> Answer:
         material.held_out, material.tokenizer, length, stride=length, max_tokens=4096
     )
     setup = time.perf_counter() - begun
-    step = session.time_step(float(job["seconds"]))
+    step = _step_seconds(folder, material, session, number=job["stack"], seconds=job["seconds"])
     evaluate(session.model, windows, session.precision)
     begun = time.perf_counter()
     evaluate(session.model, windows, session.precision)
     token = (time.perf_counter() - begun) / windows.num_tokens
     return {"setup": setup, "step": step, "token": token}
+
+
+def _step_seconds(
+    folder: "RunFolder", material: "Material", session: "Session", *, number: int, seconds: float
+) -> float:
+    """Return the seconds of a step, for each run of a stack."""
+    from archwright.training.settle import settled
+    from archwright.training.together import Together
+
+    if number == 1:
+        return session.time_step(seconds)
+    others = [settled(folder, material)[0] for _ in range(number - 1)]
+    return Together([session, *others]).time_step(seconds) / number
 
 
 if __name__ == "__main__":

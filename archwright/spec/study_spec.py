@@ -99,6 +99,9 @@ class StudySpec(Spec):
     """Also judge on texts this many times as long as those trained on."""
     budget: Annotated[str, BeforeValidator(_checked_study_budget)] = "10m"
     """Wall time for all runs together, or steps or tokens for each run."""
+    together: Literal["auto", "none", "threads", "stacked"] = "auto"
+    """How runs share a CPU: one after another on all cores, one on each core, or on each core several of one
+    shape as one, whose numbers then are those of runs alone within rounding; auto: the fastest in all."""
     parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
 
     @property
@@ -135,5 +138,6 @@ OPTIONS = (
     "margin",
     "lengths",
     "evaluation_tokens",
+    "together",
 )
 """Fields of a study that the command line and the library have options for."""

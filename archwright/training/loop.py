@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from archwright.runs import RunFolder
 from archwright.runs.metrics import Record
@@ -22,6 +22,16 @@ CHECKPOINT_SECONDS = 60.0
 
 class DivergedError(RuntimeError):
     """The loss or its gradient is no number any more; the last good checkpoint is kept."""
+
+
+class Spent(NamedTuple):
+    """Wall time and processor time."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+NOTHING = Spent(0.0, 0.0)
 
 
 class Loop:
@@ -50,14 +60,29 @@ class Loop:
             DivergedError: the loss is not finite.
         """
         session = self.session
-        while session.standing.step < session.num_steps and not interrupt:
-            self._step()
-            done = session.standing.step == session.num_steps
-            if not done and session.standing.step % self._evaluate_every == 0:
-                self._evaluate()
-            if done or interrupt or self._wants_checkpoint():
+        while not self.done and not interrupt:
+            self.advance(session.step)
+            if self.done or interrupt or self.wants_checkpoint():
                 self.save()
-        return session.standing.step >= session.num_steps
+        return self.done
+
+    @property
+    def done(self) -> bool:
+        """Whether the last step was made."""
+        return self.session.standing.step >= self.session.num_steps
+
+    def advance(self, step: Callable[[], StepResult], spent: Spent = NOTHING) -> None:
+        """Make a step, record it, and evaluate where that is due.
+
+        Args:
+            spent: what the step has cost before, which is recorded as part of it.
+
+        Raises:
+            DivergedError: the loss is not finite.
+        """
+        self._step(step, spent)
+        if not self.done and self.session.standing.step % self._evaluate_every == 0:
+            self._evaluate()
 
     def record(self, kind: str, **values: Any) -> None:
         """Write a record at the present step."""
@@ -79,12 +104,20 @@ class Loop:
             self.session.save(self.folder.checkpoints_folder)
         self._saved_at = time.monotonic()
 
-    def _step(self) -> None:
-        begun, standing = time.perf_counter(), self.session.standing
+    def wants_checkpoint(self) -> bool:
+        """Tell whether it is time to save."""
+        every = self.session.run.checkpoint.every
+        if every:
+            return self.session.standing.step % every == 0
+        return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+
+    def _step(self, step: Callable[[], StepResult], spent: Spent) -> None:
+        begun, standing = time.perf_counter() - spent.seconds, self.session.standing
         number, rate = standing.step + 1, self.session.rate
         with self._probed(number) as probes:
-            start, cpu = time.perf_counter(), time.process_time()
-            result = self.session.step()
+            start = time.perf_counter() - spent.seconds
+            cpu = time.process_time() - spent.cpu_seconds
+            result = step()
             seconds = time.perf_counter() - start
             standing.cpu_seconds += time.process_time() - cpu
         standing.seconds += time.perf_counter() - begun
@@ -162,12 +195,6 @@ class Loop:
     @property
     def _evaluate_every(self) -> int:
         return self.session.run.evaluate.every
-
-    def _wants_checkpoint(self) -> bool:
-        every = self.session.run.checkpoint.every
-        if every:
-            return self.session.standing.step % every == 0
-        return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
 
 
 def _rounded(rows: dict[str, float]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from archwright.optim import Optimizers, build_optimizers, learning_rate
 from archwright.spec.run_spec import RunSpec
 from archwright.training.precision import Precision
 from archwright.training.probes import PASSES, Probes
-from archwright.training.step import StepResult, TensorBatch, train_step
+from archwright.training.step import Seen, StepResult, TensorBatch, train_step, update
 
 PROBED_TOKENS = 4096
 """Tokens of the pass that probes look at."""
@@ -82,6 +82,20 @@ class Session:
             self.standing.step += 1
         return result
 
+    def take(self, seen: Seen) -> StepResult:
+        """Make this step with gradients that the model's parameters have already."""
+        result = update(
+            self.model,
+            self.optimizers,
+            seen,
+            rate=self.rate,
+            precision=self.precision,
+            clip=self._clip,
+        )
+        if result.finite:
+            self.standing.step += 1
+        return result
+
     def look(self) -> Probes:
         """Return probes that have seen a pass over the first rows of the coming batch.
 
@@ -135,17 +149,20 @@ class Session:
         self.precision.restore(state.pop("precision"))
         self.standing = Standing(**state)
 
+    @property
+    def _clip(self) -> float | None:
+        return None if self.run.clip == "none" else self.run.clip
+
     def _train(self, step: int, rate: float) -> StepResult:
         if not self.model.training:  # an evaluation came before; this walks through all modules
             self.model.train()
-        clip = self.run.clip
         return train_step(
             self.model,
             to_device(self.batches.at(step), self.device),
             self.optimizers,
             rate=rate,
             precision=self.precision,
-            clip=None if clip == "none" else clip,
+            clip=self._clip,
             z_loss=self.run.z_loss,
             chunked=self.run.machine.loss == "chunked",
             accumulate=self.run.accumulate,

@@ -42,6 +42,15 @@ class StepResult:
     """What routers of experts asked to be minimised besides."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a pass over a batch came to: means in nats per token."""
+
+    loss: float
+    z_loss: float
+    router_loss: float = 0.0
+
+
 def train_step(
     model: nn.Module,
     batch: TensorBatch,
@@ -62,7 +71,7 @@ def train_step(
     updates nothing. `chunked` logits never exist all at once. Modules with a method `after_step` then move
     what follows no gradient, by what they saw in all parts.
     """
-    num_valid = max(1, int((batch.targets >= 0).sum()))
+    num_valid = valid_targets(batch)
     loss, z_term, router_loss = 0.0, 0.0, 0.0
     for part in batch.parts(accumulate):
         loss_of = _chunked_loss if chunked else _whole_loss
@@ -72,10 +81,29 @@ def train_step(
         router_loss += auxiliary.item()
         loss += of_part.nll_sum.item() / num_valid
         z_term += of_part.z_term.item()
+    seen = Seen(loss, z_term, router_loss)
+    return update(model, optimizers, seen, rate=rate, precision=precision, clip=clip)
+
+
+def valid_targets(batch: TensorBatch) -> int:
+    """Return what a batch's summed loss is divided by, at least 1."""
+    return max(1, int((batch.targets >= 0).sum()))
+
+
+def update(
+    model: nn.Module,
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    seen: Seen,
+    *,
+    rate: float,
+    precision: Precision,
+    clip: float | None,
+) -> StepResult:
+    """Clip the gradients that the parameters have, update by them and drop them; see `train_step`."""
     precision.unscale(optimizers.values())
     grad_norm = clip_gradients(_moved_by(optimizers), clip).item()
     # A loss scale mends its own overflows.
-    finite = math.isfinite(loss) and (math.isfinite(grad_norm) or precision.scales)
+    finite = math.isfinite(seen.loss) and (math.isfinite(grad_norm) or precision.scales)
     if finite:
         set_learning_rates(optimizers, rate)
         for optimizer in optimizers.values():
@@ -84,7 +112,7 @@ def train_step(
     _after_step(model, updated=finite)
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
-    return StepResult(loss, z_term, grad_norm, finite, router_loss)
+    return StepResult(seen.loss, seen.z_loss, grad_norm, finite, seen.router_loss)
 
 
 def _moved_by(optimizers: Mapping[str, torch.optim.Optimizer]) -> Iterator[Tensor]:

@@ -109,7 +109,7 @@ def _train(folder: RunFolder, ending: Ending, quiet: bool) -> None:
     started = _restore(folder, session)
     shown = progress(session.num_steps, session.standing.step, quiet)
     with _tensorboard(folder) as log:
-        loop = _loop(folder, session, decisions, material, shown, log)
+        loop = new_loop(folder, session, decisions, material, shown, log)
         loop.record("event", name=started, text=f"at step {session.standing.step}")
         _run(loop, folder)
         say.say("evaluating on the whole held-out text")
@@ -196,14 +196,15 @@ def _announce(session: Session, decisions: Decisions, material: Material, say: P
         say.say(f"{key} = {getattr(decisions.machine, key)}: {reason}")
 
 
-def _loop(
+def new_loop(
     folder: RunFolder,
     session: Session,
     decisions: Decisions,
     material: Material,
     shown: Progress,
-    log: Callable[[Record], None],
+    log: Callable[[Record], None] = lambda record: None,
 ) -> Loop:
+    """Return the loop that trains a session and keeps its record in a folder."""
     run = session.run
     windows = held_out_windows(
         material.held_out,

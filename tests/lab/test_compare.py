@@ -207,7 +207,7 @@ def test_killed_at_any_moment_a_study_ends_with_the_same_numbers(
         "compare",
         *words("text.txt", ":norm.kind=layer"),
         *("--budget", "20steps", "--seeds", "2", "--evaluation-tokens", "2048"),
-        *("--quiet", "--out", "killed", "--runs", "killed-runs"),
+        *("--together", "threads", "--quiet", "--out", "killed", "--runs", "killed-runs"),
     )
     runs = place / "killed-runs"
     kept: set[str] = set()
@@ -237,7 +237,8 @@ def test_ctrl_c_keeps_what_is_trained_and_says_how_to_go_on(place: Path) -> None
     again = command(
         "compare",
         *words("text.txt", ":norm.kind=layer"),
-        *("--budget", "3000steps", "--seeds", "2", "--out", "stopped", "--runs", "stopped-runs"),
+        *("--budget", "3000steps", "--seeds", "2", "--together", "threads"),
+        *("--out", "stopped", "--runs", "stopped-runs"),
     )
     process = subprocess.Popen(
         again, cwd=place, env=surroundings(), stderr=subprocess.PIPE, text=True

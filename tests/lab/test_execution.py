@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from archwright.lab.execution import LATE, Cell, Execution
+from archwright.lab.execution import LATE, Execution
+from archwright.lab.groups import Cell
 from archwright.lab.results import RunResult
 from archwright.spec.study_spec import StudySpec
 

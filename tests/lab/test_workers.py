@@ -109,7 +109,7 @@ def test_a_worker_leaves_when_who_gave_it_work_is_gone(tmp_path: Path) -> None:
     )
     assert process.stdin
     assert process.stdout
-    process.stdin.write('{"do": "train", "folder": "none"}\n')
+    process.stdin.write('{"do": "train", "folders": ["none"]}\n')
     process.stdin.flush()
     assert "is not a run folder" in process.stdout.readline()
     process.stdin.close()

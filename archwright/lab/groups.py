@@ -1,0 +1,107 @@
+"""Which runs of a study a worker trains as one, and where each is kept."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from archwright.lab import pool
+from archwright.lab.plan import Plan
+from archwright.lab.workers import Workers
+from archwright.runs import RunFolder
+
+
+class Cell(NamedTuple):
+    """One run of a study: the learning rate is the k-th of the variant's lattice."""
+
+    variant: str
+    seed: int
+    k: float
+
+
+Group = tuple[Cell, ...]
+
+
+class Groups:
+    """Runs of one variant that differ in seed and learning rate alone, in stacks.
+
+    What is stacked follows from the plan and the runs that are wanted, not from the clock. A stack is written
+    into the folders of its runs before it is trained; a run that was begun, in a stack or alone, goes on as it
+    was begun, also in another study.
+    """
+
+    def __init__(self, plan: Plan, runs_folder: Path) -> None:
+        self.plan, self.runs_folder = plan, runs_folder
+        self._folders: dict[Cell, RunFolder] = {}
+        self._parted: set[Cell] = set()
+
+    def folder(self, cell: Cell) -> RunFolder:
+        """Return where a run is kept, whether it is there yet or not."""
+        if cell not in self._folders:
+            key = pool.key(self.plan.run(*cell), self.plan.material)
+            self._folders[cell] = RunFolder(self.runs_folder / key)
+        return self._folders[cell]
+
+    def take(self, wanted: Sequence[Cell]) -> tuple[Group, list[RunFolder]]:
+        """Return the first of the runs and those that are trained with it, and the folders of the whole stack,
+        begun: some may be finished already."""
+        first = wanted[0]
+        names = pool.stack_of(self.folder(first))
+        if names:
+            group = tuple(cell for cell in wanted if self._name(cell) in names)
+        else:
+            group = self._new(first, wanted)
+            names = [self._name(cell) for cell in group]
+        for cell in group:
+            self._prepare(cell, names)
+        return group, [RunFolder(self.runs_folder / name) for name in names]
+
+    def part(self, group: Group, why: str) -> None:
+        """Let each run of a stack that failed go on alone, so that one does not keep the others from being made."""
+        for cell in group:
+            self._parted.add(cell)
+            pool.part(self.folder(cell), f"the stack failed: {why}")
+
+    def _new(self, first: Cell, wanted: Sequence[Cell]) -> Group:
+        if self.plan.stack == 1 or not self._is_new(first):
+            return (first,)
+        place = self._place(first)
+        alike = [c for c in wanted if self._place(c) == place and self._is_new(c)]
+        return tuple(alike[: self.plan.stack])
+
+    def _is_new(self, cell: Cell) -> bool:
+        return cell not in self._parted and not self.folder(cell).begun
+
+    def _place(self, cell: Cell) -> tuple[str, int]:
+        """Return what runs of one stack have in common: the variant, and neighbouring seeds. The first seed of a
+        sweep, which decides what the others do, is for itself."""
+        study = self.plan.study
+        number = cell.seed - study.first_seed
+        if study.rates == "fixed":
+            return cell.variant, number // self.plan.stack
+        return cell.variant, -1 if number == 0 else (number - 1) // seeds_each(self.plan)
+
+    def _name(self, cell: Cell) -> str:
+        return self.folder(cell).path.name
+
+    def _prepare(self, cell: Cell, names: Sequence[str]) -> None:
+        """Begin a run's folder."""
+        pool.prepare(
+            self.runs_folder,
+            self.plan.run(*cell),
+            self.plan.material,
+            self.plan.decisions,
+            self.plan.arms[cell.variant].counts.flops_per_token,
+            stack=names if len(names) > 1 else (),
+            why=self.plan.why,
+        )
+
+
+def seeds_each(plan: Plan) -> int:
+    """Return how many whole sweeps a stack holds, at least one."""
+    return max(1, plan.stack // plan.study.grid)
+
+
+def cells_of(workers: Workers) -> list[Cell]:
+    """Return the runs that are being trained."""
+    groups = [name for name in workers.running if isinstance(name, tuple)]
+    return [cell for group in groups for cell in group]

@@ -1,0 +1,84 @@
+"""How the runs of a study share a CPU: each alone on a core, or several as one on each; whichever is faster."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from archwright.lab.plan import Arm, Cost
+from archwright.model.build import build
+from archwright.spec.errors import UserError
+from archwright.spec.study_spec import StudySpec
+from archwright.training.together import reason_alone
+
+MOST = 8
+"""Runs of a stack; more gain little, and the last of a study would wait for one another."""
+
+WORTHWHILE = 1.05
+"""Times the tokens per second of runs alone, from which stacks are taken."""
+
+
+class Time(Protocol):
+    """Times runs in processes, as many at once as there are workers; of a stack, each run's share."""
+
+    def __call__(
+        self, timed: Mapping[str, Arm], workers: int, stack: int = 1
+    ) -> dict[str, Cost]: ...
+
+
+class Sharing:
+    """Decides whether a study stacks its runs. All its variants do, or none, so that rounding is the same for
+    all that is compared."""
+
+    def __init__(self, study: StudySpec, time: Time, vocab_size: int) -> None:
+        self.study, self.time, self.vocab_size = study, time, vocab_size
+
+    def decide(self, found: Mapping[str, Arm], workers: int) -> tuple[dict[str, Cost], int, str]:
+        """Return what runs cost, how many are stacked at most, and why.
+
+        Raises:
+            UserError: stacks were asked for, and a variant cannot be stacked.
+        """
+        asked = self.study.together
+        if asked in ("none", "threads"):
+            return self.time(found, workers), 1, f"together={asked} was asked for"
+        alone = self._obstacle(found)
+        sizes = [] if alone else self.sizes(len(found), workers)
+        if asked == "stacked":
+            if not sizes:
+                why = alone or "there are too few runs for a stack on each core"
+                raise UserError(f"together: cannot be stacked: {why}; expected threads or auto")
+            return self.time(found, workers, max(sizes)), max(sizes), "stacks were asked for"
+        costs = self.time(found, workers)
+        if not sizes:
+            return costs, 1, alone or "there are too few runs for a stack on each core"
+        return self._fastest(found, workers, costs, sizes)
+
+    def sizes(self, variants: int, workers: int) -> list[int]:
+        """Return how many runs a stack may have, so that no worker has nothing to do: seeds where rates are fixed,
+        else whole sweeps."""
+        study = self.study
+        unit, seeds = (1, study.seeds) if study.rates == "fixed" else (study.grid, study.seeds - 1)
+        fitting = [n for n in (1, 2, 4, 8) if n <= seeds and -(-seeds // n) * variants >= workers]
+        return [n * unit for n in fitting if 1 < n * unit <= MOST]
+
+    def _obstacle(self, found: Mapping[str, Arm]) -> str:
+        for name, arm in found.items():
+            model = build(arm.run.model, device="meta", vocab_size=self.vocab_size)
+            if why := reason_alone(arm.run, model):
+                return f"{name}: {why}"
+        return ""
+
+    def _fastest(
+        self, found: Mapping[str, Arm], workers: int, costs: dict[str, Cost], sizes: list[int]
+    ) -> tuple[dict[str, Cost], int, str]:
+        """Time the baseline in stacks on all cores, and take the best size if that is worthwhile."""
+        baseline, arm = next(iter(found.items()))
+        crowd = {str(i): arm for i in range(workers)}
+        tried = {
+            size: max(c.step for c in self.time(crowd, workers, size).values()) for size in sizes
+        }
+        best = min(tried, key=lambda size: tried[size])
+        gain = costs[baseline].step / tried[best]
+        said = f"{best} runs as one train {gain:.2f} times the tokens of as many alone on a thread"
+        if gain < WORTHWHILE:
+            return costs, 1, said
+        return self.time(found, workers, best), best, said

@@ -1,0 +1,180 @@
+"""Several models of one shape as one: their weights lie side by side, and one pass computes all of them."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from archwright.model.decoder import Decoder
+from archwright.parts.embeddings import TokenEmbedding
+from archwright.parts.linear import Linear
+from archwright.parts.norms import LayerNorm, RMSNorm
+from archwright.parts.residuals import Parallel
+
+
+class Stack(nn.Module):
+    """The vectors that K models of one shape give their heads, from one pass over all rows.
+
+    What has no parameters, attention among it, sees the models' texts as rows of one batch. Maps, norms and
+    the embedding have the parameters of all models as one tensor [K, ...], and the models keep theirs as
+    views into it: what changes one, changes the other. Heads are not stacked: logits are so large that
+    more of them at a time are slower.
+
+    Raises:
+        ValueError: a model that `obstacle` names a reason for.
+    """
+
+    def __init__(self, models: Sequence[Decoder]) -> None:
+        super().__init__()
+        if why := obstacle(models[0]):
+            raise ValueError(why)
+        self.number = len(models)
+        self.body = copy.deepcopy(models[0])
+        self.body.set_submodule("head", nn.Identity())
+        for path, module in list(self.body.named_modules()):
+            if type(module) in STACKED:
+                self._replace(path, module, models)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "rows length"],
+        *,
+        positions: Int[Tensor, "rows length"] | None = None,
+        document_ids: Int[Tensor, "rows length"] | None = None,
+    ) -> Float[Tensor, "rows length dim"]:
+        """Return what the heads read; the rows are those of the first model, then of the second, ..."""
+        return self.body.hidden(tokens, positions=positions, document_ids=document_ids)
+
+    def by_name(self) -> dict[str, nn.Parameter]:
+        """Return the stacked parameters [K, ...] by the name that each model has for its own."""
+        return dict(self.body.named_parameters())
+
+    def _replace(self, path: str, module: nn.Module, models: Sequence[Decoder]) -> None:
+        """Put a stacked module in the place of one, and let each model's parameters be views into it."""
+        own = [name for name, _ in module.named_parameters(recurse=False)]
+        values = {
+            name: torch.stack([model.get_parameter(f"{path}.{name}").data for model in models])
+            for name in own
+        }
+        stacked = STACKED[type(module)](module, self.number)
+        for name, value in values.items():
+            stacked.register_parameter(name, nn.Parameter(value))
+            for model, view in zip(models, value, strict=True):
+                model.get_parameter(f"{path}.{name}").data = view
+        self.body.set_submodule(path, stacked)
+
+
+def obstacle(model: Decoder) -> str:
+    """Return why models of this shape cannot be computed as one, in a sentence; empty where they can."""
+    for path, module in model.named_modules():
+        place = f"{path} ({type(module).__name__})"
+        if path.partition(".")[0] == "head":
+            continue
+        if isinstance(module, Parallel):
+            return f"{place} reads the weights of several maps as one"
+        if callable(getattr(module, "after_step", None)):
+            return f"{place} follows the load of a whole batch"
+        unknown = STACKED.get(type(module)) is None
+        biased = isinstance(module, TokenEmbedding) and module.bias is not None
+        if (unknown or biased) and list(module.parameters(recurse=False)):
+            return f"{place} has parameters that are not stacked"
+    return ""
+
+
+class _Stacked(nn.Module):
+    """A part with the parameters of `number` models, which are registered when they are known."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+
+
+class _StackedLinear(Linear):
+    """y = x W_k^T + b_k for the rows of the k-th model; W and b are registered when they are known."""
+
+    def __init__(self, one: Linear, number: int) -> None:
+        with torch.device("meta"):
+            super().__init__(one.d_in, one.d_out, bias=one.bias is not None)
+        self.number = number
+
+    def forward(self, x: Float[Tensor, "rows *length d_in"]) -> Float[Tensor, "rows *length d_out"]:
+        y = _by_run(x, self.number).flatten(1, -2) @ self.weight.mT
+        if self.bias is not None:
+            y = y + self.bias[:, None].to(y.dtype)
+        return y.view(*x.shape[:-1], -1)
+
+
+class _StackedEmbedding(_Stacked):
+    """x = P_k (scale * W_k[token]) for the rows of the k-th model."""
+
+    def __init__(self, one: TokenEmbedding, number: int) -> None:
+        super().__init__(number)
+        self.scale = one.scale
+        self.project_in: nn.Module | None = one.project_in
+
+    def forward(self, index: Int[Tensor, "rows length"]) -> Float[Tensor, "rows length dim"]:
+        assert self.weight is not None
+        first = torch.arange(self.number, device=index.device) * self.weight.shape[1]
+        x = F.embedding(
+            (_by_run(index, self.number) + first[:, None, None]).flatten(0, 1),
+            self.weight.flatten(0, 1),
+        )
+        if self.scale != 1:
+            x = x * torch.tensor(self.scale, dtype=x.dtype, device="cpu")
+        if self.project_in is not None:
+            x = self.project_in(x)
+        return x
+
+
+class _StackedNorm(_Stacked):
+    """The norm without its weight and bias, and then those of the k-th model for its rows."""
+
+    def __init__(self, one: LayerNorm | RMSNorm, number: int) -> None:
+        super().__init__(number)
+        bare: dict[str, Any] = {"weight": "none"} | (
+            {"bias": False} if one.bias is not None else {}
+        )
+        self.bare = type(one)(one.spec.model_copy(update=bare), one.dim)  # type: ignore[arg-type]
+        self.offset = one.spec.weight == "unit_offset"
+        self.narrow = isinstance(one, RMSNorm) and one.narrow
+
+    def forward(self, x: Float[Tensor, "rows *length dim"]) -> Float[Tensor, "rows *length dim"]:
+        y = _by_run(self.bare(x.to(torch.promote_types(x.dtype, torch.float32))), self.number)
+        y = y.to(x.dtype) if self.narrow else y
+        if self.weight is not None:
+            weight = 1 + self.weight if self.offset else self.weight
+            y = y * _beside(weight, y).to(y.dtype)
+        if self.bias is not None:
+            y = y + _beside(self.bias, y)
+        found: Tensor = y.to(x.dtype).flatten(0, 1)
+        return found
+
+
+def _by_run(x: Tensor, number: int) -> Tensor:
+    """View [number * rows, ...] as [number, rows, ...]."""
+    found: Tensor = x.unflatten(0, (number, -1))
+    return found
+
+
+def _beside(parameter: Tensor, x: Tensor) -> Tensor:
+    """View a parameter [number, *shape] so that it goes with x [number, rows, ..., *shape]."""
+    between = x.ndim - parameter.ndim
+    return parameter.view(parameter.shape[0], *[1] * between, *parameter.shape[1:])
+
+
+STACKED: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {
+    Linear: _StackedLinear,
+    TokenEmbedding: _StackedEmbedding,
+    LayerNorm: _StackedNorm,
+    RMSNorm: _StackedNorm,
+}
+"""What the parts with parameters become, made from one of them and the number of models."""
