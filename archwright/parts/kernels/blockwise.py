@@ -26,7 +26,8 @@ def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Sco
     strip, (least, most) = None, _columns(view)
     if scores.bias is not None:
         if not _by_column(scores, view):
-            return _by_autograd(query, key, value, view, scores)
+            by_autograd: Tensor = _by_autograd(query, key, value, view, scores)
+            return by_autograd
         strip = _strip(scores.bias, min(cut.BLOCK, view.places.length), least, most, query.dtype)
     blocks = view.__dict__.get("blocks", {}).get("cut") or _cut(view)
     given = [x for x in (query, key, value, strip, scores.sinks) if x is not None]
@@ -103,11 +104,12 @@ class _Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        return self.kept.stop - self.kept.start
+        rows, heads, queries, keys = self.shape
+        return rows * heads * queries * keys
 
 
 def _pieces(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Piece]:
-    """Walk through the blocks. A sink stands among cut.ALIGNED further keys, so that rows stay whole vectors."""
+    """Walk through the blocks. A sink stands among `ALIGNED` further keys, so that rows stay whole vectors."""
     batch, _, heads, _ = query.shape
     used, more = 0, 0 if sinks is None else cut.ALIGNED
     for line in table.tolist():
@@ -161,7 +163,9 @@ def _attend(
                 _view(kept[1, piece.kept], piece, kv).copy_(scores)
             scores.mul_(softcap)
         _add_to(scores.view(piece.shape), piece.block, strip, least, hiding, sinks)
-        weights = torch.softmax(scores, -1, out=_view(kept[0, piece.kept], piece, kv) if keep else scores)
+        weights = torch.softmax(
+            scores, -1, out=_view(kept[0, piece.kept], piece, kv) if keep else scores
+        )
         if dropout:
             weights = F.dropout(weights, dropout)
             if keep:
@@ -195,7 +199,12 @@ def _add_to(
 
 @_attend.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, strip: Tensor | None, sinks: Tensor | None, *rest: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    strip: Tensor | None,
+    sinks: Tensor | None,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     _, _, room, rows, _, _, softcap, dropout, keep = rest
     out = query.new_empty(*query.shape[:3], value.shape[-1])
@@ -264,10 +273,10 @@ def _attend_backward(
         grad_weights.baddbmm_(g, _seen(v, piece, sinks).transpose(1, 2), beta=0)
         if dropout:
             grad_weights.mul_(dropped != 0).div_(1 - dropout)
-        grad = _view(spare[1, : piece.size], piece, kv)  # of scores; float32 or wider inside, as the softmax itself
-        torch.ops.aten._softmax_backward_data.out(
-            grad_weights, weights, -1, dtype, grad_input=grad
-        )
+        grad = _view(
+            spare[1, : piece.size], piece, kv
+        )  # of scores; float32 or wider inside, as the softmax itself
+        torch.ops.aten._softmax_backward_data.out(grad_weights, weights, -1, dtype, grad_input=grad)
         by_head = grad.view(piece.shape)
         if grad_strip is not None:
             _of_block(grad_strip, block, least).add_(by_head[..., :num_keys].sum(0, dtype=wide))
@@ -299,7 +308,9 @@ def _(
 ) -> list[Tensor]:
     grads = [q.new_empty(q.transpose(1, 2).shape)]
     grads += [torch.empty_like(x).transpose(1, 2) for x in (k, v)]
-    return grads + [x.new_empty(x.shape) for x in (strip if rest[-1] else None, sinks) if x is not None]
+    return grads + [
+        x.new_empty(x.shape) for x in (strip if rest[-1] else None, sinks) if x is not None
+    ]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -354,13 +365,14 @@ def _by_head(x: Tensor, scale: float = 1.0) -> Tensor:
 
 def _asking(x: Tensor, piece: _Piece, kv: int) -> Tensor:
     """Return a block's queries [rows * kv, group * queries, d] of those by head."""
-    queries = x[piece.rows, :, piece.queries].unflatten(1, (kv, -1))
-    return queries.flatten(2, 3).flatten(0, 1)
+    rows, heads, queries, _ = piece.shape
+    return x[piece.rows, :, piece.queries].reshape(rows * kv, heads // kv * queries, -1)
 
 
 def _unrows(x: Tensor, kv: int) -> Tensor:
     """View [b, t, h, d] as [b, kv, group, t, d]."""
-    return x.unflatten(2, (kv, x.shape[2] // kv)).permute(0, 2, 3, 1, 4)
+    of_groups: Tensor = x.unflatten(2, (kv, x.shape[2] // kv))
+    return of_groups.permute(0, 2, 3, 1, 4)
 
 
 def _rows(x: Tensor, kv: int) -> Tensor:
