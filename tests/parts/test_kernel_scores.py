@@ -72,17 +72,21 @@ class Case:
         self.where: Places = places(torch.zeros(2, LENGTH, dtype=torch.long), **NARROWED[narrowed])
         self.view = View(pattern(CHOICES[mask]), self.where)
 
-    def by_kernel(self, kernel: str, parts: set[str]) -> Tensor:
+    def by_kernel(
+        self, kernel: str, parts: set[str], by_distance: bool = False, dropout: float = 0.0
+    ) -> Tensor:
         q, k, v, table, sinks = self.given
 
         def value(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return table[(query - key) % NEAR, head]
 
         positions = self.where.positions_or_range()
+        bias = ElementwiseBias(value, HEADS, positions, positions, by_distance=by_distance)
         scores = Scores(
             SCALE,
+            dropout,
             softcap=CAP if "softcap" in parts else None,
-            bias=ElementwiseBias(value, HEADS, positions, positions) if "bias" in parts else None,
+            bias=bias if "bias" in parts else None,
             sinks=sinks if "sinks" in parts else None,
         )
         view = replace(self.view)  # without what an earlier call has kept
@@ -132,6 +136,9 @@ def test_values(mask: str, narrowed: str) -> None:
             np.testing.assert_allclose(
                 found, expected, rtol=1e-10, atol=1e-11, err_msg=f"{kernel} {sorted(parts)}"
             )
+        if "bias" in parts:
+            found = case.by_kernel("blockwise", parts, by_distance=True).numpy()
+            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("narrowed", NARROWED)
@@ -142,21 +149,58 @@ def test_gradients(mask: str, narrowed: str) -> None:
     start = [x.clone() for x in case.given]
     line = [torch.randn_like(x) for x in start]
     into = torch.randn_like(start[0])
-    for parts in PARTS[-2:]:
+    for parts in PARTS:
         ends = []
         for step in (1e-6, -1e-6):
             case.given = [x + step * d for x, d in zip(start, line, strict=True)]
             ends.append((case.by_loops(parts) * into.numpy()).sum())
         expected = (ends[0] - ends[1]) / 2e-6
-        for kernel in ("eager", "sdpa", "blockwise"):
+        for kernel, by_distance in [
+            *((k, False) for k in KERNELS if k != "flex"),
+            ("blockwise", True),
+        ]:
             case.given = [x.clone().requires_grad_() for x in start]
-            out = case.by_kernel(kernel, parts)
+            out = case.by_kernel(kernel, parts, by_distance)
             grads = torch.autograd.grad(out, case.given, into, allow_unused=True)
             pairs = zip(grads, line, strict=True)
             slope = sum((g * d).sum().item() for g, d in pairs if g is not None)
             assert slope == pytest.approx(expected, rel=1e-6, abs=1e-6), (kernel, parts)
             unused = [g is None for g in grads]
-            assert unused == [False, False, False, False, "sinks" not in parts]
+            assert unused == [False, False, False, "bias" not in parts, "sinks" not in parts]
+
+
+@pytest.mark.parametrize("parts", [{"softcap"}, {"bias"}, {"sinks"}, {"softcap", "bias", "sinks"}])
+def test_bfloat16_gradients(parts: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs are exact in bfloat16, so that only the kernel's own rounding counts."""
+    monkeypatch.undo()  # blocks of the real size
+    case = Case("causal", "documents")
+    exact = [x.bfloat16().double().requires_grad_() for x in case.given]
+    into = torch.randn_like(exact[0]).bfloat16()
+    case.given = exact
+    reference = case.by_kernel("eager", parts)
+    expected = torch.autograd.grad(reference, exact, into.double(), allow_unused=True)
+    case.given = [x.detach().bfloat16().requires_grad_() for x in exact]
+    found = case.by_kernel("blockwise", parts, by_distance=True)
+    grads = torch.autograd.grad(found, case.given, into, allow_unused=True)
+    for ours, theirs in zip(grads, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert ours.dtype == torch.bfloat16
+            assert (ours.double() - theirs).norm() < 0.02 * theirs.norm()
+
+
+def test_dropout_has_the_gradient_of_what_it_kept_under_caps_biases_and_sinks() -> None:
+    case = Case("causal", "documents")
+    start = [x.clone() for x in case.given]
+    parts = {"softcap", "bias", "sinks"}
+
+    def call(*given: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        case.given = list(given)
+        return case.by_kernel("blockwise", parts, by_distance=True, dropout=0.4)
+
+    assert not torch.allclose(call(*start), case.by_kernel("blockwise", parts, by_distance=True))
+    assert torch.autograd.gradcheck(call, [x.requires_grad_() for x in start], fast_mode=True)
 
 
 @pytest.mark.parametrize("narrowed", [False, True])

@@ -1,15 +1,15 @@
 """What a mask shows, cut into blocks: some rows of the batch, some queries, and the keys they may see."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from archwright.parts.masks import Pattern, View
+from archwright.parts.masks import View
 from archwright.parts.places import Places
 
 BLOCK = 128
@@ -58,7 +58,8 @@ def blocks_of(view: View) -> Blocks:
     known: dict[str, Blocks] = view.__dict__.setdefault("blocks", {})
     if "cut" not in known:
         at = view.places
-        if at.plain and at.index is None:
+        alike = at.plain and at.index is None and at.start == 0
+        if alike and isinstance(view.pattern, Hashable):
             known["cut"] = _cut_plain(view.pattern, at.length, at.device, BLOCK)
         else:
             known["cut"] = _varying(_cut(view, BLOCK))
@@ -66,7 +67,7 @@ def blocks_of(view: View) -> Blocks:
 
 
 @lru_cache(maxsize=32)
-def _cut_plain(pattern: Pattern, length: int, device: torch.device, size: int) -> Blocks:
+def _cut_plain(pattern: Any, length: int, device: torch.device, size: int) -> Blocks:
     """Cut what the mask alone decides, the same in every batch."""
     return _cut(View(pattern, Places(length, device)), size)
 

@@ -5,15 +5,16 @@ nothing from bfloat16. Products run in the inputs' dtype, the softmax in float32
 weights are kept for the backward pass in the inputs' dtype.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from archwright.parts.kernels import blocks as cut
-from archwright.parts.kernels.blocks import Block, Blocks, blocks_of
+from archwright.parts.kernels.blocks import Block, blocks_of
 from archwright.parts.kernels.scores import ElementwiseBias, Scores
 from archwright.parts.kernels.sdpa import sdpa
 from archwright.parts.masks import View
@@ -26,28 +27,33 @@ def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Sco
     strip, (least, most) = None, _columns(view)
     if scores.bias is not None:
         if not _by_column(scores, view):
-            if torch.compiler.is_compiling():
-                from archwright.parts.kernels import uncompiled
-
-                return uncompiled.by_autograd(query, key, value, view, scores)
-            return by_autograd(query, key, value, view, scores)
+            return _outside_compiler("by_autograd")(query, key, value, view, scores)
         strip = _strip(scores.bias, min(cut.BLOCK, view.places.length), least, most, query.dtype)
-    blocks = view.__dict__.get("blocks", {}).get("cut") or _cut(view)
+    blocks = view.__dict__.get("blocks", {}).get("cut") or _outside_compiler("blocks_of")(view)
     given = [x for x in (query, key, value, strip, scores.sinks) if x is not None]
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     tensors = (query, key, value, strip, scores.sinks, blocks.table, blocks.hiding, blocks.room)
     how = (blocks.rows, least, scores.scale, scores.softcap, scores.dropout, keep)
-    out: Tensor = _attend(*tensors, *how)[0]
+    out: Tensor
+    if torch.compiler.is_compiling():
+        from archwright.parts.kernels import compiled
+
+        out = compiled.attend(*tensors, *how)[0]
+    else:
+        out = _Attend.apply(*tensors, *how)  # type: ignore[no-untyped-call]
     return out
 
 
-def _cut(view: View) -> Blocks:
-    """Blocks depend on data, which a compiler cannot follow: it is told so, and goes on behind."""
-    if torch.compiler.is_compiling():
-        from archwright.parts.kernels import uncompiled
+def _outside_compiler(name: str) -> Callable[..., Any]:
+    """Return what depends on data, which a compiler cannot follow: it is told so, and goes on behind.
 
-        return uncompiled.blocks_of(view)
-    return blocks_of(view)
+    To tell it loads all of it, which takes seconds, so it is told only where it is at work.
+    """
+    if torch.compiler.is_compiling():
+        from archwright.parts.kernels import compiled
+
+        return compiled.LEFT_OUT[name]
+    return LEFT_OUT[name]
 
 
 def by_autograd(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
@@ -109,11 +115,12 @@ class _Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        return self.kept.stop - self.kept.start
+        rows, heads, queries, keys = self.shape
+        return rows * heads * queries * keys
 
 
 def _pieces(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Piece]:
-    """Walk through the blocks. A sink stands among cut.ALIGNED further keys, so that rows stay whole vectors."""
+    """Walk through the blocks. A sink stands among `ALIGNED` further keys, so that rows stay whole vectors."""
     batch, _, heads, _ = query.shape
     used, more = 0, 0 if sinks is None else cut.ALIGNED
     for line in table.tolist():
@@ -127,8 +134,7 @@ def _pieces(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Pie
         used += size
 
 
-@torch.library.custom_op("archwright::attend", mutates_args=())
-def _attend(
+def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -154,7 +160,7 @@ def _attend(
     q, k, v = _by_head(query, scale), _by_head(key), _by_head(value)  # cheaper than to scale scores
     out = query.new_empty(*query.shape[:3], value.shape[-1])
     pieces = list(_pieces(query, table, sinks))
-    kept = _kept(query, room, rows, sinks, softcap, dropout, keep)
+    kept = room_for(query, room, rows, sinks, softcap, dropout, keep)
     spare = query.new_empty(max(p.size for p in pieces))
     for piece in pieces:
         scores = _view(spare[: piece.size], piece, kv)
@@ -167,7 +173,9 @@ def _attend(
                 _view(kept[1, piece.kept], piece, kv).copy_(scores)
             scores.mul_(softcap)
         _add_to(scores.view(piece.shape), piece.block, strip, least, hiding, sinks)
-        weights = torch.softmax(scores, -1, out=_view(kept[0, piece.kept], piece, kv) if keep else scores)
+        weights = torch.softmax(
+            scores, -1, out=_view(kept[0, piece.kept], piece, kv) if keep else scores
+        )
         if dropout:
             weights = F.dropout(weights, dropout)
             if keep:
@@ -199,17 +207,7 @@ def _add_to(
         scores[..., num_keys] = sinks[:, None].to(scores.dtype)
 
 
-@_attend.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, strip: Tensor | None, sinks: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _, _, room, rows, _, _, softcap, dropout, keep = rest
-    out = query.new_empty(*query.shape[:3], value.shape[-1])
-    q, k, v = (x.new_empty(x.transpose(1, 2).shape) for x in (query, key, value))
-    return out, q, k, v, _kept(query, room, rows, sinks, softcap, dropout, keep)
-
-
-def _kept(
+def room_for(
     query: Tensor,
     room: Tensor,
     rows: int,
@@ -226,8 +224,7 @@ def _kept(
     return query.new_empty((kinds, size) if keep else (0, 0))
 
 
-@torch.library.custom_op("archwright::attend_backward", mutates_args=())
-def _attend_backward(
+def attend_backward(
     grad_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -270,10 +267,8 @@ def _attend_backward(
         grad_weights.baddbmm_(g, _seen(v, piece, sinks).transpose(1, 2), beta=0)
         if dropout:
             grad_weights.mul_(dropped != 0).div_(1 - dropout)
-        grad = _view(spare[1, : piece.size], piece, kv)  # of scores; float32 or wider inside, as the softmax itself
-        torch.ops.aten._softmax_backward_data.out(
-            grad_weights, weights, -1, dtype, grad_input=grad
-        )
+        grad = _view(spare[1, : piece.size], piece, kv)  # of scores; in float32 or wider inside
+        torch.ops.aten._softmax_backward_data.out(grad_weights, weights, -1, dtype, grad_input=grad)
         by_head = grad.view(piece.shape)
         if grad_strip is not None:
             _of_block(grad_strip, block, least).add_(by_head[..., :num_keys].sum(0, dtype=wide))
@@ -293,41 +288,37 @@ def _attend_backward(
     return [grad_q, *by_token, *narrow]
 
 
-@_attend_backward.register_fake
-def _(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    strip: Tensor | None,
-    sinks: Tensor | None,
-    *rest: Any,
-) -> list[Tensor]:
-    grads = [q.new_empty(q.transpose(1, 2).shape)]
-    grads += [torch.empty_like(x).transpose(1, 2) for x in (k, v)]
-    return grads + [x.new_empty(x.shape) for x in (strip if rest[-1] else None, sinks) if x is not None]
+class _Attend(torch.autograd.Function):
+    """`attend` and `attend_backward` where nothing is compiled."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        out, *kept = attend(*given)
+        keep_for_backward(ctx, given, kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients(ctx, attend_backward, grads[0])
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    strip, sinks, table = inputs[3:6]
-    least, scale, softcap, dropout = inputs[9:13]
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # of what is kept
-    ctx.save_for_backward(*output[1:4], strip, sinks, table, output[4])
-    ctx.how = (least, scale, softcap, dropout)
+def keep_for_backward(ctx: Any, given: Sequence[Any], kept: Sequence[Tensor]) -> None:
+    """Keep what `gradients` needs of what `attend` took and gave."""
+    strip, sinks, table = given[3:6]
+    ctx.save_for_backward(*kept[:3], strip, sinks, table, kept[3])
+    ctx.how = given[9:13]  # least, scale, softcap, dropout
 
 
-def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    if grad_out is None:
-        return (None,) * 14
-    saved, learned = ctx.saved_tensors, ctx.needs_input_grad[3]
-    grads = iter(_attend_backward(grad_out, *saved, *ctx.how, learned))
+def gradients(
+    ctx: Any, backward: Callable[..., list[Tensor]], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient of all that `attend` takes."""
+    learned = ctx.needs_input_grad[3]
+    grads = iter(backward(grad, *ctx.saved_tensors, *ctx.how, learned))
     q, k, v = next(grads), next(grads), next(grads)
     strip = next(grads) if learned else None
     return q, k, v, strip, next(grads, None), *[None] * 9
-
-
-_attend.register_autograd(_backward, setup_context=_setup)
 
 
 def _of_block(strip: Tensor, block: Block, least: int) -> Tensor:
@@ -360,13 +351,14 @@ def _by_head(x: Tensor, scale: float = 1.0) -> Tensor:
 
 def _asking(x: Tensor, piece: _Piece, kv: int) -> Tensor:
     """Return a block's queries [rows * kv, group * queries, d] of those by head."""
-    queries = x[piece.rows, :, piece.queries].unflatten(1, (kv, -1))
-    return queries.flatten(2, 3).flatten(0, 1)
+    rows, heads, queries, _ = piece.shape
+    return x[piece.rows, :, piece.queries].reshape(rows * kv, heads // kv * queries, -1)
 
 
 def _unrows(x: Tensor, kv: int) -> Tensor:
     """View [b, t, h, d] as [b, kv, group, t, d]."""
-    return x.unflatten(2, (kv, x.shape[2] // kv)).permute(0, 2, 3, 1, 4)
+    of_groups: Tensor = x.unflatten(2, (kv, x.shape[2] // kv))
+    return of_groups.permute(0, 2, 3, 1, 4)
 
 
 def _rows(x: Tensor, kv: int) -> Tensor:
@@ -378,3 +370,7 @@ def _shaped(rows: Tensor, like: Tensor, kv: int) -> Tensor:
     """View [b * kv, group * t, d] as [b, kv, group, t, d] for the heads of `like`."""
     batch, _, heads, dim = like.shape
     return rows.view(batch, kv, heads // kv, -1, dim)
+
+
+LEFT_OUT: dict[str, Callable[..., Any]] = {"blocks_of": blocks_of, "by_autograd": by_autograd}
+"""What a compiler must leave as it is."""
