@@ -196,9 +196,9 @@ HEAD = """# Eight small runs at once, {date}
 
 {cpu}, {cores} cores; Python {python}, torch {torch}; load at the end {load:.1f}.
 
-Eight runs of a model of 0.2M parameters (4 layers, width 64, a vocabulary of 512), each of a seed of its own; {precision}. \
-{blocks} interleaved blocks of about {seconds:g} s, wall time, medians of tokens/s in all. "Times" is the median \
-ratio of neighbouring blocks to runs one after another, with its bootstrapped 95 % interval.
+Eight runs of a model of 0.2M parameters (4 layers, width 64, a vocabulary of 512), each of a seed of its \
+own; {precision}. {blocks} interleaved blocks of about {seconds:g} s, wall time, medians of tokens/s in all. \
+"Times" is the median ratio of neighbouring blocks to runs one after another, with its bootstrapped 95 % interval.
 
 | batch | how | tokens/s in all | times |
 |---|---|---:|---|

@@ -1,0 +1,61 @@
+"""How runs share a CPU follows from what was asked for, from what can be stacked, and from times."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from archwright.lab.matching import Counts
+from archwright.lab.plan import Arm, Cost
+from archwright.lab.sharing import Sharing
+from archwright.spec.errors import UserError
+from archwright.spec.study_spec import StudySpec
+from tests.tiny import tiny_run
+
+COUNTS = Counts(1000, 500, 3000.0)
+
+
+def arms(*changes: str) -> dict[str, Arm]:
+    runs = {"modern": tiny_run("text.txt"), "b": tiny_run("text.txt", *changes)}
+    return {name: Arm(name, (), run, COUNTS, True) for name, run in runs.items()}
+
+
+def decide(gain: float, *changes: str, **options: object) -> tuple[int, str]:
+    """Decide where a run in a stack of K takes 1 / (1 + gain K) of a run alone."""
+
+    def timed(found: Mapping[str, Arm], workers: int, stack: int = 1) -> dict[str, Cost]:
+        step = 1.0 if stack == 1 else 1 / (1 + gain * stack)
+        return {name: Cost(0.0, step, 0.0) for name in found}
+
+    study = StudySpec(variants={"b": ("dim=8",)}).model_copy(update=options)
+    costs, stack, why = Sharing(study, timed, 320).decide(arms(*changes), 2)
+    expected = 1.0 if stack == 1 else 1 / (1 + gain * stack)
+    assert {cost.step for cost in costs.values()} == {expected}
+    return stack, why
+
+
+def test_the_fastest_way_is_taken_and_says_why() -> None:
+    stack, why = decide(0.1)
+    assert stack == 6  # two whole sweeps of three
+    assert why == "6 runs as one train 1.60 times the tokens of as many alone on a thread"
+    assert decide(0.001)[0] == 1
+    assert decide(0.1, rates="fixed")[0] == 4  # of five seeds
+
+
+def test_what_is_asked_for_is_not_measured() -> None:
+    assert decide(0.1, together="threads") == (1, "together=threads was asked for")
+    assert decide(-0.1, together="stacked") == (6, "stacks were asked for")
+
+
+def test_one_variant_that_cannot_be_stacked_leaves_all_alone() -> None:
+    stack, why = decide(0.1, "model.embedding.dropout=0.1")
+    assert (stack, why) == (1, "b: dropout would draw other random numbers than alone")
+    with pytest.raises(UserError, match="b: dropout"):
+        decide(0.1, "model.embedding.dropout=0.1", together="stacked")
+
+
+def test_a_stack_leaves_no_core_without_work() -> None:
+    study = StudySpec(variants={"b": ("dim=8",)}, rates="fixed", seeds=4)
+    sharing = Sharing(study, lambda found, workers, stack=1: {}, 320)
+    assert sharing.sizes(2, 2) == [2, 4]
+    assert sharing.sizes(2, 4) == [2]
+    assert sharing.sizes(2, 8) == []
