@@ -13,8 +13,8 @@ from archwright.training.loop import Loop
 
 step = Loop._step
 
-def first_step(self):
-    step(self)
+def first_step(self, *given):
+    step(self, *given)
     wanted = {"torch._dynamo", "sympy", "plotly", "jinja2", "transformers", "torchao"}
     print("loaded:", *sorted(wanted & sys.modules.keys()), file=sys.stderr)
     sys.exit()
