@@ -18,6 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -95,31 +96,32 @@ def start(words: list[str], run: Path, cache: Path) -> Start:
         RuntimeError: it ended or went on without a step.
     """
     command = [sys.executable, "-m", "archwright", "train", *words, "--out", str(run)]
-    begun = time.time()
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"ARCHWRIGHT_CACHE": str(cache)},
-    )
-    try:
-        stepped = _first_step(run / "metrics.jsonl", process)
-    finally:
-        process.kill()
-        process.communicate()
+    environment = os.environ | {"ARCHWRIGHT_CACHE": str(cache)}
+    with tempfile.TemporaryFile() as said:
+        begun = time.time()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=environment)
+        try:
+            stepped = _first_step(run / "metrics.jsonl", process)
+        finally:
+            process.kill()
+            process.wait()
+        if stepped is None:
+            said.seek(0)
+            raise RuntimeError(f"the command ended without a step: {said.read().decode()}")
     files = ("asked.toml", "tokenizer/tokenizer_config.json", "environment.json")
     times = [begun, *((run / name).stat().st_mtime for name in files), stepped]
-    return Start(tuple(b - a for a, b in zip(times[:-1], times[1:], strict=True)))
+    return Start(tuple(b - a for a, b in pairwise(times)))
 
 
-def _first_step(metrics: Path, process: subprocess.Popen[bytes]) -> float:
+def _first_step(metrics: Path, process: subprocess.Popen[bytes]) -> float | None:
+    """Return the time of the first step's record; None where the command ended before."""
     begun = time.time()
     while time.time() - begun < PATIENCE:
+        ended = process.poll() is not None
         if metrics.exists() and '"kind": "train"' in metrics.read_text("utf-8"):
             return time.time()
-        if process.poll() is not None:
-            _, said = process.communicate()
-            raise RuntimeError(f"the command ended without a step: {said.decode()}")
+        if ended:
+            return None
         time.sleep(0.002)
     raise RuntimeError(f"no step within {PATIENCE:g} s")
 

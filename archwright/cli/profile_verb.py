@@ -32,7 +32,7 @@ EXAMPLES = """\
   archwright profile modern norm.kind=layer --precision bf16 --seconds 30
   archwright profile mine.toml --kernel eager --json"""
 
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp8")
 KERNELS = ("auto", "eager", "sdpa", "blockwise")
 
 
@@ -44,7 +44,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--batch-size", type=int, default=4, metavar="N", help="rows (default: 4)")
     parser.add_argument("--length", type=int, metavar="T", help="tokens (default: the context)")
     parser.add_argument(
-        "--precision", default="auto", metavar="P", help="fp32, bf16 or fp16 (default: faster)"
+        "--precision", default="auto", metavar="P", help="fp32, bf16, fp16, fp8 (default: faster)"
     )
     parser.add_argument(
         "--kernel", default="auto", metavar="K", help="eager, sdpa, blockwise (default: fastest)"

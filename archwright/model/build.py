@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
@@ -96,10 +96,22 @@ def _unset(
     for parameter in model.parameters():  # buffers stay wide
         parameter.data = parameter.data.to(dtype)
     if torch.device(device).type != "meta":
-        model.to_empty(device=device)
-        if spec.head.tied:  # to_empty gives each module a table of its own
-            model.head.weight = model.embedding.weight
+        _take_memory(model, device)
     return model.use_kernel("blockwise" if torch.device(device).type == "cpu" else "sdpa")
+
+
+def _take_memory(model: nn.Module, device: torch.device | str) -> None:
+    """Give every tensor memory without values; what modules share they go on sharing. `to_empty` would ask the
+    meta device, whose Python loads a library of algebra."""
+    made: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            if old not in made:
+                empty = torch.empty(old.shape, dtype=old.dtype, device=device)
+                made[old] = nn.Parameter(empty, requires_grad=old.requires_grad)
+            setattr(module, name, made[old])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
 
 
 @dataclass
