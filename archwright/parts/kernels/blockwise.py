@@ -27,7 +27,8 @@ def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Sco
     strip, (least, most) = None, _columns(view)
     if scores.bias is not None:
         if not _by_column(scores, view):
-            return _outside_compiler("by_autograd")(query, key, value, view, scores)
+            mixed: Tensor = _outside_compiler("by_autograd")(query, key, value, view, scores)
+            return mixed
         strip = _strip(scores.bias, min(cut.BLOCK, view.places.length), least, most, query.dtype)
     blocks = view.__dict__.get("blocks", {}).get("cut") or _outside_compiler("blocks_of")(view)
     given = [x for x in (query, key, value, strip, scores.sinks) if x is not None]
@@ -52,7 +53,8 @@ def _outside_compiler(name: str) -> Callable[..., Any]:
     if torch.compiler.is_compiling():
         from archwright.parts.kernels import compiled
 
-        return compiled.LEFT_OUT[name]
+        left_out: Callable[..., Any] = compiled.LEFT_OUT[name]
+        return left_out
     return LEFT_OUT[name]
 
 

@@ -63,5 +63,5 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
 
 attend.register_autograd(_backward, setup_context=_setup)
 
-LEFT_OUT = {name: torch.compiler.disable(call) for name, call in CALLS.items()}
+LEFT_OUT: dict[str, Any] = {name: torch.compiler.disable(call) for name, call in CALLS.items()}
 """What the compiler must leave as it is."""
