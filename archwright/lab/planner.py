@@ -166,6 +166,8 @@ class Planner:
         )
         decide_kernel(decisions, model, run)
         decide_loss(decisions, model, run)
+        if decisions.machine.compile == "auto":
+            decisions.decide("compile", "none", "runs of a study are short and many")
         return decisions
 
     def _workers(self, found: dict[str, Arm]) -> int:

@@ -205,8 +205,8 @@ class MachineSpec(Spec):
     loss: Literal["auto", "whole", "chunked"] = "auto"
     """All logits of a part of a batch at once, or a chunk at a time, which saves memory; auto: chunks where
     float32 logits would take more than 256 MiB."""
-    compile: Literal["none", "block"] = "none"
-    """torch.compile for each layer; pays on a GPU, or in runs of over some minutes."""
+    compile: Literal["auto", "none", "block"] = "auto"
+    """block: torch.compile for each layer; auto: where steps are then faster, tried in runs of over ten minutes."""
     threads: AutoInt = "auto"
     num_steps: AutoInt = "auto"
     """Steps of the run; auto: what fits the budget."""

@@ -108,7 +108,7 @@ class Session:
         rows = max(1, PROBED_TOKENS // self.run.model.context_length)
         batch = to_device(self.batches.at(self.standing.step), self.device)
         first = batch.parts(-(-self.run.batch_size // rows))[0]
-        compiled = self.run.machine.compile != "none"
+        compiled = self.run.machine.compile == "block"
         stance = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         self.model.eval()
         with torch.no_grad(), stance, self.precision.autocast(), probes.watching(PASSES):
@@ -123,12 +123,14 @@ class Session:
         assert self.standing.step == 0
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         times: list[float] = []
-        while len(times) < 2 or sum(times) < seconds:
-            start = time.perf_counter()
-            self._train(len(times), 1e-3)
-            times.append(time.perf_counter() - start)
-        self.model.load_state_dict(weights)
-        self._begin()
+        try:
+            while len(times) < 2 or sum(times) < seconds:
+                start = time.perf_counter()
+                self._train(len(times), 1e-3)
+                times.append(time.perf_counter() - start)
+        finally:
+            self.model.load_state_dict(weights)
+            self._begin()
         return statistics.median(times[min(2, len(times) - 1) :])
 
     def save(self, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Settling a run: every "auto" becomes a value, by rule or by measurement, once and for all."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from archwright.planning.memory import gigabytes, least_memory, total_memory
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, Muon, RunSpec, parse_budget
-from archwright.training.compiling import compile_layers
+from archwright.training.compiling import LONG, NOT_TRIED, compile_if_faster, compile_layers
 from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss, decided
 from archwright.training.material import Material
 from archwright.training.progress import Progress
@@ -39,13 +40,40 @@ def settle(run: RunSpec, material: Material, progress: Progress) -> tuple[Sessio
         _take_weights(model, Path(run.init.from_), progress)
     decide_kernel(decisions, model, run)
     decide_loss(decisions, model, run)
-    decisions.decide("compile", *compile_layers(model, run.machine.compile))
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
     session = Session(run, model, batches)
+    spent = _decide_compile(decisions, session)
     if run.machine.num_steps == "auto":
-        decisions.decide("num_steps", *_num_steps(session, len(material.held_out)))
+        decisions.decide("num_steps", *_num_steps(session, len(material.held_out), spent))
+    run = run.model_copy(update={"machine": decisions.machine})
     session.run = with_steps(run, decisions.num_steps)
     return session, decisions
+
+
+def _decide_compile(decisions: Decisions, session: Session) -> float:
+    """Compile layers where that is asked for, or pays within the budget; return the seconds of it that were spent."""
+    begun, wanted = time.perf_counter(), decisions.machine.compile
+    if wanted != "auto":
+        decisions.decide("compile", *compile_layers(session.model, wanted))
+    elif _at_least_seconds(session, decisions.peak) >= LONG:
+        decisions.decide("compile", *compile_if_faster(session))
+        return time.perf_counter() - begun
+    else:
+        decisions.decide("compile", "none", NOT_TRIED)
+    return 0.0
+
+
+def _at_least_seconds(session: Session, peak: float) -> float:
+    """Return the seconds of the budget, or those that its steps take at the peak of products."""
+    run = session.run
+    amount, unit = parse_budget(run.budget)
+    if unit == "seconds" and run.machine.num_steps == "auto":
+        return amount
+    flops = flops_per_token(session.model, run.model.context_length)
+    steps: int | str = run.machine.num_steps
+    if steps == "auto":
+        steps = steps_for_budget(amount, unit, run, flops, lambda: 1.0)
+    return float(steps) * run.tokens_per_step * flops / peak
 
 
 def settled(folder: RunFolder, material: Material) -> tuple[Session, Decisions]:
@@ -53,7 +81,7 @@ def settled(folder: RunFolder, material: Material) -> tuple[Session, Decisions]:
     run = folder.spec
     decisions = decided(run.machine, folder.environment())
     model = make_model(run, material, run.machine).use_kernel(run.machine.kernel)
-    compile_layers(model, run.machine.compile)
+    compile_layers(model, "none" if run.machine.compile == "auto" else run.machine.compile)
     return Session(run, model, make_batches(run, material)), decisions
 
 
@@ -126,10 +154,13 @@ def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
     )
 
 
-def _num_steps(session: Session, held_out: int) -> tuple[int, str]:
-    """Return how many steps the budget pays for, and how that was found."""
+def _num_steps(session: Session, held_out: int, spent: float) -> tuple[int, str]:
+    """Return how many steps the budget pays for, of which compiling has `spent` seconds, and how that was
+    found."""
     run = session.run
     amount, unit = parse_budget(run.budget)
+    if unit == "seconds":
+        amount -= min(spent, amount / 2)
     flops = flops_per_token(session.model, run.model.context_length)
     took: list[float] = []
 

@@ -72,7 +72,7 @@ def reason_alone(run: RunSpec, model: Decoder) -> str:
     """Return why a run cannot be trained in a stack, in a sentence; empty where it can."""
     if run.machine.device == "cuda":
         return "only runs on a CPU are stacked"
-    if run.machine.compile != "none":
+    if run.machine.compile == "block":
         return "compiled layers are not stacked"
     if run.accumulate > 1:
         return "a batch that is cut into parts is too large to gain from a stack"

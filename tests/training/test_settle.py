@@ -74,10 +74,34 @@ def test_given_values_are_kept_and_have_no_reason(run: RunSpec, material: Materi
         float32_products="highest",
         kernel="sdpa",
         loss="whole",
+        compile="none",
         threads=1,
         num_steps=17,
     )
     assert set(decisions.reasons) == {"loss", "compile"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tried"),
+    [
+        (["budget=20m", "evaluate.max_tokens=64"], True),
+        (["budget=9m", "evaluate.max_tokens=64"], False),
+        (["budget=20m", "machine.compile=none"], False),
+        (["budget=40steps"], False),
+        (["budget=10000000000steps"], True),
+    ],
+)
+def test_compiling_is_tried_in_long_runs(
+    changes: list[str],
+    tried: bool,
+    run: RunSpec,
+    material: Material,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settle_room, "compile_if_faster", lambda session: ("none", "it was tried"))
+    session, decisions = settle(run.override(*changes), material, Silent())
+    assert session.run.machine.compile == "none"
+    assert (decisions.reasons["compile"] == "it was tried") == tried
 
 
 @pytest.mark.parametrize(("given", "kept"), [("auto", "chunked"), ("whole", "whole")])
@@ -207,7 +231,7 @@ def test_a_time_budget_is_divided_by_the_timed_step(
     assert session.num_steps == 399  # an evaluation of a token takes what is left
     assert asked == [1.0]  # a twentieth of the budget
     assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
-    settle(run.override("budget=2h"), material, Silent())
+    settle(run.override("budget=9m"), material, Silent())
     assert asked[1:] == [settle_room.WARM_SECONDS]
 
 
