@@ -28,8 +28,13 @@ check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 bench: $(PEERS)/.installed  ## time training beside transformers, litgpt and others (15 minutes)
 	$(PEERS)/bin/python bench/train_speed.py
 
-bench-full: $(PEERS)/.installed  ## the same with all of them compiled, too
-	$(PEERS)/bin/python bench/train_speed.py --compile
+bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (an hour and a half)
+	$(PEERS)/bin/python bench/train_speed.py --blocks 31 --minutes 40
+	$(PEERS)/bin/python bench/masks.py
+	$(PEERS)/bin/python bench/together.py
+	$(PEERS)/bin/python bench/cold_start.py
+	$(PEERS)/bin/python bench/optimizers.py
+	$(PEERS)/bin/python bench/generate.py
 
 docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m archwright.planning.counts

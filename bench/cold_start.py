@@ -10,7 +10,6 @@ to bench/results/ as Markdown.
 
 import argparse
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,12 +20,10 @@ from datetime import date
 from itertools import pairwise
 from pathlib import Path
 
-import torch
-
 if __name__ == "__main__":  # as a script, its own folder is on the path
-    from contenders import SHAPES, Shape
-else:
-    from bench.contenders import SHAPES, Shape
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench import timing
+from bench.contenders import SHAPES, Shape
 
 PATIENCE = 120.0
 """Seconds after which a command that has not trained is given up."""
@@ -54,12 +51,7 @@ def main() -> None:
         for state, starts in measure(words, args.budget, args.repeats).items():
             rows.append(row(name, state, starts))
             print(rows[-1], flush=True)
-    text = page(rows, args)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        path = args.out / f"{date.today()}-cold-start.md"
-        path.write_text(text, encoding="utf-8")
-        print(f"written to {path}")
+    timing.write(page(rows, args), "cold-start", args.out)
 
 
 def words_of(shape: Shape) -> list[str]:
@@ -137,7 +129,7 @@ def row(name: str, state: str, starts: list[Start]) -> str:
 
 HEAD = """# Cold start, {date}
 
-{cpu}, {cores} cores; Python {python}, torch {torch}; load at the end {load:.1f}.
+{machine}
 
 Seconds from the start of `archwright train` in a new process to the record of its first step, with a budget of \
 {budget}; median of {repeats}, and the range of the whole. "command": Python, the words, the run folder. "text": \
@@ -151,15 +143,9 @@ model, and steps that are timed. The demo's text is that of all.
 
 def page(rows: list[str], args: argparse.Namespace) -> str:
     """Return the results as Markdown."""
-    from archwright.training.machine import cpu_name
-
     head = HEAD.format(
         date=date.today(),
-        cpu=cpu_name(),
-        cores=os.cpu_count(),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        load=os.getloadavg()[0],
+        machine=timing.machine(timing.CORES),
         budget=args.budget,
         repeats=args.repeats,
         stages=" | ".join(STAGES),
@@ -175,7 +161,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--budget", default="3m")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--out", type=Path, default=timing.RESULTS)
     return parser.parse_args()
 
 

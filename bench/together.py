@@ -10,7 +10,6 @@ The results are printed and written to bench/results/ as Markdown.
 
 import argparse
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -18,18 +17,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
-if __name__ == "__main__":  # as a script, its own folder is on the path
-    from train_speed import _ratio
-else:
-    from bench.train_speed import _ratio
+if __name__ in ("__main__", "__mp_main__"):  # as a script, its own folder is on the path
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+from bench import timing
 
 RUNS = 8
 MODEL = (
@@ -78,13 +76,7 @@ def main() -> None:
                     name = STACKED.format(cores=cores, stack=stack)
                     ways[name] = _shared(text, stack, cores, asked)
             rows += _measure(batch, ways, args)
-    page = _page(rows, args)
-    print(page)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        path = args.out / f"{date.today()}-together.md"
-        path.write_text(page, encoding="utf-8")
-        print(f"written to {path}")
+    timing.write(_page(rows, args), f"together-{args.precision}", args.out)
 
 
 def _job(text: Path, runs: int, stack: int, threads: int, asked: tuple[str, ...]) -> Job:
@@ -99,14 +91,12 @@ def _shared(text: Path, stack: int, cores: int, asked: tuple[str, ...]) -> list[
 def _measure(batch: int, ways: dict[str, list[Job]], args: argparse.Namespace) -> list[str]:
     """Let all ways train the eight runs in turns, and return a table row for each."""
     crews = {name: [_Trainer(job) for job in jobs] for name, jobs in ways.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
     try:
         for crew in crews.values():
             _block(crew, 2)
         steps = max(1, round(args.seconds / _block(crews[next(iter(ways))], 1)))
-        for block in range(args.blocks):
-            for name in list(crews) if block % 2 == 0 else reversed(crews):
-                times[name].append(_block(crews[name], steps) / steps)
+        blocks = {name: partial(_block, crew, steps) for name, crew in crews.items()}
+        times = timing.take_turns(blocks, args.blocks)
     finally:
         for crew in crews.values():
             for trainer in crew:
@@ -114,8 +104,8 @@ def _measure(batch: int, ways: dict[str, list[Job]], args: argparse.Namespace) -
     base = times[next(iter(ways))]
     tokens = RUNS * batch * 128
     return [
-        f"| {batch} x 128 | {name} | {tokens / statistics.median(took):,.0f} "
-        f"| {'' if took is base else _ratio(base, took)} |"
+        f"| {batch} x 128 | {name} | {tokens * steps / statistics.median(took):,.0f} "
+        f"| {'' if took is base else timing.ratio(base, took)} |"
         for name, took in times.items()
     ]
 
@@ -194,7 +184,7 @@ def _stepper(job: Job) -> Callable[[], None]:
 
 HEAD = """# Eight small runs at once, {date}
 
-{cpu}, {cores} cores; Python {python}, torch {torch}; load at the end {load:.1f}.
+{machine}
 
 Eight runs of a model of 0.2M parameters (4 layers, width 64, a vocabulary of 512), each of a seed of its \
 own; {precision}. {blocks} interleaved blocks of about {seconds:g} s, wall time, medians of tokens/s in all. \
@@ -206,15 +196,9 @@ own; {precision}. {blocks} interleaved blocks of about {seconds:g} s, wall time,
 
 
 def _page(rows: list[str], args: argparse.Namespace) -> str:
-    from archwright.training.machine import cpu_name
-
     head = HEAD.format(
         date=date.today(),
-        cpu=cpu_name(),
-        cores=args.cores,
-        python=platform.python_version(),
-        torch=torch.__version__,
-        load=os.getloadavg()[0],
+        machine=timing.machine(args.cores),
         precision=args.precision,
         blocks=args.blocks,
         seconds=args.seconds,
@@ -231,8 +215,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one block")
-    parser.add_argument("--cores", type=int, default=psutil.cpu_count(logical=False) or 1)
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--cores", type=int, default=timing.CORES)
+    parser.add_argument("--out", type=Path, default=timing.RESULTS)
     return parser.parse_args()
 
 
