@@ -9,7 +9,7 @@ SIZE = {"cpu": 1024, "cuda": 8192}
 """Side of the square matrices that are multiplied: large enough to reach the peak."""
 
 
-def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.15) -> float:
+def measure_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.1) -> float:
     """Return the FLOP/s of matrix products in `dtype`: the best of the products that fit in `seconds`."""
     size = SIZE[device.type]
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

@@ -233,7 +233,7 @@ def _kernel_time(
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    return median_time(once, at_most=0.15)
+    return median_time(once, at_most=0.1)
 
 
 def median_time(call: Callable[[], None], at_most: float) -> float:

@@ -71,11 +71,11 @@ MISTAKES = {
     "profile modern attention.num_kv_heads=3": [
         "attention.num_kv_heads: found 3; expected a divisor of num_heads = 8"
     ],
-    "profile modern --batch-size 0 --length 0 --seconds 0 --precision fp8 --kernel flash": [
+    "profile modern --batch-size 0 --length 0 --seconds 0 --precision fp32x --kernel flash": [
         "--batch-size: found 0; expected at least 1",
         "--length: found 0; expected at least 1",
         "--seconds: found 0; expected more than 0",
-        '--precision: found "fp8"; expected one of auto, fp32, bf16, fp16. Did you mean "fp32"?',
+        '--precision: found "fp32x"; expected one of auto, fp32, bf16, fp16, fp8. Did you mean "fp32"?',
         '--kernel: found "flash"; expected one of auto, eager, sdpa, blockwise.',
     ],
     "profile modern --length many": [

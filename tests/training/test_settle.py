@@ -229,7 +229,7 @@ def test_a_time_budget_is_divided_by_the_timed_step(
     few = run.override("budget=20s", "evaluate.max_tokens=1")
     session, decisions = settle(few, material, Silent())
     assert session.num_steps == 399  # an evaluation of a token takes what is left
-    assert asked == [1.0]  # a twentieth of the budget
+    assert asked == [0.6]
     assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
     settle(run.override("budget=9m"), material, Silent())
     assert asked[1:] == [settle_room.WARM_SECONDS]
