@@ -40,6 +40,7 @@ MODEL = (
     "data.tokenizer.kind=bytes",
     "machine.kernel=blockwise",
     "machine.loss=whole",
+    "machine.compile=none",
 )
 TOKENS = 1_000_000
 ONE_BY_ONE = "one after another, {cores} threads each"

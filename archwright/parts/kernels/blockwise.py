@@ -167,14 +167,19 @@ def attend(
     for piece in pieces:
         scores = _view(spare[: piece.size], piece, kv)
         to_keys = _seen(k, piece, sinks).transpose(1, 2)
-        scores.baddbmm_(_asking(q, piece, kv), to_keys, beta=0, alpha=1 / (softcap or 1))
+        added = strip is not None and softcap is None and sinks is None
+        if strip is not None and added:  # the product is added to the bias, which saves a pass
+            scores.view(piece.shape).copy_(_of_block(strip, piece.block, least))
+        factor = 1 / (softcap or 1)
+        scores.baddbmm_(_asking(q, piece, kv), to_keys, beta=int(added), alpha=factor)
         if softcap is not None:  # in float32, for which alone torch has a fast tanh
             capped = scores.to(torch.promote_types(scores.dtype, torch.float32)).tanh_()
             scores.copy_(capped)
             if keep:
                 _view(kept[1, piece.kept], piece, kv).copy_(scores)
             scores.mul_(softcap)
-        _add_to(scores.view(piece.shape), piece.block, strip, least, hiding, sinks)
+        bias = None if added else strip
+        _add_to(scores.view(piece.shape), piece.block, bias, least, hiding, sinks)
         weights = torch.softmax(
             scores, -1, out=_view(kept[0, piece.kept], piece, kv) if keep else scores
         )
