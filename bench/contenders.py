@@ -7,10 +7,14 @@ clipping at 1, fused AdamW. Peers are imported where they are asked for.
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from archwright.spec.model_spec import ModelSpec
 
 LR = 3e-4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -48,16 +52,11 @@ SHAPES = {
 }
 
 
-def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
-    """Return ours, with the settings that `archwright train` takes on a CPU."""
-    from archwright.model import build
-    from archwright.optim import build_optimizers
+def llama_spec(shape: Shape) -> "ModelSpec":
+    """Return the spec of ours."""
     from archwright.spec.read import load
-    from archwright.spec.run_spec import AdamW
-    from archwright.training.precision import Precision
-    from archwright.training.step import TensorBatch, train_step
 
-    spec = load("modern").override(
+    return load("modern").override(
         f"dim={shape.dim}",
         f"num_layers={shape.num_layers}",
         f"attention.num_heads={shape.num_heads}",
@@ -67,7 +66,17 @@ def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
         f"context_length={shape.length}",
         "head.tied=true",
     )
-    model = build(spec, seed=0).train()
+
+
+def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
+    """Return ours, with the settings that `archwright train` takes on a CPU."""
+    from archwright.model import build
+    from archwright.optim import build_optimizers
+    from archwright.spec.run_spec import AdamW
+    from archwright.training.precision import Precision
+    from archwright.training.step import TensorBatch, train_step
+
+    model = build(llama_spec(shape), seed=0).train()
     if compiled:
         for layer in model.layers:
             layer.compile()

@@ -25,8 +25,6 @@ from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.planning.cost import flops_per_token
 from archwright.planning.machine import measure_peak
-from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import load
 from archwright.spec.run_spec import AdamW
 from archwright.training.float8 import check_float8
 from archwright.training.machine import cpu_name
@@ -34,9 +32,9 @@ from archwright.training.precision import Precision
 from archwright.training.step import TensorBatch, train_step
 
 if __name__ == "__main__":  # as a script, its own folder is on the path
-    from contenders import MODELS, Shape
+    from contenders import MODELS, Shape, llama_spec
 else:
-    from bench.contenders import MODELS, Shape
+    from bench.contenders import MODELS, Shape, llama_spec
 
 LR = 3e-4
 SHAPES = {
@@ -130,7 +128,7 @@ def own_step(
     shape: Shape, device: torch.device, precision: str, kernel: str, compiled: bool
 ) -> Step:
     """Return the step that `archwright train` takes."""
-    model = build(_spec(shape), seed=0, device=device).use_kernel(kernel).train()
+    model = build(llama_spec(shape), seed=0, device=device).use_kernel(kernel).train()
     if compiled:
         for layer in model.layers:
             layer.compile()
@@ -166,20 +164,7 @@ def peer_step(name: str, shape: Shape, device: torch.device, compiled: bool) -> 
 
 def model_flops(shape: Shape) -> float:
     """Return the FLOPs of a token's forward and backward pass, the same for all trainers."""
-    return flops_per_token(build(_spec(shape), device="meta"), shape.length)
-
-
-def _spec(shape: Shape) -> ModelSpec:
-    return load("modern").override(
-        f"dim={shape.dim}",
-        f"num_layers={shape.num_layers}",
-        f"attention.num_heads={shape.num_heads}",
-        f"attention.num_kv_heads={shape.num_kv_heads}",
-        f"feedforward.hidden_dim={shape.hidden_dim}",
-        f"vocab_size={shape.vocab_size}",
-        f"context_length={shape.length}",
-        "head.tied=true",
-    )
+    return flops_per_token(build(llama_spec(shape), device="meta"), shape.length)
 
 
 def _seconds(

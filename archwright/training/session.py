@@ -1,5 +1,6 @@
 """What a training holds in its hands: model, optimizers, batches, and where it stands."""
 
+import itertools
 import math
 import statistics
 import time
@@ -122,16 +123,12 @@ class Session:
         """
         assert self.standing.step == 0
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-        times: list[float] = []
+        steps = itertools.count()
         try:
-            while len(times) < 2 or sum(times) < seconds:
-                start = time.perf_counter()
-                self._train(len(times), 1e-3)
-                times.append(time.perf_counter() - start)
+            return median_step(lambda: self._train(next(steps), 1e-3), seconds)
         finally:
             self.model.load_state_dict(weights)
             self._begin()
-        return statistics.median(times[min(2, len(times) - 1) :])
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint of this step."""
@@ -169,6 +166,17 @@ class Session:
             chunked=self.run.machine.loss == "chunked",
             accumulate=self.run.accumulate,
         )
+
+
+def median_step(step: Callable[[], object], seconds: float) -> float:
+    """Return the median seconds of a step over about `seconds`, two steps at least; the first two do not count,
+    where there are more."""
+    times: list[float] = []
+    while len(times) < 2 or sum(times) < seconds:
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[min(2, len(times) - 1) :])
 
 
 def to_device(batch: Batch, device: torch.device) -> TensorBatch:

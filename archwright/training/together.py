@@ -1,7 +1,6 @@
 """Runs of one shape trained as one: a pass computes the gradients of all, and each then goes its own way."""
 
-import statistics
-import time
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from archwright.losses import Loss, cross_entropy, linear_cross_entropy
 from archwright.model.decoder import Decoder
 from archwright.model.stack import Stack, obstacle
 from archwright.spec.run_spec import RunSpec
-from archwright.training.session import Session, to_device
+from archwright.training.session import Session, median_step, to_device
 from archwright.training.step import Seen, TensorBatch, valid_targets
 
 
@@ -49,13 +48,13 @@ class Together:
     def time_step(self, seconds: float) -> float:
         """Return the median seconds of a step of all runs, over about so many seconds; the weights are then
         of no use."""
-        times: list[float] = []
-        while len(times) < 2 or sum(times) < seconds * (1 if len(times) >= 5 else 3):
-            start = time.perf_counter()
-            for session, seen in zip(self.sessions, self.gradients(len(times)), strict=True):
+        steps = itertools.count()
+
+        def step() -> None:
+            for session, seen in zip(self.sessions, self.gradients(next(steps)), strict=True):
                 session.take(seen)
-            times.append(time.perf_counter() - start)
-        return statistics.median(times[min(2, len(times) - 1) :])
+
+        return median_step(step, seconds)
 
     def _hand_out(self, hidden: Tensor, gradient: Tensor) -> None:
         """Give each model its share of the stack's gradients; of a tied table, beside the head's."""

@@ -1,8 +1,12 @@
 """The smallest study that is one: a tiny model, a text of a few words, seconds on one core."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.tiny import MACHINE, SHAPE
+import pytest
+
+from tests.tiny import MACHINE, SHAPE, surroundings, write_text
 
 COMMON = (
     *SHAPE,
@@ -20,3 +24,14 @@ def words(text: Path | str, *variants: str) -> list[str]:
 
 
 OPTIONS = {"budget": "20steps", "seeds": 2, "evaluation_tokens": 2048, "together": "threads"}
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[Path]:
+    """Work in a folder that has a text and a cache of its own."""
+    write_text(folder / "text.txt", 2000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
+        patch.setenv("PYTHONPATH", surroundings()["PYTHONPATH"])
+        yield folder

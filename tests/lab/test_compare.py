@@ -21,19 +21,14 @@ from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.training.finish import finish_briefly
 from archwright.training.train import train_in
-from tests.lab.small import OPTIONS, words
-from tests.tiny import archwright, command, surroundings, write_text
+from tests.lab.small import OPTIONS, words, working_in
+from tests.tiny import archwright, command, surroundings
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder to work in, with a text."""
-    folder = tmp_path_factory.mktemp("lab")
-    write_text(folder / "text.txt", 2000)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
-        patch.setenv("PYTHONPATH", surroundings()["PYTHONPATH"])
+    with working_in(tmp_path_factory.mktemp("lab")) as folder:
         yield folder
 
 

@@ -16,8 +16,8 @@ from archwright.lab.pool import stack_of
 from archwright.lab.results import StudyResults
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
-from tests.lab.small import OPTIONS, words
-from tests.tiny import command, surroundings, write_text
+from tests.lab.small import OPTIONS, words, working_in
+from tests.tiny import command, surroundings
 
 VARIANT = ":norm.kind=layer"
 STACKED = OPTIONS | {"together": "stacked"}
@@ -27,12 +27,7 @@ Losses = dict[tuple[str, int, float], float]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder to work in, with a text."""
-    folder = tmp_path_factory.mktemp("stacks")
-    write_text(folder / "text.txt", 2000)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
-        patch.setenv("PYTHONPATH", surroundings()["PYTHONPATH"])
+    with working_in(tmp_path_factory.mktemp("stacks")) as folder:
         yield folder
 
 
