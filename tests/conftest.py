@@ -1,5 +1,6 @@
 """What all tests share: shapes on public signatures are checked, every run is the same, one browser."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ jaxtyping.install_import_hook([f"archwright.{room}" for room in ROOMS], "beartyp
 
 import torch  # noqa: E402
 import torch.nn.attention.flex_attention  # noqa: E402
+
+if not torch.cuda.is_available():  # read when Triton is first imported, by whomever
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # On a CPU, FlexAttention would trace every call with a compiler only to run it as it is.
 torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # type: ignore[attr-defined]

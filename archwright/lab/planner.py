@@ -166,8 +166,9 @@ class Planner:
         )
         decide_kernel(decisions, model, run)
         decide_loss(decisions, model, run)
-        if decisions.machine.compile == "auto":
-            decisions.decide("compile", "none", "runs of a study are short and many")
+        for key in ("compile", "fused"):
+            if getattr(decisions.machine, key) == "auto":
+                decisions.decide(key, "none", "runs of a study are short and many")
         return decisions
 
     def _workers(self, found: dict[str, Arm]) -> int:

@@ -207,6 +207,9 @@ class MachineSpec(Spec):
     float32 logits would take more than 256 MiB."""
     compile: Literal["auto", "none", "block"] = "auto"
     """block: torch.compile for each layer; auto: where steps are then faster, tried in runs of over ten minutes."""
+    fused: Literal["auto", "none", "liger"] = "auto"
+    """Whose fused kernels compute norms, gates and the loss in chunks: liger's, on a GPU (extra liger), or none;
+    auto: liger's where they are here and steps are then faster, tried in runs of over ten minutes."""
     threads: AutoInt = "auto"
     num_steps: AutoInt = "auto"
     """Steps of the run; auto: what fits the budget."""

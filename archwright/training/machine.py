@@ -23,6 +23,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.spec.version import version
 from archwright.training.float8 import check_float8
+from archwright.training.liger import check_liger
 from archwright.training.precision import DTYPES
 from archwright.training.products import fastest_float32
 
@@ -66,10 +67,11 @@ def decide(machine: MachineSpec) -> Decisions:
     """Return device, threads and precision for this machine; given values are kept.
 
     Raises:
-        UserError: a device that is not here, or a precision that it does not have.
+        UserError: a device that is not here, or a precision or kernels that it does not have.
     """
     found = Decisions(machine)
     _decide_device(found)
+    check_liger(found.machine)
     _decide_threads(found)
     _decide_float32(found)
     _decide_precision(found)
@@ -80,11 +82,12 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
     """Return what was decided when a run began, and make this process work so; nothing is measured.
 
     Raises:
-        UserError: a device that is not here.
+        UserError: a device that is not here, or kernels that it does not have.
     """
     peaks = {name: float(peak) for name, peak in environment.get("peak_flops", {}).items()}
     found = Decisions(machine, {machine.precision: math.inf} | peaks)
     _check_device(machine.device)
+    check_liger(machine)
     _use_threads(machine.threads)
     # A run that began before there was a choice used the highest.
     given = machine.float32_products

@@ -14,7 +14,9 @@ from archwright.planning.memory import gigabytes, least_memory, total_memory
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, Muon, RunSpec, parse_budget
-from archwright.training.compiling import LONG, NOT_TRIED, compile_if_faster, compile_layers
+from archwright.training.compiling import compile_layers
+from archwright.training.faster import LONG, NOT_TRIED, compile_if_faster, fuse_if_faster
+from archwright.training.liger import fuse, obstacle
 from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss, decided
 from archwright.training.material import Material
 from archwright.training.progress import Progress
@@ -42,7 +44,7 @@ def settle(run: RunSpec, material: Material, progress: Progress) -> tuple[Sessio
     decide_loss(decisions, model, run)
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
     session = Session(run, model, batches)
-    spent = _decide_compile(decisions, session)
+    spent = _decide_compile(decisions, session) + _decide_fused(decisions, session)
     if run.machine.num_steps == "auto":
         decisions.decide("num_steps", *_num_steps(session, len(material.held_out), spent))
     run = run.model_copy(update={"machine": decisions.machine})
@@ -60,6 +62,22 @@ def _decide_compile(decisions: Decisions, session: Session) -> float:
         return time.perf_counter() - begun
     else:
         decisions.decide("compile", "none", NOT_TRIED)
+    return 0.0
+
+
+def _decide_fused(decisions: Decisions, session: Session) -> float:
+    """Let fused kernels compute where that is asked for, or pays within the budget; return the seconds of it that
+    were spent."""
+    begun, machine = time.perf_counter(), decisions.machine
+    if machine.fused == "liger":
+        decisions.decide("fused", *fuse(session.model, machine))
+    elif machine.fused == "auto" and (missing := obstacle(machine.device)):
+        decisions.decide("fused", "none", f"liger's kernels need {missing}")
+    elif machine.fused == "auto" and _at_least_seconds(session, decisions.peak) >= LONG:
+        decisions.decide("fused", *fuse_if_faster(session, machine))
+        return time.perf_counter() - begun
+    elif machine.fused == "auto":
+        decisions.decide("fused", "none", NOT_TRIED)
     return 0.0
 
 
@@ -82,6 +100,8 @@ def settled(folder: RunFolder, material: Material) -> tuple[Session, Decisions]:
     decisions = decided(run.machine, folder.environment())
     model = make_model(run, material, run.machine).use_kernel(run.machine.kernel)
     compile_layers(model, "none" if run.machine.compile == "auto" else run.machine.compile)
+    if run.machine.fused == "liger":
+        fuse(model, run.machine)
     return Session(run, model, make_batches(run, material)), decisions
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from archwright.losses import Loss, cross_entropy, linear_cross_entropy, take_auxiliary
 from archwright.optim import clip_gradients, set_learning_rates
+from archwright.training.liger import FusedHead, fused_cross_entropy
 from archwright.training.precision import Precision
 
 
@@ -139,4 +140,6 @@ def _whole_loss(model: nn.Module, part: TensorBatch, precision: Precision, **set
 def _chunked_loss(model: Any, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:
     with precision.autocast():
         hidden = model.hidden(part.tokens, positions=part.positions, document_ids=part.document_ids)
-        return linear_cross_entropy(hidden, model.head, part.targets, **settings)
+        fused = isinstance(model.head, FusedHead)
+        loss_of = fused_cross_entropy if fused else linear_cross_entropy
+        return loss_of(hidden, model.head, part.targets, **settings)

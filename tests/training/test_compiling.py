@@ -1,5 +1,4 @@
 import shutil
-from typing import Any
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ from archwright.model import build
 from archwright.model.decoder import Decoder
 from archwright.spec.model_spec import ModelSpec
 from archwright.training.allocator import tune_allocator
-from archwright.training.compiling import compile_if_faster, compile_layers
+from archwright.training.compiling import compile_layers
 
 
 @pytest.fixture
@@ -45,43 +44,6 @@ def test_without_a_compiler_the_run_goes_on(
     assert done == "none"
     assert "no C++ compiler" in reason
     assert compiled == []
-
-
-class Timed:
-    """A session of which only the time of steps is known: as it is, to compile, and compiled."""
-
-    def __init__(self, model: Decoder, *times: float) -> None:
-        self.model, self.times = model, list(times)
-
-    def time_step(self, seconds: float) -> float:
-        time = self.times.pop(0)
-        if time < 0:
-            raise RuntimeError("no such intrinsic\nand more")
-        return time
-
-
-@pytest.mark.parametrize(
-    ("times", "done", "reason"),
-    [
-        ((1.0, 9.0, 0.8), "block", "a step takes 800 ms instead of 1000"),
-        ((1.0, 9.0, 0.99), "none", "a step takes 990 ms instead of 1000"),
-        ((1.0, -1.0), "none", "compiling failed: no such intrinsic"),
-    ],
-)
-def test_the_faster_way_is_kept(
-    model: Decoder,
-    times: tuple[float, ...],
-    done: str,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    session: Any = Timed(model, *times)
-    found, why = compile_if_faster(session)
-    assert found == done
-    assert why.startswith(reason)
-    for layer in model.layers:
-        assert (layer._compiled_call_impl is None) == (done == "none")
 
 
 def test_the_allocator_is_tuned_only_where_it_is_glibc(monkeypatch: pytest.MonkeyPatch) -> None:

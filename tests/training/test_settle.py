@@ -60,6 +60,7 @@ def test_every_auto_becomes_a_value(run: RunSpec, material: Material) -> None:
             "kernel",
             "loss",
             "compile",
+            "fused",
             "num_steps",
         )
     }
@@ -75,10 +76,11 @@ def test_given_values_are_kept_and_have_no_reason(run: RunSpec, material: Materi
         kernel="sdpa",
         loss="whole",
         compile="none",
+        fused="none",
         threads=1,
         num_steps=17,
     )
-    assert set(decisions.reasons) == {"loss", "compile"}
+    assert set(decisions.reasons) == {"loss", "compile", "fused"}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,31 @@ def test_compiling_is_tried_in_long_runs(
     session, decisions = settle(run.override(*changes), material, Silent())
     assert session.run.machine.compile == "none"
     assert (decisions.reasons["compile"] == "it was tried") == tried
+
+
+@pytest.mark.parametrize(
+    ("missing", "changes", "reason"),
+    [
+        ("a GPU", ["budget=10000000000steps"], "liger's kernels need a GPU"),
+        ("", ["budget=40steps"], "it is tried in runs of over 10 minutes"),
+        ("", ["budget=10000000000steps"], "it was tried"),
+        ("", ["budget=10000000000steps", "machine.fused=none"], None),
+    ],
+)
+def test_fused_kernels_are_tried_in_long_runs_on_a_gpu(
+    missing: str,
+    changes: list[str],
+    reason: str | None,
+    run: RunSpec,
+    material: Material,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settle_room, "obstacle", lambda device: missing)
+    monkeypatch.setattr(settle_room, "fuse_if_faster", lambda *_: ("none", "it was tried"))
+    run = run.override("machine.compile=none", *changes)
+    session, decisions = settle(run, material, Silent())
+    assert session.run.machine.fused == "none"
+    assert decisions.reasons.get("fused") == reason
 
 
 @pytest.mark.parametrize(("given", "kept"), [("auto", "chunked"), ("whole", "whole")])

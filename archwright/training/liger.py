@@ -1,0 +1,193 @@
+"""Fused kernels of liger-kernel, for training on a GPU: norms, gates, and the loss in chunks.
+
+Each takes the place of a part of ours that is the same function with the same casts; where liger has none such,
+ours stays. Passes without gradients stay ours, too, as they round like published models.
+Hsu et al., 2024, Liger Kernel: Efficient Triton Kernels for LLM Training.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archwright.losses import IGNORE, Loss
+from archwright.model.decoder import Decoder
+from archwright.parts.embeddings import Head
+from archwright.parts.feedforward import Gated, Stack
+from archwright.parts.linear import narrow
+from archwright.parts.norms import LayerNorm, RMSNorm
+from archwright.spec.errors import UserError
+from archwright.spec.feedforward import GeGLU, Hidden, SwiGLU
+from archwright.spec.run_spec import MachineSpec
+
+LONGEST = 2**16
+"""Numbers of a row that its kernels take at most."""
+
+
+def obstacle(device: str) -> str:
+    """Return what liger's kernels lack here; empty where they can run."""
+    if device != "cuda":
+        return "a GPU"
+    if find_spec("liger_kernel") is None:
+        return "liger-kernel; install it with: pip install archwright[liger]"
+    return ""
+
+
+def check_liger(machine: MachineSpec) -> None:
+    """Make sure that liger's kernels can run where they are asked for.
+
+    Raises:
+        UserError: no GPU, or no liger-kernel.
+    """
+    if machine.fused == "liger" and (missing := obstacle(machine.device)):
+        raise UserError(f'machine.fused: found "liger"; expected "none", as it needs {missing}')
+
+
+def fuse(model: Decoder, machine: MachineSpec) -> tuple[str, str]:
+    """Let liger compute what it can; return what was done, and what that is.
+
+    Compiled layers keep their own norms and gates, as the compiler fuses them. A loss of whole logits stays,
+    and one in float16, where gradients that are summed over a whole batch could overflow.
+    """
+    modules: Iterable[nn.Module] = model.modules()
+    if machine.compile == "block":
+        modules = model.norm.modules()
+    found = Counter(filter(None, [_fused(module) for module in modules]))
+    if machine.loss == "chunked" and machine.precision != "fp16" and _is_plain(model.head):
+        model.head.__class__ = FusedHead
+        found["loss"] += 1
+    if not found:
+        return "none", "liger has none of this model's norms, gates and loss"
+    return "liger", ", ".join(f"{number} {name}" for name, number in found.items())
+
+
+def unfuse(model: Decoder) -> None:
+    """Take back what `fuse` did."""
+    for module in model.modules():
+        if plain := PLAIN.get(type(module)):
+            module.__class__ = plain
+        elif isinstance(module, Gated | Stack) and isinstance(module.activation, FusedGate):
+            module.activation = module.activation.plain
+
+
+class FusedRMSNorm(RMSNorm):
+    """RMSNorm in one kernel for each pass; liger's word for a wide product is gemma, for a narrow one llama."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return super().forward(x)
+        weight, casts = self.factor(torch.float32), "gemma"
+        if self.narrow and weight is not None:
+            weight, casts = weight.to(x.dtype), "llama"
+        # In place, it would write into the gradient of y, which others may read.
+        y: Tensor = _liger().liger_rms_norm(x, weight, self.eps, casting_mode=casts, in_place=False)
+        return y
+
+
+class FusedLayerNorm(LayerNorm):
+    """LayerNorm in one kernel for each pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return super().forward(x)
+        y: Tensor = _liger().liger_layer_norm(x, self.factor(torch.float32), self.bias, self.eps)
+        return y
+
+
+@dataclass(frozen=True)
+class FusedGate:
+    """f(gate, up) in one kernel for each pass; the backward pass writes into gate and up, which nobody else
+    keeps."""
+
+    plain: Callable[[Tensor, Tensor], Tensor]
+    name: str
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self.plain(gate, up)
+        hidden: Tensor = getattr(_liger(), self.name)(gate, up)
+        return hidden
+
+
+class FusedHead(Head):
+    """A head whose loss in chunks is `fused_cross_entropy`."""
+
+
+PLAIN: dict[type[nn.Module], type[nn.Module]] = {
+    FusedRMSNorm: RMSNorm,
+    FusedLayerNorm: LayerNorm,
+    FusedHead: Head,
+}
+"""What each of them stands in for."""
+
+
+def fused_cross_entropy(
+    hidden: Tensor, head: FusedHead, targets: Tensor, *, z_loss: float, num_valid: int
+) -> Loss:
+    """Return what `linear_cross_entropy` does, a chunk of rows at a time: loss and gradient of logits come from one
+    kernel, which writes the gradient over the logits.
+
+    Shapes: hidden [..., dim], targets [...]. z_term is rounded to the dtype of products.
+    """
+    rows, flat = narrow(hidden.flatten(0, -2)), targets.flatten()
+    found = _liger().liger_fused_linear_cross_entropy(
+        rows,
+        head.weight.to(rows.dtype),
+        flat,
+        bias=None if head.bias is None else head.bias.to(rows.dtype),
+        ignore_index=IGNORE,
+        lse_square_scale=z_loss,
+        reduction="sum",
+        softcap=head.softcap,
+        return_z_loss=True,
+        accum_dtype=torch.float32,
+    )
+    z_sum = found.z_loss.detach().to(found.loss.dtype)
+    nll_sum = found.loss.detach() - z_sum
+    return Loss(found.loss / num_valid, nll_sum, z_sum / num_valid, (flat != IGNORE).sum())
+
+
+def _fused(module: nn.Module) -> str:
+    """Let liger compute a module if it can; return what it is then counted as."""
+    if type(module) is RMSNorm and module.shape == (module.dim,) and module.dim <= LONGEST:
+        module.__class__ = FusedRMSNorm
+        return "norms"
+    if type(module) is LayerNorm and _takes(module):
+        module.__class__ = FusedLayerNorm
+        return "norms"
+    if isinstance(module, Gated | Stack) and (name := _gate(module.spec)):
+        module.activation = FusedGate(module.activation, name)
+        return "gates"
+    return ""
+
+
+def _takes(norm: LayerNorm) -> bool:
+    learned = norm.weight is not None and norm.bias is not None
+    return learned and norm.shape == (norm.dim,) and norm.dim <= LONGEST
+
+
+def _gate(spec: Hidden) -> str:
+    """Return the name of liger's function for a gate; empty where it has none."""
+    assert spec.hidden_dim != "auto"
+    if spec.hidden_dim > LONGEST:
+        return ""
+    if type(spec) is GeGLU and spec.approximate == "tanh":
+        return "liger_geglu"
+    return "liger_swiglu" if type(spec) is SwiGLU else ""
+
+
+def _is_plain(head: Head) -> bool:
+    """Whether logits are x W^T + b, capped or not."""
+    unscaled = (head.multiplier, head.divisor) == (1, 1)
+    return type(head) is Head and head.transform is None and head.project_out is None and unscaled
+
+
+def _liger() -> Any:
+    """Return liger's functions; they load a compiler, so it is not done before they are asked for."""
+    from liger_kernel.transformers import functional
+
+    return functional

@@ -1,0 +1,76 @@
+"""What is tried before the first step is kept only where steps are then faster."""
+
+import shutil
+from typing import Any
+
+import pytest
+
+from archwright.model import build
+from archwright.model.decoder import Decoder
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import MachineSpec
+from archwright.training.faster import compile_if_faster, fuse_if_faster
+
+
+@pytest.fixture
+def model() -> Decoder:
+    return build(ModelSpec(dim=16, num_layers=2, vocab_size=64, context_length=8))
+
+
+class Timed:
+    """A session of which only the time of steps is known: as it is, the first changed one, and the next."""
+
+    def __init__(self, model: Decoder, *times: float) -> None:
+        self.model, self.times = model, list(times)
+
+    def time_step(self, seconds: float) -> float:
+        time = self.times.pop(0)
+        if time < 0:
+            raise RuntimeError("no such intrinsic\nand more")
+        return time
+
+
+CASES = [
+    ((1.0, 9.0, 0.8), True, "a step takes 800 ms instead of 1000"),
+    ((1.0, 9.0, 0.99), False, "a step takes 990 ms instead of 1000"),
+    ((1.0, -1.0), False, " failed: no such intrinsic"),
+]
+
+
+@pytest.mark.parametrize(("times", "kept", "reason"), CASES)
+def test_compiled_layers(
+    model: Decoder,
+    times: tuple[float, ...],
+    kept: bool,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    session: Any = Timed(model, *times)
+    found, why = compile_if_faster(session)
+    assert found == ("block" if kept else "none")
+    assert why.removeprefix("compiling").startswith(reason)
+    for layer in model.layers:
+        assert (layer._compiled_call_impl is not None) == kept
+
+
+@pytest.mark.parametrize(("times", "kept", "reason"), CASES)
+def test_fused_kernels(model: Decoder, times: tuple[float, ...], kept: bool, reason: str) -> None:
+    before = [type(module) for module in model.modules()]
+    session: Any = Timed(model, *times)
+    found, why = fuse_if_faster(session, MachineSpec(loss="chunked"))
+    assert found == ("liger" if kept else "none")
+    assert why.removeprefix("liger").startswith(reason)
+    assert ([type(module) for module in model.modules()] != before) == kept
+
+
+def test_what_cannot_be_done_is_not_timed_again(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    session: Any = Timed(model, 1.0)
+    found, why = compile_if_faster(session)
+    assert found == "none"
+    assert "no C++ compiler" in why
