@@ -1,6 +1,6 @@
 """Training speed on a CUDA GPU, beside transformers and litgpt in the same process.
 
-    python bench/gpu.py [--shapes 124M 1B] [--compile] [--precision fp8] [--help]
+    python bench/gpu.py [--shapes 124M 1B] [--compile] [--precision fp8] [--fused] [--help]
 
 Llama-shaped models of 124 million and 1 billion parameters. Each trains alone, as it needs the memory, in short
 blocks; speeds are medians. Utilisation is given against the rate of matrix products that is measured here, and,
@@ -25,8 +25,12 @@ from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.planning.cost import flops_per_token
 from archwright.planning.machine import measure_peak
-from archwright.spec.run_spec import AdamW
+from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
+from archwright.spec.errors import UserError
+from archwright.spec.run_spec import AdamW, MachineSpec
+from archwright.training.compiling import compile_layers
 from archwright.training.float8 import check_float8
+from archwright.training.liger import check_liger, fuse
 from archwright.training.machine import cpu_name
 from archwright.training.precision import Precision
 from archwright.training.step import TensorBatch, train_step
@@ -62,8 +66,14 @@ def main() -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA GPU is here; --device cpu --shapes tiny tries the script without one")
         return
-    if args.precision == "fp8":
-        check_float8(args.device)
+    try:
+        if args.precision == "fp8":
+            check_float8(args.device)
+        if args.fused:
+            check_liger(MachineSpec(device=args.device, fused="liger"))
+    except UserError as error:
+        print(error)
+        return
     text = page(args)
     print(text)
     if args.out:
@@ -104,13 +114,14 @@ def measure(shape: Shape, device: torch.device, args: argparse.Namespace) -> Ite
     size = (shape.batch_size, shape.length + 1)
     drawn = torch.randint(shape.vocab_size, size, generator=torch.Generator().manual_seed(0))
     tokens, targets = (x.contiguous().to(device) for x in (drawn[:, :-1], drawn[:, 1:]))
-    for name in ("archwright", *args.peers):
+    ours = {"archwright": "none"} | ({"archwright, liger": "liger"} if args.fused else {})
+    for name in (*ours, *args.peers):
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         step = (
-            own_step(shape, device, args.precision, args.kernel, args.compile)
-            if name == "archwright"
+            own_step(shape, device, args, ours[name])
+            if name in ours
             else peer_step(name, shape, device, args.compile)
         )
         seconds = [_seconds(step, tokens, targets, device) for _ in range(3)][-1]
@@ -124,19 +135,21 @@ def measure(shape: Shape, device: torch.device, args: argparse.Namespace) -> Ite
         del step
 
 
-def own_step(
-    shape: Shape, device: torch.device, precision: str, kernel: str, compiled: bool
-) -> Step:
+def own_step(shape: Shape, device: torch.device, args: argparse.Namespace, fused: str) -> Step:
     """Return the step that `archwright train` takes."""
-    model = build(llama_spec(shape), seed=0, device=device).use_kernel(kernel).train()
-    if compiled:
-        for layer in model.layers:
-            layer.compile()
+    model = build(llama_spec(shape), seed=0, device=device).use_kernel(args.kernel).train()
+    chunked = logit_bytes(model, shape.batch_size) > WHOLE_LOGITS
+    if args.compile:
+        compile_layers(model, "block")
+    if fused == "liger":
+        loss, compiled = "chunked" if chunked else "whole", "block" if args.compile else "none"
+        fuse(model, MachineSpec(loss=loss, compile=compiled, precision=args.precision))
     optimizers = build_optimizers(model, AdamW(lr=LR))
-    of_step = Precision(precision, device, model.head.d_out)
+    of_step = Precision(args.precision, device, model.head.d_out)
 
     def step(tokens: Tensor, targets: Tensor) -> None:
-        train_step(model, TensorBatch(tokens, targets), optimizers, rate=1.0, precision=of_step)
+        batch = TensorBatch(tokens, targets)
+        train_step(model, batch, optimizers, rate=1.0, precision=of_step, chunked=chunked)
 
     return step
 
@@ -188,6 +201,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--precision", choices=["bf16", "fp8"], default="bf16")
     parser.add_argument("--kernel", choices=["sdpa", "flex", "blockwise"], default="sdpa")
     parser.add_argument("--compile", action="store_true", help="compile all of them")
+    parser.add_argument("--fused", action="store_true", help="train ours with liger's kernels, too")
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one block")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
