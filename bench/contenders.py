@@ -73,13 +73,13 @@ def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
     from archwright.model import build
     from archwright.optim import build_optimizers
     from archwright.spec.run_spec import AdamW
+    from archwright.training.compiling import compile_parts
     from archwright.training.precision import Precision
     from archwright.training.step import TensorBatch, train_step
 
     model = build(llama_spec(shape), seed=0).train()
     if compiled:
-        for layer in model.layers:
-            layer.compile()
+        compile_parts(model, "block", whole_loss=True)
     optimizers = build_optimizers(model, AdamW(lr=LR))
     of_step = Precision(precision, torch.device("cpu"))
 

@@ -28,7 +28,7 @@ from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import AdamW, MachineSpec
-from archwright.training.compiling import compile_layers
+from archwright.training.compiling import compile_parts
 from archwright.training.float8 import check_float8
 from archwright.training.liger import check_liger, fuse
 from archwright.training.machine import cpu_name
@@ -140,7 +140,7 @@ def own_step(shape: Shape, device: torch.device, args: argparse.Namespace, fused
     model = build(llama_spec(shape), seed=0, device=device).use_kernel(args.kernel).train()
     chunked = logit_bytes(model, shape.batch_size) > WHOLE_LOGITS
     if args.compile:
-        compile_layers(model, "block")
+        compile_parts(model, "block", whole_loss=not chunked)
     if fused == "liger":
         loss, compiled = "chunked" if chunked else "whole", "block" if args.compile else "none"
         fuse(model, MachineSpec(loss=loss, compile=compiled, precision=args.precision))

@@ -1,11 +1,15 @@
 """The two weights everything is made of: a linear map and a table of embeddings."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+transposing = False
+"""Whether compiled maps may transpose, which some compilers do wrongly; `training.compiling` knows."""
 
 
 class Linear(nn.Module):
@@ -33,7 +37,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        return F.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.d_in} -> {self.d_out}" + (", bias" if self.bias is not None else "")
@@ -91,6 +95,54 @@ class Embedding(nn.Module):
         return f"{self.weight.shape[0]} x {self.weight.shape[1]}"
 
 
+def product(
+    x: Float[Tensor, "*batch d_in"],
+    weight: Float[Tensor, "d_out d_in"],
+    bias: Float[Tensor, " d_out"] | None = None,
+) -> Float[Tensor, "*batch d_out"]:
+    """Return x W^T + b; compiled for bfloat16 on a CPU, with a backward pass of its own."""
+    if transposing and torch.compiler.is_compiling() and torch.is_grad_enabled():
+        x = narrow(x)
+        if x.device.type == "cpu" and x.dtype == torch.bfloat16 and x[..., 0].numel() % 32 == 0:
+            bias = None if bias is None else bias.to(x.dtype)
+            y: Tensor = _Product.apply(x, weight.to(x.dtype), bias)  # type: ignore[no-untyped-call]
+            return y
+    return F.linear(x, weight, bias)
+
+
+class _Product(torch.autograd.Function):
+    """x W^T + b, and the gradient of W as (x^T g)^T or g^T x: what is transposed is the narrower one.
+
+    oneDNN transposes a factor on its way at half the speed of other products. Rows that begin an odd number of
+    cache lines apart do not meet on the same lines of the cache. It may read what lies between them, where
+    the columns are no multiple of 32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        rows, of_rows = x.flatten(0, -2), grad.flatten(0, -2)
+        if x.shape[-1] <= grad.shape[-1]:
+            of_weight = (_apart(rows.t()) @ of_rows).t().contiguous()
+        else:
+            of_weight = _apart(of_rows.t()) @ rows
+        return grad @ weight, of_weight, of_rows.sum(0) if ctx.biased else None
+
+
+def _apart(x: Tensor) -> Tensor:
+    """Return a copy whose rows begin an odd number of cache lines of 64 bytes apart."""
+    in_line = 64 // x.element_size()
+    lines = -(-x.shape[1] // in_line) | 1
+    out = torch.empty_strided(x.shape, (lines * in_line, 1), dtype=x.dtype, device=x.device)
+    return out.copy_(x)
+
+
 def project(
     x: Float[Tensor, "*batch d_in"], maps: Sequence[Linear]
 ) -> list[Float[Tensor, "*batch _"]]:
@@ -103,7 +155,7 @@ def project(
         return [m(x) for m in maps]
     biases = [m.weight.new_zeros(m.d_out) if m.bias is None else m.bias for m in maps]
     bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None
-    y = F.linear(x, torch.cat([m.weight for m in maps]), bias)
+    y = product(x, torch.cat([m.weight for m in maps]), bias)
     return list(y.split([m.d_out for m in maps], dim=-1))
 
 

@@ -1,13 +1,25 @@
-"""torch.compile for each layer, where it can work."""
+"""torch.compile for each layer and the head, where it can work."""
 
 import os
+import platform
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
 
 from archwright.model.decoder import Decoder
+from archwright.parts import linear
+
+TRANSPOSED = "-fno-ipa-cp"
+"""Keeps GCC 12 from a fault of its optimizer: of two bfloat16 matrices that one kernel transposes, with AVX-512,
+neither is right."""
 
 
-def compile_layers(model: Decoder, wanted: str) -> tuple[str, str]:
-    """Compile each layer if wanted and possible; return what was done, and why.
+def compile_parts(model: Decoder, wanted: str, *, whole_loss: bool) -> tuple[str, str]:
+    """Compile each layer, and the head where it gives all logits at once, if wanted and possible; return what was
+    done, and why.
 
     On a CPU compiling needs a C++ compiler; without one the run goes on uncompiled.
     """
@@ -17,14 +29,40 @@ def compile_layers(model: Decoder, wanted: str) -> tuple[str, str]:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if on_cpu and not compiler:
         return "none", "no C++ compiler is here, which compiling for a CPU needs"
-    # A fault in some versions' fused reductions gives wrong gradients (pytorch issue 193061).
-    os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
-    for layer in model.layers:
-        layer.compile()
+    mend_compiler()
+    for part in (*model.layers, *([model.head] if whole_loss else [])):
+        part.compile()
     return wanted, "asked for"
 
 
-def uncompile_layers(model: Decoder) -> None:
-    """Take back what `compile_layers` did."""
-    for layer in model.layers:
-        layer._compiled_call_impl = None
+def uncompile_parts(model: Decoder) -> None:
+    """Take back what `compile_parts` did."""
+    for part in (*model.layers, model.head):
+        part._compiled_call_impl = None
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Inside, a model runs as if nothing of it were compiled: texts of other lengths are not worth compiling for."""
+    if all(module._compiled_call_impl is None for module in model.modules()):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def mend_compiler() -> None:
+    """Switch off what is known to compute wrong numbers, and let maps transpose where that is then right."""
+    from torch._inductor import config, cpp_builder
+
+    # A fault in some versions' fused reductions gives wrong gradients (pytorch issue 193061).
+    if hasattr(config.triton, "mix_order_reduction"):
+        config.triton.mix_order_reduction = False
+    on_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    linear.transposing = not (on_x86 and cpp_builder.is_gcc())
+    if not linear.transposing and hasattr(
+        config.cpp, "march"
+    ):  # which takes further options with it
+        march = config.cpp.march or "native"
+        config.cpp.march = march if TRANSPOSED in march else f"{march} {TRANSPOSED}"
+        linear.transposing = True

@@ -17,6 +17,7 @@ from archwright.model.decoder import Decoder
 from archwright.runs.opened import OpenRun
 from archwright.text.corpus import Document, open_texts
 from archwright.text.tokenizer import Tokenizer
+from archwright.training.compiling import uncompiled
 from archwright.training.precision import Precision
 
 ROW_TOKENS = 8192
@@ -65,7 +66,7 @@ def evaluate(model: Decoder, windows: HeldOut, precision: Precision) -> Evaluati
         padding = None
         if int(batch.lengths.min()) < tokens.shape[1]:
             padding = torch.from_numpy(batch.padding_mask).to(precision.device)
-        with precision.autocast():
+        with uncompiled(model), precision.autocast():
             logits = model(tokens, padding_mask=padding).logits
         nats += cross_entropy(logits, targets).nll_sum.item()
     model.train(was_training)

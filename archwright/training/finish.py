@@ -8,6 +8,7 @@ from archwright.data.held_out import HeldOut
 from archwright.generation.writing import stream
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
+from archwright.training.compiling import uncompiled
 from archwright.training.evaluation import compressors, evaluate, held_out_windows
 from archwright.training.loop import Loop
 from archwright.training.material import Material
@@ -28,7 +29,7 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     for baseline in compressors(windows, tokenizer):
         if ("baseline", baseline.name) not in known:
             loop.record("baseline", **baseline._asdict())
-    with session.precision.autocast():
+    with uncompiled(session.model), session.precision.autocast():
         written = stream(
             session.model, tokenizer, top_p=0.95, max_tokens=SAMPLE_TOKENS, seed=session.run.seed
         )

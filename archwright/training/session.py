@@ -4,9 +4,10 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from archwright.data.batches import Batch, Batches
 from archwright.model.decoder import Decoder
 from archwright.optim import Optimizers, build_optimizers, learning_rate
 from archwright.spec.run_spec import RunSpec
+from archwright.training.compiling import uncompiled
 from archwright.training.precision import Precision
 from archwright.training.probes import PASSES, Probes
 from archwright.training.step import Seen, StepResult, TensorBatch, train_step, update
@@ -109,10 +111,13 @@ class Session:
         rows = max(1, PROBED_TOKENS // self.run.model.context_length)
         batch = to_device(self.batches.at(self.standing.step), self.device)
         first = batch.parts(-(-self.run.batch_size // rows))[0]
-        compiled = self.run.machine.compile == "block"
-        stance = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
         self.model.eval()
-        with torch.no_grad(), stance, self.precision.autocast(), probes.watching(PASSES):
+        with (
+            torch.no_grad(),
+            uncompiled(self.model),
+            self.precision.autocast(),
+            probes.watching(PASSES),
+        ):
             self.model(first.tokens, positions=first.positions, document_ids=first.document_ids)
         return probes
 
@@ -121,11 +126,40 @@ class Session:
 
         Takes about `seconds`, and two steps at least. The first two do not count, where there are more.
         """
+        steps = itertools.count()
+        with self._on_trial():
+            return median_step(lambda: self._train(next(steps), 1e-3), seconds)
+
+    def gradient_norms(self) -> dict[str, float]:
+        """Return the norm of each parameter's gradient in the first step, before clipping, and leave a session that
+        has not trained as it was."""
+        found: dict[str, float] = {}
+        parameters = dict(self.model.named_parameters())
+
+        def look(name: str, parameter: torch.Tensor) -> None:
+            assert parameter.grad is not None
+            found[name] = parameter.grad.float().norm().item()
+
+        hooks = [
+            p.register_post_accumulate_grad_hook(partial(look, name))
+            for name, p in parameters.items()
+            if p.requires_grad
+        ]
+        try:
+            with self._on_trial():
+                self._train(0, 1e-3)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    @contextmanager
+    def _on_trial(self) -> Iterator[None]:
+        """Leave a session that has not trained as it was."""
         assert self.standing.step == 0
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-        steps = itertools.count()
         try:
-            return median_step(lambda: self._train(next(steps), 1e-3), seconds)
+            yield
         finally:
             self.model.load_state_dict(weights)
             self._begin()

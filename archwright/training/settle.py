@@ -14,7 +14,7 @@ from archwright.planning.memory import gigabytes, least_memory, total_memory
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, Muon, RunSpec, parse_budget
-from archwright.training.compiling import compile_layers
+from archwright.training.compiling import compile_parts
 from archwright.training.faster import LONG, NOT_TRIED, compile_if_faster, fuse_if_faster
 from archwright.training.liger import fuse, obstacle
 from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss, decided
@@ -53,10 +53,11 @@ def settle(run: RunSpec, material: Material, progress: Progress) -> tuple[Sessio
 
 
 def _decide_compile(decisions: Decisions, session: Session) -> float:
-    """Compile layers where that is asked for, or pays within the budget; return the seconds of it that were spent."""
+    """Compile layers and head where that is asked for, or pays within the budget; return the seconds that it took."""
     begun, wanted = time.perf_counter(), decisions.machine.compile
     if wanted != "auto":
-        decisions.decide("compile", *compile_layers(session.model, wanted))
+        whole_loss = decisions.machine.loss == "whole"
+        decisions.decide("compile", *compile_parts(session.model, wanted, whole_loss=whole_loss))
     elif _at_least_seconds(session, decisions.peak) >= LONG:
         decisions.decide("compile", *compile_if_faster(session))
         return time.perf_counter() - begun
@@ -99,7 +100,8 @@ def settled(folder: RunFolder, material: Material) -> tuple[Session, Decisions]:
     run = folder.spec
     decisions = decided(run.machine, folder.environment())
     model = make_model(run, material, run.machine).use_kernel(run.machine.kernel)
-    compile_layers(model, "none" if run.machine.compile == "auto" else run.machine.compile)
+    compiled = "none" if run.machine.compile == "auto" else run.machine.compile
+    compile_parts(model, compiled, whole_loss=run.machine.loss == "whole")
     if run.machine.fused == "liger":
         fuse(model, run.machine)
     return Session(run, model, make_batches(run, material)), decisions

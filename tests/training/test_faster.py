@@ -1,6 +1,8 @@
 """What is tried before the first step is kept only where steps are then faster."""
 
+import math
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,36 +20,44 @@ def model() -> Decoder:
 
 
 class Timed:
-    """A session of which only the time of steps is known: as it is, the first changed one, and the next."""
+    """A session of which only some things are known of a step as it is, and of a changed one."""
 
-    def __init__(self, model: Decoder, *times: float) -> None:
-        self.model, self.times = model, list(times)
+    def __init__(self, model: Decoder, *seen: tuple[float, float]) -> None:
+        """A step's seen are the norm of a gradient and its time."""
+        self.model, self.seen = model, list(seen)
+        self.run = SimpleNamespace(machine=MachineSpec(loss="whole"))
+
+    def gradient_norms(self) -> dict[str, float]:
+        norm, _ = self.seen[0]
+        if norm < 0:
+            raise RuntimeError("no such intrinsic\nand more")
+        return {"other": 2.0, "weight": norm}
 
     def time_step(self, seconds: float) -> float:
-        time = self.times.pop(0)
-        if time < 0:
-            raise RuntimeError("no such intrinsic\nand more")
-        return time
+        return self.seen.pop(0)[1]
 
 
+PLAIN = (0.5, 1.0)
 CASES = [
-    ((1.0, 9.0, 0.8), True, "a step takes 800 ms instead of 1000"),
-    ((1.0, 9.0, 0.99), False, "a step takes 990 ms instead of 1000"),
-    ((1.0, -1.0), False, " failed: no such intrinsic"),
+    ((0.52, 0.8), True, "a step takes 800 ms instead of 1000"),
+    ((0.5, 0.99), False, "a step takes 990 ms instead of 1000"),
+    ((0.6, 0.1), False, " gives other gradients, first of weight"),
+    ((math.nan, 0.1), False, " gives other gradients, first of weight"),
+    ((-1.0, 0.1), False, " failed: no such intrinsic"),
 ]
 
 
-@pytest.mark.parametrize(("times", "kept", "reason"), CASES)
+@pytest.mark.parametrize(("changed", "kept", "reason"), CASES)
 def test_compiled_layers(
     model: Decoder,
-    times: tuple[float, ...],
+    changed: tuple[float, float],
     kept: bool,
     reason: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    session: Any = Timed(model, *times)
+    session: Any = Timed(model, PLAIN, changed)
     found, why = compile_if_faster(session)
     assert found == ("block" if kept else "none")
     assert why.removeprefix("compiling").startswith(reason)
@@ -55,10 +65,12 @@ def test_compiled_layers(
         assert (layer._compiled_call_impl is not None) == kept
 
 
-@pytest.mark.parametrize(("times", "kept", "reason"), CASES)
-def test_fused_kernels(model: Decoder, times: tuple[float, ...], kept: bool, reason: str) -> None:
+@pytest.mark.parametrize(("changed", "kept", "reason"), CASES)
+def test_fused_kernels(
+    model: Decoder, changed: tuple[float, float], kept: bool, reason: str
+) -> None:
     before = [type(module) for module in model.modules()]
-    session: Any = Timed(model, *times)
+    session: Any = Timed(model, PLAIN, changed)
     found, why = fuse_if_faster(session, MachineSpec(loss="chunked"))
     assert found == ("liger" if kept else "none")
     assert why.removeprefix("liger").startswith(reason)
@@ -70,7 +82,7 @@ def test_what_cannot_be_done_is_not_timed_again(
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    session: Any = Timed(model, 1.0)
+    session: Any = Timed(model, PLAIN)
     found, why = compile_if_faster(session)
     assert found == "none"
     assert "no C++ compiler" in why
