@@ -51,6 +51,29 @@ def take_turns(
     return given
 
 
+def take_turns_beside(
+    ours: Callable[[], float],
+    others: Mapping[str, Callable[[], float]],
+    blocks: int,
+    until: float = float("inf"),
+) -> dict[str, list[tuple[float, float]]]:
+    """Call all others once a block, to and fro, each right beside a call of ours; return what both gave.
+
+    Past the time `until` no block begins, but three.
+    """
+    given: dict[str, list[tuple[float, float]]] = {name: [] for name in others}
+    for block in range(blocks):
+        if block >= 3 and time.monotonic() > until:
+            break
+        names = list(others)[:: 1 if block % 2 == 0 else -1]
+        for before, *after in (names[i : i + 2] for i in range(0, len(names), 2)):
+            theirs, own = others[before](), ours()
+            given[before].append((theirs, own))
+            for name in after:
+                given[name].append((others[name](), own))
+    return given
+
+
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> str:
     """Return how much longer theirs take: the median over pairs of blocks, with its bootstrap interval."""
     ratios = np.array(theirs) / np.array(ours)
