@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure, but briefly; threads stay as they are."""
     monkeypatch.setattr(machine_room, "measure_peak", lambda *_: next(PEAKS))
     monkeypatch.setattr(machine_room, "median_time", lambda call, at_most: next(TIMES))
-    monkeypatch.setattr(machine_room, "fastest_float32", lambda: ("highest", "measured"))
+    monkeypatch.setattr(machine_room, "measure_float32", lambda: {"error": 1e-3, "ratio": 2.0})
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
 
 
@@ -229,7 +229,7 @@ def test_a_time_budget_is_divided_by_the_timed_step(
     few = run.override("budget=20s", "evaluate.max_tokens=1")
     session, decisions = settle(few, material, Silent())
     assert session.num_steps == 399  # an evaluation of a token takes what is left
-    assert asked == [0.6]
+    assert asked == [0.3]
     assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
     settle(run.override("budget=9m"), material, Silent())
     assert asked[1:] == [settle_room.WARM_SECONDS]
