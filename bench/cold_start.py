@@ -134,7 +134,7 @@ HEAD = """# Cold start, {date}
 Seconds from the start of `archwright train` in a new process to the record of its first step, with a budget of \
 {budget}; median of {repeats}, and the range of the whole. "command": Python, the words, the run folder. "text": \
 torch, the text, its tokenizer and its tokens. "settling": what the machine decides, the model, and steps that are \
-timed. "new" or "in the cache" are text, tokenizer, tokens and what was measured of the machine. The demo's text is that of all.
+timed. New or in the cache are tokenizer, tokens and what was measured of the machine. The demo's text is that of all.
 
 | model | cache | {stages} | in all |
 |---|---|{lines}---:|
