@@ -33,6 +33,9 @@ WORTHWHILE = 1.1
 RIVALS = {"cpu": ("sdpa", "blockwise"), "cuda": ("sdpa", "blockwise", "flex")}
 """Kernels that "auto" chooses from on each device; the eager one is there to be checked against."""
 
+KERNEL_SECONDS = 0.3
+"""Time for which kernels are timed, in turns; what is found decides for a week."""
+
 COMPILED = ("flex",)
 """Kernels that a compiler makes, which may be missing or fail: "auto" then does without them."""
 
@@ -243,15 +246,17 @@ def _kernel_times(
     failed: dict[str, str] = {}
 
     def times() -> dict[str, float]:
-        found = {}
+        calls = {}
         for name in names:
+            call = _kernel_call(name, model.layers[index], model, run, decisions)
             try:
-                found[name] = _kernel_time(name, model.layers[index], model, run, decisions)
+                call()  # to warm up, and to compile
+                calls[name] = call
             except Exception as error:  # the compiler's, which has many
                 if name not in COMPILED:
                     raise
                 failed[name] = next(iter(str(error).splitlines()), "it fails")
-        return found
+        return median_times(calls, KERNEL_SECONDS)
 
     question = {
         "attention": layer.attention.model_dump(mode="json"),
@@ -270,10 +275,10 @@ def _kernel_shape(model: Decoder, run: RunSpec) -> tuple[int, int, int]:
     return -(-run.batch_size // run.accumulate), model.spec.context_length, model.spec.dim
 
 
-def _kernel_time(
+def _kernel_call(
     name: str, layer: Any, model: Decoder, run: RunSpec, decisions: Decisions
-) -> float:
-    """Return the seconds of one layer's attention, forward and backward, on a part of a batch."""
+) -> Callable[[], None]:
+    """Return what computes one layer's attention, forward and backward, on a part of a batch."""
     device, dtype = torch.device(decisions.machine.device), DTYPES[decisions.machine.precision]
     shape = rows, length, _ = _kernel_shape(model, run)
     documents = None
@@ -283,9 +288,9 @@ def _kernel_time(
     turned = rotation(model.rotaries[layer.rotary], where) if layer.rotary else None
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(shape, generator=generator, device=device, requires_grad=True)
-    layer.attention.kernel = KERNELS[name]
 
     def once() -> None:
+        layer.attention.kernel = KERNELS[name]
         view = View(model.masks[layer.mask], where)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             out = layer.attention(x, view=view, rotation=turned)
@@ -293,18 +298,21 @@ def _kernel_time(
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    return median_time(once, at_most=0.1)
+    return once
 
 
-def median_time(call: Callable[[], None], at_most: float) -> float:
-    """Return the median seconds of a call, after one to warm up, over about `at_most` seconds."""
-    call()
-    times: list[float] = []
-    while sum(times) < at_most or len(times) < 3:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def median_times(calls: Mapping[str, Callable[[], None]], at_most: float) -> dict[str, float]:
+    """Return the median seconds of each call. They take turns for about `at_most` seconds, so that what else
+    the machine does falls on all alike."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    begun, rounds = time.perf_counter(), 0
+    while rounds < 3 or time.perf_counter() - begun < at_most:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+        rounds += 1
+    return {name: statistics.median(took) for name, took in times.items()}
 
 
 def cpu_name() -> str:

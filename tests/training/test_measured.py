@@ -153,6 +153,10 @@ def test_processes_at_once_harm_nothing(cache: Path) -> None:
 FREE = MachineSpec(device="cpu", threads=1)
 
 
+def faster(best: str) -> Any:
+    return lambda calls, _: {name: 0.001 if name == best else 0.002 for name in calls}
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was measured, in order; bf16 is the faster precision and sdpa the faster kernel."""
@@ -165,11 +169,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def peak(device: torch.device, dtype: torch.dtype) -> float:
         return note(str(dtype), 3e11 if dtype == torch.bfloat16 else 1e11)
 
-    def kernel(name: str, *_: object) -> float:
-        return note(name, 0.001 if name == "sdpa" else 0.002)
+    def kernel(name: str, *_: object) -> Any:
+        return lambda: note(name, None)
 
     monkeypatch.setattr(machine_room, "measure_peak", peak)
-    monkeypatch.setattr(machine_room, "_kernel_time", kernel)
+    monkeypatch.setattr(machine_room, "_kernel_call", kernel)
+    monkeypatch.setattr(machine_room, "median_times", faster("sdpa"))
     values = {"error": 1e-3, "ratio": 2.0}
     monkeypatch.setattr(machine_room, "measure_float32", lambda: note("float32", values))
     return done
@@ -276,14 +281,17 @@ def test_a_kernel_that_failed_is_tried_again(
     """A compiler may have been installed meanwhile."""
     tried = []
 
-    def kernel(name: str, *_: object) -> float:
-        tried.append(name)
-        if name == "flex" and tried.count("flex") == 1:
-            raise RuntimeError("no compiler here")
-        return 0.001 if name == "flex" else 0.002
+    def kernel(name: str, *_: object) -> Any:
+        def call() -> None:
+            tried.append(name)
+            if name == "flex" and tried.count("flex") == 1:
+                raise RuntimeError("no compiler here")
+
+        return call
 
     monkeypatch.setitem(machine_room.RIVALS, "cpu", ("sdpa", "flex"))
-    monkeypatch.setattr(machine_room, "_kernel_time", kernel)
+    monkeypatch.setattr(machine_room, "_kernel_call", kernel)
+    monkeypatch.setattr(machine_room, "median_times", faster("flex"))
     assert [decided(run, material).machine.kernel for _ in range(3)] == ["sdpa", "flex", "flex"]
     assert tried == ["sdpa", "flex"] * 2
 
