@@ -3,9 +3,9 @@
     python bench/cold_start.py [--shapes 3.4M 29.9M] [--repeats 5] [--budget 3m] [--help]
 
 Each measurement is the command itself in a fresh process, with a run folder of its own. Its stages are the times
-at which it wrote its files, so nothing is added to what is measured. Once the text and the tokenizer are new to
-the machine, once they are in the cache; Python's own files are warm. Medians; the results are printed and written
-to bench/results/ as Markdown.
+at which it wrote its files, so nothing is added to what is measured. Once the text, the tokenizer and the machine's
+measurements are new, once they are in the cache; Python's own files are warm. Medians; the results are printed and
+written to bench/results/ as Markdown.
 """
 
 import argparse
@@ -133,10 +133,10 @@ HEAD = """# Cold start, {date}
 
 Seconds from the start of `archwright train` in a new process to the record of its first step, with a budget of \
 {budget}; median of {repeats}, and the range of the whole. "command": Python, the words, the run folder. "text": \
-torch, the text, its tokenizer and its tokens, new or in the cache. "settling": what the machine decides, the \
-model, and steps that are timed. The demo's text is that of all.
+torch, the text, its tokenizer and its tokens. "settling": what the machine decides, the model, and steps that are \
+timed. New or in the cache are tokenizer, tokens and what was measured of the machine. The demo's text is that of all.
 
-| model | text | {stages} | in all |
+| model | cache | {stages} | in all |
 |---|---|{lines}---:|
 """
 

@@ -133,9 +133,11 @@ def _check_parts(folder: "RunFolder", parts: Mapping[str, str]) -> None:
 
 def _run(folder: "RunFolder", quiet: bool) -> int:
     from archwright.training.allocator import tune_allocator
-    from archwright.training.loop import DivergedError
-    from archwright.training.train import Stopped, resume
+    from archwright.training.loading import loading
 
+    with loading():
+        from archwright.training.loop import DivergedError
+        from archwright.training.train import Stopped, resume
     if folder.finished and not quiet:
         print(f"{folder.path} is finished already; this is what it reached.", file=sys.stderr)
     tune_allocator()

@@ -33,8 +33,11 @@ def main() -> None:
 
     wait_briefly()
     from archwright.training.allocator import tune_allocator
+    from archwright.training.loading import loading
 
     tune_allocator()
+    with loading():
+        import archwright.training.train  # noqa: F401
     if sys.argv[1:]:
         from archwright.parts.outside import load_parts_file
 

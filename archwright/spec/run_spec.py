@@ -191,7 +191,8 @@ class InitFrom(Spec):
 
 
 class MachineSpec(Spec):
-    """What the machine decides once, by measurement; given values are kept."""
+    """What the machine decides once, by measurement, for which numbers of the last week are taken unless
+    ARCHWRIGHT_REMEASURE is set; given values are kept."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"

@@ -24,14 +24,18 @@ from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.spec.version import version
 from archwright.training.float8 import check_float8
 from archwright.training.liger import check_liger
+from archwright.training.measured import Measurement, measured
 from archwright.training.precision import DTYPES
-from archwright.training.products import fastest_float32
+from archwright.training.products import float32_choice, measure_float32
 
 WORTHWHILE = 1.1
 """How much faster bf16 products must be than fp32 ones to be chosen."""
 
 RIVALS = {"cpu": ("sdpa", "blockwise"), "cuda": ("sdpa", "blockwise", "flex")}
 """Kernels that "auto" chooses from on each device; the eager one is there to be checked against."""
+
+KERNEL_SECONDS = 0.3
+"""Time for which kernels are timed, in turns; what is found decides for a week."""
 
 COMPILED = ("flex",)
 """Kernels that a compiler makes, which may be missing or fail: "auto" then does without them."""
@@ -97,22 +101,16 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
 
 def decide_kernel(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
     """Choose the fastest attention kernel for one layer of this model on rows of this run."""
-    layers = [layer for layer in model.layers if hasattr(layer.attention, "kernel")]
+    layers = [i for i, layer in enumerate(model.layers) if hasattr(layer.attention, "kernel")]
     if decisions.machine.kernel == "auto" and not layers:
         decisions.decide("kernel", "sdpa", "there is no attention to compute")
     if decisions.machine.kernel == "auto":
-        times: dict[str, float] = {}
-        said = []
-        for name in RIVALS[decisions.machine.device]:
-            try:
-                times[name] = _kernel_time(name, layers[0], model, run, decisions)
-                said.append(f"{name} {1e3 * times[name]:.1f} ms")
-            except Exception as error:  # the compiler's, which has many
-                if name not in COMPILED:
-                    raise
-                said.append(f"{name} left out: {next(iter(str(error).splitlines()), 'it fails')}")
+        (times, age), failed = _kernel_times(layers[0], model, run, decisions)
+        said = [f"{name} {1e3 * seconds:.1f} ms" for name, seconds in times.items()]
+        said += [f"{name} left out: {why}" for name, why in failed.items()]
         best = min(times, key=lambda name: times[name])
-        decisions.decide("kernel", best, f"one layer forward and backward: {', '.join(said)}")
+        reason = f"one layer forward and backward: {', '.join(said)}{age}"
+        decisions.decide("kernel", best, reason)
     model.use_kernel(decisions.machine.kernel)
 
 
@@ -189,8 +187,12 @@ def _use_threads(threads: int | str) -> None:
 def _decide_float32(found: Decisions) -> None:
     if found.machine.float32_products == "auto":
         on_gpu = found.machine.device == "cuda"
-        best, reason = ("highest", "true float32") if on_gpu else fastest_float32()
-        found.decide("float32_products", best, reason)
+        if on_gpu:
+            found.decide("float32_products", "highest", "true float32")
+        else:
+            values, age = _measured(found, {}, ("error", "ratio"), measure_float32)
+            best, reason = float32_choice(**values)
+            found.decide("float32_products", best, reason + age)
     torch.set_float32_matmul_precision(found.machine.float32_products)
 
 
@@ -203,32 +205,95 @@ def _decide_precision(found: Decisions) -> None:
     if found.machine.precision == "fp8":
         check_float8(device.type)
     names = ("fp32", "bf16") if found.machine.precision == "auto" else (found.machine.precision,)
-    found.peaks = {name: measure_peak(device, DTYPES[name]) for name in names}
+    values, age = _measured(
+        found,
+        {"float32_products": found.machine.float32_products},
+        names,
+        lambda: {name: measure_peak(device, DTYPES[name]) for name in names},
+    )
+    found.peaks = dict(values)
     if found.machine.precision == "auto":
         ratio = found.peaks["bf16"] / found.peaks["fp32"]
         best = "bf16" if ratio >= WORTHWHILE else "fp32"
-        found.decide(
-            "precision", best, f"bf16 matrix products run at {ratio:.2f} times the rate of fp32"
-        )
+        reason = f"bf16 matrix products run at {ratio:.2f} times the rate of fp32{age}"
+        found.decide("precision", best, reason)
 
 
-def _kernel_time(
+SETTINGS = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_")
+"""How the names of variables begin by which a user makes torch's libraries faster or slower."""
+
+
+def _measured(
+    found: Decisions,
+    question: Mapping[str, Any],
+    names: tuple[str, ...],
+    measure: Callable[[], Mapping[str, float]],
+) -> Measurement:
+    """Return what is known of this machine, with this software and these threads, or measure it."""
+    here = {
+        "archwright": version(),
+        "torch": torch.__version__,
+        "device": found.machine.device,
+        "name": torch.cuda.get_device_name() if found.machine.device == "cuda" else cpu_name(),
+        "threads": torch.get_num_threads(),
+        "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(SETTINGS)},
+    }
+    return measured({**here, **question}, names, measure)
+
+
+def _kernel_times(
+    index: int, model: Decoder, run: RunSpec, decisions: Decisions
+) -> tuple[Measurement, dict[str, str]]:
+    """Return the seconds of a layer's attention with each kernel, and why one has none."""
+    names, layer = RIVALS[decisions.machine.device], model.spec.layer(index)
+    failed: dict[str, str] = {}
+
+    def times() -> dict[str, float]:
+        calls = {}
+        for name in names:
+            call = _kernel_call(name, model.layers[index], model, run, decisions)
+            try:
+                call()  # to warm up, and to compile
+                calls[name] = call
+            except Exception as error:  # the compiler's, which has many
+                if name not in COMPILED:
+                    raise
+                failed[name] = next(iter(str(error).splitlines()), "it fails")
+        return median_times(calls, KERNEL_SECONDS)
+
+    question = {
+        "attention": layer.attention.model_dump(mode="json"),
+        "position": layer.position.model_dump(mode="json"),
+        "parts": [part.sha256 for part in run.parts],
+        "precision": decisions.machine.precision,
+        "float32_products": decisions.machine.float32_products,
+        "shape": [*_kernel_shape(model, run)],
+        "documents": run.data.documents,
+    }
+    return _measured(decisions, question, names, times), failed
+
+
+def _kernel_shape(model: Decoder, run: RunSpec) -> tuple[int, int, int]:
+    """Return rows, length and width of a part of a batch."""
+    return -(-run.batch_size // run.accumulate), model.spec.context_length, model.spec.dim
+
+
+def _kernel_call(
     name: str, layer: Any, model: Decoder, run: RunSpec, decisions: Decisions
-) -> float:
-    """Return the seconds of one layer's attention, forward and backward, on a part of a batch."""
+) -> Callable[[], None]:
+    """Return what computes one layer's attention, forward and backward, on a part of a batch."""
     device, dtype = torch.device(decisions.machine.device), DTYPES[decisions.machine.precision]
-    length, rows = model.spec.context_length, -(-run.batch_size // run.accumulate)
+    shape = rows, length, _ = _kernel_shape(model, run)
     documents = None
     if run.data.documents == "mask":  # where the borders are matters little: let there be two
         documents = (torch.arange(length, device=device) >= length // 2).long().expand(rows, -1)
     where = places(torch.zeros(rows, length, dtype=torch.long, device=device), None, documents)
     turned = rotation(model.rotaries[layer.rotary], where) if layer.rotary else None
     generator = torch.Generator(device).manual_seed(0)
-    shape = (rows, length, model.spec.dim)
     x = torch.randn(shape, generator=generator, device=device, requires_grad=True)
-    layer.attention.kernel = KERNELS[name]
 
     def once() -> None:
+        layer.attention.kernel = KERNELS[name]
         view = View(model.masks[layer.mask], where)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             out = layer.attention(x, view=view, rotation=turned)
@@ -236,18 +301,21 @@ def _kernel_time(
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    return median_time(once, at_most=0.1)
+    return once
 
 
-def median_time(call: Callable[[], None], at_most: float) -> float:
-    """Return the median seconds of a call, after one to warm up, over about `at_most` seconds."""
-    call()
-    times: list[float] = []
-    while sum(times) < at_most or len(times) < 3:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def median_times(calls: Mapping[str, Callable[[], None]], at_most: float) -> dict[str, float]:
+    """Return the median seconds of each call. They take turns for about `at_most` seconds, so that what else
+    the machine does falls on all alike."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    begun, rounds = time.perf_counter(), 0
+    while rounds < 3 or time.perf_counter() - begun < at_most:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+        rounds += 1
+    return {name: statistics.median(took) for name, took in times.items()}
 
 
 def cpu_name() -> str:

@@ -24,7 +24,7 @@ from archwright.training.session import Session, steps_for_budget
 
 EVALUATIONS = 10
 """How often a run is evaluated where no number of steps between evaluations is given."""
-WARM_SECONDS = 0.6
+WARM_SECONDS = 0.3
 """Time for which steps are timed, at most a twentieth of the budget; all of it is lost to the training."""
 
 

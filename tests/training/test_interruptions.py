@@ -157,7 +157,7 @@ def test_a_resumed_run_decides_nothing(
     folder = RunFolder.open(tmp_path / "run")
     spec, environment = folder.spec_file.read_bytes(), folder.environment_file.read_bytes()
     for room, name in (
-        *((machine_room, n) for n in ("measure_peak", "median_time", "decide", "decide_kernel")),
+        *((machine_room, n) for n in ("measure_peak", "median_times", "decide", "decide_kernel")),
         *((settle_room, n) for n in ("measure_peak",) if hasattr(settle_room, n)),
         *((settle_room, n) for n in ("decide", "decide_kernel", "_num_steps", "_take_weights")),
         (Session, "time_step"),

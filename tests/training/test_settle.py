@@ -1,6 +1,8 @@
 """Settling: every "auto" becomes a value once; a run that was settled decides nothing again."""
 
 import itertools
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,13 +34,14 @@ AUTO = (
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure, but briefly; threads stay as they are."""
     monkeypatch.setattr(machine_room, "measure_peak", lambda *_: next(PEAKS))
-    monkeypatch.setattr(machine_room, "median_time", lambda call, at_most: next(TIMES))
-    monkeypatch.setattr(machine_room, "fastest_float32", lambda: ("highest", "measured"))
+    monkeypatch.setattr(
+        machine_room, "median_times", lambda calls, at_most: dict.fromkeys(calls, 0.002)
+    )
+    monkeypatch.setattr(machine_room, "measure_float32", lambda: {"error": 1e-3, "ratio": 2.0})
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
 
 
 PEAKS = itertools.cycle([1e11, 3e11])
-TIMES = itertools.cycle([0.002, 0.001])
 
 
 def test_every_auto_becomes_a_value(run: RunSpec, material: Material) -> None:
@@ -170,8 +173,9 @@ def test_the_faster_precision_is_chosen(
 def test_the_faster_kernel_is_chosen_and_used(
     run: RunSpec, material: Material, times: list[float], best: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = iter(times)
-    monkeypatch.setattr(machine_room, "median_time", lambda call, at_most: next(left))
+    monkeypatch.setattr(
+        machine_room, "median_times", lambda calls, at_most: dict(zip(calls, times, strict=True))
+    )
     decisions = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
     model = make_model(run, material, decisions.machine)
     decide_kernel(decisions, model, run)
@@ -184,10 +188,12 @@ def test_a_kernel_that_cannot_be_compiled_is_left_out(
 ) -> None:
     faulty = ["flex"]
 
-    def time_of(name: str, *_: object) -> float:
-        if name in faulty:
-            raise RuntimeError("no compiler here\nand more")
-        return 0.002
+    def call_of(name: str, *_: object) -> Callable[[], None]:
+        def call() -> None:
+            if name in faulty:
+                raise RuntimeError("no compiler here\nand more")
+
+        return call
 
     def decided() -> Decisions:
         found = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
@@ -195,12 +201,36 @@ def test_a_kernel_that_cannot_be_compiled_is_left_out(
         return found
 
     monkeypatch.setitem(machine_room.RIVALS, "cpu", ("sdpa", "flex"))
-    monkeypatch.setattr(machine_room, "_kernel_time", time_of)
+    monkeypatch.setattr(machine_room, "_kernel_call", call_of)
     assert decided().machine.kernel == "sdpa"
     assert decided().reasons["kernel"].endswith("sdpa 2.0 ms, flex left out: no compiler here")
     faulty.append("sdpa")  # which is a fault of our own
     with pytest.raises(RuntimeError, match="no compiler here"):
         decided()
+
+
+def test_rivals_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    order: list[str] = []
+    clock = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+
+    def call(name: str, *durations: int) -> Callable[[], None]:
+        left = iter(durations)
+
+        def called() -> None:
+            order.append(name)
+            for _ in range(next(left, 2)):
+                next(clock)
+
+        return called
+
+    found = machine_room.median_times({"a": call("a", 9), "b": call("b", 5, 5, 5)}, 0.0)
+    assert "".join(order) == "ababab"
+    assert found == {"a": 3.0, "b": 6.0}  # a call that was held up does not count
+    del order[:]
+    machine_room.median_times({"a": call("a"), "b": call("b")}, 40.0)
+    assert len(order) > 6
 
 
 @pytest.mark.parametrize("mask", ["causal", "window"])
@@ -222,7 +252,6 @@ def test_kernels_are_timed_on_the_runs_own_mask(
     run = run.override("accumulate=2", "batch_size=5")
     for name in machine_room.RIVALS["cpu"]:
         monkeypatch.setitem(machine_room.KERNELS, name, looked_at)
-    monkeypatch.setattr(machine_room, "median_time", lambda call, at_most: call() or 1.0)
     decisions = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
     decide_kernel(decisions, make_model(run, material, decisions.machine), run)
     assert seen == [(mask.capitalize(), documents == "mask", (3, 32, 2, 16))] * 2
@@ -256,7 +285,7 @@ def test_a_time_budget_is_divided_by_the_timed_step(
     few = run.override("budget=20s", "evaluate.max_tokens=1")
     session, decisions = settle(few, material, Silent())
     assert session.num_steps == 399  # an evaluation of a token takes what is left
-    assert asked == [0.6]
+    assert asked == [0.3]
     assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
     settle(run.override("budget=9m"), material, Silent())
     assert asked[1:] == [settle_room.WARM_SECONDS]

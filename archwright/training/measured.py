@@ -1,0 +1,73 @@
+"""Measurements of this machine, kept for a week: what one run has measured, the next ones need not."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AwareDatetime, BaseModel, Field
+
+from archwright.checkpoint import atomic_write
+from archwright.text.cache import cache_folder
+
+FORMAT = 1
+"""Number of the layout of these files; raised also where the same question is measured in another way."""
+
+KEPT = timedelta(days=7)
+"""How long a measurement holds: a neighbour's noise should not stay for ever."""
+
+ANEW = "ARCHWRIGHT_REMEASURE"
+"""Variable of the environment that asks for measuring anew; what is found takes the place of what was kept."""
+
+
+class Measurement(NamedTuple):
+    """Numbers by name, and what a reason says of their age: nothing where they are new."""
+
+    values: Mapping[str, float]
+    said: str = ""
+
+
+class _Kept(BaseModel):
+    """What a file holds. The question is there for people: the file's name is its hash."""
+
+    question: dict[str, Any]
+    values: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+    time: AwareDatetime
+
+
+def measured(
+    question: Mapping[str, Any], names: tuple[str, ...], measure: Callable[[], Mapping[str, float]]
+) -> Measurement:
+    """Return what was measured for `question` within the last week, or measure it now and keep it.
+
+    Args:
+        question: all that the numbers depend on.
+        names: of the numbers; where `measure` returns fewer, they are not kept.
+    """
+    question = {"format": FORMAT, "names": names, **question}
+    asked = json.dumps(question, sort_keys=True).encode()
+    digest = hashlib.blake2b(asked, digest_size=16).hexdigest()
+    file = cache_folder("measured", f"{digest}.json")
+    kept = None if os.environ.get(ANEW) else _read(file, names)
+    if kept is not None:
+        return Measurement(kept.values, f", as measured on {kept.time.astimezone():%Y-%m-%d}")
+    values = measure()
+    if set(values) == set(names):
+        with contextlib.suppress(ValueError):  # then the next run measures again
+            now = _Kept(question=question, values=dict(values), time=datetime.now(UTC))
+            atomic_write(file, now.model_dump_json(indent=2))
+    return Measurement(values)
+
+
+def _read(file: Path, names: tuple[str, ...]) -> _Kept | None:
+    """Return what a file holds, if that is whole, of the last week, and of these names."""
+    try:
+        kept = _Kept.model_validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    age = datetime.now(UTC) - kept.time
+    return kept if timedelta() <= age < KEPT and set(kept.values) == set(names) else None
