@@ -83,7 +83,7 @@ torch.set_num_threads(1)
 row = torch.randint(0, 96, (2, 65), generator=torch.Generator().manual_seed(0))
 spec = load("modern").override(
     "dim=64", "num_layers=1", "vocab_size=96", "attention.num_heads=2", "attention.num_kv_heads=1",
-    "feedforward.hidden_dim=160", "attention.bias.query=true", "head.tied=true",
+    "feedforward.hidden_dim=160", "attention.bias.key=true", "head.tied=true",
 )
 model = build(spec, seed=0).use_kernel("blockwise")
 names, eager = [name for name, _ in model.named_parameters()], gradients(model)
