@@ -15,7 +15,7 @@ import torch
 
 from archwright.training.allocator import tune_allocator
 from archwright.training.machine import cpu_name
-from archwright.training.products import fastest_float32
+from archwright.training.products import float32_choice, measure_float32
 
 CORES = psutil.cpu_count(logical=False) or 1
 PACKAGES = ("torch", "transformers", "litgpt", "x-transformers")
@@ -26,7 +26,7 @@ def prepare(threads: int, *, tuned: bool = True) -> bool:
     """Give the process the settings that all contenders share; tell whether the allocator took its own."""
     taken = tuned and tune_allocator()
     torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(fastest_float32()[0])
+    torch.set_float32_matmul_precision(float32_choice(**measure_float32())[0])
     return taken
 
 

@@ -101,10 +101,9 @@ def product(
     bias: Float[Tensor, " d_out"] | None = None,
 ) -> Float[Tensor, "*batch d_out"]:
     """Return x W^T + b; compiled for bfloat16 on a CPU, with a backward pass of its own."""
-    square = (
-        weight.shape[0] == weight.shape[1]
-    )  # on two threads oneDNN is then no faster, or slower
-    if transposing and not square and torch.compiler.is_compiling() and torch.is_grad_enabled():
+    # Square maps are no faster by it on two threads, or slower.
+    rectangular = weight.shape[0] != weight.shape[1]
+    if transposing and rectangular and torch.compiler.is_compiling() and torch.is_grad_enabled():
         x = narrow(x)
         if x.device.type == "cpu" and x.dtype == torch.bfloat16 and x[..., 0].numel() % 32 == 0:
             bias = None if bias is None else bias.to(x.dtype)

@@ -14,11 +14,6 @@ STILL_FLOAT32 = 1e-5
 """Largest error, relative to the largest result, of products that are float32: ten times what it is."""
 
 
-def fastest_float32() -> tuple[str, str]:
-    """Return which of torch's names for float32 products to use on this CPU, and why."""
-    return float32_choice(**measure_float32())
-
-
 def measure_float32() -> dict[str, float]:
     """Return the error of "medium" float32 products, and how many times as fast as "highest" they are.
 
