@@ -26,13 +26,17 @@ def compile_parts(model: Decoder, wanted: str, *, whole_loss: bool) -> tuple[str
     if wanted == "none":
         return "none", "not asked for"
     on_cpu = next(model.parameters()).device.type == "cpu"
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if on_cpu and not compiler:
+    if on_cpu and not has_compiler():
         return "none", "no C++ compiler is here, which compiling for a CPU needs"
     mend_compiler()
     for part in (*model.layers, *([model.head] if whole_loss else [])):
         part.compile()
     return wanted, "asked for"
+
+
+def has_compiler() -> bool:
+    """Tell whether a C++ compiler is here, which compiling for a CPU needs."""
+    return bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
 
 
 def uncompile_parts(model: Decoder) -> None:

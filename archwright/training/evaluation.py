@@ -59,16 +59,17 @@ def evaluate(model: Decoder, windows: HeldOut, precision: Precision) -> Evaluati
     was_training = model.training
     model.eval()
     nats = 0.0
-    for batch in windows:
-        tokens, targets = (
-            torch.from_numpy(x).to(precision.device) for x in (batch.tokens, batch.targets)
-        )
-        padding = None
-        if int(batch.lengths.min()) < tokens.shape[1]:
-            padding = torch.from_numpy(batch.padding_mask).to(precision.device)
-        with uncompiled(model), precision.autocast():
-            logits = model(tokens, padding_mask=padding).logits
-        nats += cross_entropy(logits, targets).nll_sum.item()
+    with uncompiled(model):
+        for batch in windows:
+            tokens, targets = (
+                torch.from_numpy(x).to(precision.device) for x in (batch.tokens, batch.targets)
+            )
+            padding = None
+            if int(batch.lengths.min()) < tokens.shape[1]:
+                padding = torch.from_numpy(batch.padding_mask).to(precision.device)
+            with precision.autocast():
+                logits = model(tokens, padding_mask=padding).logits
+            nats += cross_entropy(logits, targets).nll_sum.item()
     model.train(was_training)
     mean = nats / windows.num_tokens
     return Evaluation(

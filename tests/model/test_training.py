@@ -1,7 +1,6 @@
 """Whole models learn: a small text by heart, in every precision, compiled or not."""
 
 import os
-import shutil
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 
 from archwright.model import Decoder, build
 from archwright.spec.read import load
+from archwright.training.compiling import has_compiler
 
 TEXT = b"the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs. "
 
@@ -82,7 +82,6 @@ for ours, theirs in zip(gradients(model, row), eager, strict=True):
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 print(torch._dynamo.utils.counters["frames"]["ok"])
 """
-HAS_COMPILER = bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ HAS_COMPILER = bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which
         pytest.param(
             "sdpa",
             "inductor",
-            marks=pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler is here"),
+            marks=pytest.mark.skipif(not has_compiler(), reason="no C++ compiler is here"),
         ),
     ],
 )

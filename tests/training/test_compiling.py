@@ -13,7 +13,7 @@ from archwright.model import build
 from archwright.model.decoder import Decoder
 from archwright.spec.model_spec import ModelSpec
 from archwright.training.allocator import tune_allocator
-from archwright.training.compiling import compile_parts
+from archwright.training.compiling import compile_parts, has_compiler
 
 
 @pytest.fixture
@@ -101,10 +101,9 @@ if linear.transposing:
     for ours, theirs in zip(torch.compile(lambda *x: [y.t().contiguous() for y in x])(a, b), (a, b)):
         assert torch.equal(ours, theirs.t())
 """
-HAS_COMPILER = bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler is here")
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler is here")
 def test_narrow_gradients_are_those_of_the_model_as_it_stands(tmp_path: Path) -> None:
     """In a process of its own, where no shape checks stand between the compiler and the model, and with nothing
     that was compiled before."""
