@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from archwright.training.compiling import mend_compiler
+
 if TYPE_CHECKING:
     from archwright.spec.model_spec import ModelSpec
 
@@ -237,6 +239,8 @@ def peer_step(name: str, shape: Shape, precision: str, compiled: bool) -> Step:
         logits = found if isinstance(found, Tensor) else found.logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
+    if compiled:
+        mend_compiler()  # or its gradients may be garbage
     run = torch.compile(loss_of) if compiled else loss_of
 
     def step(tokens: Tensor, targets: Tensor) -> float:
