@@ -241,8 +241,8 @@ HEAD = """# Training speed, {date}
 
 Interleaved blocks of about {seconds:g} s, {clock}; medians, {precision}, allocator {allocator} for all. Full \
 steps: forward, loss, backward, clipping, fused AdamW; peers are compiled with their loss, archwright layer by \
-layer. Each peer was tried for {tried} blocks compiled and not, and went on the faster way; we, for three times as many. "Ours is faster" is the median \
-ratio of blocks to the block of our fastest right beside them, with its \
+layer. Each peer was tried for {tried} blocks compiled and not, and went on the faster way; we, for three \
+times as many. "Ours is faster" is the median ratio of blocks to the block of our fastest right beside them, with its \
 bootstrapped 95 % interval; of {tried} blocks it says little. FLOPs per token are 6 N + 6 L d T, a tied table \
 counted once; they are compared with the rate of products of 1024 x 1024 matrices, measured for 0.1 s beside \
 each block of ours, at its best: {peaks}. Memory and the first step are those of a \
