@@ -104,11 +104,10 @@ def main() -> None:
 
 def _solo(args: argparse.Namespace) -> None:
     """Train four steps of one contender, and print what it took."""
-    if ", compiled" in args.solo:  # as the compiler's cache looks at all settings
-        timing.prepare(args.threads, tuned=args.allocator == "tuned")
-    elif args.allocator == "tuned":
+    if args.allocator == "tuned":
         tune_allocator()
     torch.set_num_threads(args.threads)
+    torch.set_float32_matmul_precision(args.float32)
     shape = SHAPES[args.shapes[0]]
     step = contender(args.solo, shape, args.precision)
     batches = _batches(shape)
@@ -124,6 +123,7 @@ def _alone(name: str, shape: str, args: argparse.Namespace) -> Alone:
     """Measure a contender in a process of its own."""
     words = ["--solo", name, "--shapes", shape, "--precision", args.precision]
     words += ["--allocator", args.allocator, "--threads", str(args.threads)]
+    words += ["--float32", torch.get_float32_matmul_precision()]  # compilers ask for all settings
     done = subprocess.run(
         [sys.executable, __file__, *words, "--begun", str(time.time())],
         capture_output=True,
@@ -284,11 +284,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--allocator", choices=["tuned", "default"], default="tuned")
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--minutes", type=float, default=14, help="after which no block begins")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one block")
+    parser.add_argument("--seconds", type=float, default=0.7, help="of one block")
     parser.add_argument("--threads", type=int, default=timing.CORES)
     parser.add_argument("--no-alone", dest="alone", action="store_false", help="leave memory out")
     parser.add_argument("--out", type=Path, default=timing.RESULTS)
     parser.add_argument("--solo", help=argparse.SUPPRESS)
+    parser.add_argument("--float32", help=argparse.SUPPRESS)
     parser.add_argument("--begun", type=float, help=argparse.SUPPRESS)
     return parser.parse_args()
 
