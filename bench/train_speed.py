@@ -140,6 +140,7 @@ def _measure(name: str, args: argparse.Namespace, until: float) -> Result:
     batches = list(_batches(shape))
     steps = {n: contender(n, shape, args.precision) for n in args.contenders}
     if args.compile:
+        torch.compiler.reset()  # or it would compile for shapes that vary, after the first
         compiled = [f"{n}, compiled" for n in args.contenders]
         with ThreadPoolExecutor(timing.CORES) as pool:  # fills the compiler's cache, side by side
             list(pool.map(lambda n: _alone(n, name, args), compiled))
