@@ -28,7 +28,7 @@ check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 bench: $(PEERS)/.installed  ## time training beside transformers, litgpt and others (15 minutes)
 	$(PEERS)/bin/python bench/train_speed.py
 
-bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (an hour and a half)
+bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (three quarters of an hour)
 	$(PEERS)/bin/python bench/train_speed.py --blocks 31 --minutes 40
 	$(PEERS)/bin/python bench/masks.py
 	$(PEERS)/bin/python bench/together.py

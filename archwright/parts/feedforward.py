@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.parts.linear import Linear, StackedLinear, narrow
+from archwright.parts.linear import Linear, StackedLinear, narrow, products
 from archwright.parts.routing import route
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
@@ -82,8 +82,7 @@ class Gated(nn.Module):
     ) -> Float[Tensor, "*batch dim"]:
         """Return the branch's output; `projected` is what `inputs` make of x, where that is known."""
         if projected is None:
-            x = narrow(x)
-            projected = [self.gate(x), self.up(x)]
+            projected = products(narrow(x), self.inputs)
         hidden = F.dropout(self.activation(*projected), self.spec.dropout, self.training)
         down: Tensor = self.down(hidden if self.norm is None else self.norm(hidden))
         return down

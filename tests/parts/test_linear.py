@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.linear import Embedding, Linear, _apart, _Product, project
+from archwright.parts.linear import Embedding, Linear, _apart, _Product, _Products, project
 
 
 def made(d_in: int, d_out: int, *, bias: bool) -> Linear:
@@ -78,6 +78,20 @@ def test_a_compiled_map_has_a_backward_pass_of_its_own(d_out: int, bias: bool) -
     y = _Product.apply(x, part.weight, part.bias)
     assert torch.equal(y, part(x))
     for ours, theirs in zip(torch.autograd.grad(y, given, grad), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("biased", [(True, False, True), (False, False, False)])
+def test_compiled_maps_of_one_vector_have_a_joint_backward_pass(biased: tuple[bool, ...]) -> None:
+    maps = [made(8, d_out, bias=bias) for d_out, bias in zip((8, 2, 5), biased, strict=True)]
+    x = torch.randn(2, 5, 8).double().requires_grad_()
+    given = [x, *(p for m in maps for p in m.parameters())]
+    grads = [torch.randn(2, 5, m.d_out).double() for m in maps]
+    plain = [m(x) for m in maps]
+    expected = torch.autograd.grad(plain, given, grads)
+    joint = _Products.apply(x, 3, *(m.weight for m in maps), *(m.bias for m in maps))
+    assert all(torch.equal(y, p) for y, p in zip(joint, plain, strict=True))
+    for ours, theirs in zip(torch.autograd.grad(joint, given, grads), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 

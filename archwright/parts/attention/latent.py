@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archwright.parts.attention.softmax import Heads, Memory, score_scale
 from archwright.parts.kernels import KERNELS, Scores
-from archwright.parts.linear import Linear, narrow
+from archwright.parts.linear import Linear, narrow, products
 from archwright.parts.masks import View
 from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
@@ -97,8 +97,7 @@ class LatentAttention(nn.Module):
         projected: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
         if projected is None:
-            x = narrow(x)
-            projected = [read(x) for read in self.inputs]
+            projected = products(narrow(x), self.inputs)
         q = projected[0]
         if self.query_norm is not None:
             q = self.query_up(self.query_norm(q))

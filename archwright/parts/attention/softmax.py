@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.kernels import KERNELS, Scores
-from archwright.parts.linear import Linear, narrow
+from archwright.parts.linear import Linear, narrow, products
 from archwright.parts.masks import View
 from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
@@ -101,8 +101,7 @@ class SoftmaxAttention(nn.Module):
         projected: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
         if projected is None:
-            x = narrow(x)
-            projected = [read(x) for read in self.inputs]
+            projected = products(narrow(x), self.inputs)
         widths = (self.head_dim, self.head_dim, self.value_dim)
         q, k, v = (self._heads(p, width) for p, width in zip(projected, widths, strict=False))
         q, k, v = self._normed(q, k, v)
