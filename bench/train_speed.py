@@ -285,7 +285,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--allocator", choices=["tuned", "default"], default="tuned")
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument(
-        "--minutes", type=float, default=11.5, help="after which no block begins, but three of each"
+        "--minutes",
+        type=float,
+        default=11.5,
+        help="after which each has its first three blocks only",
     )
     parser.add_argument("--seconds", type=float, default=0.7, help="of one block")
     parser.add_argument("--threads", type=int, default=timing.CORES)

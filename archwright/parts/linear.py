@@ -113,7 +113,7 @@ def products(
 ) -> list[Float[Tensor, "*batch _"]]:
     """Apply several maps to the same x; compiled for bfloat16 on a CPU, with one backward pass for all of them.
 
-    Maps wider than x fill the cores by themselves.
+    Maps wider than x stay apart: one of them is product enough for all cores.
     """
     if len(maps) > 1 and all(m.d_out <= m.d_in for m in maps) and _transposes(x):
         x, *given = _narrowed(x, *(m.weight for m in maps), *(m.bias for m in maps))
