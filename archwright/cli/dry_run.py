@@ -1,7 +1,6 @@
 """What `archwright train ... --dry-run` shows: the run as it would be trained, and what it would cost."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from archwright.model.build import build
@@ -13,8 +12,10 @@ from archwright.reporting.terminal import print_resolved
 from archwright.spec.read import even_tables, flatten, told_as_one, toml_value
 from archwright.spec.run_spec import RunSpec, TokenizerSpec, parse_budget
 from archwright.text.bpe import raw_bytes
+from archwright.text.foreign import read_json
+from archwright.text.open_tokenizer import tokenizer_file
 from archwright.text.sources import STDIN, find_files
-from archwright.text.tokenizer import Tokenizer, read_json
+from archwright.text.tokenizer import Tokenizer
 from archwright.training.session import steps_for_budget
 from archwright.training.settle import resolved, with_steps
 
@@ -107,7 +108,6 @@ def _num_tokens(spec: TokenizerSpec) -> int:
         return spec.vocab_size
     if spec.kind == "bytes":
         return Tokenizer(raw_bytes(special), spec.end_of_text).vocab_size
-    path = Path(spec.path).expanduser()
-    inner = read_json(path / "tokenizer.json" if path.is_dir() else path)
+    inner = read_json(tokenizer_file(spec.path))
     inner.add_special_tokens(special[1:])
     return Tokenizer(inner, spec.end_of_text).vocab_size

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
-import shutil
 import tempfile
+import warnings
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,9 +16,15 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.data.store import FORMAT, Index, Shard, TokenStore, write_index
-from archwright.spec.errors import UserError
-from archwright.text.cache import cache_folder, only_one, sync_folder, writing
+from archwright.data.store import FORMAT, Index, Shard, StoreError, TokenStore, write_index
+from archwright.text.cache import (
+    cache_folder,
+    mark_used,
+    only_one,
+    remove,
+    sync_folder,
+    writing,
+)
 from archwright.text.corpus import Corpus, Documents
 from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
@@ -58,25 +64,37 @@ def prepare_documents(
     content = json.dumps([FORMAT, documents.fingerprint, tokenizer.fingerprint, shard])
     name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     place = (folder or cache_folder("tokens")) / name
-    store = _opened(place)
-    if store is not None:
-        return store
-    with only_one(place):
-        return _opened(place) or _made(place, documents, tokenizer, shard)
-
-
-def _opened(place: Path) -> TokenStore | None:
-    """Return the store if it is there and whole."""
     try:
-        return TokenStore(place)
-    except UserError:
-        return None
+        return _opened(place, documents, tokenizer)
+    except StoreError:
+        pass  # missing, damaged, or being made this very moment
+    with only_one(place):
+        try:
+            return _opened(place, documents, tokenizer)
+        except StoreError as error:
+            if os.path.lexists(place):
+                warnings.warn(
+                    f"the cached tokens of data.text were damaged ({error.reason}); tokenized again",
+                    stacklevel=2,
+                )
+        return _made(place, documents, tokenizer, shard)
+
+
+def _opened(place: Path, documents: Documents, tokenizer: Tokenizer) -> TokenStore:
+    """Return the store if it is there, whole, and of this text and tokenizer."""
+    store = TokenStore(place)
+    found = (store.index.text, store.index.tokenizer, store.end_of_text, store.index.dtype)
+    dtype = dtype_for(tokenizer.vocab_size).name
+    if found != (documents.fingerprint, tokenizer.fingerprint, tokenizer.begin_of_text, dtype):
+        raise StoreError(place, "it is of another text or tokenizer")
+    mark_used(place)
+    return store
 
 
 def _made(place: Path, documents: Documents, tokenizer: Tokenizer, shard: int) -> TokenStore:
     """Write a store beside its place and move it there when all of it is on the disk."""
     for unfinished in [place, *place.parent.glob(f".tmp-{place.name}-*")]:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        remove(unfinished)
     with writing(place.parent):
         unfinished = Path(tempfile.mkdtemp(prefix=f".tmp-{place.name}-", dir=place.parent))
         try:
@@ -88,7 +106,7 @@ def _made(place: Path, documents: Documents, tokenizer: Tokenizer, shard: int) -
             unfinished.rename(place)
             sync_folder(place.parent)
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            remove(unfinished)
     return TokenStore(place)
 
 
@@ -224,7 +242,7 @@ class Writer:
                 file.flush()
                 os.fsync(file.fileno())
         index = Index(
-            dtype=dtype_for(self.tokenizer.vocab_size).name,
+            dtype="uint16" if dtype_for(self.tokenizer.vocab_size) == np.uint16 else "uint32",
             num_tokens=self.num_tokens,
             num_documents=len(self.document_bytes),
             num_bytes=sum(self.document_bytes),
@@ -251,4 +269,5 @@ class Writer:
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
-        self.shards.append(Shard(self.path.name, self.filled, self.hasher.hexdigest()))
+        digest = self.hasher.hexdigest()
+        self.shards.append(Shard(file=self.path.name, num_tokens=self.filled, digest=digest))

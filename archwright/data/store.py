@@ -1,68 +1,129 @@
 """Tokens on disk: memory-mapped shards with an index, made once for a text and a tokenizer."""
 
+import contextlib
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from archwright.spec.errors import UserError
+from archwright.text.progress import Progress
 
 FORMAT = 1
 """Of the folder's layout."""
 
+INDEX, OFFSETS, BYTES, VERIFIED = "index.json", "offsets.npy", "bytes.npy", "verified.json"
+BLOCK = 1 << 22
+"""Bytes or numbers that are looked at in one go."""
+
 Tokens = NDArray[np.integer[Any]]
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
-@dataclass(frozen=True)
-class Shard:
+class StoreError(UserError):
+    """A folder that holds no whole token store; `reason` says why."""
+
+    def __init__(self, folder: Path, reason: str) -> None:
+        super().__init__(f'"{folder}" holds no token store that can be read: {reason}.')
+        self.reason = reason
+
+
+class _Values(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Shard(_Values):
     """A file of tokens: its name, number of tokens, and BLAKE2 hash."""
 
-    file: str
-    num_tokens: int
-    digest: str
+    file: Annotated[str, Field(pattern=r"^shard-[0-9]{5,9}\.bin$")]
+    num_tokens: Count
+    digest: Hash
 
 
-@dataclass(frozen=True)
-class Index:
+class Arrays(_Values):
+    """The BLAKE2 hashes of the files of offsets and bytes."""
+
+    offsets: Hash
+    bytes: Hash
+
+
+class Index(_Values):
     """What `index.json` says about a store; offsets and bytes of documents are arrays beside it."""
 
-    dtype: str
-    num_tokens: int
-    num_documents: int
-    num_bytes: int
-    end_of_text: int
+    dtype: Literal["uint16", "uint32"]
+    num_tokens: Count
+    num_documents: Count
+    num_bytes: Count
+    end_of_text: Count
     """The id every document starts from: end-of-text, or the token that a foreign tokenizer has for it."""
     text: str
     """Fingerprint of the documents."""
     tokenizer: str
     """Fingerprint of the tokenizer."""
     shards: tuple[Shard, ...]
+    arrays: Arrays | None = None
+    """None in stores of the first releases."""
     format: int = FORMAT
+    digest: Hash | None = None
+    """BLAKE2 hash of all other values; None in stores of the first releases."""
+
+    def sealed(self) -> "Index":
+        """Return the index with the hash of its values."""
+        return self.model_copy(update={"digest": self._digest()})
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether the values are those that were sealed, as far as they were."""
+        return self.digest is None if self.arrays is None else self.digest == self._digest()
+
+    def _digest(self) -> str:
+        values = self.model_dump(mode="json", exclude={"digest"})
+        return hashlib.blake2b(
+            json.dumps(values, sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
 
 
 class TokenStore:
     """The tokens of a text, each document preceded by end-of-text, read as one long array.
 
     Document i is `store.read(offsets[i], offsets[i + 1])`, with its end-of-text token first;
-    `document_bytes[i]` counts the UTF-8 bytes of its text.
+    `document_bytes[i]` counts the UTF-8 bytes of its text. All content is compared with its hashes
+    before it is first used, once until the machine starts again or a file is touched.
 
     Raises:
-        UserError: the folder holds no store, a damaged one, or one of another format.
+        StoreError: the folder holds no store, a damaged one, or one of another format.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.index = _read_index(folder)
+        try:
+            self._map()
+            state = _state(folder, self.index)
+            if _read_state(folder) != state:
+                self.verify()
+                _write_state(folder, state)
+        except OSError as error:
+            name = Path(error.filename or folder).name
+            raise StoreError(folder, f'"{name}": {error.strerror or error}') from error
+
+    def _map(self) -> None:
+        """Map all files, which have the size and the type that the index says."""
         dtype = np.dtype(self.index.dtype)
-        self._shards = [_mapped(folder / shard.file, dtype, shard) for shard in self.index.shards]
+        self._shards = [_mapped(self.folder, dtype, shard) for shard in self.index.shards]
         sizes = [shard.num_tokens for shard in self.index.shards]
         self._borders = np.cumsum([0, *sizes])
-        self.offsets: NDArray[np.int64] = np.load(folder / "offsets.npy", mmap_mode="r")
-        self.document_bytes: NDArray[np.int64] = np.load(folder / "bytes.npy", mmap_mode="r")
+        self.offsets = _array(self.folder, OFFSETS, self.num_documents + 1)
+        self.document_bytes = _array(self.folder, BYTES, self.num_documents)
+        if sum(sizes) != len(self):
+            raise StoreError(self.folder, f'"{INDEX}" is damaged')
 
     def __len__(self) -> int:
         """Return the number of tokens, end-of-text included."""
@@ -91,16 +152,65 @@ class TokenStore:
         return self.read(int(self.offsets[i]), int(self.offsets[i + 1]))
 
     def verify(self) -> None:
-        """Compare every shard with its hash.
+        """Compare every file with its hash, and with what the others say.
 
         Raises:
-            UserError: one differs; the store can be removed and is made again.
+            StoreError: one differs; the folder can be removed and is made again.
         """
-        for shard in self.index.shards:
-            with (self.folder / shard.file).open("rb") as file:
-                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-            if digest.hexdigest() != shard.digest:
-                raise UserError(f'"{self.folder / shard.file}" is damaged. Remove its folder.')
+        self._verify_arrays()
+        with Progress(
+            "Checking the tokens", sum(shard.nbytes for shard in self._shards)
+        ) as progress:
+            for shard in self.index.shards:
+                if _digest(self.folder / shard.file, progress) != shard.digest:
+                    raise StoreError(self.folder, f'"{shard.file}" is damaged: its hash differs')
+        for first in range(0, self.num_documents, BLOCK):
+            starts = self.offsets[first : min(first + BLOCK, self.num_documents)]
+            if np.any(self._tokens_at(starts) != self.end_of_text):
+                raise StoreError(
+                    self.folder, f'"{OFFSETS}" is damaged: a document begins elsewhere'
+                )
+
+    def _verify_arrays(self) -> None:
+        """Check offsets and bytes; in old stores without hashes by what must hold between them."""
+        hashes = self.index.arrays
+        for name, digest in (
+            (OFFSETS, hashes and hashes.offsets),
+            (BYTES, hashes and hashes.bytes),
+        ):
+            if digest and _digest(self.folder / name) != digest:
+                raise StoreError(self.folder, f'"{name}" is damaged: its hash differs')
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self):
+            raise StoreError(self.folder, f'"{OFFSETS}" is damaged: it begins or ends elsewhere')
+        total = 0
+        for first in range(0, self.num_documents, BLOCK):
+            if np.any(np.diff(self.offsets[first : first + BLOCK + 1]) <= 0):
+                raise StoreError(self.folder, f'"{OFFSETS}" is damaged: it does not rise')
+            counts = self.document_bytes[first : first + BLOCK]
+            if np.any((counts < 0) | (counts > self.num_bytes)):
+                raise StoreError(self.folder, f'"{BYTES}" is damaged: {self.num_bytes:,} in all')
+            total += sum(counts.tolist())
+        if total != self.num_bytes:
+            raise StoreError(
+                self.folder, f'"{BYTES}" is damaged: the sum is not {self.num_bytes:,}'
+            )
+
+    def _tokens_at(self, positions: NDArray[np.int64]) -> Tokens:
+        """Return the tokens at some positions in rising order."""
+        borders = np.searchsorted(positions, self._borders)
+        parts = [
+            shard[positions[first:stop] - base]
+            for shard, base, first, stop in zip(
+                self._shards, self._borders[:-1], borders[:-1], borders[1:], strict=True
+            )
+        ]
+        return np.concatenate(parts)
+
+    @property
+    def digest(self) -> str:
+        """A hash of all tokens."""
+        joined = "".join(shard.digest for shard in self.index.shards)
+        return hashlib.blake2b(joined.encode(), digest_size=16).hexdigest()
 
     @property
     def end_of_text(self) -> int:
@@ -122,29 +232,94 @@ class TokenStore:
 
 
 def write_index(folder: Path, index: Index) -> None:
-    """Write index.json."""
-    (folder / "index.json").write_text(json.dumps(asdict(index), indent=2) + "\n", "utf-8")
+    """Write index.json, sealed by its own hash and those of the arrays, which are there already."""
+    arrays = Arrays(offsets=_digest(folder / OFFSETS), bytes=_digest(folder / BYTES))
+    sealed = index.model_copy(update={"arrays": arrays}).sealed()
+    (folder / INDEX).write_text(sealed.model_dump_json(indent=2) + "\n", "utf-8")
 
 
 def _read_index(folder: Path) -> Index:
     try:
-        values = json.loads((folder / "index.json").read_text("utf-8"))
-        if values["format"] != FORMAT:
-            raise UserError(
-                f'"{folder}" has format {values["format"]}, this version reads {FORMAT}. Remove it.'
-            )
-        values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
-        return Index(**values)
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise UserError(f'"{folder}" holds no token store that can be read: {error}.') from error
+        content = (folder / INDEX).read_bytes()
+        index = Index.model_validate_json(content)
+    except FileNotFoundError as error:
+        raise StoreError(folder, f'there is no "{INDEX}"') from error
+    except (NotADirectoryError, OSError) as error:
+        raise StoreError(folder, f'"{INDEX}": {error.strerror or error}') from error
+    except ValidationError as error:
+        raise StoreError(folder, f'"{INDEX}" is damaged') from error
+    if index.format != FORMAT:
+        reason = f"it has format {index.format}, this version reads {FORMAT}"
+        raise StoreError(folder, reason)
+    if not index.whole or not index.num_documents:
+        raise StoreError(folder, f'"{INDEX}" is damaged')
+    return index
 
 
-def _mapped(path: Path, dtype: np.dtype[Any], shard: Shard) -> Tokens:
+def _mapped(folder: Path, dtype: np.dtype[Any], shard: Shard) -> Tokens:
+    path = folder / shard.file
     expected = shard.num_tokens * dtype.itemsize
-    found = path.stat().st_size if path.exists() else 0
-    if found != expected:
-        raise UserError(f'"{path}" is damaged: {found} bytes, not {expected}. Remove its folder.')
+    found = path.stat().st_size if path.is_file() else 0
+    if not path.is_file() or found != expected:
+        reason = f'"{shard.file}" is damaged: {found} bytes, not {expected}'
+        raise StoreError(folder, reason)
     if not expected:
         return np.zeros(0, dtype)
     # A plain array over the map: slicing np.memmap itself costs microseconds.
     return np.asarray(np.memmap(path, dtype, "r"))
+
+
+def _array(folder: Path, name: str, length: int) -> NDArray[np.int64]:
+    """Return an array of documents, mapped."""
+    try:
+        found = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged header raises anything, up to errors of Python's parser
+        raise StoreError(folder, f'"{name}" is damaged: it is no array') from error
+    if not isinstance(found, np.ndarray) or found.dtype != np.int64 or found.shape != (length,):
+        raise StoreError(folder, f'"{name}" is damaged: it is not one of {length:,} integers')
+    return found
+
+
+def _digest(path: Path, progress: Progress | None = None) -> str:
+    """Return the BLAKE2 hash of a file."""
+    hasher = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            hasher.update(block)
+            if progress:
+                progress.counted(block, len)
+    return hasher.hexdigest()
+
+
+def _state(folder: Path, index: Index) -> dict[str, Any]:
+    """Return what changes when the content of a store may have: what a check holds for."""
+    names = (INDEX, OFFSETS, BYTES, *(shard.file for shard in index.shards))
+    found = {name: (folder / name).stat() for name in names}
+    files = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for n, s in found.items()}
+    return {"boot": _boot(), "files": files}
+
+
+def _boot() -> str:
+    """Return what differs after each start of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except (OSError, ValueError):
+        return str(psutil.boot_time())
+
+
+def _read_state(folder: Path) -> Any:
+    try:
+        return json.loads((folder / VERIFIED).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _write_state(folder: Path, state: dict[str, Any]) -> None:
+    """Remember a check; where the folder cannot be written, the next process checks again."""
+    unfinished = folder / f".{VERIFIED}.{os.getpid()}.tmp"
+    try:
+        unfinished.write_text(json.dumps(state) + "\n", "utf-8")
+        unfinished.replace(folder / VERIFIED)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()

@@ -10,7 +10,8 @@ import tokenizers
 
 from archwright.hf.byte_level import MERGES, VOCABULARY, read_byte_level
 from archwright.spec.errors import UserError
-from archwright.text.tokenizer import Tokenizer, read_json
+from archwright.text.foreign import read_json
+from archwright.text.tokenizer import Tokenizer
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 OTHER_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.txt")

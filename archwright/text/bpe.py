@@ -1,7 +1,8 @@
 """Byte-level byte-pair encoding: training it on text, and a faster way to compute the same ids."""
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from archwright.spec.errors import UserError
+from archwright.text.foreign import check_ids
 
 Ids = NDArray[np.uint32]
 
@@ -28,12 +30,25 @@ model on Python's source then needs 2 % more bits per byte at an equal number of
 """
 
 
+LONGEST = 2048
+"""Characters of a word when a BPE is trained: the library's time grows with the square of them.
+
+No ordinary text has a word of as many; long runs without any border, such as DNA or a line of blanks,
+are trained on as words of this length.
+"""
+
+
 def train_bpe(
     texts: Iterable[str], vocab_size: int, special_tokens: list[str]
 ) -> tokenizers.Tokenizer:
     """Return a byte-level BPE of at most `vocab_size` tokens: special ones, bytes, then merges.
 
+    Of pairs that are equally frequent, the one of the lower ids is merged first.
+
     Source: Sennrich et al., 2016; on bytes as in Radford et al., 2019.
+
+    Raises:
+        UserError: the vocabulary has no room for the bytes.
     """
     smallest = 256 + len(special_tokens)
     if vocab_size < smallest:
@@ -41,15 +56,60 @@ def train_bpe(
             f"data.tokenizer.vocab_size: {vocab_size} is too small; 256 bytes and "
             f"{len(special_tokens)} special tokens need at least {smallest}."
         )
-    tokenizer = _byte_level(models.BPE(), _words())
+    tokenizer = _byte_level(models.BPE(), _words(), pre_tokenizers.FixedLength(length=LONGEST))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    interruptible(lambda: tokenizer.train_from_iterator(texts, trainer))
+    tokenizer.pre_tokenizer = _byte_level(models.BPE(), _words()).pre_tokenizer
     return tokenizer
+
+
+def bpe_of(
+    vocab: Mapping[int, bytes], merges: Sequence[tuple[bytes, bytes]], special_tokens: Sequence[str]
+) -> tokenizers.Tokenizer:
+    """Return the byte-level BPE of a vocabulary and its merges, the first merged first.
+
+    Special tokens that the vocabulary lacks follow it, in order.
+
+    Raises:
+        UserError: a merge of tokens, or into one, that the vocabulary lacks, or a byte it lacks.
+    """
+    special = {name.encode() for name in special_tokens}
+    tokens = {content for i, content in vocab.items() if content not in special}
+    if missing := [byte for byte in range(256) if bytes([byte]) not in tokens]:
+        raise UserError(f"the vocabulary has no token for the byte 0x{missing[0]:02x}.")
+    for left, right in merges:
+        for part in (left, right, left + right):
+            if part not in tokens:
+                raise UserError(
+                    f"the merge of {left!r} and {right!r}: the vocabulary lacks {part!r}."
+                )
+    names = byte_names()
+    ids = {
+        content.decode() if content in special else spelled(content, names): i
+        for i, content in vocab.items()
+    }
+    check_ids(ids, "the vocabulary")
+    pairs = [(spelled(left, names), spelled(right, names)) for left, right in merges]
+    tokenizer = _byte_level(models.BPE(vocab=ids, merges=pairs), _words())
+    tokenizer.add_special_tokens(list(special_tokens))
+    return tokenizer
+
+
+def merges_of(tokenizer: tokenizers.Tokenizer) -> list[tuple[bytes, bytes]] | None:
+    """Return the merges of a byte-level BPE, the first merged first; None of any other tokenizer."""
+    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    values = {name: byte for byte, name in byte_names().items()}
+    pairs = [tuple(p if isinstance(p, list) else p.split(" ")) for p in model.get("merges", [])]
+    if model["type"] != "BPE" or any(c not in values for pair in pairs for c in "".join(pair)):
+        return None
+    return [
+        (bytes(values[c] for c in left), bytes(values[c] for c in right)) for left, right in pairs
+    ]
 
 
 def raw_bytes(special_tokens: list[str]) -> tokenizers.Tokenizer:
@@ -74,16 +134,23 @@ def fast_encoding(tokenizer: tokenizers.Tokenizer) -> Callable[[str], Ids] | Non
         return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.uint32)
     if not _same(content, _byte_level(models.BPE(), _words()), besides={"vocab", "merges"}):
         return None
-    values = {name: byte for byte, name in byte_names().items()}
-    ranks = {
-        bytes(values[char] for char in token): rank
-        for token, rank in content["model"]["vocab"].items()
-        if token not in special
-    }
+    ranks = _ranks(content["model"]["vocab"], special)
+    if ranks is None:
+        return None
     # One special token that is never allowed: with none at all tiktoken is half as fast.
     never = {"\0" * 8: max(content["model"]["vocab"].values()) + 1}
     fast = tiktoken.Encoding("own", pat_str=WORDS, mergeable_ranks=ranks, special_tokens=never)
     return lambda text: fast.encode_to_numpy(text, disallowed_special=())
+
+
+def _ranks(vocab: dict[str, int], special: Collection[str]) -> dict[bytes, int] | None:
+    """Return the bytes of each token with its id; None where some are no bytes, or bytes are missing."""
+    values = {name: byte for byte, name in byte_names().items()}
+    tokens = [token for token in vocab if token not in special]
+    if any(char not in values for token in tokens for char in token):
+        return None
+    ranks = {bytes(values[char] for char in token): vocab[token] for token in tokens}
+    return ranks if all(bytes([byte]) in ranks for byte in range(256)) else None
 
 
 def _same(
@@ -108,17 +175,37 @@ def byte_names() -> dict[int, str]:
     return names | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
+def spelled(content: bytes, names: Mapping[int, str]) -> str:
+    """Return bytes as a byte-level vocabulary spells them."""
+    return "".join(names[byte] for byte in content)
+
+
+def interruptible(work: Callable[[], None]) -> None:
+    """Do work that does not hear Ctrl-C, in a thread; who waits for it here does."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    # A daemon: after Ctrl-C nobody waits for what the library still does.
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if failed:
+        raise failed[0]
+
+
 def _words() -> pre_tokenizers.Split:
     return pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
 
 
-def _byte_level(
-    model: models.BPE, split: pre_tokenizers.Split | None = None
-) -> tokenizers.Tokenizer:
+def _byte_level(model: models.BPE, *splits: pre_tokenizers.PreTokenizer) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(model)
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = (
-        pre_tokenizers.Sequence([split, to_bytes]) if split is not None else to_bytes
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes]) if splits else to_bytes
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

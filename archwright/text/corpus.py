@@ -150,7 +150,9 @@ def _documents(
 
 
 def _hash(*parts: str) -> str:
-    joined = b"".join(len(p.encode()).to_bytes(8, "little") + p.encode() for p in parts)
+    # Names of files may be any bytes.
+    encoded = [part.encode("utf-8", "surrogateescape") for part in parts]
+    joined = b"".join(len(part).to_bytes(8, "little") + part for part in encoded)
     return hashlib.blake2b(joined, digest_size=16).hexdigest()
 
 

@@ -3,18 +3,21 @@
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import tokenizers
 
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.files import expanded, irregular
 from archwright.spec.run_spec import TokenizerSpec
-from archwright.text.bpe import WORDS, raw_bytes, train_bpe
-from archwright.text.cache import cache_folder, only_one, writing
+from archwright.text.bpe import WORDS, bpe_of, byte_names, merges_of, raw_bytes, train_bpe
+from archwright.text.cache import cache_folder, mark_used, only_one, remove, writing
 from archwright.text.corpus import Documents
+from archwright.text.foreign import parse, read_json
 from archwright.text.progress import Progress
-from archwright.text.tokenizer import Tokenizer, read_json
+from archwright.text.tokenizer import Tokenizer
 
 SAMPLE = 100_000_000
 """Bytes of text that a tokenizer is trained on at most."""
@@ -38,7 +41,7 @@ def open_tokenizer(spec: TokenizerSpec, documents: Documents) -> Tokenizer:
     elif spec.kind == "bytes":
         inner = raw_bytes(special)
     else:
-        inner = read_json(_file(spec.path))
+        inner = read_json(tokenizer_file(spec.path))
         inner.add_special_tokens(list(spec.special_tokens))
     tokenizer = Tokenizer(inner, spec.end_of_text)
     tokenizer.check(_beginning(documents))
@@ -57,6 +60,29 @@ def sample(documents: Documents, limit: int) -> Iterator[str]:
                 yield piece
 
 
+def tokenizer_file(name: str) -> Path:
+    """Return the tokenizer.json that `data.tokenizer.path` names, itself or by its folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not name:
+        raise UserError('data.tokenizer.path: kind = "file" needs the path of a tokenizer.json.')
+    try:
+        path = expanded(name)
+    except UserError as error:
+        raise UserError(f"data.tokenizer.path: {error}") from None
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    if kind := irregular(path):
+        raise UserError(f'data.tokenizer.path: "{path}" is {kind}; expected a tokenizer.json.')
+    if not path.is_file():
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = nearest(path.name, beside)
+        raise UserError(f'data.tokenizer.path: there is no file "{path}".{hint}')
+    return path
+
+
 def _beginning(documents: Documents) -> str:
     """Return the first text of a corpus, enough to see whether the fast path agrees on it."""
     held: list[str] = []
@@ -71,34 +97,75 @@ def _trained(spec: TokenizerSpec, special: list[str], documents: Documents) -> t
     """Return the BPE from the cache, or train it and put it there."""
     settings = [documents.fingerprint, spec.vocab_size, special, WORDS, SAMPLE]
     content = json.dumps([*settings, tokenizers.__version__]).encode()
-    folder = cache_folder("tokenizers")
-    path = folder / f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.json"
-    if path.exists():
-        return read_json(path)
+    path = (
+        cache_folder("tokenizers") / f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.json"
+    )
+    inner = _cached(path, special)
+    if inner is not None:
+        return inner
     with only_one(path):
-        if path.exists():
-            return read_json(path)
+        inner = _cached(path, special)
+        if inner is not None:
+            return inner
+        if os.path.lexists(path):
+            warnings.warn(
+                f"the cached tokenizer of data.text was damaged ({path.name}); trained again",
+                stacklevel=2,
+            )
         with Progress("Training the tokenizer", min(SAMPLE, documents.size)) as progress:
             texts = (progress.counted(text, len) for text in sample(documents, SAMPLE))
             inner = train_bpe(texts, spec.vocab_size, special)
-        with writing(folder):
-            unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-            try:
-                unfinished.write_text(inner.to_str(), "utf-8")
-                unfinished.replace(path)
-            finally:
-                unfinished.unlink(missing_ok=True)
+        _keep(path, inner.to_str().encode())
     return inner
 
 
-def _file(name: str) -> Path:
-    path = Path(name).expanduser()
-    if not name:
-        raise UserError('data.tokenizer.path: kind = "file" needs the path of a tokenizer.json.')
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    if not path.is_file():
-        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = nearest(path.name, beside)
-        raise UserError(f'data.tokenizer.path: there is no file "{path}".{hint}')
-    return path
+def _cached(path: Path, special: list[str]) -> tokenizers.Tokenizer | None:
+    """Return a tokenizer that is kept whole; None where it is missing or damaged.
+
+    One without a hash beside it, as the first releases kept it, must be what its merges make.
+    """
+    try:
+        content = path.read_bytes()
+        digest = _digest_file(path)
+        if digest.exists() and digest.read_bytes() != _digest(content):
+            return None
+        inner = parse(content.decode("utf-8"), str(path))
+        if not digest.exists() and content != _rebuilt(merges_of(inner) or [], special):
+            return None
+    except (OSError, ValueError):
+        return None
+    mark_used(path)
+    return inner
+
+
+def _rebuilt(merges: list[tuple[bytes, bytes]], special: list[str]) -> bytes:
+    """Return what training writes of a tokenizer with these merges and special tokens."""
+    ordered = [name.encode() for name in special]
+    ordered += [bytes([byte]) for byte in sorted(byte_names(), key=byte_names().__getitem__)]
+    ordered = list(dict.fromkeys([*ordered, *(left + right for left, right in merges)]))
+    return bpe_of(dict(enumerate(ordered)), merges, special).to_str().encode()
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Put a tokenizer into the cache; until its hash is there, it is checked otherwise."""
+    with writing(path.parent):
+        for file in (_digest_file(path), path):
+            remove(file)
+        for file, value in ((path, content), (_digest_file(path), _digest(content))):
+            unfinished = file.with_suffix(f".{os.getpid()}.tmp")
+            try:
+                with unfinished.open("wb") as handle:
+                    handle.write(value)
+                    handle.flush()
+                    os.fsync(handle.fileno())
+                unfinished.replace(file)
+            finally:
+                unfinished.unlink(missing_ok=True)
+
+
+def _digest_file(path: Path) -> Path:
+    return path.with_suffix(".blake2")
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).hexdigest().encode() + b"\n"

@@ -1,7 +1,9 @@
 """Cutting long text where pre-tokenizers cut anyway, so that its pieces encode as the whole."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, groupby
+from operator import itemgetter
 
 TARGET = 1 << 18
 """Characters of a piece, about."""
@@ -38,6 +40,43 @@ def pieces(blocks: Iterable[str], target: int = TARGET, limit: int = LIMIT) -> I
         buffer = buffer[end:]
     if buffer:
         yield buffer
+
+
+def split_at(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str, Iterator[str]]]:
+    """Yield each of `names` that the joined texts spell, or "" with the texts up to the next one.
+
+    Of names that begin alike the longest counts. A stretch of texts is read before the next is asked for.
+    """
+    if not names:
+        yield "", iter(texts)
+        return
+    for name, group in groupby(_marked(names, texts), key=itemgetter(0)):
+        if name:
+            yield from ((name, iter(())) for _ in group)
+        else:
+            yield "", (text for _, text in group)
+
+
+def _marked(names: Collection[str], texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield names without a text, and texts without a name, in the order in which they stand."""
+    by_length = sorted(names, key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, by_length)))
+    longest = len(by_length[0])
+    buffer = ""
+    for text in chain(texts, [None]):
+        buffer += text or ""
+        # A name that begins later may not be there whole yet, or may be a longer one.
+        end = len(buffer) if text is None else len(buffer) - longest + 1
+        start = 0
+        while (found := pattern.search(buffer, start)) and found.start() < end:
+            if found.start() > start:
+                yield "", buffer[start : found.start()]
+            yield found[0], ""
+            start = found.end()
+        if end > start:
+            yield "", buffer[start:end]
+            start = end
+        buffer = buffer[start:]
 
 
 def _border(text: str, target: int, limit: int) -> int:

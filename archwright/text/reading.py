@@ -4,11 +4,13 @@ import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.files import open_regular
 from archwright.spec.run_spec import DataSpec
 from archwright.text.pieces import TARGET, pieces
 from archwright.text.sources import TextFile
@@ -113,7 +115,7 @@ def line_border(file: Surveyed, span: Span, near: int) -> int | None:
     border = window.find(b"\n", max(near - first - 1, 0), last) + 1
     border = border or window.rfind(b"\n", 0, max(near - first, 0)) + 1
     if not border:
-        border = max(near - first, 1)
+        border = min(max(near - first, 1), len(window) - 1)
         while border > 0 and window[border] & 0xC0 == 0x80:
             border -= 1
     return first + border if span.start < first + border < span.stop else None
@@ -231,12 +233,21 @@ def _text_of(line: bytes, place: str, start: int, path: Path, data: DataSpec) ->
     if not decoded.strip():
         return ""
     try:
-        record = json.loads(decoded)
+        record = _loaded(decoded)
     except json.JSONDecodeError as error:
         raise UserError(f"{place} is not JSON: {error.msg} at column {error.colno}.") from None
     except RecursionError:
         raise UserError(f"{place} is not usable JSON: it is nested too deeply.") from None
     return _without_surrogates(_field(record, place, data.field), place, data.errors)
+
+
+def _loaded(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer of more digits than Python turns into one; no text is a number
+        return json.loads(line, parse_int=float)
 
 
 def _field(record: Any, place: str, field: str) -> str:
@@ -288,8 +299,11 @@ def _changed(path: Path) -> str:
     return f'"{path}" changed while it was read. Start again.'
 
 
-def _opened(path: Path) -> BinaryIO:
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read in the block; what the system refuses there names it."""
     try:
-        return path.open("rb")
+        with open_regular(path) as handle:
+            yield handle
     except OSError as error:
         raise UserError(f'cannot read "{path}": {error.strerror or error}.') from error

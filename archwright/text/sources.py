@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.files import expanded, irregular
 from archwright.text.cache import writing
 
 STDIN = "-"
@@ -65,7 +66,11 @@ def _files_of(source: str) -> list[TextFile]:
         return _library()
     if not source.strip():
         raise UserError('expected a file, folder, glob, "-" or "stdlib", found an empty name.')
-    path = Path(source).expanduser()
+    path = expanded(source)
+    if kind := irregular(path):
+        raise UserError(
+            f'"{source}" is {kind}, not a file. Text on standard input is read by the name "-".'
+        )
     if path.is_dir():
         return _some([TextFile(p, _relative(p, path), found=True) for p in _walk(path)], source)
     if path.exists():

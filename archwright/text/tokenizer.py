@@ -2,20 +2,23 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import tokenizers
 from numpy.typing import ArrayLike, NDArray
 
-from archwright.spec.errors import UserError
-from archwright.text.bpe import byte_names, fast_encoding
-from archwright.text.pieces import pieces
+from archwright.spec.errors import UserError, nearest
+from archwright.text.bpe import bpe_of, byte_names, fast_encoding, merges_of
+from archwright.text.foreign import library_errors, read_json
+from archwright.text.pieces import pieces, split_at
 from archwright.text.probe import PROBE
 
 Ids = NDArray[np.int64]
+AllowedSpecial = Collection[str] | Literal["all"]
 
 JOINED = 1 << 24
 """Characters a document may have before it is cut for a tokenizer that joins across any border."""
@@ -35,6 +38,10 @@ class Tokenizer:
     def __init__(
         self, inner: tokenizers.Tokenizer, end_of_text: str, begin_of_text: str = ""
     ) -> None:
+        with library_errors("data.tokenizer"):
+            self._open(inner, end_of_text, begin_of_text)
+
+    def _open(self, inner: tokenizers.Tokenizer, end_of_text: str, begin_of_text: str) -> None:
         inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
@@ -57,6 +64,26 @@ class Tokenizer:
         self._fast = fast_encoding(inner)
         self._cuts = True
         self.check(PROBE + "".join(f"a{name} b" for name in self._plain_added))
+
+    @classmethod
+    def from_bpe(
+        cls,
+        vocab: Mapping[int, bytes],
+        merges: Sequence[tuple[bytes, bytes]],
+        special_tokens: Sequence[str] = ("<|endoftext|>",),
+    ) -> "Tokenizer":
+        """Return the byte-level BPE of a vocabulary and its merges, the first of them merged first.
+
+        The first special token ends a text. Those that the vocabulary lacks follow it, in order.
+
+        Raises:
+            UserError: no special token, a byte without a token, or a merge of tokens that are not there.
+        """
+        if not special_tokens:
+            raise UserError(
+                "special_tokens: found none; expected the token that ends a text first."
+            )
+        return cls(bpe_of(vocab, merges, special_tokens), special_tokens[0])
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -84,17 +111,61 @@ class Tokenizer:
         (folder / "tokenizer.json").write_text(self._inner.to_str(pretty=True), "utf-8")
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
-    def encode(self, text: str) -> Ids:
-        """Return the ids of a text, without those that begin and end it."""
-        parts = self.encode_many(list(self.whole(pieces([text]))))
+    def encode(self, text: str, *, allowed_special: AllowedSpecial = ()) -> Ids:
+        """Return the ids of a text, without those that begin and end it.
+
+        Args:
+            allowed_special: special tokens that become their ids where the text spells them, by name, or
+                "all"; the others are text, as any is.
+
+        Raises:
+            UserError: half a character in the text, or a name that is no special token.
+        """
+        parts = list(self._parts([text], allowed_special))
         return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
+
+    def encode_iterable(
+        self, texts: Iterable[str], *, allowed_special: AllowedSpecial = ()
+    ) -> Iterator[int]:
+        """Yield the ids of the texts joined, as `encode` has them; only a part is held at a time.
+
+        Raises:
+            UserError: as `encode` does.
+        """
+        for part in self._parts(texts, allowed_special):
+            yield from part.tolist()
+
+    def _parts(
+        self, texts: Iterable[str], allowed_special: AllowedSpecial
+    ) -> Iterator[NDArray[np.uint32]]:
+        """Yield the ids of the texts joined, in parts."""
+        ids = self._allowed(allowed_special)
+        for name, stretch in split_at(ids, texts):
+            if name:
+                yield np.array([ids[name]], np.uint32)
+            else:
+                for piece in self.whole(pieces(stretch)):
+                    yield from self.encode_many([piece])
+
+    def _allowed(self, names: AllowedSpecial) -> dict[str, int]:
+        """Return the ids of the special tokens that are to be found in text."""
+        special = {name.decode(): i for i, name in self._special_names.items()}
+        if names == "all":
+            return special
+        if isinstance(names, str):
+            raise UserError(f'allowed_special: expected "all" or names in a list, found "{names}".')
+        if unknown := [name for name in names if name not in special]:
+            hint = nearest(unknown[0], special)
+            raise UserError(f'allowed_special: "{unknown[0]}" is no special token.{hint}')
+        return {name: special[name] for name in names}
 
     def encode_many(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Return the ids of each text, the fastest way; other threads run meanwhile."""
         try:
             if self._fast is not None:
                 return [self._fast(text) for text in texts]
-            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+            with library_errors("data.tokenizer"):
+                encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         except UnicodeEncodeError as error:
             raise UserError(
                 f"the text has half a character (a lone surrogate) at position {error.start}: "
@@ -107,7 +178,8 @@ class Tokenizer:
         wanted = [int(i) for i in np.asarray(ids).reshape(-1) if 0 <= i < self.vocab_size]
         names = self._special_names if keep_special else {}
         if self.token_bytes is None:
-            return str(self._inner.decode(wanted, skip_special_tokens=not keep_special))
+            with library_errors("data.tokenizer"):
+                return str(self._inner.decode(wanted, skip_special_tokens=not keep_special))
         content = self.token_bytes
         return b"".join(names.get(i, content[i]) for i in wanted).decode("utf-8", "replace")
 
@@ -132,6 +204,30 @@ class Tokenizer:
                 content[i] = token.replace("▁", " ").encode()
         spelled = b"".join(content[i] for i in self.encode(PROBE))
         return tuple(content) if spelled == PROBE.encode() else None
+
+    @property
+    def vocab(self) -> dict[int, bytes]:
+        """The bytes each id stands for; those of a special token spell its name.
+
+        Raises:
+            UserError: the tokens of a tokenizer that normalises its text stand for no certain bytes.
+        """
+        if self.token_bytes is None:
+            raise UserError("vocab: this tokenizer normalises its text; its tokens are no bytes.")
+        used = set(self._vocabulary.values())
+        return {i: self._special_names.get(i, self.token_bytes[i]) for i in sorted(used)}
+
+    @cached_property
+    def merges(self) -> list[tuple[bytes, bytes]]:
+        """The pairs of a byte-level BPE, the first merged first; a tokenizer of raw bytes has none.
+
+        Raises:
+            UserError: it is no byte-level BPE.
+        """
+        found = merges_of(self._inner)
+        if found is None:
+            raise UserError("merges: this tokenizer is no byte-level BPE.")
+        return found
 
     @cached_property
     def token_lengths(self) -> NDArray[np.int64] | None:
@@ -194,20 +290,6 @@ class Tokenizer:
                     f'data.tokenizer: the special token "{name.decode()}" is also an ordinary '
                     f'word. Choose one that no text has, such as "<|{name.decode()}|>".'
                 )
-
-
-def read_json(path: Path) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a tokenizer.json.
-
-    Raises:
-        UserError: the file is missing or something else.
-    """
-    try:
-        return tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
-    except OSError as error:
-        raise UserError(f'cannot read "{path}": {error.strerror or error}.') from error
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f'"{path}" is not a tokenizer.json: {error}.') from error
 
 
 def _no_end(name: str, inner: tokenizers.Tokenizer) -> str:

@@ -6,10 +6,11 @@ from typing import Any
 
 from archwright.checkpoint.disk import clear_errors
 from archwright.data.prepare import Prepared, prepare
-from archwright.data.store import TokenStore
+from archwright.data.store import StoreError, TokenStore
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec, TokenizerSpec
+from archwright.text.cache import sweep
 from archwright.text.corpus import open_corpus
 from archwright.text.open_tokenizer import open_tokenizer
 from archwright.text.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ def gather(run: RunSpec, folder: RunFolder) -> Material:
     Raises:
         UserError: what is wrong with the text or the tokenizer.
     """
+    sweep()
     corpus = open_corpus(run.data)
     tokenizer = _inherited(run) or open_tokenizer(run.data.tokenizer, corpus.train)
     stores = prepare(corpus, tokenizer)
@@ -53,21 +55,64 @@ def regain(run: RunSpec, folder: RunFolder) -> Material:
     """Return the material of a run that was begun; its tokens are made again if they are gone.
 
     Raises:
-        UserError: the text is not the same any more.
+        UserError: the text or the tokenizer is not the same any more.
     """
-    recorded = folder.environment()["data"]
+    recorded = _recorded(folder)
     tokenizer = Tokenizer.load(folder.tokenizer_folder)
-    try:
-        stores = Prepared(*(TokenStore(Path(recorded[side]["store"])) for side in Prepared._fields))
-    except UserError:
-        stores = prepare(open_corpus(run.data), tokenizer)
+    if tokenizer.fingerprint != recorded["tokenizer"]:
+        raise UserError(_changed(folder, "tokenizer"))
+    stores = _recorded_stores(recorded) or prepare(open_corpus(run.data), tokenizer)
     for side, store in stores._asdict().items():
         if store.index.text != recorded[side]["text"]:
-            raise UserError(
-                f"{folder.path}: the text has changed since this run began; "
-                "bring the old text back, or train anew with another --out"
-            )
+            raise UserError(_changed(folder, "text"))
+        if store.index.tokenizer != tokenizer.fingerprint or _differs(store, recorded[side]):
+            raise UserError(_changed(folder, "row of tokens"))
     return Material(tokenizer, stores.train, stores.held_out, recorded["files_skipped"])
+
+
+def _recorded(folder: RunFolder) -> dict[str, Any]:
+    """Return what `Material.record` said when the run began.
+
+    Raises:
+        UserError: somebody changed it.
+    """
+    found = folder.environment().get("data")
+    if (
+        isinstance(found, dict)
+        and isinstance(found.get("tokenizer"), str)
+        and isinstance(found.get("files_skipped"), int)
+        and all(_is_record(found.get(side)) for side in Prepared._fields)
+    ):
+        return found
+    raise UserError(
+        f'{folder.environment_file}: found no record of the text under "data"; nothing can tell '
+        "whether it is the same. Train anew with another --out"
+    )
+
+
+def _is_record(found: Any) -> bool:
+    return isinstance(found, dict) and all(isinstance(found.get(k), str) for k in ("store", "text"))
+
+
+def _recorded_stores(recorded: dict[str, Any]) -> Prepared | None:
+    """Return the stores that a run began with; None where one is gone or damaged."""
+    try:
+        return Prepared(*(TokenStore(Path(recorded[side]["store"])) for side in Prepared._fields))
+    except (StoreError, ValueError):  # a path may be none
+        return None
+
+
+def _differs(store: TokenStore, recorded: dict[str, Any]) -> bool:
+    """Tell whether a store has other tokens than one that was recorded, perhaps by an older version."""
+    now = _record(store)
+    return any(now[key] != recorded.get(key, now[key]) for key in now.keys() - {"store"})
+
+
+def _changed(folder: RunFolder, what: str) -> str:
+    return (
+        f"{folder.path}: the {what} has changed since this run began; "
+        f"bring the old {what} back, or train anew with another --out"
+    )
 
 
 def _inherited(run: RunSpec) -> Tokenizer | None:
@@ -98,4 +143,5 @@ def _record(store: TokenStore) -> dict[str, Any]:
         "num_tokens": len(store),
         "num_documents": store.num_documents,
         "num_bytes": store.num_bytes,
+        "digest": store.digest,
     }

@@ -1,0 +1,73 @@
+"""Files that a user names: where they are, and whether reading them can come to an end."""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from archwright.spec.errors import UserError
+
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def expanded(name: str) -> Path:
+    """Return the path of a name that may begin with `~` or `~user`.
+
+    Raises:
+        UserError: nobody knows that user's home folder.
+    """
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        user = Path(name).parts[0]
+        raise UserError(
+            f'"{name}": no home folder is known for "{user}". Write the folder out.'
+        ) from None
+
+
+def irregular(path: Path) -> str:
+    """Return what a path is if reading it may wait for ever: "a pipe", "a device", "a socket"; else ""."""
+    try:
+        return KINDS.get(stat.S_IFMT(path.stat().st_mode), "")
+    except OSError:
+        return ""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read its bytes, and nothing that may never end.
+
+    Raises:
+        OSError: as `open` does.
+        UserError: it is a pipe, a device or a socket.
+    """
+    if kind := irregular(path):
+        raise UserError(f'"{path}" is {kind}; expected a file.')
+    return path.open("rb")
+
+
+def read_text(path: Path, most: int) -> str:
+    """Return the text of a file in UTF-8 of at most `most` bytes.
+
+    Raises:
+        OSError: as `open` and `read` do, the file always named.
+        UserError: it is no file, larger, or not UTF-8.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            content = file.read(most + 1)
+        except OSError as error:  # that of a read names no file
+            raise OSError(error.errno, error.strerror, str(path)) from None
+    if len(content) > most:
+        raise UserError(f'"{path}" has {max(size, most):,} bytes; expected at most {most:,}.')
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f'"{path}" is not UTF-8 at byte {error.start} (0x{content[error.start]:02x}).'
+        ) from None

@@ -1,0 +1,114 @@
+"""Tokenizers from files that others made: nothing in one is believed before it is checked."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from archwright.spec.errors import UserError
+from archwright.spec.files import read_text
+
+LARGEST = 1 << 28
+"""Bytes of a tokenizer.json that is read at most; the largest that are published have 40 MB."""
+LARGEST_ID = 1 << 24
+GAPS = 1 << 16
+"""Ids that a vocabulary may leave unused beside as many as it uses: memory and time grow with the largest."""
+
+
+def read_json(path: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a tokenizer.json.
+
+    Raises:
+        UserError: the file is missing or something else.
+    """
+    try:
+        text = read_text(path, LARGEST)
+    except OSError as error:
+        raise UserError(f'cannot read "{path}": {error.strerror or error}.') from error
+    return parse(text, f'"{path}"')
+
+
+def parse(text: str, name: str) -> tokenizers.Tokenizer:
+    """Return the tokenizer that a tokenizer.json describes.
+
+    Raises:
+        UserError: it describes none; the line begins with `name`.
+    """
+    _check(text, name)
+    with library_errors(f"{name} is not a tokenizer.json"):
+        return tokenizers.Tokenizer.from_str(text)
+
+
+def check_ids(ids: Mapping[Any, Any], name: str) -> None:
+    """Refuse a vocabulary whose largest id is far from the number of its tokens.
+
+    Raises:
+        UserError: so it is, or an id is none; the line begins with `name`.
+    """
+    for token, i in ids.items():
+        if not isinstance(i, int) or isinstance(i, bool) or i < 0:
+            raise UserError(f"{name}: the token {_short(token)} has the id {str(i)[:40]}.")
+        if i >= LARGEST_ID or i >= 2 * len(ids) + GAPS:
+            raise UserError(
+                f"{name}: the token {_short(token)} has the id {str(i)[:40]}, in a vocabulary of "
+                f"{len(ids):,} tokens; expected ids without wide gaps, below {LARGEST_ID:,}."
+            )
+
+
+@contextmanager
+def library_errors(name: str) -> Iterator[None]:
+    """Turn whatever the library raises about a foreign tokenizer into one line that begins with `name`.
+
+    Raises:
+        UserError: that line.
+    """
+    try:
+        yield
+    except (UserError, UnicodeEncodeError, MemoryError):
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{name}: {_line(error)}.") from error
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise UserError(f"{name}: its parts contradict each other ({_line(error)}).") from None
+
+
+def _check(text: str, name: str) -> None:
+    """Check what the library believes: that ids are a vocabulary's, not any numbers."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise UserError(f"{name} is not a tokenizer.json: it is nested too deeply.") from None
+    except ValueError as error:
+        raise UserError(f"{name} is not a tokenizer.json: {_line(error)}.") from None
+    model = content.get("model") if isinstance(content, dict) else None
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(vocab, dict | list):
+        raise UserError(f"{name} is not a tokenizer.json: it has no model with a vocabulary.")
+    # That of a unigram model is a list: its ids are its places.
+    ids: dict[Any, Any] = vocab if isinstance(vocab, dict) else {i: i for i in range(len(vocab))}
+    added = content.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise UserError(f"{name} is not a tokenizer.json: added_tokens is no list of tokens.")
+    listed = {
+        (place, str(token.get("content"))): token.get("id") for place, token in enumerate(added)
+    }
+    check_ids(ids | listed, name)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Tell whether the library's Rust gave up; its exception is no Exception and cannot be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".")
+
+
+def _short(token: Any) -> str:
+    """Return the name of a token, an added one too, for a line."""
+    return repr(str(token[1] if isinstance(token, tuple) else token)[:40])
