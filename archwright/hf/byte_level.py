@@ -1,5 +1,6 @@
 """The tokenizers of GPT-2 and its kin, from vocab.json and merges.txt."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from archwright.spec.errors import UserError
+from archwright.spec.files import read_text
 from archwright.text.bpe import byte_names
+from archwright.text.foreign import LARGEST, check_ids
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 CLASSES = ("", "GPT2Tokenizer", "CodeGenTokenizer", "RobertaTokenizer", "BartTokenizer")
@@ -30,6 +33,7 @@ def read_byte_level(
     """
     if str(told.get("tokenizer_class") or "").removesuffix("Fast") not in CLASSES:
         return None
+    _check_ids(folder / VOCABULARY)
     try:
         model = models.BPE.from_file(str(folder / VOCABULARY), str(folder / MERGES))
     except Exception as error:  # the library raises nothing narrower
@@ -49,6 +53,17 @@ def read_byte_level(
                 f"{inner.token_to_id(token.content)}, the next one"
             )
     return inner
+
+
+def _check_ids(path: Path) -> None:
+    """Refuse a vocabulary that the library would take gigabytes for."""
+    try:
+        found = json.loads(read_text(path, LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: found no vocabulary: {str(error)[:200]}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: found no vocabulary: {type(found).__name__}")
+    check_ids(found, str(path))
 
 
 def _added(

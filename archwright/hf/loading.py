@@ -23,6 +23,7 @@ from archwright.model.build import build_unset
 from archwright.model.decoder import Decoder
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec
+from archwright.text.foreign import library_errors
 from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
 
@@ -78,7 +79,8 @@ def load(
         _fill(model, names, store)
     assert spec.vocab_size != "auto"
     CAME_FROM[model] = family.model_type
-    tokenizer = read_tokenizer(folder, spec.vocab_size)
+    with library_errors(f"{folder}: the tokenizer"):
+        tokenizer = read_tokenizer(folder, spec.vocab_size)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from archwright.hf.layouts import Shape
 from archwright.spec.errors import UserError
+from archwright.spec.files import irregular, read_text
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -95,6 +96,8 @@ def opened(folder: Path) -> Iterator[Store]:
     with ExitStack() as files:
         store = Store()
         for path in _paths(folder):
+            if kind := irregular(path):
+                raise UserError(f"{path}: found {kind}; expected a file of tensors")
             if path.suffix == ".bin":
                 store.add_pickled(path, _unpickled(path))
             else:
@@ -109,13 +112,13 @@ def read_json(path: Path) -> dict[str, Any]:
         UserError: there is none, or something else.
     """
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise UserError(f"{path}: found {path.stat().st_size:,} bytes; expected a short file")
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_text(path, LARGEST_JSON))
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UserError:
+        raise
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON: {_line(error)}") from None
     if not isinstance(found, dict):

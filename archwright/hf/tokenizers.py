@@ -10,7 +10,8 @@ import tokenizers
 
 from archwright.hf.byte_level import MERGES, VOCABULARY, read_byte_level
 from archwright.spec.errors import UserError
-from archwright.text.foreign import read_json
+from archwright.spec.files import read_text
+from archwright.text.foreign import LARGEST, parse, read_json
 from archwright.text.tokenizer import Tokenizer
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -73,7 +74,7 @@ def _known(inner: tokenizers.Tokenizer, vocab_size: int, folder: Path) -> tokeni
         return inner
     content = json.loads(inner.to_str())
     content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] < vocab_size]
-    cut = tokenizers.Tokenizer.from_str(json.dumps(content))
+    cut = parse(json.dumps(content), str(folder))
     if (found := max(cut.get_vocab(with_added_tokens=True).values()) + 1) > vocab_size:
         raise UserError(
             f"{folder}: found a tokenizer of {found:,} tokens; expected at most {vocab_size:,}, the model's "
@@ -119,7 +120,7 @@ def _content(token: Any) -> str:
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(read_text(path, LARGEST))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from archwright.spec.choice import AutoFloat, AutoInt, Choice, OptionalFloat, Spec
 from archwright.spec.fingerprint import fingerprint
@@ -15,7 +15,19 @@ def _as_list(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(strict=False)]
+def _recordable(name: str) -> str:
+    """Refuse the name of a file that a run's spec, which is UTF-8, could not hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            "a name in UTF-8, as a run records it: rename the file, or name the folder above it"
+        ) from None
+    return name
+
+
+Recordable = Annotated[str, AfterValidator(_recordable)]
+Texts = Annotated[tuple[Recordable, ...], BeforeValidator(_as_list), Field(strict=False)]
 
 
 class TokenizerSpec(Spec):
@@ -25,7 +37,7 @@ class TokenizerSpec(Spec):
     """Byte-level BPE trained on the text, raw bytes, or a tokenizer.json."""
     vocab_size: int = Field(4096, ge=257)
     """Number of tokens of a trained BPE, special tokens included."""
-    path: str = ""
+    path: Recordable = ""
     """The tokenizer.json of kind "file"."""
     end_of_text: str = Field("<|endoftext|>", min_length=1)
     """The token every document starts from."""
