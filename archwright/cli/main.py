@@ -22,6 +22,7 @@ VERBS = {
     "list": "list published models, recipes, runs, or all choices of every axis",
     "show": "show what a model chose, and where each value comes from",
     "diff": "show what differs between two models",
+    "cache": "show what is kept to be used again, or empty it",
     "schema": "print the JSON schema of model or run files",
     "check": "check a TOML file of a model or a run",
 }

@@ -1,9 +1,12 @@
 """Tokenizers from files that others made: nothing in one is believed before it is checked."""
 
 import json
+import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import tokenizers
@@ -11,11 +14,16 @@ import tokenizers
 from archwright.spec.errors import UserError
 from archwright.spec.files import read_text
 
-LARGEST = 1 << 28
-"""Bytes of a tokenizer.json that is read at most; the largest that are published have 40 MB."""
+LARGEST = 1 << 26
+"""Bytes of a tokenizer.json that is read at most; the largest that are published have 35 million."""
 LARGEST_ID = 1 << 24
+GROWTH = 1 << 8
+"""Times a text may grow by replacing; published tokenizers put one character or two for another."""
 GAPS = 1 << 16
 """Ids that a vocabulary may leave unused beside as many as it uses: memory and time grow with the largest."""
+
+_STANDARD_ERROR = Lock()
+"""Held while it leads nowhere: a second thread would take that for how it was."""
 
 
 def read_json(path: Path) -> tokenizers.Tokenizer:
@@ -38,7 +46,7 @@ def parse(text: str, name: str) -> tokenizers.Tokenizer:
         UserError: it describes none; the line begins with `name`.
     """
     _check(text, name)
-    with library_errors(f"{name} is not a tokenizer.json"):
+    with library_errors(f"{name} is not a tokenizer.json"), quiet():
         return tokenizers.Tokenizer.from_str(text)
 
 
@@ -77,6 +85,25 @@ def library_errors(name: str) -> Iterator[None]:
         raise UserError(f"{name}: its parts contradict each other ({_line(error)}).") from None
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the library's Rust from writing to standard error, where it tells of panics at length."""
+    with _STANDARD_ERROR:
+        try:
+            kept = os.dup(2)
+        except OSError:  # there is no standard error
+            yield
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nowhere)
+
+
 def _check(text: str, name: str) -> None:
     """Check what the library believes: that ids are a vocabulary's, not any numbers."""
     try:
@@ -98,6 +125,20 @@ def _check(text: str, name: str) -> None:
         (place, str(token.get("content"))): token.get("id") for place, token in enumerate(added)
     }
     check_ids(ids | listed, name)
+    for part in ("normalizer", "decoder"):
+        if _growth(content.get(part)) > GROWTH:
+            raise UserError(f"{name}: the {part} lets a text grow more than {GROWTH} times.")
+
+
+def _growth(part: Any) -> int:
+    """Return how many times longer what a serialised step replaces may make a text, at most."""
+    if isinstance(part, list):
+        return math.prod(_growth(step) for step in part)
+    if not isinstance(part, dict):
+        return 1
+    content = part.get("content")
+    own = max(1, len(content)) if part.get("type") == "Replace" and isinstance(content, str) else 1
+    return own * math.prod(_growth(step) for step in part.values() if isinstance(step, list))
 
 
 def _is_panic(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from archwright.spec.errors import UserError, nearest
 from archwright.text.bpe import bpe_of, byte_names, fast_encoding, merges_of
-from archwright.text.foreign import library_errors, read_json
+from archwright.text.foreign import library_errors, quiet, read_json
 from archwright.text.pieces import pieces, split_at
 from archwright.text.probe import PROBE
 
@@ -38,7 +38,7 @@ class Tokenizer:
     def __init__(
         self, inner: tokenizers.Tokenizer, end_of_text: str, begin_of_text: str = ""
     ) -> None:
-        with library_errors("data.tokenizer"):
+        with library_errors("data.tokenizer"), quiet():
             self._open(inner, end_of_text, begin_of_text)
 
     def _open(self, inner: tokenizers.Tokenizer, end_of_text: str, begin_of_text: str) -> None:

@@ -1,0 +1,92 @@
+"""archwright cache"""
+
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from archwright.cli.words import Parser
+from archwright.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from archwright.text.cache_contents import Cleaned, Entry
+
+ABOUT = """\
+Show what is kept to be used again: tokenized texts, trained tokenizers, measurements of this machine. All of
+it is made again where it is missing. The folder is $ARCHWRIGHT_CACHE, or the platform's usual place."""
+
+EXAMPLES = """\
+  archwright cache
+  archwright cache clean
+  archwright cache clean --older-than 30d      what was not used for a month"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Print what the cache holds, or empty it."""
+    parser = Parser("cache", ABOUT, EXAMPLES)
+    parser.add_argument(
+        "action", nargs="?", choices=["clean"], metavar="clean", help="remove all of it"
+    )
+    parser.add_argument(
+        "--older-than", metavar="TIME", help="remove only what was not used for so long: 12h, 30d"
+    )
+    options = parser.parse(words)
+    if options.older_than and not options.action:
+        raise UserError("--older-than: goes with archwright cache clean")
+    from archwright.text.cache import cache_folder
+    from archwright.text.cache_contents import clean, entries
+
+    if options.action:
+        _print_cleaned(clean(_seconds(options.older_than)))
+    else:
+        _print_entries(str(cache_folder()), entries())
+    return 0
+
+
+def _print_entries(folder: str, found: "Sequence[Entry]") -> None:
+    """Print each kind with its sum, and its entries below, the last used first."""
+    print(f"{folder}: {_amount(found)}")
+    for kind, group in groupby(found, key=lambda entry: entry.kind):
+        of_kind = list(group)
+        print(f"\n{_row(kind, of_kind)}")
+        for entry in of_kind:
+            print(_row(f"  {entry.name[:12]}", [entry]))
+
+
+def _row(name: str, found: "Sequence[Entry]") -> str:
+    from archwright.reporting.words import size
+
+    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.used for entry in found)))
+    return f"{name:<16}{size(sum(entry.size for entry in found)):>12}   last used {used}"
+
+
+def _print_cleaned(done: "Cleaned") -> None:
+    print(f"removed {_amount(done.removed)}")
+    if done.busy:
+        print(f"kept {_amount(done.busy)} that another process is making")
+    if done.refused:
+        raise UserError(
+            f"{done.refused[0].paths[0]}: cannot be removed, and {len(done.refused) - 1} others; "
+            "is the folder yours to write?"
+        )
+
+
+def _amount(found: "Sequence[Entry]") -> str:
+    from archwright.reporting.words import size
+
+    entries = "1 entry" if len(found) == 1 else f"{len(found):,} entries"
+    return f"{entries}, {size(sum(entry.size for entry in found))}"
+
+
+def _seconds(text: str | None) -> float:
+    if text is None:
+        return 0
+    from archwright.spec.run_spec import parse_budget
+
+    try:
+        amount, unit = parse_budget(text)
+    except ValueError:
+        unit = ""
+    if unit != "seconds":
+        raise UserError(f'--older-than: found "{text}"; expected a time, such as 12h or 30d')
+    return amount

@@ -1,0 +1,97 @@
+"""What the cache holds, and emptying it of what is ours alone."""
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from archwright.spec.errors import UserError
+from archwright.text.cache import cache_folder, listed, only_one, remove, sweep
+
+HASH = r"[0-9a-f]{32}"
+KINDS = {
+    "tokens": re.compile(HASH),
+    "tokenizers": re.compile(rf"({HASH})\.(json|blake2)"),
+    "measured": re.compile(rf"{HASH}\.json"),
+}
+"""Folders of the cache, and the names in them that are its own; nothing else is counted or removed."""
+
+
+class Entry(NamedTuple):
+    """Something that the cache keeps: its kind, its files, their bytes, and when it was last used."""
+
+    kind: str
+    paths: tuple[Path, ...]
+    size: int
+    used: float
+
+    @property
+    def name(self) -> str:
+        """The hash of what it was made of."""
+        return self.paths[0].name.split(".")[0]
+
+
+class Cleaned(NamedTuple):
+    """What was removed, and what was not: in use by a process, or against the system's will."""
+
+    removed: list[Entry]
+    busy: list[Entry]
+    refused: list[Entry]
+
+
+def entries() -> list[Entry]:
+    """Return all that the cache holds, by kind and by last use, without following any link."""
+    found: dict[tuple[str, str], list[Path]] = {}
+    for kind, pattern in KINDS.items():
+        for path in listed(cache_folder(kind)):
+            if pattern.fullmatch(path.name) and not path.is_symlink():
+                found.setdefault((kind, path.name.split(".")[0]), []).append(path)
+    made = [_entry(kind, tuple(reversed(paths))) for (kind, _), paths in found.items()]
+    return sorted(made, key=lambda entry: (list(KINDS).index(entry.kind), -entry.used))
+
+
+def clean(older_than: float = 0) -> Cleaned:
+    """Remove what was last used `older_than` seconds ago or earlier, by default everything.
+
+    What another process makes at this moment stays, and so does whatever the cache did not make.
+    """
+    done = Cleaned([], [], [])
+    before = time.time() - older_than
+    for entry in entries():
+        if not older_than or entry.used <= before:
+            _remove(entry, done)
+    sweep()
+    for kind in KINDS:
+        folder = cache_folder(kind)
+        if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+            remove(folder)
+    return done
+
+
+def _remove(entry: Entry, done: Cleaned) -> None:
+    try:
+        with only_one(entry.paths[0], wait=False) as ours:
+            for path in entry.paths if ours else ():
+                remove(path)
+    except UserError:  # a folder that cannot be written
+        ours = True
+    if not ours:
+        done.busy.append(entry)
+    elif any(os.path.lexists(path) for path in entry.paths):
+        done.refused.append(entry)
+    else:
+        done.removed.append(entry)
+
+
+def _entry(kind: str, paths: tuple[Path, ...]) -> Entry:
+    """Return an entry; its first path is the one that its lock is named after."""
+    return Entry(kind, paths, sum(map(_size, paths)), max(path.lstat().st_mtime for path in paths))
+
+
+def _size(path: Path) -> int:
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    return sum(
+        Path(parent, name).lstat().st_size for parent, _, names in os.walk(path) for name in names
+    )
