@@ -134,12 +134,15 @@ def _encoded(documents: Documents, tokenizer: Tokenizer) -> Iterator[Encoded]:
     threads = num_threads()
     waiting: deque[Future[Encoded]] = deque()
     with Progress("Tokenizing", documents.size) as progress, ThreadPoolExecutor(threads) as pool:
-        for batch in _batches(_pieces(documents, tokenizer)):
-            waiting.append(pool.submit(_encode, batch, tokenizer))
-            while len(waiting) > 2 * threads:
+        try:
+            for batch in _batches(_pieces(documents, tokenizer)):
+                waiting.append(pool.submit(_encode, batch, tokenizer))
+                while len(waiting) > 2 * threads:
+                    yield progress.counted(waiting.popleft().result(), _size)
+            while waiting:
                 yield progress.counted(waiting.popleft().result(), _size)
-        while waiting:
-            yield progress.counted(waiting.popleft().result(), _size)
+        finally:  # after Ctrl-C nobody waits for what was not begun
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def num_threads() -> int:

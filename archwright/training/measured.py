@@ -37,6 +37,14 @@ class _Kept(BaseModel):
     question: dict[str, Any]
     values: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     time: AwareDatetime
+    digest: str = ""
+    """Hash of the other values; files of the first releases have none."""
+
+    def sealed(self) -> "_Kept":
+        """Return the same with its hash."""
+        content = self.model_dump_json(exclude={"digest"}).encode()
+        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+        return self.model_copy(update={"digest": digest})
 
 
 def measured(
@@ -59,7 +67,7 @@ def measured(
     if set(values) == set(names):
         with contextlib.suppress(ValueError):  # then the next run measures again
             now = _Kept(question=question, values=dict(values), time=datetime.now(UTC))
-            atomic_write(file, now.model_dump_json(indent=2))
+            atomic_write(file, now.sealed().model_dump_json(indent=2))
     return Measurement(values)
 
 
@@ -68,6 +76,8 @@ def _read(file: Path, names: tuple[str, ...]) -> _Kept | None:
     try:
         kept = _Kept.model_validate_json(file.read_bytes())
     except (OSError, ValueError):
+        return None
+    if kept.digest and kept != kept.sealed():
         return None
     age = datetime.now(UTC) - kept.time
     return kept if timedelta() <= age < KEPT and set(kept.values) == set(names) else None

@@ -66,12 +66,23 @@ def test_it_is_said_how_old_a_measurement_is(ruler: Ruler) -> None:
 def test_it_holds_for_a_week(ruler: Ruler, cache: Path, age: timedelta, calls: int) -> None:
     ruler.ask()
     (file,) = files(cache)
-    kept = json.loads(file.read_text()) | {"time": (datetime.now(UTC) - age).isoformat()}
+    time = (datetime.now(UTC) - age).isoformat()
+    kept = json.loads(file.read_text()) | {"time": time, "digest": ""}
     file.write_text(json.dumps(kept))
     again = ruler.ask()
     assert ruler.calls == calls
     assert ruler.ask() == again  # what was measured anew is kept
     assert ruler.calls == calls
+
+
+def test_changed_numbers_are_measured_again(ruler: Ruler, cache: Path) -> None:
+    ruler.ask()
+    (file,) = files(cache)
+    kept = json.loads(file.read_text())
+    for values in ({"a": 7.0}, {"b": 7.0}):
+        file.write_text(json.dumps(kept | {"values": kept["values"] | values}))
+        assert ruler.ask()["a"] != 7.0
+    assert ruler.calls == 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,249 @@
+"""Whatever happens to a file of the cache, the same tokens come out, and one line says what was done."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from archwright.data import store as module
+from archwright.data.prepare import Prepared, prepare
+from archwright.data.store import StoreError, TokenStore
+from archwright.spec.run_spec import DataSpec, TokenizerSpec
+from archwright.text.bpe import raw_bytes
+from archwright.text.cache import cache_folder
+from archwright.text.corpus import Corpus, open_corpus
+from archwright.text.open_tokenizer import open_tokenizer
+from archwright.text.tokenizer import Tokenizer
+
+END = "<|endoftext|>"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    for i in range(40):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"the text number {i}, of some words\n" * i)
+    return open_corpus(DataSpec(text=(str(tmp_path / "texts"),)))
+
+
+def opened(corpus: Corpus) -> tuple[Tokenizer, Prepared]:
+    tokenizer = open_tokenizer(TokenizerSpec(vocab_size=300), corpus.train)
+    return tokenizer, prepare(corpus, tokenizer)
+
+
+def content(found: tuple[Tokenizer, Prepared]) -> list[Any]:
+    tokenizer, stores = found
+    values: list[Any] = [tokenizer.fingerprint]
+    for store in stores:
+        values += [store[:].tolist(), store.offsets.tolist(), store.document_bytes.tolist()]
+        values += [store.num_bytes, store.end_of_text]
+    return values
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "inside").write_text("x")
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) * 2 // 3] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = [empty, half, garbage, folder, flipped]
+
+
+def as_first_released(cache: Path) -> None:
+    """Leave the cache as the first releases wrote it: without hashes of arrays, indices and tokenizers."""
+    for path in cache.glob("tokens/*/index.json"):
+        values = json.loads(path.read_text())
+        del values["arrays"], values["digest"]
+        path.write_text(json.dumps(values, indent=2) + "\n")
+        (path.parent / "verified.json").unlink()
+    for path in cache.glob("tokenizers/*.blake2"):
+        path.unlink()
+
+
+def files(cache: Path) -> Iterator[Path]:
+    for path in sorted(cache.rglob("*")):
+        if path.is_file() and path.name != "verified.json":
+            yield path
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_any_damage_to_any_file_heals(
+    corpus: Corpus, cache: Path, tmp_path: Path, damage: Callable[[Path], None], old: bool
+) -> None:
+    whole = content(opened(corpus))
+    if old:
+        as_first_released(cache)
+    shutil.copytree(cache, tmp_path / "kept")
+    places = [path.relative_to(cache) for path in files(cache)]
+    assert len(places) == (9 if old else 10)
+    for place in places:
+        shutil.rmtree(cache)
+        shutil.copytree(tmp_path / "kept", cache)
+        damage(cache / place)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            assert content(opened(corpus)) == whole, place
+        (line,) = [str(warning.message) for warning in seen]
+        what = "tokens" if place.parts[0] == "tokens" else "tokenizer"
+        assert line.startswith(f"the cached {what} of data.text were damaged (") or (
+            line.startswith(f"the cached {what} of data.text was damaged (")
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert content(opened(corpus)) == whole
+
+
+def test_a_cache_of_the_first_releases_is_used(
+    corpus: Corpus, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = content(opened(corpus))
+    as_first_released(cache)
+    before = {path: path.read_bytes() for path in files(cache)}
+    monkeypatch.setattr("archwright.data.prepare._made", None)
+    monkeypatch.setattr("archwright.text.open_tokenizer.train_bpe", None)
+    assert content(opened(corpus)) == whole
+    assert {path: path.read_bytes() for path in files(cache)} == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dtype", "uint32"), ("dtype", "object"), ("dtype", 3), ("num_tokens", {}), ("num_tokens", 1),
+        ("num_tokens", -1), ("num_documents", 2), ("num_documents", 10**30), ("num_bytes", 7),
+        ("num_bytes", True), ("end_of_text", 5), ("text", "x"), ("tokenizer", None), ("shards", []),
+        ("shards", [{"file": ["x"], "num_tokens": 1, "digest": ""}]),
+        ("shards", [{"file": "../shard-00000.bin", "num_tokens": 1, "digest": "0" * 32}]),
+        ("shards", [{"file": "/etc/passwd", "num_tokens": 1, "digest": "0" * 32}]),
+        ("arrays", {}), ("format", 2), ("extra", 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
+def test_a_changed_value_of_the_index_is_seen(
+    corpus: Corpus, cache: Path, key: str, value: object, old: bool
+) -> None:
+    whole = content(opened(corpus))
+    if old:
+        as_first_released(cache)
+    for path in cache.glob("tokens/*/index.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.warns(UserWarning, match="tokenized again"):
+        assert content(opened(corpus)) == whole
+
+
+def test_other_tokens_of_the_same_size_are_seen(corpus: Corpus, cache: Path) -> None:
+    whole = content(opened(corpus))
+    for path in cache.glob("tokens/*/shard-*.bin"):
+        path.write_bytes(bytes([97, 0]) * (path.stat().st_size // 2))
+    with pytest.warns(UserWarning, match=r'"shard-00000.bin" is damaged: its hash differs'):
+        assert content(opened(corpus)) == whole
+
+
+def test_offsets_of_old_stores_must_begin_documents(corpus: Corpus, cache: Path) -> None:
+    whole = content(opened(corpus))
+    as_first_released(cache)
+    for path in cache.glob("tokens/*/offsets.npy"):
+        offsets = np.load(path)
+        offsets[1] += 1
+        np.save(path, offsets)
+    with pytest.warns(UserWarning, match="a document begins elsewhere"):
+        assert content(opened(corpus)) == whole
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(3),
+        np.zeros((3, 3), np.int64),
+        np.zeros(3, np.int64),
+        np.array(["x"], object),
+        np.zeros(3, ">i8"),
+    ],
+    ids=lambda a: str(a.dtype),
+)
+def test_an_array_of_another_kind_is_seen(corpus: Corpus, array: np.ndarray[Any, Any]) -> None:
+    store = opened(corpus)[1].train
+    for name in ("offsets.npy", "bytes.npy"):
+        kept = (store.folder / name).read_bytes()
+        np.save(store.folder / name, array)
+        with pytest.raises(StoreError, match=f'"{name}" is damaged'):
+            TokenStore(store.folder)
+        (store.folder / name).write_bytes(kept)
+
+
+def test_shards_are_hashed_once(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(corpus)[1].train
+    seen: list[str] = []
+    digest = module._digest
+
+    def counted(path: Path, *rest: Any) -> str:
+        seen.append(path.name)
+        return digest(path, *rest)
+
+    monkeypatch.setattr(module, "_digest", counted)
+    TokenStore(store.folder)
+    assert seen == []
+    (store.folder / "shard-00000.bin").touch()
+    TokenStore(store.folder)
+    assert seen == ["offsets.npy", "bytes.npy", "shard-00000.bin"]
+    monkeypatch.setattr(module, "_boot", lambda: "another start")
+    TokenStore(store.folder)
+    assert len(seen) == 6
+    (store.folder / "verified.json").write_text("[[")
+    TokenStore(store.folder)
+    assert len(seen) == 9
+
+
+def test_a_file_in_place_of_a_store_is_replaced(corpus: Corpus) -> None:
+    whole = content(opened(corpus))
+    place = opened(corpus)[1].train.folder
+    shutil.rmtree(place)
+    place.write_text("x")
+    with pytest.warns(UserWarning, match="tokenized again"):
+        assert content(opened(corpus)) == whole
+
+
+def test_a_lock_that_is_a_folder_is_no_obstacle(corpus: Corpus, cache: Path) -> None:
+    whole = content(opened(corpus))
+    for path in [*cache.glob("tokens/*"), *cache.glob("tokenizers/*.json")]:
+        (path.parent / f".{path.name}.lock").mkdir()
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert content(opened(corpus)) == whole
+
+
+def test_a_tokenizer_that_only_looks_whole_is_trained_again(corpus: Corpus, cache: Path) -> None:
+    whole = content(opened(corpus))
+    as_first_released(cache)
+    (path,) = cache_folder("tokenizers").glob("*.json")
+    path.write_text(raw_bytes([END]).to_str())
+    with pytest.warns(UserWarning, match="the cached tokenizer of data.text was damaged"):
+        assert content(opened(corpus)) == whole
+    values = json.loads(path.read_text())
+    merges = values["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+    path.write_text(json.dumps(values))
+    with pytest.warns(UserWarning, match="the cached tokenizer of data.text was damaged"):
+        assert content(opened(corpus)) == whole
