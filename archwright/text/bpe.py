@@ -1,8 +1,9 @@
 """Byte-level byte-pair encoding: training it on text, and a faster way to compute the same ids."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from threading import Thread
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from archwright.spec.errors import UserError
+from archwright.text.bpe_process import train_apart
 from archwright.text.foreign import check_ids
 
 Ids = NDArray[np.uint32]
@@ -30,12 +32,17 @@ model on Python's source then needs 2 % more bits per byte at an equal number of
 """
 
 
+AT_ONCE = 1 << 18
+"""Characters that are trained on in a second or two; with more, Ctrl-C must be heard meanwhile."""
 LONGEST = 2048
 """Characters of a word when a BPE is trained: the library's time grows with the square of them.
 
 No ordinary text has a word of as many; long runs without any border, such as DNA or a line of blanks,
 are trained on as words of this length.
 """
+LONG_RUN = re.compile(
+    "|".join(f"(?<!{kind}){kind}{{{LONGEST + 1}}}" for kind in (r"[^\W\d_]", r"[^\w\s]", r"\s"))
+)
 
 
 def train_bpe(
@@ -56,6 +63,21 @@ def train_bpe(
             f"data.tokenizer.vocab_size: {vocab_size} is too small; 256 bytes and "
             f"{len(special_tokens)} special tokens need at least {smallest}."
         )
+    held: list[str] = []
+    size = 0
+    texts = iter(texts)
+    for text in texts:
+        held.append(text)
+        size += len(text)
+        if size > AT_ONCE:
+            return train_apart(chain(held, texts), vocab_size, special_tokens)
+    return train_here(held, vocab_size, special_tokens)
+
+
+def train_here(
+    texts: Iterable[str], vocab_size: int, special_tokens: list[str]
+) -> tokenizers.Tokenizer:
+    """Train in this process, which hears no Ctrl-C meanwhile; see `train_bpe`."""
     tokenizer = _byte_level(models.BPE(), _words(), pre_tokenizers.FixedLength(length=LONGEST))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -63,9 +85,19 @@ def train_bpe(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    interruptible(lambda: tokenizer.train_from_iterator(texts, trainer))
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = _byte_level(models.BPE(), _words()).pre_tokenizer
     return tokenizer
+
+
+def has_long_run(text: str) -> bool:
+    """Tell whether some word of a text is longer than those that a BPE is trained on."""
+    words = text.split()
+    longest = max(map(len, words), default=0)
+    # Cheap bounds first: ordinary text has neither.
+    if max(longest, len(text) - sum(map(len, words))) <= LONGEST:
+        return False
+    return LONG_RUN.search(text) is not None
 
 
 def bpe_of(
@@ -178,25 +210,6 @@ def byte_names() -> dict[int, str]:
 def spelled(content: bytes, names: Mapping[int, str]) -> str:
     """Return bytes as a byte-level vocabulary spells them."""
     return "".join(names[byte] for byte in content)
-
-
-def interruptible(work: Callable[[], None]) -> None:
-    """Do work that does not hear Ctrl-C, in a thread; who waits for it here does."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    # A daemon: after Ctrl-C nobody waits for what the library still does.
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-    if failed:
-        raise failed[0]
 
 
 def _words() -> pre_tokenizers.Split:

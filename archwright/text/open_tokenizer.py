@@ -12,7 +12,16 @@ import tokenizers
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.files import expanded, irregular
 from archwright.spec.run_spec import TokenizerSpec
-from archwright.text.bpe import WORDS, bpe_of, byte_names, merges_of, raw_bytes, train_bpe
+from archwright.text.bpe import (
+    LONGEST,
+    WORDS,
+    bpe_of,
+    byte_names,
+    has_long_run,
+    merges_of,
+    raw_bytes,
+    train_bpe,
+)
 from archwright.text.cache import cache_folder, mark_used, only_one, remove, writing
 from archwright.text.corpus import Documents
 from archwright.text.foreign import parse, read_json
@@ -52,11 +61,15 @@ def sample(documents: Documents, limit: int) -> Iterator[str]:
     """Yield pieces of at most about `limit` bytes in all, taken evenly over the text."""
     share = min(1.0, limit / max(documents.size, 1))
     seen = taken = 0
+    warned = False
     for document in documents:
         for piece in document.pieces:
             seen += len(piece)
             if taken + len(piece) / 2 <= seen * share:
                 taken += len(piece)
+                if not warned and has_long_run(piece):
+                    warnings.warn(_long_run(document.name), stacklevel=2)
+                    warned = True
                 yield piece
 
 
@@ -81,6 +94,13 @@ def tokenizer_file(name: str) -> Path:
         hint = nearest(path.name, beside)
         raise UserError(f'data.tokenizer.path: there is no file "{path}".{hint}')
     return path
+
+
+def _long_run(name: str) -> str:
+    return (
+        f"data.text: {name} has more than {LONGEST:,} letters, signs or blanks in a row; "
+        "the tokenizer is trained on them in words of that length"
+    )
 
 
 def _beginning(documents: Documents) -> str:

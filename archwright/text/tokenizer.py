@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -163,7 +163,7 @@ class Tokenizer:
         """Return the ids of each text, the fastest way; other threads run meanwhile."""
         try:
             if self._fast is not None:
-                return [self._fast(text) for text in texts]
+                return [self._fast_or_not(self._fast, text) for text in texts]
             with library_errors("data.tokenizer"):
                 encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         except UnicodeEncodeError as error:
@@ -172,6 +172,16 @@ class Tokenizer:
                 "it was not UTF-8 where it came from."
             ) from error
         return [np.asarray(encoding.ids, np.uint32) for encoding in encodings]
+
+    def _fast_or_not(
+        self, fast: Callable[[str], NDArray[np.uint32]], text: str
+    ) -> NDArray[np.uint32]:
+        try:
+            return fast(text)
+        except UnicodeEncodeError:
+            raise
+        except ValueError:  # its stack is too small for a run of half a million blanks
+            return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, ids: ArrayLike, *, keep_special: bool = False) -> str:
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD, special tokens vanish."""

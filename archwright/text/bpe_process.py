@@ -1,0 +1,92 @@
+"""Training a BPE in a process of its own: the library hears no Ctrl-C, but a process can be ended."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+import tokenizers
+
+from archwright.spec.errors import UserError
+
+LENGTH = 8
+"""Bytes that say how long a text is; a length of 0 ends them."""
+
+
+def train_apart(
+    texts: Iterable[str], vocab_size: int, special_tokens: list[str]
+) -> tokenizers.Tokenizer:
+    """Train as `train_here` does, in a process that ends when this one is interrupted or dies.
+
+    Raises:
+        UserError: it died, most likely for want of memory.
+    """
+    # The package comes from where this process has it, and nothing from the current folder (-P).
+    root = str(Path(__file__).parents[2])
+    code = f"import sys; sys.path.append({root!r}); from archwright.text.bpe_process import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C in a terminal is for this process alone
+    )
+    assert process.stdin
+    assert process.stdout
+    try:
+        _send(process.stdin, texts, {"vocab_size": vocab_size, "special_tokens": special_tokens})
+        content = process.stdout.read()  # its standard input stays open: its end would end it
+        code_of_exit = process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+    if code_of_exit:
+        raise UserError(
+            f"data.tokenizer: the process that trains it ended with code {code_of_exit}, perhaps for "
+            "want of memory. Train on less text, or free some memory."
+        )
+    return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+
+
+def main() -> None:
+    """Train on what standard input brings, and write the tokenizer.json to standard output."""
+    from archwright.text.bpe import train_here
+
+    stdin = sys.stdin.buffer
+    settings = json.loads(stdin.readline())
+    trained = train_here(_received(stdin), **settings)
+    sys.stdout.buffer.write(trained.to_str().encode())
+    sys.stdout.buffer.flush()
+    os._exit(0)  # a thread still waits for the end of standard input
+
+
+def _send(stdin: IO[bytes], texts: Iterable[str], settings: dict[str, object]) -> None:
+    try:
+        stdin.write(json.dumps(settings).encode() + b"\n")
+        for text in filter(None, texts):
+            content = text.encode()
+            stdin.write(len(content).to_bytes(LENGTH, "little") + content)
+        stdin.write(bytes(LENGTH))
+        stdin.flush()
+    except BrokenPipeError:
+        pass  # it died; how, its exit code says
+
+
+def _received(stdin: IO[bytes]) -> Iterator[str]:
+    while length := int.from_bytes(stdin.read(LENGTH), "little"):
+        yield stdin.read(length).decode()
+    Thread(target=_end_with_parent, args=(stdin,), daemon=True).start()
+
+
+def _end_with_parent(stdin: IO[bytes]) -> None:
+    stdin.read(1)
+    os._exit(1)
