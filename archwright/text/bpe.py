@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -167,12 +167,24 @@ def fast_encoding(tokenizer: tokenizers.Tokenizer) -> Callable[[str], Ids] | Non
     if not _same(content, _byte_level(models.BPE(), _words()), besides={"vocab", "merges"}):
         return None
     ranks = _ranks(content["model"]["vocab"], special)
-    if ranks is None:
+    if ranks is None or not _merges_by_id(tokenizer, ranks):
         return None
     # One special token that is never allowed: with none at all tiktoken is half as fast.
     never = {"\0" * 8: max(content["model"]["vocab"].values()) + 1}
     fast = tiktoken.Encoding("own", pat_str=WORDS, mergeable_ranks=ranks, special_tokens=never)
     return lambda text: fast.encode_to_numpy(text, disallowed_special=())
+
+
+def _merges_by_id(tokenizer: tokenizers.Tokenizer, ranks: dict[bytes, int]) -> bool:
+    """Tell whether merging what gives the lowest id is the same as merging in the order of the merges.
+
+    So it is if ids rise with the merges and each token is what its own bytes are merged to, which holds
+    of every BPE that was trained; a vocabulary made by hand may have neither.
+    """
+    ids = [ranks.get(left + right, -1) for left, right in merges_of(tokenizer) or []]
+    rise = all(before < after for before, after in pairwise(ids))
+    names = byte_names()
+    return rise and all(len(tokenizer.model.tokenize(spelled(t, names))) == 1 for t in ranks)
 
 
 def _ranks(vocab: dict[str, int], special: Collection[str]) -> dict[bytes, int] | None:

@@ -1,5 +1,7 @@
 """Ids are those of the saved tokenizer.json, text comes back, special tokens are borders only."""
 
+import tracemalloc
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -245,3 +247,107 @@ def test_words_are_split_as_described() -> None:
 def test_reading_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         read_json(tmp_path / "tokenizer.json")
+
+
+def test_a_vocabulary_and_its_merges_make_the_tokenizer_again() -> None:
+    again = Tokenizer.from_bpe(BPE.vocab, BPE.merges, [END, "<|pad|>"])
+    assert again.fingerprint == BPE.fingerprint
+    assert again.is_fast
+    assert again.encode(CODE).tolist() == BPE.encode(CODE).tolist()
+    assert (again.vocab, again.merges) == (BPE.vocab, BPE.merges)
+    assert BPE.vocab[BPE.end_of_text] == END.encode()
+    assert all(left + right in BPE.vocab.values() for left, right in BPE.merges)
+
+
+def test_bytes_have_a_vocabulary_and_no_merges() -> None:
+    assert BYTES.merges == []
+    assert BYTES.vocab == {**{i: bytes([i]) for i in range(256)}, 256: END.encode()}
+    made = Tokenizer.from_bpe({i: bytes([i]) for i in range(256)}, [])
+    assert made.encode("é").tolist() == [195, 169]
+    assert made.vocab == BYTES.vocab
+
+
+def test_merges_are_done_in_their_order() -> None:
+    vocab = dict(enumerate([*(bytes([b]) for b in range(256)), b"ab", b"bc", b"abc"]))
+    first = Tokenizer.from_bpe(vocab, [(b"a", b"b"), (b"ab", b"c"), (b"b", b"c")])
+    assert first.encode("abcbc").tolist() == [258, 257]
+    assert first.end_of_text == 259
+    other = Tokenizer.from_bpe(vocab, [(b"b", b"c"), (b"a", b"b"), (b"ab", b"c")])
+    assert other.encode("abc").tolist() == [ord("a"), 257]
+    assert (first.is_fast, other.is_fast) == (False, False)  # the fast way goes by ids
+    unreachable = Tokenizer.from_bpe(vocab, [(b"a", b"b"), (b"b", b"c"), (b"a", b"bc")])
+    assert unreachable.encode("abc").tolist() == [256, ord("c")]
+    assert not unreachable.is_fast
+
+
+@pytest.mark.parametrize(
+    ("vocab", "merges", "special", "line"),
+    [
+        ({0: b"a"}, [], [END], "the vocabulary has no token for the byte 0x00"),
+        ({i: bytes([i]) for i in range(256)}, [(b"a", b"b")], [END], "the vocabulary lacks b'ab'"),
+        ({i: bytes([i]) for i in range(256)}, [], [], "found none; expected the token that ends"),
+        ({i << 24: bytes([i]) for i in range(256)}, [], [END], "expected ids without wide gaps"),
+    ],
+)
+def test_a_wrong_vocabulary_is_refused(
+    vocab: dict[int, bytes], merges: list[tuple[bytes, bytes]], special: list[str], line: str
+) -> None:
+    with pytest.raises(UserError, match=line):
+        Tokenizer.from_bpe(vocab, merges, special)
+
+
+def test_foreign_tokenizers_have_no_vocabulary_of_bytes() -> None:
+    tokenizer = Tokenizer(foreign("wordpiece"), "[SEP]")
+    with pytest.raises(UserError, match="normalises its text"):
+        _ = tokenizer.vocab
+    with pytest.raises(UserError, match="no byte-level BPE"):
+        _ = tokenizer.merges
+    gpt2 = Tokenizer(foreign("gpt2"), END)
+    assert len(gpt2.merges) == 400 - 257
+    assert gpt2.vocab[0] == END.encode()
+
+
+def test_special_tokens_in_text_are_encoded_when_allowed() -> None:
+    text = f"a{END}b <|pad|>c"
+    end, pad = BPE.end_of_text, 1
+    a, b, c = ([*BPE.encode(part)] for part in ("a", "b ", "c"))
+    assert BPE.encode(text, allowed_special="all").tolist() == [*a, end, *b, pad, *c]
+    b = [*BPE.encode("b <|pad|>c")]
+    assert BPE.encode(text, allowed_special={END}).tolist() == [*a, end, *b]
+    assert BPE.encode(text, allowed_special=[]).tolist() == BPE.encode(text).tolist()
+    assert BPE.decode(BPE.encode(text, allowed_special="all"), keep_special=True) == text
+    with pytest.raises(UserError, match=r'"<pad>" is no special token\. Did you mean "<|pad|>"'):
+        BPE.encode(text, allowed_special=["<pad>"])
+    with pytest.raises(UserError, match='expected "all" or names'):
+        BPE.encode(text, allowed_special=END)
+
+
+def test_of_special_tokens_that_begin_alike_the_longest_counts() -> None:
+    tokenizer = Tokenizer.from_bpe(BYTES.vocab, [], [END, "<a>", "<a><a>"])
+    ids = [256, 257, 258]
+    texts = {"<a>": [257], "<a><a>": [258], "<a><a><a>": [258, 257], f"<a>{END}<a": [257, 256]}
+    for text, expected in texts.items():
+        found = tokenizer.encode(text, allowed_special="all").tolist()
+        assert [i for i in found if i in ids] == expected
+        for cut in range(len(text)):
+            parts = [text[:cut], text[cut:]]
+            assert list(tokenizer.encode_iterable(parts, allowed_special="all")) == found
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, BYTES], ids=["bpe", "bytes"])
+@settings(max_examples=100, deadline=None)
+@given(texts=st.lists(st.one_of(TEXT, st.sampled_from([END, END[:5], END[5:]])), max_size=6))
+def test_texts_are_encoded_as_if_joined(tokenizer: Tokenizer, texts: list[str]) -> None:
+    for allowed in ((), "all"):
+        whole = tokenizer.encode("".join(texts), allowed_special=allowed).tolist()
+        assert list(tokenizer.encode_iterable(texts, allowed_special=allowed)) == whole
+
+
+def test_a_stream_is_encoded_in_little_memory() -> None:
+    lines = (f"line {i} of a text that has no end\n" for i in count())
+    ids = BPE.encode_iterable(lines, allowed_special="all")
+    tracemalloc.start()
+    assert len(list(islice(ids, 1_000_000))) == 1_000_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 1_000_000 + 40_000_000  # the list above, and a few pieces

@@ -1,0 +1,158 @@
+"""A tokenizer.json of any content is taken or refused in one line, at once and in little memory."""
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from archwright.spec.errors import UserError
+from archwright.text.bpe import raw_bytes, train_here
+from archwright.text.foreign import LARGEST, parse, read_json
+from archwright.text.probe import PROBE
+from archwright.text.tokenizer import Tokenizer
+from tests.text.test_tokenizer import END, foreign
+
+MADE = {
+    **{kind: json.loads(foreign(kind).to_str()) for kind in ("gpt2", "sentencepiece", "wordpiece")},
+    "own": json.loads(train_here([PROBE], 400, [END]).to_str()),
+    "bytes": json.loads(raw_bytes([END]).to_str()),
+}
+ENDS = {"sentencepiece": "</s>", "wordpiece": "[SEP]"}
+
+
+def changed(kind: str, change: Callable[[dict[str, Any]], object]) -> str:
+    content = json.loads(json.dumps(MADE[kind]))
+    change(content)
+    return json.dumps(content)
+
+
+def opened(text: str, kind: str) -> Tokenizer:
+    """Return a tokenizer after everything that is done with one."""
+    tokenizer = Tokenizer(parse(text, "t.json"), ENDS.get(kind, END))
+    ids = tokenizer.encode(PROBE + END)
+    tokenizer.decode(ids, keep_special=True)
+    tokenizer.decode(range(tokenizer.vocab_size))
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("i", [4_000_000_000, 1 << 24, 10**30, -1, None, "7", 1.5, True])
+def test_ids_are_checked_before_the_library_sees_them(kind: str, i: object) -> None:
+    before = psutil.Process().memory_info().rss
+    begun = time.monotonic()
+    places = ["added"] + ["vocab"] * isinstance(MADE[kind]["model"]["vocab"], dict)
+    for place in places:
+
+        def change(content: dict[str, Any], place: str = place) -> None:
+            if place == "vocab":
+                content["model"]["vocab"]["new"] = i
+            else:
+                token = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+                content["added_tokens"].append(token | {"id": i, "content": "n", "special": True})
+
+        with pytest.raises(UserError, match=r"^t\.json: the token '\w+' has the id ") as caught:
+            opened(changed(kind, change), kind)
+        assert "\n" not in str(caught.value)
+    assert time.monotonic() - begun < 5
+    assert psutil.Process().memory_info().rss - before < 1e8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[", "[]", "{}", "null", '{"model": []}', '{"model": {"vocab": 3}}', "[" * 200_000,
+        '{"model": {"vocab": {"a": ' + "9" * 5000 + "}}}", '{"model": {"vocab": {}, "merges": 1}}',
+        '{"added_tokens": [3], "model": {"vocab": {}}}',
+    ],
+)  # fmt: skip
+def test_what_is_no_tokenizer_is_told(text: str) -> None:
+    with pytest.raises(UserError, match=r"^t\.json is not a tokenizer\.json: ") as caught:
+        parse(text, "t.json")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_letter_that_is_no_byte_gives_the_slower_way() -> None:
+    """It was a KeyError."""
+
+    def change(content: dict[str, Any]) -> None:
+        content["model"]["vocab"]["中"] = len(content["model"]["vocab"])
+
+    assert not opened(changed("own", change), "own").is_fast
+
+
+def test_no_panic_of_the_library_escapes(capfd: pytest.CaptureFixture[str]) -> None:
+    def change(content: dict[str, Any]) -> None:
+        pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+        content["pre_tokenizer"] = pattern | {"invert": False}
+
+    with pytest.raises(UserError, match=r"^data\.tokenizer: its parts contradict each other"):
+        opened(changed("gpt2", change), "gpt2")
+    assert capfd.readouterr().err == ""
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"
+
+
+def test_text_that_grows_without_end_is_refused() -> None:
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 50}
+
+    def change(content: dict[str, Any]) -> None:
+        content["normalizer"] = {"type": "Sequence", "normalizers": [step] * 6}
+
+    with pytest.raises(UserError, match="the normalizer lets a text grow"):
+        opened(changed("gpt2", change), "gpt2")
+
+
+def test_files_are_bounded_and_regular(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    with path.open("wb") as file:
+        file.truncate(LARGEST + 1)
+    with pytest.raises(UserError, match="expected at most"):
+        read_json(path)
+    path.write_bytes(b'{"\xff')
+    with pytest.raises(UserError, match=r'"\S+" is not UTF-8 at byte 2 \(0xff\)'):
+        read_json(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="is a pipe; expected a file"):
+        read_json(path)
+
+
+VALUES = [0, -1, 2**31, 2**63, 2**64 - 1, 10**30, 1e308, True, None, "", "a", [], {}, [[]], 256]
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [path] if path else []
+    if isinstance(content, dict | list):
+        for key in content if isinstance(content, dict) else range(len(content)):
+            found += places(content[key], (*path, key))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_mutated_tokenizers_are_taken_or_refused(seed: int) -> None:
+    random_ = random.Random(seed)
+    kind = random_.choice(list(MADE))
+
+    def change(content: dict[str, Any]) -> None:
+        found = places(content)
+        *above, last = random_.choice([p for p in found if len(p) <= random_.choice([2, 3, 9])])
+        inside: Any = content
+        for key in above:
+            inside = inside[key]
+        inside[last] = random_.choice(VALUES)
+
+    try:
+        opened(changed(kind, change), kind)
+    except UserError as error:
+        line = str(error)
+    else:
+        line = ""
+    assert "\n" not in line
+    assert len(line) < 500
