@@ -69,13 +69,13 @@ def only_one(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """
     place = path.parent / f".{path.name}.lock"
     lock = FileLock(place)
-    try:
-        with writing(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if place.is_dir():
-                remove(place)
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if place.is_dir():
+            remove(place)
+        with contextlib.suppress(Timeout):
             lock.acquire(blocking=wait)
-    except Timeout:
+    if not lock.is_locked:
         yield False
         return
     try:

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from archwright.spec.errors import UserError
-from archwright.text.cache import cache_folder, only_one, writing
+from archwright.text.cache import cache_folder, only_one, sweep, writing
+from archwright.text.cache_contents import clean, entries
 
 
 def test_the_folder_follows_the_environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +58,98 @@ def test_a_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"), only_one(tmp_path / "file" / "thing"):
         pass
+
+
+def test_the_home_of_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARCHWRIGHT_CACHE", "~nobody-here/x")
+    with pytest.raises(UserError, match=r"ARCHWRIGHT_CACHE: .*no home folder is known"):
+        cache_folder()
+
+
+def test_no_lock_is_left(tmp_path: Path) -> None:
+    with only_one(tmp_path / "thing") as ours:
+        assert ours
+        with only_one(tmp_path / "thing", wait=False) as other:
+            assert not other
+    assert list(tmp_path.iterdir()) == []
+
+
+HASHES = [f"{i:032x}" for i in range(4)]
+
+
+def made(cache: Path, *names: str) -> list[Path]:
+    paths = [cache / name for name in names]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 100)
+    return paths
+
+
+def test_what_dead_processes_left_is_swept(cache: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = [
+        f"tokens/.{HASHES[0]}.lock",
+        f"tokens/.tmp-{HASHES[1]}-a_b1/shard-00000.bin",
+        f"tokenizers/.{HASHES[2]}.json.lock",
+        f"tokenizers/{HASHES[2]}.{dead.pid}.tmp",
+        f"measured/.{HASHES[3]}.json.{dead.pid}.tmp",
+    ]
+    kept = [
+        f"tokens/{HASHES[0]}/index.json",
+        "tokens/.tmp-mine",
+        "tokens/notes.lock",
+        f"tokenizers/{HASHES[2]}.json",
+        f"measured/.{HASHES[3]}.json.{os.getpid()}.tmp",
+        f"other/.{HASHES[0]}.lock",
+    ]
+    made(cache, *left, *kept)
+    with only_one(cache / "tokens" / HASHES[1]):  # somebody is making that one
+        sweep()
+        found = {str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file()}
+        assert found == {left[1], f"tokens/.{HASHES[1]}.lock", *kept}
+    sweep()
+    assert {str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file()} == set(kept)
+
+
+def test_contents_and_cleaning(cache: Path, tmp_path: Path) -> None:
+    ours = made(
+        cache,
+        f"tokens/{HASHES[0]}/index.json",
+        f"tokens/{HASHES[0]}/shard-00000.bin",
+        f"tokens/{HASHES[1]}/index.json",
+        f"tokenizers/{HASHES[2]}.json",
+        f"tokenizers/{HASHES[2]}.blake2",
+        f"measured/{HASHES[3]}.json",
+    )
+    mine = made(cache, "notes.txt", "tokens/notes.txt", f"tokens/{HASHES[2][1:]}/index.json")
+    outside = made(tmp_path / "outside", "index.json")
+    (cache / "tokens" / HASHES[3]).symlink_to(tmp_path / "outside")
+    (cache / "measured" / f"{HASHES[0]}.json").symlink_to(outside[0])
+    (cache / "tokens" / HASHES[1] / "link").symlink_to(tmp_path / "outside")
+    month_ago = time.time() - 30 * 86400
+    os.utime(cache / "tokens" / HASHES[0], (month_ago, month_ago))
+    found = [(entry.kind, entry.name, entry.size) for entry in entries()]
+    assert found == [
+        ("tokens", HASHES[1], 100),
+        ("tokens", HASHES[0], 200),
+        ("tokenizers", HASHES[2], 200),
+        ("measured", HASHES[3], 100),
+    ]
+    assert [entry.name for entry in clean(older_than=86400).removed] == [HASHES[0]]
+    with only_one(cache / "tokens" / HASHES[1]):
+        done = clean()
+    assert [entry.name for entry in done.busy] == [HASHES[1]]
+    assert [entry.kind for entry in clean().removed] == ["tokens"]
+    assert entries() == []
+    assert not any(path.exists() for path in ours)
+    assert all(path.exists() for path in (*mine, *outside))
+    assert not (cache / "tokenizers").exists()
+
+
+def test_a_folder_of_the_cache_that_is_a_link_is_left_alone(cache: Path, tmp_path: Path) -> None:
+    (path,) = made(tmp_path / "outside", f"{HASHES[0]}.json")
+    cache.mkdir()
+    (cache / "measured").symlink_to(tmp_path / "outside")
+    assert clean().removed == []
+    assert path.exists()

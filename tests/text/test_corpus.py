@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
-from archwright.text.corpus import Corpus, Documents, open_corpus, open_texts
+from archwright.text.corpus import Corpus, Documents, _documents, open_corpus, open_texts
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -251,3 +254,47 @@ def test_the_library_is_held_out_as_promised() -> None:
     assert 0.05 < share < 0.15
     assert all(is_held_out(d.name) for d in found.held_out)
     assert not any(is_held_out(d.name) for d in found.train)
+
+
+def test_an_integer_of_any_length_is_no_text(tmp_path: Path) -> None:
+    lines = [f'{{"id": {"7" * 5000}, "text": "text {i}"}}' for i in range(20)]
+    found = corpus(write(tmp_path / "a.jsonl", "\n".join(lines)))
+    assert sorted(texts(found.train) + texts(found.held_out)) == sorted(
+        f"text {i}" for i in range(20)
+    )
+    path = write(tmp_path / "b.jsonl", f'{{"text": {"7" * 5000}}}')
+    assert 'field "text" is float, not a string' in message(path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    for i in range(30):
+        (tmp_path / os.fsdecode(b"caf\xe9%d.txt" % i)).write_text(f"text {i}")
+    found = corpus(tmp_path)
+    assert len(texts(found.train) + texts(found.held_out)) == 30
+    named = texts(open_texts((str(tmp_path / os.fsdecode(b"caf\xe91.txt")),), DataSpec()))
+    assert named == ["text 1"]
+
+
+def test_a_name_is_hashed_alike_in_any_locale(tmp_path: Path) -> None:
+    """Where names are not read as UTF-8, the bytes of such a name come as surrogates."""
+    name = "über.txt"
+    plain = corpus(write(tmp_path / name, "text\n" * 100))
+    (file,) = plain.train.files
+    other = replace(
+        file, file=replace(file.file, name=os.fsencode(name).decode("ascii", "surrogateescape"))
+    )
+    made = _documents((other,), DataSpec(), plain.train.choose, 1, "tail/450/train")
+    assert made.fingerprint == plain.train.fingerprint
+
+
+@pytest.mark.parametrize("content", ["x", "é", "\n"])
+def test_a_single_character_is_too_short(tmp_path: Path, content: str) -> None:
+    assert "too short to hold out a part" in message(write(tmp_path / "one.txt", content))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such file")
+def test_a_file_whose_reading_fails_is_named() -> None:
+    assert (
+        message("/proc/self/mem") == 'data.text: cannot read "/proc/self/mem": Input/output error.'
+    )

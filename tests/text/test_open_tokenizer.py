@@ -1,5 +1,6 @@
 """The spec's tokenizer is trained once, on the training part, and kept."""
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -117,3 +118,14 @@ def test_an_unwritable_cache_is_told(
     monkeypatch.setenv("ARCHWRIGHT_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=f"cannot write to {tmp_path}/file"):
         open_tokenizer(TokenizerSpec(vocab_size=300), documents)
+
+
+def test_the_path_of_a_tokenizer_is_checked(documents: Documents, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, line in (
+        ("~nobody-here/x", "data.tokenizer.path: .*no home folder is known"),
+        (str(tmp_path / "pipe"), 'data.tokenizer.path: ".*pipe" is a pipe; expected a tokenizer'),
+        (str(tmp_path / "none"), "data.tokenizer.path: there is no file"),
+    ):
+        with pytest.raises(UserError, match=line):
+            open_tokenizer(TokenizerSpec(kind="file", path=path), documents)

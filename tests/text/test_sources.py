@@ -1,6 +1,8 @@
 """What the user writes finds the files that are meant, or one line says why not."""
 
 import io
+import os
+import socket
 import sysconfig
 from pathlib import Path
 
@@ -105,3 +107,24 @@ def test_all_missing_sources_are_told_at_once_one_line_each(tmp_path: Path) -> N
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert f'there is no folder "{tmp_path}/no"' in message(tmp_path / "no" / "file.txt")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_what_may_never_end_is_refused_by_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as there:
+        there.bind(str(tmp_path / "s"))
+        for path, kind in (("pipe", "a pipe"), ("s", "a socket"), ("/dev/zero", "a device")):
+            assert message(tmp_path / path) == (
+                f'data.text: "{tmp_path / path}" is {kind}, not a file. '
+                'Text on standard input is read by the name "-".'
+            )
+    write(tmp_path / "a.txt")
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_the_home_of_nobody_is_told() -> None:
+    assert message("~nobody-here/x") == (
+        'data.text: "~nobody-here/x": no home folder is known for "~nobody-here". '
+        "Write the folder out."
+    )

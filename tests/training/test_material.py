@@ -1,0 +1,99 @@
+"""A run goes on with the text and the tokenizer that it began with, or says which one is another."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
+from archwright.spec.run_spec import RunSpec
+from archwright.text.bpe import raw_bytes
+from archwright.text.tokenizer import Tokenizer
+from archwright.training.material import Material, gather, regain
+
+
+@pytest.fixture
+def folder(run: RunSpec, tmp_path: Path) -> RunFolder:
+    found = RunFolder(tmp_path / "run")
+    found.path.mkdir()
+    record(found, gather(run, found).record())
+    return found
+
+
+def record(folder: RunFolder, data: Any) -> None:
+    folder.environment_file.write_text(json.dumps({"data": data}))
+
+
+def same(one: Material, other: Material) -> bool:
+    return one.record() == other.record() and one.train[:].tolist() == other.train[:].tolist()
+
+
+def test_material_is_regained(run: RunSpec, folder: RunFolder, cache: Path) -> None:
+    first = regain(run, folder)
+    shutil.rmtree(cache)
+    assert same(regain(run, folder), first)
+    for path in cache.glob("tokens/*/shard-*.bin"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with pytest.warns(UserWarning, match="the cached tokens of data.text were damaged"):
+        assert same(regain(run, folder), first)
+
+
+def test_records_of_the_first_releases_are_read(run: RunSpec, folder: RunFolder) -> None:
+    data = folder.environment()["data"]
+    for side in ("train", "held_out"):
+        del data[side]["digest"]
+    record(folder, data)
+    assert len(regain(run, folder).train) == data["train"]["num_tokens"]
+
+
+def test_another_tokenizer_is_refused(run: RunSpec, folder: RunFolder) -> None:
+    Tokenizer(raw_bytes(["<|other|>"]), "<|other|>").save(folder.tokenizer_folder)
+    with pytest.raises(UserError) as caught:
+        regain(run, folder)
+    assert str(caught.value) == (
+        f"{folder.path}: the tokenizer has changed since this run began; bring the old tokenizer "
+        "back, or train anew with another --out"
+    )
+
+
+@pytest.mark.parametrize("key", ["num_tokens", "num_documents", "num_bytes", "digest"])
+def test_other_tokens_are_refused(run: RunSpec, folder: RunFolder, key: str) -> None:
+    data = folder.environment()["data"]
+    data["held_out"][key] = 7
+    record(folder, data)
+    with pytest.raises(UserError, match="the row of tokens has changed since this run began"):
+        regain(run, folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: None,
+        lambda data: [],
+        lambda data: data | {"tokenizer": 3},
+        lambda data: data | {"train": "x"},
+        lambda data: data | {"held_out": {}},
+        lambda data: data | {"files_skipped": None},
+    ],
+)
+def test_a_record_of_another_shape_is_told(
+    run: RunSpec, folder: RunFolder, change: Callable[[Any], Any]
+) -> None:
+    record(folder, change(folder.environment()["data"]))
+    with pytest.raises(UserError, match=r"environment\.json: found no record of the text"):
+        regain(run, folder)
+    folder.environment_file.write_text("{}")
+    with pytest.raises(UserError, match=r"environment\.json: found no record of the text"):
+        regain(run, folder)
+
+
+def test_a_store_at_an_impossible_place_is_made_again(run: RunSpec, folder: RunFolder) -> None:
+    first = regain(run, folder)
+    data = folder.environment()["data"]
+    data["train"]["store"] = "a\0b"
+    record(folder, data)
+    assert same(regain(run, folder), first)
