@@ -102,19 +102,20 @@ def prepare(
     """
     folder = RunFolder.create(pool / key(run, material), run)
     if not folder.settled:
-        material.tokenizer.save(folder.tokenizer_folder)
-        folder.write_spec(run)
-        told = environment(decisions)
-        told["decisions"]["together"] = {"value": _way(stack, decisions), "reason": why}
-        folder.write_environment(
-            told
-            | {
-                STACK: list(stack),
-                "code": code_version(),
-                "flops_per_token": flops_per_token,
-                "data": material.record(),
-            }
-        )
+        with folder.nothing_or_begun():
+            folder.write_tokenizer(material.tokenizer)
+            folder.write_spec(run)
+            told = environment(decisions)
+            told["decisions"]["together"] = {"value": _way(stack, decisions), "reason": why}
+            folder.write_environment(
+                told
+                | {
+                    STACK: list(stack),
+                    "code": code_version(),
+                    "flops_per_token": flops_per_token,
+                    "data": material.record(),
+                }
+            )
     return folder
 
 

@@ -87,8 +87,10 @@ def resume(folder: RunFolder | str | Path, *, quiet: bool = False) -> OpenRun:
         folder = RunFolder.open(folder)
     if not folder.finished:
         train_in(folder, finish, quiet=quiet)
-    elif not folder.report_file.exists():
-        report(folder)
+    else:
+        folder.sweep(folder.report_file)
+        if not folder.report_file.exists():
+            report(folder)
     return open_run(folder.path)
 
 

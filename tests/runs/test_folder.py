@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from archwright import checkpoint
+from archwright.checkpoint.started import FILE
 from archwright.runs import FORMAT, RunFolder, find
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
@@ -42,7 +43,7 @@ def test_a_run_is_made_and_opened(tmp_path: Path) -> None:
     assert opened.samples() == ""
     assert opened.checkpoints() == {}
     assert not opened.finished
-    assert sorted(contents(path)) == ["asked.toml", "lock", "spec.toml"]
+    assert sorted(contents(path)) == [FILE, "asked.toml", "lock", "spec.toml"]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -138,9 +139,12 @@ RunFolder.create(sys.argv[1], RunSpec(name="trial", budget="10steps"))
 
 
 def test_a_busy_folder_is_not_begun_anew(tmp_path: Path) -> None:
-    with RunFolder(tmp_path).lock(), pytest.raises(UserError, match="in use by process"):
-        RunFolder.create(tmp_path, SPEC)
-    assert not RunFolder(tmp_path).exists
+    run = RunFolder.create(tmp_path, SPEC)
+    with run.lock():
+        before = contents(tmp_path)
+        with pytest.raises(UserError, match="in use by process"):
+            RunFolder.create(tmp_path, SPEC.override("seed=1"))
+        assert contents(tmp_path) == before
 
 
 def test_opening_what_is_no_run(tmp_path: Path) -> None:
