@@ -82,7 +82,8 @@ def is_abandoned(path: Path, pid: int) -> bool:
     import psutil
 
     with contextlib.suppress(OSError):
-        return not psutil.pid_exists(pid) or time.time() - path.stat().st_mtime > _DAY
+        lives = pid < 2**31 and psutil.pid_exists(pid)
+        return not lives or time.time() - path.stat().st_mtime > _DAY
     return False
 
 

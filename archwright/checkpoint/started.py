@@ -180,7 +180,7 @@ def _written_as(name: str) -> str:
 
 
 def _is_plain(name: object) -> bool:
-    return isinstance(name, str) and bool(name) and Path(name).name == name and name != FILE
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..", FILE)
 
 
 def _remove(path: Path) -> None:

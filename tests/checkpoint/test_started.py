@@ -109,9 +109,13 @@ def test_a_link_is_no_record(tmp_path: Path, record: StartRecord) -> None:
 
 def test_folders_that_were_made_go_again(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(KeyError), folders_made(tmp_path / "a" / "b" / "c"):
-        (tmp_path / "a" / "mine").touch()
-        raise KeyError
+
+    def fails() -> None:
+        with folders_made(tmp_path / "a" / "b" / "c"):
+            (tmp_path / "a" / "mine").touch()
+            raise KeyError
+
+    pytest.raises(KeyError, fails)
     assert names(tmp_path / "a") == ["mine"]
 
 
@@ -119,9 +123,13 @@ def test_a_draft_takes_its_place_or_goes(tmp_path: Path) -> None:
     with drafted(tmp_path / "new" / "out", "export") as draft:
         (draft / "file").write_text("x")
     assert names(tmp_path / "new" / "out") == ["file"]
-    with pytest.raises(KeyError), drafted(tmp_path / "other" / "out", "export") as draft:
-        (draft / "file").write_text("x")
-        raise KeyError
+
+    def fails() -> None:
+        with drafted(tmp_path / "other" / "out", "export") as draft:
+            (draft / "file").write_text("x")
+            raise KeyError
+
+    pytest.raises(KeyError, fails)
     assert names(tmp_path) == ["new"]
     with pytest.raises(UserError, match="not empty"), drafted(tmp_path / "new", "export") as draft:
         pass
