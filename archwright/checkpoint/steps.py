@@ -153,7 +153,9 @@ def verify(path: Path, *, hashes: bool) -> None:
 def remove_stale(folder: str | Path) -> None:
     """Clear away what a killed process left half done; call it before the first `save`."""
     for path in Path(folder).glob(".tmp-*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if re.fullmatch(r"\.tmp-\d+", path.name):
+            shutil.rmtree(path, ignore_errors=True)
+    _remove_removed(Path(folder))
     for step, path in _set_aside(Path(folder)).items():
         target = path.with_name(f"step-{step}")
         with clear_errors(target):
@@ -257,6 +259,14 @@ def _drop_old(folder: Path, step: int, keep: int) -> None:
         if found <= step and found not in kept:
             with contextlib.suppress(OSError):  # the new one is safe; this may wait
                 remove_folder(path)
+    _remove_removed(folder)
+
+
+def _remove_removed(folder: Path) -> None:
+    """Remove what is left of checkpoints whose removal was cut off."""
+    for path in folder.glob(".tmp-removed-*"):
+        if re.fullmatch(r"\.tmp-removed-(step|old)-\d+", path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _found(folder: Path) -> dict[int, Path]:

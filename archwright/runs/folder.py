@@ -216,6 +216,17 @@ class RunFolder:
         assert {"kind", "step"} <= record.keys()
         append_record(self.probes_file, record)
 
+    def check_kept(self) -> None:
+        """Refuse to go on where the run was removed: what is written from now on would be no run.
+
+        Raises:
+            UserError: its spec is not there any more.
+        """
+        if not self.exists:
+            raise UserError(
+                f"{self.path} was removed while it was trained (it has no spec.toml any more): stopped."
+            )
+
     def cut_back(self, step: int) -> None:
         """Make the run what it was at `step`: later records and checkpoints go; with -1, all.
 

@@ -115,7 +115,8 @@ def test_folders_that_were_made_go_again(tmp_path: Path) -> None:
             (tmp_path / "a" / "mine").touch()
             raise KeyError
 
-    pytest.raises(KeyError, fails)
+    with pytest.raises(KeyError):
+        fails()
     assert names(tmp_path / "a") == ["mine"]
 
 
@@ -129,7 +130,8 @@ def test_a_draft_takes_its_place_or_goes(tmp_path: Path) -> None:
             (draft / "file").write_text("x")
             raise KeyError
 
-    pytest.raises(KeyError, fails)
+    with pytest.raises(KeyError):
+        fails()
     assert names(tmp_path) == ["new"]
     with pytest.raises(UserError, match="not empty"), drafted(tmp_path / "new", "export") as draft:
         pass
