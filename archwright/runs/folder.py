@@ -4,16 +4,20 @@ import contextlib
 import json
 import re
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json
 
 from archwright import checkpoint
 from archwright.checkpoint import atomic_write
 from archwright.checkpoint.disk import clear_errors, sweep
 from archwright.checkpoint.started import StartRecord, missing, remove_empty
 from archwright.runs.lock import BusyError, Holder, locked
-from archwright.runs.metrics import Record, append_record, cut_records, plain, read_records
+from archwright.runs.metrics import append_record, cut_records, plain, read_records
+from archwright.runs.records import Record, well_formed
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import diff, read_run, to_toml
 from archwright.spec.run_spec import RunSpec
@@ -139,12 +143,21 @@ class RunFolder:
         return read_records(self.probes_file)
 
     def environment(self) -> Record:
-        """Return what is known of the machine and the software; empty before that is written."""
+        """Return what is known of the machine and the software; empty before that is written.
+
+        Entries that are not what they should be are left out, with a warning.
+        """
         try:
-            found: Record = json.loads(_read_text(self.environment_file) or "{}")
+            found = from_json(_read_text(self.environment_file) or "{}")
         except ValueError as error:
             raise UserError(f"{self.environment_file} is not JSON: {error}.") from error
-        return found
+        if not isinstance(found, dict):
+            raise UserError(f"{self.environment_file} is damaged: it is no JSON object.")
+        whole, damaged = well_formed(found)
+        if damaged:
+            said = f"{self.environment_file}: left out as damaged: {', '.join(damaged)}."
+            warnings.warn(said, stacklevel=2)
+        return whole
 
     def samples(self) -> str:
         """Return what the model wrote; empty before it did."""

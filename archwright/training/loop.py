@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from archwright.runs import RunFolder
-from archwright.runs.metrics import Record
+from archwright.runs.records import Record
 from archwright.training.evaluation import Evaluation
 from archwright.training.interrupt import Interrupt
 from archwright.training.machine import peak_memory

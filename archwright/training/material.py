@@ -53,7 +53,7 @@ def regain(run: RunSpec, folder: RunFolder) -> Material:
     Raises:
         UserError: the text is not the same any more.
     """
-    recorded = folder.environment()["data"]
+    recorded = _recorded(folder)
     tokenizer = Tokenizer.load(folder.tokenizer_folder)
     try:
         stores = Prepared(*(TokenStore(Path(recorded[side]["store"])) for side in Prepared._fields))
@@ -65,7 +65,18 @@ def regain(run: RunSpec, folder: RunFolder) -> Material:
                 f"{folder.path}: the text has changed since this run began; "
                 "bring the old text back, or train anew with another --out"
             )
-    return Material(tokenizer, stores.train, stores.held_out, recorded["files_skipped"])
+    return Material(tokenizer, stores.train, stores.held_out, recorded.get("files_skipped", 0))
+
+
+def _recorded(folder: RunFolder) -> dict[str, Any]:
+    """Return what `Material.record` gave when the run began."""
+    data: dict[str, Any] = folder.environment().get("data", {})
+    if not all(data.get(side, {}).keys() >= {"text", "store"} for side in Prepared._fields):
+        raise UserError(
+            f"{folder.environment_file} is damaged: it does not say which text the run began with; "
+            "bring the file back, or train anew with another --out"
+        )
+    return data
 
 
 def _inherited(run: RunSpec) -> Tokenizer | None:

@@ -10,8 +10,8 @@ from archwright import checkpoint
 from archwright.planning.cost import flops_per_token
 from archwright.reporting.tensorboard import TensorBoardLog
 from archwright.runs import RUNS, RunFolder
-from archwright.runs.metrics import Record
 from archwright.runs.opened import OpenRun, open_run
+from archwright.runs.records import Record
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run

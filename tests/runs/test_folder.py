@@ -50,12 +50,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
     run.write_environment({"threads": 2, "peak": {"fp32": float("inf")}})
     run.write_samples("Once é\n")
-    run.append({"kind": "train", "step": 1, "loss": 2.5})
-    run.append_probes({"kind": "probes", "step": 1, "values": {"log_z": {"head": float("nan")}}})
-    assert run.probes() == [{"kind": "probes", "step": 1, "values": {"log_z": {"head": None}}}]
+    run.append({"kind": "note", "step": 1, "loss": 2.5})
+    seen = {"kind": "probes", "step": 1, "tokens": 8, "seconds": 0.5}
+    run.append_probes(seen | {"values": {"log_z": {"head": float("nan")}}})
+    assert run.probes() == [seen | {"values": {"log_z": {"head": None}}}]
     assert run.environment() == {"threads": 2, "peak": {"fp32": None}}
     assert run.samples() == "Once é\n"
-    assert run.metrics() == [{"kind": "train", "step": 1, "loss": 2.5}]
+    assert run.metrics() == [{"kind": "note", "step": 1, "loss": 2.5}]
 
 
 def test_an_equal_spec_comes_back_to_its_run(tmp_path: Path) -> None:
@@ -181,8 +182,8 @@ def test_mistakes_in_the_spec_name_its_file(tmp_path: Path) -> None:
 def test_cut_back(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
     for step in (0, 10, 20, 25):
-        run.append({"kind": "train", "step": step})
-        run.append_probes({"kind": "probes", "step": step, "values": {}})
+        run.append({"kind": "note", "step": step})
+        run.append_probes({"kind": "note", "step": step})
     paths = {step: make_checkpoint(run, step) for step in (10, 20)}
     (run.checkpoints_folder / ".tmp-25").mkdir()
     (run.path / ".spec.toml.123.tmp").touch()
