@@ -162,11 +162,9 @@ def _tensorboard(folder: RunFolder) -> Iterator[Callable[[Record], None]]:
 def _restore(folder: RunFolder, session: Session) -> str:
     """Go back to the newest checkpoint, if there is one; return how the run begins."""
     checkpoint.remove_stale(folder.checkpoints_folder)
-    newest = checkpoint.latest(folder.checkpoints_folder, hashes=True)
-    if newest is None:
+    if checkpoint.use_latest(folder.checkpoints_folder, session.restore) is None:
         folder.cut_back(-1)
         return "started"
-    session.restore(newest)
     folder.cut_back(session.standing.step)
     return "resumed" if session.standing.step else "started"
 
