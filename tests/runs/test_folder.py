@@ -139,6 +139,52 @@ RunFolder.create(sys.argv[1], RunSpec(name="trial", budget="10steps"))
     assert RunFolder.create(tmp_path / "run", SPEC).spec == SPEC
 
 
+@pytest.mark.parametrize(
+    "files", [["asked.toml"], ["asked.toml", "tokenizer"], ["spec.toml", "asked.toml"]]
+)
+def test_a_start_of_before_there_were_records_goes_on_or_is_left_alone(
+    files: list[str], tmp_path: Path
+) -> None:
+    """What a killed process of an earlier version left: the same run goes on, another one is refused."""
+    RunFolder.create(tmp_path / "made", SPEC)
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("lock", "lock.json", *files):
+        if name == "tokenizer":
+            (old / name).mkdir()
+            (old / name / "tokenizer.json").write_text("mine")
+        elif name != "lock.json":
+            (old / name).write_bytes((tmp_path / "made" / name).read_bytes())
+    before = contents(old)
+    with pytest.raises(UserError, match="holds another run|not empty"):
+        RunFolder.create(old, SPEC.override("seed=1"))
+    assert contents(old) == before
+    assert RunFolder.create(old, SPEC).spec == SPEC
+    assert {name: content for name, content in contents(old).items() if name in before} == before
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer", "asked.toml", "lock", "lock.json", ".hidden", ".a.tmp"]
+)
+def test_what_a_run_would_make_is_not_taken_for_its_own(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("mine") if name != "tokenizer" else path.mkdir()
+    with pytest.raises(UserError, match=f"not empty: it holds {name}"):
+        RunFolder.create(tmp_path, SPEC)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_the_record_of_a_start_goes_when_the_run_has_begun(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, SPEC)
+    with run.nothing_or_begun():
+        (tmp_path / ".spec.toml.99999999999.tmp").touch()
+        (tmp_path / ".spec.toml.999999999.tmp").touch()
+        run.write_environment({})
+    assert sorted(contents(tmp_path)) == [
+        *(".spec.toml.99999999999.tmp", "asked.toml", "environment.json", "lock", "spec.toml")
+    ]
+
+
 def test_a_busy_folder_is_not_begun_anew(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
     with run.lock():
@@ -218,6 +264,12 @@ def test_runs_are_found(tmp_path: Path) -> None:
 
 def test_a_damaged_environment_is_named(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
+    run.write_environment({"data": [1], "decisions": {"a": 3}, "cpu": "x", "memory_bytes": "much"})
+    with pytest.warns(UserWarning, match="left out as damaged: data, decisions, memory_bytes"):
+        assert run.environment() == {"cpu": "x"}
+    run.environment_file.write_text("[]")
+    with pytest.raises(UserError, match="no JSON object"):
+        run.environment()
     run.environment_file.write_text("{")
     with pytest.raises(UserError, match=r"environment\.json is not JSON"):
         run.environment()
