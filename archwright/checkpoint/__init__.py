@@ -12,6 +12,7 @@ from archwright.checkpoint.steps import (
     remove_after,
     remove_stale,
     save,
+    use_latest,
     verify,
 )
 from archwright.checkpoint.weights import read_metadata, read_model, take_weights, write_model
@@ -28,6 +29,7 @@ __all__ = [
     "remove_stale",
     "save",
     "take_weights",
+    "use_latest",
     "verify",
     "write_model",
 ]

@@ -3,7 +3,9 @@
 import contextlib
 import errno
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +65,29 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sweep(folder: Path, *names: str) -> None:
+    """Remove what `replacing` left in `folder` where its process died; `names` are patterns of the files it wrote."""
+    written = re.compile(rf"\.(?:{'|'.join(names)})\.(\d{{1,10}})\.tmp")
+    for path in folder.glob(".*.tmp"):
+        match = written.fullmatch(path.name)
+        if match and not path.is_symlink() and is_abandoned(path, int(match[1])):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def is_abandoned(path: Path, pid: int) -> bool:
+    """Return whether nobody writes `path` any more: its process is dead on this machine, or it is a day old."""
+    import psutil
+
+    with contextlib.suppress(OSError):
+        lives = pid < 2**31 and psutil.pid_exists(pid)
+        return not lives or time.time() - path.stat().st_mtime > _DAY
+    return False
+
+
+_DAY = 86_400.0  # seconds
 
 
 def remove_folder(folder: Path) -> None:

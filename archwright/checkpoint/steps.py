@@ -18,14 +18,17 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from archwright.checkpoint import contents, rng, weights
 from archwright.checkpoint import optimizers as _optimizers
-from archwright.checkpoint import rng, weights
 from archwright.checkpoint.disk import DamagedError, clear_errors, remove_folder, sync
-from archwright.checkpoint.tree import join, split
+from archwright.checkpoint.tree import split
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,19 +81,21 @@ def load(
     Returns the state that was given to `save`. When it raises, nothing was changed.
 
     Raises:
-        DamagedError: a file's size or hash is wrong.
+        DamagedError: a file's size or hash is wrong, or its content is none of a checkpoint.
         UserError: names, shapes, dtypes, ties or optimizers that do not fit, one line each.
     """
     path = Path(path)
     verify(path, hashes=True)
     saved = weights.of_file(path / _MODEL)
-    content = _read(path)
+    content = contents.read(path)
     problems = [
         *weights.misfits(saved, model),
         *_optimizers.optimizer_misfits(content["optimizers"], optimizers, model),
     ]
     if problems:
         raise UserError(*(f"{path}: {problem}" for problem in problems))
+    for name, optimizer in optimizers.items():
+        contents.check_optimizer(path, content["optimizers"][name], optimizer)
     weights.put(saved, model)
     for name, optimizer in optimizers.items():
         _optimizers.put_optimizer(content["optimizers"][name], optimizer)
@@ -108,10 +113,21 @@ def latest(folder: str | Path, *, hashes: bool = False) -> Path | None:
     Raises:
         DamagedError: there are checkpoints, but none of them is whole.
     """
+    return use_latest(folder, partial(verify, hashes=hashes))
+
+
+def use_latest(folder: str | Path, use: Callable[[Path], object]) -> Path | None:
+    """Call `use` with the newest complete checkpoint that it does not find damaged, and return that.
+
+    A damaged checkpoint is passed over with a warning. None where there is no checkpoint.
+
+    Raises:
+        DamagedError: there are checkpoints, but none of them is whole.
+    """
     damages = []
     for path in reversed(_found(Path(folder)).values()):
         try:
-            verify(path, hashes=hashes)
+            use(path)
         except DamagedError as damage:
             damages.append(str(damage))
         else:
@@ -153,7 +169,9 @@ def verify(path: Path, *, hashes: bool) -> None:
 def remove_stale(folder: str | Path) -> None:
     """Clear away what a killed process left half done; call it before the first `save`."""
     for path in Path(folder).glob(".tmp-*"):
-        shutil.rmtree(path, ignore_errors=True)
+        if re.fullmatch(r"\.tmp-\d+", path.name):
+            shutil.rmtree(path, ignore_errors=True)
+    _remove_removed(Path(folder))
     for step, path in _set_aside(Path(folder)).items():
         target = path.with_name(f"step-{step}")
         with clear_errors(target):
@@ -169,10 +187,8 @@ def remove_after(folder: str | Path, step: int) -> None:
 
 
 _MODEL = "model.safetensors"
-_OPTIMIZERS = "optimizers.safetensors"
-_STATE = "state.safetensors"
-_JSON = "state.json"
 _SEAL = "COMPLETE.json"
+_FILES = (_MODEL, contents.OPTIMIZERS, contents.STATE, contents.JSON)
 
 
 def _check_request(folder: Path, step: int, keep: int) -> None:
@@ -200,22 +216,9 @@ def _write(
     others: dict[str, Tensor] = {}
     content["generators"] = split(rng.read_generators(), "generators", others)
     content["state"] = split(state, "state", others)
-    weights.write_tensors(folder / _OPTIMIZERS, of_optimizers, {})
-    weights.write_tensors(folder / _STATE, others, {})
-    (folder / _JSON).write_text(json.dumps(content, indent=1))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content = json.loads((path / _JSON).read_text())
-    of_optimizers, _ = weights.read_tensors(path / _OPTIMIZERS)
-    others, _ = weights.read_tensors(path / _STATE)
-    # The generators and the caller get tensors of their own, not views of the file.
-    others = {name: tensor.clone() for name, tensor in others.items()}
-    return {
-        "optimizers": join(content["optimizers"], of_optimizers),
-        "generators": join(content["generators"], others),
-        "state": join(content["state"], others),
-    }
+    weights.write_tensors(folder / contents.OPTIMIZERS, of_optimizers, {})
+    weights.write_tensors(folder / contents.STATE, others, {})
+    (folder / contents.JSON).write_text(json.dumps(content, indent=1))
 
 
 def _seal(folder: Path, step: int) -> None:
@@ -257,6 +260,14 @@ def _drop_old(folder: Path, step: int, keep: int) -> None:
         if found <= step and found not in kept:
             with contextlib.suppress(OSError):  # the new one is safe; this may wait
                 remove_folder(path)
+    _remove_removed(folder)
+
+
+def _remove_removed(folder: Path) -> None:
+    """Remove what is left of checkpoints whose removal was cut off."""
+    for path in folder.glob(".tmp-removed-*"):
+        if re.fullmatch(r"\.tmp-removed-(step|old)-\d+", path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _found(folder: Path) -> dict[int, Path]:
@@ -291,21 +302,33 @@ def _is_complete(path: Path) -> bool:
 def _read_seal(path: Path) -> dict[str, tuple[int, str]]:
     """Return the size and hash that each file of the checkpoint should have."""
     try:
-        seal = json.loads((path / _SEAL).read_text())
-        number, files = int(seal["format"]), seal["files"].items()
-        expected = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in files}
+        seal = _Seal.model_validate_json((path / _SEAL).read_bytes())
     except FileNotFoundError as error:
         raise DamagedError(f"{path / _SEAL} is missing: no complete checkpoint.") from error
     except OSError as error:
         raise UserError(f"{path / _SEAL} cannot be read: {error.strerror}.") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except ValueError as error:
         raise DamagedError(f"{path / _SEAL} is damaged.") from error
-    if number > FORMAT:
+    if seal.format > FORMAT:
         raise UserError(
-            f"{path} is of checkpoint format {number}; this version of archwright reads formats "
+            f"{path} is of checkpoint format {seal.format}; this version of archwright reads formats "
             f"up to {FORMAT}. Install the version that wrote it."
         )
-    return expected
+    if missing := [name for name in _FILES if name not in seal.files]:
+        raise DamagedError(f"{path / _SEAL} is damaged: it lacks {missing[0]}.")
+    return {name: (file.bytes, file.sha256) for name, file in seal.files.items()}
+
+
+class _Sealed(BaseModel):
+    bytes: Annotated[int, Field(ge=0, lt=2**63)]
+    sha256: str
+
+
+class _Seal(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    format: Annotated[int, Field(ge=0, lt=2**31)]
+    files: dict[Annotated[str, Field(pattern=r"^[^/\\\x00]+$")], _Sealed]
 
 
 def _hash(file: Path) -> str:

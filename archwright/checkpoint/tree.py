@@ -47,9 +47,7 @@ def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what `split` was given."""
-    import torch
-
+    """Return what `split` was given. What it never wrote raises as its shape happens to."""
     if isinstance(value, list):
         return [join(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -60,7 +58,7 @@ def join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"$array": name}:
             return tensors[name].numpy()
         case {"$dtype": name}:
-            return getattr(torch, name)
+            return _dtype(name)
         case {"$float": text}:
             return float(text)
         case {"$tuple": items}:
@@ -69,6 +67,15 @@ def join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return {join(key, tensors): join(item, tensors) for key, item in items}
         case _:
             return {key: join(item, tensors) for key, item in value.items()}
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(name)
+    return found
 
 
 def _add(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:

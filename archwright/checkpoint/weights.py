@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic_core import from_json
+
 from archwright.checkpoint.disk import DamagedError, replacing
 from archwright.checkpoint.tree import join, split
 from archwright.spec.errors import UserError
@@ -105,10 +107,15 @@ def of_model(model: nn.Module) -> Weights:
 def of_file(path: Path) -> Weights:
     """Return the weights in the file at `path`; raises as `read_model` does."""
     tensors, metadata = read_tensors(path)
-    extra = join(json.loads(metadata.get(_EXTRA, "{}")), tensors)
     own = {name: t for name, t in tensors.items() if not name.startswith(f"{_EXTRA}/")}
-    ties = json.loads(metadata.get(_TIED, "{}"))
-    return Weights(own | {alias: own[name] for alias, name in ties.items()}, ties, extra)
+    try:
+        extra = dict(join(from_json(metadata.get(_EXTRA, "{}")), tensors))
+        ties = {
+            str(alias): str(name) for alias, name in from_json(metadata.get(_TIED, "{}")).items()
+        }
+        return Weights(own | {alias: own[name] for alias, name in ties.items()}, ties, extra)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DamagedError(f"{path} is damaged: what it says of itself does not fit.") from error
 
 
 def misfits(saved: Weights, model: nn.Module) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """archwright export"""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from archwright.cli.words import Parser, add_parts_option, check_run_parts, load_parts
 
@@ -25,7 +26,8 @@ def run(words: Sequence[str]) -> int:
     check_run_parts(options.run, load_parts(options.parts))
     from archwright.hf import FAMILIES, export_run
 
+    before = Path(options.folder).is_dir() and any(Path(options.folder).iterdir())
     family = export_run(options.run, options.folder, options.family)
     print(f"family  {family} ({FAMILIES[family].architecture})")
-    print(f"folder  {options.folder}")
+    print(f"folder  {options.folder}{' (there already, value by value)' if before else ''}")
     return 0

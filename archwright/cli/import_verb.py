@@ -25,14 +25,16 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="RUN", help="the run folder (default: runs/NAME)")
     options = parser.parse(words)
     from archwright.hf import import_run
-    from archwright.runs import RUNS
+    from archwright.runs import RUNS, RunFolder
 
     name = Path(options.folder).resolve().name
     if not name:
         raise UserError(f"import what? {options.folder} has no name")
-    made, model = import_run(options.folder, options.out or RUNS / name)
+    out = Path(options.out or RUNS / name)
+    before = RunFolder(out).begun
+    made, model = import_run(options.folder, out)
     print(repr(model))
     if not made.tokenizer_folder.is_dir():
         print("tokenizer  none in the folder: eval, generate and train need one")
-    print(f"run        {made.path}")
+    print(f"run        {made.path}{' (there already, bit for bit)' if before else ''}")
     return 0

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from archwright.checkpoint.disk import clear_errors
-from archwright.checkpoint.weights import write_tensors
+from archwright.checkpoint.started import StartRecord, drafted
+from archwright.checkpoint.weights import read_tensors, write_tensors
 from archwright.hf.exporting import exportable
 from archwright.hf.family import Family
 from archwright.hf.keys import Slot
@@ -38,7 +37,7 @@ def save(
     """Write a model as a folder that `transformers` loads, and return the family it was written as.
 
     config.json, generation_config.json, safetensors and, if one is given, the tokenizer's files; tensors keep
-    their dtype. The folder appears whole or not at all.
+    their dtype. The folder appears whole or not at all; one that holds just that already is left as it is.
 
     Args:
         family: which one, where several have all of the model's choices; by default the one that the model
@@ -51,44 +50,91 @@ def save(
     folder = Path(folder)
     chosen = exportable(model.spec, family or CAME_FROM.get(model, ""))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: not empty; expected a new or empty folder")
-    with _whole(folder) as draft:
+        if not _is_export(folder, model, chosen, tokenizer, max_shard_bytes):
+            raise UserError(f"{folder}: not empty; expected a new or empty folder")
+        StartRecord(folder).finish()  # where a process was killed right after the folder was whole
+        return chosen.model_type
+    if not folder.name:
+        raise UserError(f"{folder}: expected the name of a new folder")
+    with drafted(folder, "export") as draft:
         _write_weights(model, chosen, draft, max_shard_bytes)
-        _write_configs(model, chosen, draft, tokenizer)
-        if tokenizer is not None:
-            tokenizer.save(draft)
+        _write_small_files(model, chosen, draft, tokenizer)
     return chosen.model_type
 
 
-@contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """Yield a folder beside `folder` that takes its place at the end; nothing is left of it on an error."""
-    draft = folder.parent / f".{folder.name}.tmp"
-    with clear_errors(folder):
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        try:
-            yield draft
-            if folder.exists():
-                folder.rmdir()
-            draft.rename(folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+def _is_export(
+    folder: Path, model: Decoder, family: Family, tokenizer: Tokenizer | None, most: int
+) -> bool:
+    """Tell whether `folder` holds what would be written into it, value by value, and nothing else."""
+    if not folder.is_dir():
+        return False
+    begun = StartRecord(folder)
+    there = begun.others() if begun.names is not None else [p.name for p in folder.iterdir()]
+    shards = list(_weight_files(model, family, most))
+    with tempfile.TemporaryDirectory() as scratch:
+        _write_small_files(model, family, Path(scratch), tokenizer)
+        _write_index(Path(scratch), shards, tensors_of(model))
+        small = {path.name: path.read_bytes() for path in Path(scratch).iterdir()}
+    if sorted(there) != sorted([*small, *(file for file, _ in shards)]):
+        return False
+    return all(
+        (folder / name).is_file() and (folder / name).read_bytes() == content
+        for name, content in small.items()
+    ) and all(_holds(folder / file, shard, tensors_of(model)) for file, shard in shards)
+
+
+def _holds(file: Path, shard: Mapping[str, Slot], tensors: Mapping[str, Tensor]) -> bool:
+    """Tell whether a file holds exactly these tensors."""
+    try:
+        found, _ = read_tensors(file)
+    except UserError:
+        return False
+    return found.keys() == shard.keys() and all(
+        found[name].dtype == (wanted := _foreign(slot, tensors)).dtype
+        and torch.equal(found[name], wanted)
+        for name, slot in shard.items()
+    )
+
+
+def _write_small_files(
+    model: Decoder, family: Family, folder: Path, tokenizer: Tokenizer | None
+) -> None:
+    _write_configs(model, family, folder, tokenizer)
+    if tokenizer is not None:
+        tokenizer.save(folder)
 
 
 def _write_weights(model: Decoder, family: Family, folder: Path, most: int) -> None:
     tensors = tensors_of(model)
-    shards = _shards(family.slots(model.spec, tensors), tensors, most)
-    total, names = 0, dict[str, str]()
-    for i, shard in enumerate(shards):
-        file = WEIGHTS if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+    shards = list(_weight_files(model, family, most))
+    for file, shard in shards:
         foreign = {name: _foreign(slot, tensors) for name, slot in shard.items()}
         write_tensors(folder / file, foreign, {"format": "pt"})
-        total += sum(tensor.nbytes for tensor in foreign.values())
-        names |= dict.fromkeys(foreign, file)
+    _write_index(folder, shards, tensors)
+
+
+def _write_index(
+    folder: Path, shards: list[tuple[str, dict[str, Slot]]], tensors: Mapping[str, Tensor]
+) -> None:
+    """Say which file holds which tensor, where there are several."""
     if len(shards) > 1:
+        total = sum(_num_bytes(slot, tensors) for _, shard in shards for slot in shard.values())
+        names = {name: file for file, shard in shards for name in shard}
         table = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
         _write_json(folder / INDEX, table)
+
+
+def _weight_files(
+    model: Decoder, family: Family, most: int
+) -> Iterator[tuple[str, dict[str, Slot]]]:
+    """Yield the name of each file of tensors, and what it holds."""
+    tensors = tensors_of(model)
+    shards = _shards(family.slots(model.spec, tensors), tensors, most)
+    for i, shard in enumerate(shards):
+        yield (
+            WEIGHTS if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors",
+            shard,
+        )
 
 
 def _shards(
@@ -98,13 +144,17 @@ def _shards(
     shards: list[dict[str, Slot]] = [{}]
     size = 0
     for name, slot in slots.items():
-        own = torch.Size(slot.shape(tensors)).numel() * _dtype(slot, tensors).itemsize
+        own = _num_bytes(slot, tensors)
         if shards[-1] and size + own > most:
             shards.append({})
             size = 0
         shards[-1][name] = slot
         size += own
     return shards
+
+
+def _num_bytes(slot: Slot, tensors: Mapping[str, Tensor]) -> int:
+    return torch.Size(slot.shape(tensors)).numel() * _dtype(slot, tensors).itemsize
 
 
 def _foreign(slot: Slot, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from archwright import checkpoint
 from archwright.hf.families import FAMILIES
 from archwright.hf.loading import load
@@ -21,7 +23,7 @@ FAMILY = "family"
 
 def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]:
     """Make a run folder of a foreign one: its spec, its weights in the dtype that they have, its tokenizer;
-    return it with the model.
+    return it with the model. A run folder that holds just that already is left as it is.
 
     Raises:
         UserError: what `load` refuses, or a folder that holds something else; nothing is then left behind.
@@ -31,11 +33,13 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
     source = f"{Path(folder).resolve().name}, a {FAMILIES[loaded.family].architecture}"
     model = loaded.spec.model_copy(update={"source": source, "name": path.name})
     run = RunFolder.create(path, RunSpec(name=path.name, model=model))
-    if run.begun:
-        raise UserError(f"{path} holds a run already; give --out a new folder")
-    with run.nothing_or_begun(), run.lock():
+    if run.metrics() or run.settled or run.checkpoints():
+        if not (run.finished and _is_same(run, loaded.model)):
+            raise UserError(f"{path} holds a run already; give --out a new folder")
+        return run, loaded.model
+    with run.lock(), run.nothing_or_begun():
         if loaded.tokenizer is not None:
-            loaded.tokenizer.save(run.tokenizer_folder)
+            run.write_tokenizer(loaded.tokenizer)
         told = {"archwright": "model", "spec": model.hash(), FAMILY: loaded.family}
         checkpoint.write_model(run.model_file, loaded.model, told)
         done = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
@@ -57,6 +61,16 @@ def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
         folder,
         Tokenizer.load(tokenizer) if tokenizer.is_dir() else None,
         family=family or _came_from(RunFolder(run)),
+    )
+
+
+def _is_same(run: RunFolder, model: Decoder) -> bool:
+    """Tell whether a run's weights are those of a model, bit for bit."""
+    if not run.model_file.is_file():
+        return False
+    saved, own = checkpoint.read_model(run.model_file), model.state_dict()
+    return saved.keys() == own.keys() and all(
+        saved[name].dtype == own[name].dtype and torch.equal(saved[name], own[name]) for name in own
     )
 
 

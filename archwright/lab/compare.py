@@ -1,13 +1,14 @@
 """The verb of the lab: from the names of architectures to a verdict on which is better."""
 
-import shutil
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from archwright.checkpoint import atomic_write
-from archwright.checkpoint.disk import clear_errors
+from archwright.checkpoint.disk import sweep
+from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.lab import plan as plans
 from archwright.lab.asked import command_of, load, study_of
 from archwright.lab.execution import Execution
@@ -27,6 +28,15 @@ from archwright.training.interrupt import Interrupt, interruptions
 
 STUDIES = Path("studies")
 """Where studies are kept when the user names no folder."""
+
+STUDY = "study.toml"
+
+LOCKS = ("lock", "lock.json")
+
+FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", plans.PLAN)
+"""What a study's folder gets until it is planned, beside locks and a tokenizer."""
+
+LAST = ("report.html", "runs.csv", "curves.csv", "replicates.csv", "effects.csv")
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -69,12 +79,13 @@ def compare(
     study = study_of(*words, **options, parts=load(files))
     path = Path(out) if out else STUDIES / slug(study.name)
     command = command_of(study, path, out, parts)
-    with planned_or_gone(path), (folder := open_study(path, study)).lock():
+    with open_study(path, study) as folder:
         with Workers(usable_cores(), path / "log.txt", files) as crew:
             plan = plans.saved(study, folder)
             if plan is None:
                 plan = Planner(study, folder, crew, progress(quiet).say).plan()
                 plans.save(plan, folder)
+                StartRecord(path).finish()
             execution = Execution(plan, path, Path(runs))
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(plan))
@@ -107,7 +118,8 @@ def plan(
     path = Path(out) if out else STUDIES / slug(study.name)
     known = path / plans.PLAN
     if known.is_file():
-        folder = open_study(path, study)
+        _check_place(path, study)
+        folder = RunFolder(path)
         found = plans.saved(study, folder)
         assert found
         return found
@@ -117,22 +129,74 @@ def plan(
             return Planner(study, RunFolder(scratch), crew).plan()
 
 
-def open_study(path: Path, study: StudySpec) -> RunFolder:
-    """Return the folder of a study, made if it is not there.
+@contextmanager
+def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
+    """Yield the folder of a study, made if it is not there, and keep other processes off it.
+
+    If the block fails before the study is planned, all that was made goes again, so that a mistake leaves nothing
+    behind.
 
     Raises:
-        UserError: it holds another study, or anything else.
+        UserError: it holds another study, or anything else; it is then left as it was.
     """
-    file = path / "study.toml"
-    if file.is_file() and (path / plans.PLAN).exists():
-        _check_same(path, read_study(file), study)
-    elif path.exists() and not file.is_file() and any(path.iterdir()):
-        raise UserError(f"{path} is not a study and not empty. Give --out a new or empty folder")
+    _check_place(path, study)
+    record, folder = StartRecord(path), RunFolder(path)
+    with folders_made(path):
+        if not _is_planned(path):
+            record.begin("compare")
+            record.add(*LOCKS)
+        with folder.lock(), _planned_or_gone(path, record):
+            _begin(path, study, record)
+            yield folder
+
+
+def _begin(path: Path, study: StudySpec, record: StartRecord) -> None:
+    """Write the first file of a study that is not planned yet; clear away what a killed process left."""
+    if _is_planned(path):
+        record.finish()
     else:
-        with clear_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
-        atomic_write(file, to_toml(study))
-    return RunFolder(path)
+        record.undo(keep=LOCKS)
+        record.add(*FIRST)
+        if not (path / STUDY).exists():
+            atomic_write(path / STUDY, to_toml(study))
+    sweep(path, *(re.escape(name) for name in (*LOCKS, *FIRST, *LAST)))
+    sweep(path / "variants", r".+\.toml")
+
+
+def _check_place(path: Path, study: StudySpec) -> None:
+    """Refuse a folder of another study, or of anything but what a start of ours wrote down or would write."""
+    if _is_planned(path):
+        _check_same(path, read_study(path / STUDY), study)
+        return
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; --out must name a folder")
+    others = StartRecord(path).others()
+    if others and not _was_asked_for(path, study, others):
+        raise UserError(
+            f"{path} is not a study and not empty: it holds {others[0]}"
+            f"{f' and {len(others) - 1} more' if others[1:] else ''}. Give --out a new or empty folder"
+        )
+
+
+def _was_asked_for(path: Path, study: StudySpec, names: Sequence[str]) -> bool:
+    """Tell whether a study of before there were records was killed here while it was planned."""
+    file = path / STUDY
+    known = (STUDY, *LOCKS, "log.txt", "tokenizer")
+    return file.is_file() and set(names) <= set(known) and file.read_text("utf-8") == to_toml(study)
+
+
+def _is_planned(path: Path) -> bool:
+    return (path / STUDY).is_file() and (path / plans.PLAN).exists()
+
+
+@contextmanager
+def _planned_or_gone(path: Path, record: StartRecord) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if not (path / plans.PLAN).exists():
+            record.undo()
+        raise
 
 
 def _check_same(path: Path, there: StudySpec, asked: StudySpec) -> None:
@@ -146,19 +210,3 @@ def _check_same(path: Path, there: StudySpec, asked: StudySpec) -> None:
         raise UserError(
             f"{path} was made with other choices from outside: give {needed}, unchanged, or another --out"
         )
-
-
-@contextmanager
-def planned_or_gone(path: Path) -> Iterator[None]:
-    """Remove a study's folder if the block fails before the study is planned, so that a mistake leaves nothing
-    behind."""
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    try:
-        yield
-    except BaseException:
-        if made and not (path / plans.PLAN).exists():
-            shutil.rmtree(path, ignore_errors=True)
-            for folder in made[1:]:
-                with suppress(OSError):
-                    folder.rmdir()
-        raise

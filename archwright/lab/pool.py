@@ -13,7 +13,7 @@ import torch
 import archwright
 from archwright.lab.results import Point, RunResult
 from archwright.runs import RunFolder
-from archwright.runs.metrics import Record
+from archwright.runs.records import Record
 from archwright.spec.read import to_toml
 from archwright.spec.run_spec import RunSpec
 from archwright.training.machine import Decisions, environment
@@ -102,19 +102,20 @@ def prepare(
     """
     folder = RunFolder.create(pool / key(run, material), run)
     if not folder.settled:
-        material.tokenizer.save(folder.tokenizer_folder)
-        folder.write_spec(run)
-        told = environment(decisions)
-        told["decisions"]["together"] = {"value": _way(stack, decisions), "reason": why}
-        folder.write_environment(
-            told
-            | {
-                STACK: list(stack),
-                "code": code_version(),
-                "flops_per_token": flops_per_token,
-                "data": material.record(),
-            }
-        )
+        with folder.nothing_or_begun():
+            folder.write_tokenizer(material.tokenizer)
+            folder.write_spec(run)
+            told = environment(decisions)
+            told["decisions"]["together"] = {"value": _way(stack, decisions), "reason": why}
+            folder.write_environment(
+                told
+                | {
+                    STACK: list(stack),
+                    "code": code_version(),
+                    "flops_per_token": flops_per_token,
+                    "data": material.record(),
+                }
+            )
     return folder
 
 
@@ -126,8 +127,8 @@ def stack_of(folder: RunFolder) -> list[str]:
 def part(folder: RunFolder, why: str) -> None:
     """Let a run that was begun in a stack go on alone."""
     told = folder.environment()
-    told["decisions"]["together"] = {"value": "alone", "reason": why}
-    folder.write_environment(told | {STACK: []})
+    decisions = told.get("decisions", {}) | {"together": {"value": "alone", "reason": why}}
+    folder.write_environment(told | {"decisions": decisions, STACK: []})
 
 
 def _way(stack: Sequence[str], decisions: Decisions) -> str:
@@ -155,12 +156,12 @@ def read(folder: RunFolder, variant: str, seed: int, rate: float, command: str) 
     diverged = outcome(folder) == DIVERGED
     steps = [r for r in records if r["kind"] == "train"]
     evaluations = [r for r in records if r["kind"] == "eval"]
-    initial = _number(steps[0]["loss"]) if steps else math.log(_vocab_size(folder))
+    initial = _number(steps[0].get("loss")) if steps else math.log(_vocab_size(folder))
     end = math.inf if diverged or not evaluations else _number(evaluations[-1]["nats_per_token"])
     bits_per_nat = _bits_per_nat(evaluations) or math.nan
     last = steps[-1] if steps else {}
     cpu = float(last.get("cpu_seconds", math.nan))
-    busy = float(last.get("seconds", math.nan)) if told["gpu"] else cpu
+    busy = float(last.get("seconds", math.nan)) if told.get("gpu") else cpu
     return RunResult(
         key=folder.path.name,
         variant=variant,
@@ -173,8 +174,8 @@ def read(folder: RunFolder, variant: str, seed: int, rate: float, command: str) 
         seconds=float(last.get("seconds", math.nan)),
         cpu_seconds=cpu,
         tokens_per_second=float(last.get("tokens", math.nan)) / busy,
-        memory_bytes=max((float(r["memory_bytes"]) for r in steps), default=math.nan),
-        curve=[_point(r, float(told["flops_per_token"])) for r in evaluations],
+        memory_bytes=max((float(r.get("memory_bytes") or 0) for r in steps), default=math.nan),
+        curve=[_point(r, float(told.get("flops_per_token", math.nan))) for r in evaluations],
         lengths={
             int(r["name"]): _number(r.get("nats_per_token"))
             for r in records
@@ -201,7 +202,7 @@ def _point(record: Record, flops_per_token: float) -> Point:
         step=record["step"],
         tokens=record["tokens"],
         flops=record["tokens"] * flops_per_token,
-        seconds=float(record["cpu_seconds"]),
+        seconds=float(record.get("cpu_seconds", math.nan)),
         loss=_number(record["nats_per_token"]),
     )
 

@@ -236,7 +236,11 @@ def level(value: float, text: str) -> dict[str, Any]:
 
 def _marks(history: History) -> list[dict[str, Any]]:
     """Mark where a run was resumed or stopped."""
-    lines = [event for event in history.events if event["name"] in ("resumed", "stopped")]
+    lines = [
+        event
+        for event in history.events
+        if event["name"] in ("resumed", "stopped") and event.keys() >= set(_ALONG)
+    ]
     return [
         {"along": _with_flops({k: line[k] for k in _ALONG}, history), "text": line["name"]}
         for line in lines

@@ -19,6 +19,7 @@ def write_report(run_folder: RunFolder) -> Path:
     The page is one file that requests nothing. A run without an evaluation, of one step, or stopped
     early has a page too, which says so.
     """
+    run_folder.sweep(run_folder.report_file)
     atomic_write(run_folder.report_file, run_page(read_history(run_folder)).html())
     return run_folder.report_file
 

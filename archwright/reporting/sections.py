@@ -47,7 +47,7 @@ def events(history: History, result: Result) -> Section | None:
         Row(
             (
                 words.exact(event["step"]),
-                words.duration(event["seconds"]),
+                words.duration(event.get("seconds", 0.0)),
                 event["name"].replace("_", " "),
                 event.get("text", ""),
             )

@@ -2,20 +2,28 @@
 
 import contextlib
 import json
-import shutil
+import re
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json
 
 from archwright import checkpoint
 from archwright.checkpoint import atomic_write
-from archwright.checkpoint.disk import clear_errors
-from archwright.runs.lock import Holder, locked
-from archwright.runs.metrics import Record, append_record, cut_records, plain, read_records
+from archwright.checkpoint.disk import clear_errors, sweep
+from archwright.checkpoint.started import StartRecord, missing, remove_empty
+from archwright.runs.lock import BusyError, Holder, locked
+from archwright.runs.metrics import append_record, cut_records, plain, read_records
+from archwright.runs.records import Record, well_formed
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import diff, read_run, to_toml
 from archwright.spec.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from archwright.text.tokenizer import Tokenizer
 
 FORMAT = 1
 """Number of the layout; a folder of a higher one is for a later archwright."""
@@ -48,6 +56,7 @@ class RunFolder:
         self.report_file = self.path / "report.html"
         self.lock_file = self.path / "lock"
         self.holder_file = self.path / "lock.json"
+        self._record = StartRecord(self.path)
         self._made: list[Path] | None = None
         """The folders that `create` made, the run's first; None where it began nothing."""
 
@@ -58,7 +67,7 @@ class RunFolder:
     def create(cls, path: str | Path, spec: RunSpec) -> "RunFolder":
         """Begin a run of `spec` at `path`, or return the run of an equal spec that is there.
 
-        A run that was asked for but never begun, as its process was killed, makes place.
+        What a start that was killed has written down as its own makes place, if the run was never begun.
 
         Raises:
             UserError: the folder holds a run of another spec (the differences are named) or
@@ -67,7 +76,7 @@ class RunFolder:
         run = cls(path)
         if run.exists:
             run._check_format()
-        if not run.begun and not run._asks_for(spec):
+        if not run.begun and not run._asks_for(spec, run.spec_file):
             run._begin(spec)
         run._check_asked(spec)
         return run
@@ -134,12 +143,21 @@ class RunFolder:
         return read_records(self.probes_file)
 
     def environment(self) -> Record:
-        """Return what is known of the machine and the software; empty before that is written."""
+        """Return what is known of the machine and the software; empty before that is written.
+
+        Entries that are not what they should be are left out, with a warning.
+        """
         try:
-            found: Record = json.loads(_read_text(self.environment_file) or "{}")
+            found = from_json(_read_text(self.environment_file) or "{}")
         except ValueError as error:
             raise UserError(f"{self.environment_file} is not JSON: {error}.") from error
-        return found
+        if not isinstance(found, dict):
+            raise UserError(f"{self.environment_file} is damaged: it is no JSON object.")
+        whole, damaged = well_formed(found)
+        if damaged:
+            said = f"{self.environment_file}: left out as damaged: {', '.join(damaged)}."
+            warnings.warn(said, stacklevel=2)
+        return whole
 
     def samples(self) -> str:
         """Return what the model wrote; empty before it did."""
@@ -161,7 +179,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def nothing_or_begun(self) -> Iterator[None]:
-        """Remove what `create` made if the block fails before the run has begun.
+        """Remove what `create` made if the block fails before the run has begun; for the holder of the lock.
 
         So a mistake in the text, say, leaves no folder behind that is in the way of the next try.
         """
@@ -171,6 +189,9 @@ class RunFolder:
             if self._made is not None and not self.begun:
                 self._discard(self._made)
             raise
+        if self.begun:
+            self.sweep()
+            self._record.finish()
 
     def write_spec(self, spec: RunSpec) -> None:
         """Record the run with what the machine decided, never to be decided again."""
@@ -184,6 +205,20 @@ class RunFolder:
         """Keep what the model wrote, in place of what it wrote before."""
         atomic_write(self.samples_file, text)
 
+    def write_tokenizer(self, tokenizer: "Tokenizer") -> None:
+        """Keep what makes the run's tokens.
+
+        Raises:
+            UserError: another tokenizer is there, which the run did not make.
+        """
+        folder = self.tokenizer_folder
+        self._record.add(folder.name)
+        if folder.exists() and folder.name not in (self._record.names or ()):
+            self._check_tokenizer(tokenizer)
+            return
+        with clear_errors(folder):
+            tokenizer.save(folder)
+
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record, which has at least `kind` and `step`, to the metrics."""
         assert {"kind", "step"} <= record.keys()
@@ -194,6 +229,17 @@ class RunFolder:
         assert {"kind", "step"} <= record.keys()
         append_record(self.probes_file, record)
 
+    def check_kept(self) -> None:
+        """Refuse to go on where the run was removed: what is written from now on would be no run.
+
+        Raises:
+            UserError: its spec is not there any more.
+        """
+        if not self.exists:
+            raise UserError(
+                f"{self.path} was removed while it was trained (it has no spec.toml any more): stopped."
+            )
+
     def cut_back(self, step: int) -> None:
         """Make the run what it was at `step`: later records and checkpoints go; with -1, all.
 
@@ -203,61 +249,87 @@ class RunFolder:
         cut_records(self.probes_file, step)
         checkpoint.remove_after(self.checkpoints_folder, step)
         checkpoint.remove_stale(self.checkpoints_folder)
-        for stale in self.path.glob(".*.tmp"):
-            stale.unlink(missing_ok=True)
+        self.sweep()
+        self._record.finish()
+
+    def sweep(self, *files: Path) -> None:
+        """Remove what a killed process had not finished of some files; of all, for the holder of the lock."""
+        sweep(self.path, *(re.escape(path.name) for path in files or self._files))
 
     def _begin(self, spec: RunSpec) -> None:
-        self._check_empty()
-        self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        with self.nothing_or_begun():
+        self._check_free(spec)
+        self._made = missing(self.path)
+        locks = [self.lock_file.name, self.holder_file.name]
+        try:
             with clear_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-            with self.lock():
+            self._record.begin("run")
+            self._record.add(*locks)
+            with self.lock(), self.nothing_or_begun():
                 if not self.begun:
-                    self._remove(self.asked_file, self.tokenizer_folder)
-                    atomic_write(self.asked_file, _spec_text(spec))
-                    # Last: it makes the folder a run.
-                    atomic_write(self.spec_file, _spec_text(spec))
+                    self._record.undo(keep=locks)
+                    self._write_first(spec)
+        except BusyError:
+            raise
+        except UserError:  # the disk refused even a lock
+            self._discard(self._made)
+            raise
+
+    def _write_first(self, spec: RunSpec) -> None:
+        self._record.add(self.asked_file.name, self.spec_file.name)
+        if not self.asked_file.exists():
+            atomic_write(self.asked_file, _spec_text(spec))
+        # Last: it makes the folder a run.
+        atomic_write(self.spec_file, _spec_text(spec))
 
     def _discard(self, folders: list[Path]) -> None:
-        """Remove a run that was not begun, and the `folders` as far as nothing else is in them."""
-        self._remove(*(self.path / name for name in self._first_names))
-        self._remove(*self.path.glob(".*.tmp"))
-        for folder in folders:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-    def _remove(self, *paths: Path) -> None:
-        for path in paths:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        """Remove what was made of a run that was not begun, and the `folders` as far as nothing else is in them."""
+        self._record.undo()
+        remove_empty(folders)
 
     @property
-    def _first_names(self) -> list[str]:
-        """What a run holds before it is begun."""
-        files = (self.spec_file, self.asked_file, self.lock_file, self.holder_file)
-        return [path.name for path in (*files, self.tokenizer_folder)]
+    def _files(self) -> list[Path]:
+        """What is written in one piece."""
+        return [
+            *(self.spec_file, self.asked_file, self.holder_file, self.environment_file),
+            *(self.metrics_file, self.probes_file, self.samples_file),
+            *(self.model_file, self.report_file),
+        ]
 
-    def _check_empty(self) -> None:
-        """Refuse a folder with anything in it but a run that was not begun."""
+    def _check_free(self, spec: RunSpec) -> None:
+        """Refuse a folder with anything in it but what a start of ours wrote down, or an equal run that was asked for
+        before there were such records."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; --out must name a folder.")
-        names = sorted(p.name for p in self.path.glob("*") if p.name not in self._first_names)
-        others = [name for name in names if not (name.startswith(".") and name.endswith(".tmp"))]
-        if others:
-            raise UserError(
-                f"{self.path} is not a run folder and not empty: it holds {others[0]}"
-                f"{f' and {len(others) - 1} more' if others[1:] else ''}. "
-                f"Give --out a new or empty folder."
-            )
+        others = self._record.others()
+        if not others or self._was_asked_for(spec, others):
+            return
+        if self.exists and self._record.names is None:
+            self._check_asked(spec)
+        raise UserError(
+            f"{self.path} is not a run folder and not empty: it holds {others[0]}"
+            f"{f' and {len(others) - 1} more' if others[1:] else ''}. "
+            f"Give --out a new or empty folder."
+        )
+
+    def _was_asked_for(self, spec: RunSpec, names: list[str]) -> bool:
+        files = (self.asked_file, self.lock_file, self.holder_file, self.tokenizer_folder)
+        return set(names) <= {path.name for path in files} and self._asks_for(spec, self.asked_file)
+
+    def _check_tokenizer(self, tokenizer: "Tokenizer") -> None:
+        from archwright.text.tokenizer import Tokenizer
+
+        with contextlib.suppress(UserError):
+            if Tokenizer.load(self.tokenizer_folder).fingerprint == tokenizer.fingerprint:
+                return
+        raise UserError(
+            f"{self.tokenizer_folder} is not the tokenizer of this run and was not made by it. "
+            f"Move it away, or give --out a new or empty folder."
+        )
 
     def _check_format(self) -> None:
-        text = _read_text(self.spec_file)
-        try:
-            found = tomllib.loads(text).get("format")
-        except tomllib.TOMLDecodeError as error:
-            raise UserError(f"{self.spec_file} is damaged: it is not TOML: {error}.") from error
-        if type(found) is not int:
+        found = _format(self.spec_file)
+        if found is None:
             raise UserError(f"{self.spec_file} has no format number: this is not a run folder.")
         if found > FORMAT:
             raise UserError(
@@ -267,11 +339,18 @@ class RunFolder:
 
     @property
     def _asked(self) -> RunSpec:
-        return _read_spec(self.asked_file if self.asked_file.exists() else self.spec_file)
+        return _read_spec(self._asked_or_spec)
 
-    def _asks_for(self, spec: RunSpec) -> bool:
+    @property
+    def _asked_or_spec(self) -> Path:
+        return self.asked_file if self.asked_file.exists() else self.spec_file
+
+    def _asks_for(self, spec: RunSpec, file: Path) -> bool:
+        """Tell whether a run of an equal spec was asked for, of which `file` is there."""
         with contextlib.suppress(UserError):
-            return self.exists and self._asked == spec
+            return (
+                file.is_file() and _format(self._asked_or_spec) is not None and self._asked == spec
+            )
         return False
 
     def _check_asked(self, spec: RunSpec) -> None:
@@ -304,6 +383,18 @@ def _spec_text(spec: RunSpec) -> str:
     return f"format = {FORMAT}\n{to_toml(spec)}"
 
 
+def _format(path: Path) -> int | None:
+    """Return the number of the layout that a spec's file names, None where it names none."""
+    try:
+        found = tomllib.loads(_read_text(path)).get("format")
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a ValueError too where a number has thousands of digits
+        raise UserError(f"{path} is damaged: it is not TOML: {error}.") from error
+    return found if type(found) is int else None
+
+
 def _read_spec(path: Path) -> RunSpec:
     try:
         return read_run(path)
@@ -317,7 +408,7 @@ def _parts(path: Path) -> dict[str, str]:
     try:
         found = tomllib.loads(_read_text(path)).get("parts", [])
         return {str(part["name"]): str(part["sha256"]) for part in found}
-    except (tomllib.TOMLDecodeError, TypeError, KeyError):
+    except (ValueError, RecursionError, TypeError, KeyError):
         return {}
 
 

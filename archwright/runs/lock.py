@@ -5,22 +5,30 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from archwright.checkpoint.disk import atomic_write, clear_errors
 from archwright.spec.errors import UserError
 
 
-@dataclass(frozen=True)
+class BusyError(UserError):
+    """Another process holds the lock, or may."""
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True))
 class Holder:
     """The process that holds a lock, or did when it died."""
 
-    pid: int
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
     host: str
     since: str
-    started: float
+    started: Annotated[float, Field(allow_inf_nan=False)]
     """When the process itself began, in seconds of the epoch: numbers of processes are reused."""
 
     def __str__(self) -> str:
@@ -35,7 +43,7 @@ def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
     behind counts as a lock too.
 
     Raises:
-        UserError: another process holds it; the message says which, and since when.
+        BusyError: another process holds it; the message says which, and since when.
     """
     # Only training locks; `archwright list` need not wait for this import.
     from filelock import FileLock, Timeout
@@ -45,11 +53,11 @@ def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
         try:
             lock.acquire(blocking=False)
         except Timeout as error:  # an OSError, too
-            raise UserError(_busy(lock_file, _read_holder(holder_file))) from error
+            raise BusyError(_busy(lock_file, _read_holder(holder_file))) from error
     try:
         before = _read_holder(holder_file)
         if before and not _is_gone(before):
-            raise UserError(_perhaps_busy(holder_file, before))
+            raise BusyError(_perhaps_busy(holder_file, before))
         atomic_write(holder_file, json.dumps(asdict(_ourselves())) + "\n")
         try:
             yield before
@@ -88,8 +96,8 @@ _CLOCK_SHIFT = 2.0  # seconds by which a corrected clock moves the start of a pr
 def _read_holder(path: Path) -> Holder | None:
     """Return who wrote the file; None when there is none, or what is there says nothing."""
     try:
-        return Holder(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return TypeAdapter(Holder).validate_json(path.read_bytes())
+    except (OSError, ValueError):
         return None
 
 

@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from archwright.checkpoint.disk import atomic_write, clear_errors
-
-Record = dict[str, Any]
+from archwright.runs.records import Record, read_record
 
 
 def read_records(path: Path) -> list[Record]:
     """Return the records in the file at `path`, oldest first; none when there is no file.
 
     A last line that its writer did not finish is left out, as is, with a warning, any other line
-    that is no record.
+    that is no record or lacks what its kind needs.
     """
     records, damaged = [], []
     for number, line in enumerate(_whole_lines(path), start=1):
-        if (record := _parse(line)) is not None:
+        if (record := read_record(line)) is not None:
             records.append(record)
         else:
             damaged.append(number)
@@ -57,7 +56,7 @@ def cut_records(path: Path, step: int) -> None:
     """Drop the records of later steps than `step`, and damaged lines, all at once or not at all."""
     kept = b""
     for line in _whole_lines(path):
-        record = _parse(line)
+        record = read_record(line)
         if record is not None and record["step"] <= step:
             kept += line
     if path.exists() and kept != path.read_bytes():
@@ -79,14 +78,6 @@ def _whole_lines(path: Path) -> list[bytes]:
     """Return the lines that end, each with its end."""
     content = path.read_bytes() if path.exists() else b""
     return [line + b"\n" for line in content.split(b"\n")[:-1]]
-
-
-def _parse(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and {"kind", "step"} <= record.keys() else None
 
 
 def _cut_torn_line(file: Any) -> int:

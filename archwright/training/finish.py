@@ -33,7 +33,9 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
         written = stream(
             session.model, tokenizer, top_p=0.95, max_tokens=SAMPLE_TOKENS, seed=session.run.seed
         )
-        folder.write_samples("".join(written))
+        text = "".join(written)
+    folder.check_kept()
+    folder.write_samples(text)
     metadata = {"archwright": "model", "spec": session.model.spec.hash()}
     checkpoint.write_model(folder.model_file, session.model, metadata)
     loop.record("event", name="finished", text=f"{session.num_steps} steps")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from archwright.runs import RunFolder
-from archwright.runs.metrics import Record
+from archwright.runs.records import Record
 from archwright.training.evaluation import Evaluation
 from archwright.training.interrupt import Interrupt
 from archwright.training.machine import peak_memory
@@ -95,11 +95,13 @@ class Loop:
             "cpu_seconds": round(standing.cpu_seconds, 4),
             **values,
         }
+        self.folder.check_kept()
         self.folder.append(record)
         self.log(record)
 
     def save(self) -> None:
         """Write a checkpoint."""
+        self.folder.check_kept()
         with self.progress.doing("saving"):
             self.session.save(self.folder.checkpoints_folder)
         self._saved_at = time.monotonic()
@@ -160,6 +162,7 @@ class Loop:
             "seconds": round(self.session.standing.seconds, 4),
             "values": {name: _rounded(rows) for name, rows in probes.values.items()},
         }
+        self.folder.check_kept()
         self.folder.append_probes(record)
 
     def _watch(self, loss: float) -> None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from archwright.checkpoint.disk import clear_errors
 from archwright.data.prepare import Prepared, prepare
 from archwright.data.store import StoreError, TokenStore
 from archwright.runs import RunFolder
@@ -46,8 +45,7 @@ def gather(run: RunSpec, folder: RunFolder) -> Material:
     corpus = open_corpus(run.data)
     tokenizer = _inherited(run) or open_tokenizer(run.data.tokenizer, corpus.train)
     stores = prepare(corpus, tokenizer)
-    with clear_errors(folder.tokenizer_folder):
-        tokenizer.save(folder.tokenizer_folder)
+    folder.write_tokenizer(tokenizer)
     return Material(tokenizer, stores.train, stores.held_out, len(corpus.skipped))
 
 

@@ -6,17 +6,20 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 
 from archwright import checkpoint
 from archwright.data.batches import Batch, Batches
 from archwright.model.decoder import Decoder
 from archwright.optim import Optimizers, build_optimizers, learning_rate
+from archwright.runs.records import Count, Seconds
 from archwright.spec.run_spec import RunSpec
 from archwright.training.compiling import uncompiled
 from archwright.training.precision import Precision
@@ -27,15 +30,15 @@ PROBED_TOKENS = 4096
 """Tokens of the pass that probes look at."""
 
 
-@dataclass
+@dataclass(config=ConfigDict(strict=True, extra="forbid"))
 class Standing:
     """Where a training stands; with the weights and the optimizers' state, all that a resume needs."""
 
-    step: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
+    step: Count = 0
+    seconds: Seconds = 0.0
+    cpu_seconds: Seconds = 0.0
     """Processor time of steps, all threads added up; it does not grow when others use the machine."""
-    spikes: int = 0
+    spikes: Count = 0
     recent: list[float] = field(default_factory=list)
     """The last losses, by which a spike is known."""
 
@@ -177,10 +180,24 @@ class Session:
         )
 
     def restore(self, path: Path) -> None:
-        """Go back to a checkpoint."""
+        """Go back to a checkpoint.
+
+        Raises:
+            DamagedError: it is not whole, or none of a session; the session is then to be restored from another.
+        """
         state: dict[str, Any] = checkpoint.load(path, model=self.model, optimizers=self.optimizers)
-        self.precision.restore(state.pop("precision"))
-        self.standing = Standing(**state)
+        try:
+            self.precision.restore(state.pop("precision"))
+            standing = Standing(**state)
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise checkpoint.DamagedError(
+                f"{path} is damaged: it is none of a training."
+            ) from error
+        if standing.step > self.num_steps:
+            raise checkpoint.DamagedError(
+                f"{path} is damaged: it is of step {standing.step} of {self.num_steps}."
+            )
+        self.standing = standing
 
     @property
     def _clip(self) -> float | None:

@@ -10,8 +10,8 @@ from archwright import checkpoint
 from archwright.planning.cost import flops_per_token
 from archwright.reporting.tensorboard import TensorBoardLog
 from archwright.runs import RUNS, RunFolder
-from archwright.runs.metrics import Record
 from archwright.runs.opened import OpenRun, open_run
+from archwright.runs.records import Record
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
@@ -87,8 +87,10 @@ def resume(folder: RunFolder | str | Path, *, quiet: bool = False) -> OpenRun:
         folder = RunFolder.open(folder)
     if not folder.finished:
         train_in(folder, finish, quiet=quiet)
-    elif not folder.report_file.exists():
-        report(folder)
+    else:
+        folder.sweep(folder.report_file)
+        if not folder.report_file.exists():
+            report(folder)
     return open_run(folder.path)
 
 
@@ -160,11 +162,9 @@ def _tensorboard(folder: RunFolder) -> Iterator[Callable[[Record], None]]:
 def _restore(folder: RunFolder, session: Session) -> str:
     """Go back to the newest checkpoint, if there is one; return how the run begins."""
     checkpoint.remove_stale(folder.checkpoints_folder)
-    newest = checkpoint.latest(folder.checkpoints_folder, hashes=True)
-    if newest is None:
+    if checkpoint.use_latest(folder.checkpoints_folder, session.restore) is None:
         folder.cut_back(-1)
         return "started"
-    session.restore(newest)
     folder.cut_back(session.standing.step)
     return "resumed" if session.standing.step else "started"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from archwright import checkpoint
+from archwright.checkpoint.started import FILE
 from archwright.runs import FORMAT, RunFolder, find
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
@@ -42,19 +43,20 @@ def test_a_run_is_made_and_opened(tmp_path: Path) -> None:
     assert opened.samples() == ""
     assert opened.checkpoints() == {}
     assert not opened.finished
-    assert sorted(contents(path)) == ["asked.toml", "lock", "spec.toml"]
+    assert sorted(contents(path)) == [FILE, "asked.toml", "lock", "spec.toml"]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
     run.write_environment({"threads": 2, "peak": {"fp32": float("inf")}})
     run.write_samples("Once é\n")
-    run.append({"kind": "train", "step": 1, "loss": 2.5})
-    run.append_probes({"kind": "probes", "step": 1, "values": {"log_z": {"head": float("nan")}}})
-    assert run.probes() == [{"kind": "probes", "step": 1, "values": {"log_z": {"head": None}}}]
+    run.append({"kind": "note", "step": 1, "loss": 2.5})
+    seen = {"kind": "probes", "step": 1, "tokens": 8, "seconds": 0.5}
+    run.append_probes(seen | {"values": {"log_z": {"head": float("nan")}}})
+    assert run.probes() == [seen | {"values": {"log_z": {"head": None}}}]
     assert run.environment() == {"threads": 2, "peak": {"fp32": None}}
     assert run.samples() == "Once é\n"
-    assert run.metrics() == [{"kind": "train", "step": 1, "loss": 2.5}]
+    assert run.metrics() == [{"kind": "note", "step": 1, "loss": 2.5}]
 
 
 def test_an_equal_spec_comes_back_to_its_run(tmp_path: Path) -> None:
@@ -137,10 +139,59 @@ RunFolder.create(sys.argv[1], RunSpec(name="trial", budget="10steps"))
     assert RunFolder.create(tmp_path / "run", SPEC).spec == SPEC
 
 
-def test_a_busy_folder_is_not_begun_anew(tmp_path: Path) -> None:
-    with RunFolder(tmp_path).lock(), pytest.raises(UserError, match="in use by process"):
+@pytest.mark.parametrize(
+    "files", [["asked.toml"], ["asked.toml", "tokenizer"], ["spec.toml", "asked.toml"]]
+)
+def test_a_start_of_before_there_were_records_goes_on_or_is_left_alone(
+    files: list[str], tmp_path: Path
+) -> None:
+    """What a killed process of an earlier version left: the same run goes on, another one is refused."""
+    RunFolder.create(tmp_path / "made", SPEC)
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in ("lock", "lock.json", *files):
+        if name == "tokenizer":
+            (old / name).mkdir()
+            (old / name / "tokenizer.json").write_text("mine")
+        elif name != "lock.json":
+            (old / name).write_bytes((tmp_path / "made" / name).read_bytes())
+    before = contents(old)
+    with pytest.raises(UserError, match="holds another run|not empty"):
+        RunFolder.create(old, SPEC.override("seed=1"))
+    assert contents(old) == before
+    assert RunFolder.create(old, SPEC).spec == SPEC
+    assert {name: content for name, content in contents(old).items() if name in before} == before
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer", "asked.toml", "lock", "lock.json", ".hidden", ".a.tmp"]
+)
+def test_what_a_run_would_make_is_not_taken_for_its_own(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("mine") if name != "tokenizer" else path.mkdir()
+    with pytest.raises(UserError, match=f"not empty: it holds {name}"):
         RunFolder.create(tmp_path, SPEC)
-    assert not RunFolder(tmp_path).exists
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_the_record_of_a_start_goes_when_the_run_has_begun(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, SPEC)
+    with run.nothing_or_begun():
+        (tmp_path / ".spec.toml.99999999999.tmp").touch()
+        (tmp_path / ".spec.toml.999999999.tmp").touch()
+        run.write_environment({})
+    assert sorted(contents(tmp_path)) == [
+        *(".spec.toml.99999999999.tmp", "asked.toml", "environment.json", "lock", "spec.toml")
+    ]
+
+
+def test_a_busy_folder_is_not_begun_anew(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, SPEC)
+    with run.lock():
+        before = contents(tmp_path)
+        with pytest.raises(UserError, match="in use by process"):
+            RunFolder.create(tmp_path, SPEC.override("seed=1"))
+        assert contents(tmp_path) == before
 
 
 def test_opening_what_is_no_run(tmp_path: Path) -> None:
@@ -177,8 +228,8 @@ def test_mistakes_in_the_spec_name_its_file(tmp_path: Path) -> None:
 def test_cut_back(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
     for step in (0, 10, 20, 25):
-        run.append({"kind": "train", "step": step})
-        run.append_probes({"kind": "probes", "step": step, "values": {}})
+        run.append({"kind": "note", "step": step})
+        run.append_probes({"kind": "note", "step": step})
     paths = {step: make_checkpoint(run, step) for step in (10, 20)}
     (run.checkpoints_folder / ".tmp-25").mkdir()
     (run.path / ".spec.toml.123.tmp").touch()
@@ -213,6 +264,12 @@ def test_runs_are_found(tmp_path: Path) -> None:
 
 def test_a_damaged_environment_is_named(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
+    run.write_environment({"data": [1], "decisions": {"a": 3}, "cpu": "x", "memory_bytes": "much"})
+    with pytest.warns(UserWarning, match="left out as damaged: data, decisions, memory_bytes"):
+        assert run.environment() == {"cpu": "x"}
+    run.environment_file.write_text("[]")
+    with pytest.raises(UserError, match="no JSON object"):
+        run.environment()
     run.environment_file.write_text("{")
     with pytest.raises(UserError, match=r"environment\.json is not JSON"):
         run.environment()

@@ -13,7 +13,7 @@ from archwright.spec.errors import UserError
 
 
 def record(step: int, **values: object) -> dict:
-    return {"kind": "train", "step": step, **values}
+    return {"kind": "note", "step": step, **values}
 
 
 def test_what_is_appended_is_read(tmp_path: Path) -> None:
@@ -50,9 +50,9 @@ def test_damaged_lines_are_left_out_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     append_record(path, record(1))
     with path.open("ab") as file:
-        file.write(b"\0\0\0\n[1]\n")
+        file.write(b'\0\0\0\n[1]\n{"step": 3}\n{"kind": "train"}\n')
     append_record(path, record(2))
-    with pytest.warns(UserWarning, match="2 damaged lines are left out, the first is line 2"):
+    with pytest.warns(UserWarning, match="4 damaged lines are left out, the first is line 2"):
         assert read_records(path) == [record(1), record(2)]
     cut_records(path, 5)
     assert read_records(path) == [record(1), record(2)]
@@ -103,7 +103,7 @@ from archwright.runs.metrics import append_record
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 step = 0
 while True:
-    append_record(Path({str(path)!r}), {{"kind": "train", "step": (step := step + 1)}})
+    append_record(Path({str(path)!r}), {{"kind": "notes", "step": (step := step + 1)}})
 """
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,0 +1,157 @@
+"""What a checkpoint holds beside the weights: read, and checked before anything is set from it.
+
+The seal of a checkpoint says that files are as they were written, not that we wrote them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json
+
+from archwright.checkpoint import weights
+from archwright.checkpoint.disk import DamagedError
+from archwright.checkpoint.tree import join
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+OPTIMIZERS = "optimizers.safetensors"
+STATE = "state.safetensors"
+JSON = "state.json"
+
+WRONG = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(OverflowError, RecursionError, RuntimeError),
+)
+"""What reading or setting raises where the data are of another shape than was saved."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return optimizers, generators and the caller's state of the checkpoint at `path`.
+
+    Raises:
+        DamagedError: they are not what `save` writes.
+    """
+    of_optimizers, _ = weights.read_tensors(path / OPTIMIZERS)
+    others, _ = weights.read_tensors(path / STATE)
+    # The generators and the caller get tensors of their own, not views of the file.
+    others = {name: tensor.clone() for name, tensor in others.items()}
+    try:
+        content = from_json((path / JSON).read_bytes())
+        found = {
+            "optimizers": join(content["optimizers"], of_optimizers),
+            "generators": join(content["generators"], others),
+            "state": join(content["state"], others),
+        }
+        _Content.model_validate(found)
+        _try_generators(found["generators"])
+    except WRONG as error:
+        raise DamagedError(
+            f"{path / JSON} is damaged: it is not what a checkpoint holds."
+        ) from error
+    return found
+
+
+def check_optimizer(path: Path, saved: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Check that a saved state, of an optimizer of the same class and parameters, can be set and used.
+
+    Raises:
+        DamagedError: it cannot.
+    """
+    if problem := next(_problems(saved["state_dict"], optimizer), ""):
+        raise DamagedError(f"{path / JSON} is damaged: {problem}.")
+
+
+class _StateDict(BaseModel):
+    state: dict[int, dict[str, Any]]
+    param_groups: list[dict[str, Any]]
+
+
+class _Optimizer(BaseModel):
+    class_: str = Field(alias="class")
+    parameters: list[list[str]]
+    state_dict: _StateDict
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    optimizers: dict[str, _Optimizer]
+    state: dict[Any, Any]
+
+
+def _try_generators(state: Mapping[str, Any]) -> None:
+    """Set generators that nobody uses, which raises where that is not possible."""
+    import numpy as np
+    import torch
+
+    torch.Generator().set_state(state["torch"])
+    if not all(isinstance(one, torch.Tensor) and one.dtype == torch.uint8 for one in state["cuda"]):
+        raise TypeError("generators of CUDA")
+    inner = state["numpy"]["state"]
+    if not 0 <= inner["pos"] <= len(inner["key"]) == 624:  # numpy does not look
+        raise ValueError("generator of numpy")
+    np.random.RandomState(0).set_state(state["numpy"])
+    version, words, gauss = state["python"]
+    if gauss is not None and not isinstance(gauss, float):
+        raise TypeError("generator of Python")
+    random.Random(0).setstate((version, tuple(words.tolist()), gauss))
+
+
+def _problems(saved: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
+    own, groups = optimizer.param_groups, saved["param_groups"]
+    indices = [group.get("params") for group in groups]
+    expected, number = [], 0
+    for group in own:
+        expected.append(list(range(number, number + len(group["params"]))))
+        number += len(group["params"])
+    if indices != expected:
+        yield "its parameter groups are others"
+        return
+    for here, there in zip(own, groups, strict=True):
+        yield from (f"{key} of an optimizer" for key in here if not _alike(here, there, key))
+    parameters = [parameter for group in own for parameter in group["params"]]
+    for index, state in saved["state"].items():
+        if not 0 <= index < number:
+            yield "it has a state of no parameter"
+        else:
+            yield from (f"{key} of an optimizer" for key in _misshapen(state, parameters[index]))
+
+
+def _alike(here: Mapping[str, Any], there: Mapping[str, Any], key: str) -> bool:
+    """Tell whether a group's saved option is of the kind that the optimizer has; what it lacks, torch may add."""
+    value = here[key]
+    if key == "params":
+        return True
+    if isinstance(value, tuple | list):
+        found = there.get(key)
+        return isinstance(found, tuple | list) and [_is_number(v) for v in found] == [
+            _is_number(v) for v in value
+        ]
+    return not _is_number(value) or _is_number(there.get(key))
+
+
+def _is_number(value: object) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+
+
+def _misshapen(state: Mapping[str, Any], parameter: Tensor) -> Iterator[str]:
+    """Yield the names of moments that do not have the shape of their parameter, and of a step that is no number."""
+    for name in _LIKE_PARAMETER:
+        if name in state and getattr(state[name], "shape", None) != parameter.shape:
+            yield name
+    if "step" in state and not _is_number(state["step"]):
+        yield "step"

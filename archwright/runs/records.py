@@ -1,0 +1,150 @@
+"""What a record, and the environment, have to look like to be read: files may be damaged, or edited by hand."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+Record = dict[str, Any]
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Some = Annotated[int, Field(gt=0, lt=2**53)]
+Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, lt=1e12)]
+Number = Whole | Finite | None
+"""What was measured; null stands for what was not finite."""
+
+
+class _Any(BaseModel):
+    """A record of any kind; fields that are not named may hold anything."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    kind: str
+    step: Count
+    tokens: Count = 0
+    seconds: Seconds = 0.0
+    cpu_seconds: Seconds = 0.0
+    name: str = ""
+    text: str = ""
+
+
+class _Train(_Any):
+    tokens: Count
+    seconds: Seconds
+    loss: Number = None
+    z_loss: Number = None
+    router_loss: Number = None
+    grad_norm: Number = None
+    lr: Number = None
+    tokens_per_second: Number = None
+    utilisation: Number = None
+    memory_bytes: Number = None
+
+
+class _Evaluation(_Any):
+    tokens: Count
+    seconds: Seconds
+    nats_per_token: Number
+    perplexity: Number
+    bits_per_byte: Number
+    num_tokens: Some
+    num_bytes: Count
+
+
+class _Baseline(_Any):
+    name: str
+    bits_per_byte: Finite
+    num_bytes: Count = 0
+
+
+class _Event(_Any):
+    name: str
+
+
+class _Length(_Any):
+    name: Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+    nats_per_token: Number = None
+
+
+class _Probes(_Any):
+    tokens: Count
+    seconds: Seconds
+    values: dict[str, dict[str, Number]]
+
+
+_KINDS: dict[str, type[_Any]] = {
+    "train": _Train,
+    "eval": _Evaluation,
+    "baseline": _Baseline,
+    "event": _Event,
+    "length": _Length,
+    "probes": _Probes,
+}
+
+
+def read_record(line: bytes) -> Record | None:
+    """Return the record that a line of JSON holds, None where it is no record with what its kind needs."""
+    try:
+        record = from_json(line, allow_inf_nan=False)
+        kind = record["kind"] if isinstance(record, dict) else None
+        _KINDS.get(kind if isinstance(kind, str) else "", _Any).model_validate(record)
+    except (ValueError, KeyError):
+        return None
+    return dict(record)
+
+
+class _Text(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    num_tokens: Some
+    num_documents: Count
+    num_bytes: Count
+    store: str = ""
+    text: str = ""
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    train: _Text
+    held_out: _Text
+    files_skipped: Count = 0
+    tokenizer: str = ""
+
+
+class _Decision(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    value: str | bool | Number
+    reason: str
+
+
+_Other: TypeAdapter[Any] = TypeAdapter(str | bool | Number | list[Any] | dict[str, Any])
+_Size: TypeAdapter[Any] = TypeAdapter(Count)
+_ENVIRONMENT: dict[str, TypeAdapter[Any]] = {
+    "num_parameters": TypeAdapter(Count),
+    "flops_per_token": TypeAdapter(Annotated[float, Field(ge=0, lt=1e30)]),
+    "peak_flops": TypeAdapter(dict[str, Annotated[float, Field(gt=0, lt=1e30)]]),
+    "decisions": TypeAdapter(dict[str, _Decision]),
+    "data": TypeAdapter(_Data),
+    "stack": TypeAdapter(list[str]),
+}
+
+
+def well_formed(environment: Mapping[str, Any]) -> tuple[Record, list[str]]:
+    """Return an environment without the entries that are not what they should be, and the names of those."""
+    damaged = [key for key, value in environment.items() if not _fits(key, value)]
+    return {key: value for key, value in environment.items() if key not in damaged}, damaged
+
+
+def _fits(key: str, value: object) -> bool:
+    try:
+        _ENVIRONMENT.get(key, _Size if key.endswith("bytes") else _Other).validate_python(
+            value, strict=True
+        )
+    except ValidationError:
+        return False
+    return True
