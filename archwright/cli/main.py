@@ -90,6 +90,7 @@ def _prepare_process() -> None:
     wait_briefly()
     # Its plugins belong to other programs; looking for them takes a tenth of a short command.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    os.environ["PYTHONSAFEPATH"] = "1"  # for compilers' processes, too: nothing of the current folder is imported
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a model may write what a console cannot show
