@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from archwright.runs.metrics import Record, append_record, cut_records, plain, r
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import diff, read_run, to_toml
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.toml import parse_toml
 
 FORMAT = 1
 """Number of the layout; a folder of a higher one is for a later archwright."""
@@ -254,8 +254,8 @@ class RunFolder:
     def _check_format(self) -> None:
         text = _read_text(self.spec_file)
         try:
-            found = tomllib.loads(text).get("format")
-        except tomllib.TOMLDecodeError as error:
+            found = parse_toml(text).get("format")
+        except ValueError as error:
             raise UserError(f"{self.spec_file} is damaged: it is not TOML: {error}.") from error
         if type(found) is not int:
             raise UserError(f"{self.spec_file} has no format number: this is not a run folder.")
@@ -315,9 +315,9 @@ def _read_spec(path: Path) -> RunSpec:
 
 def _parts(path: Path) -> dict[str, str]:
     try:
-        found = tomllib.loads(_read_text(path)).get("parts", [])
+        found = parse_toml(_read_text(path)).get("parts", [])
         return {str(part["name"]): str(part["sha256"]) for part in found}
-    except (tomllib.TOMLDecodeError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return {}
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from archwright import checkpoint
 from archwright.data.held_out import HeldOut
+from archwright.format import printable
 from archwright.generation.writing import stream
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
@@ -33,7 +34,7 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
         written = stream(
             session.model, tokenizer, top_p=0.95, max_tokens=SAMPLE_TOKENS, seed=session.run.seed
         )
-        folder.write_samples("".join(written))
+        folder.write_samples(printable("".join(written)))
     metadata = {"archwright": "model", "spec": session.model.spec.hash()}
     checkpoint.write_model(folder.model_file, session.model, metadata)
     loop.record("event", name="finished", text=f"{session.num_steps} steps")

@@ -22,8 +22,7 @@ NAMES = (
 """What the program needs, and what that needs."""
 
 HOSTILE = """
-from pathlib import Path
-Path("IMPORTED").open("a").write(__name__)
+open("IMPORTED", "a").write(__name__)
 raise ImportError("not this one")
 """
 
