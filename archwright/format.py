@@ -1,6 +1,7 @@
 """Values as text that a terminal may be given. A run, a checkpoint, a file's name or a model's own words may hold
 characters that move the cursor, set the clipboard or turn what follows around."""
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, TextIO
@@ -9,6 +10,8 @@ QUOTED = 200
 """Most characters of what an error quotes."""
 LINE = 1000
 """Most characters of an error."""
+DIGITS = 40
+"""Most digits of an integer that is written out."""
 
 STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, ESC and BEL among them, but tab and the end of a line
@@ -36,6 +39,12 @@ def shortened(text: str, most: int = QUOTED) -> str:
         return text
     before = (most - 3) // 2
     return f"{text[:before]}...{text[before + 3 - most :]}"
+
+
+def number_text(number: int | float) -> str:
+    """Return a number as it stands in a file, or how many digits it has where these are many."""
+    digits = number.bit_length() * math.log10(2) if isinstance(number, int) else 0
+    return f"about 1e{digits:.0f}" if digits > DIGITS else str(number)
 
 
 class PrintableStream:
