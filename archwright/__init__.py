@@ -11,8 +11,29 @@
 Names are imported on first use, so that `import archwright` costs nothing and reading specs needs no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+
+
+def _run_by_name() -> bool:
+    """Tell whether this process is `python -m archwright`, or one of its modules."""
+    if sys.argv[:1] != ["-m"] or sys.flags.safe_path:  # "-m" stands there until the module is found
+        return False
+    name = sys.orig_argv[-len(sys.argv)].partition(".")[0]
+    return name == "archwright" or (name.startswith("-") and name.endswith("archwright"))
+
+
+if _run_by_name():
+    # `-m` puts the current folder before all others, and a numpy.py that lies beside a text is no numpy. What
+    # PYTHONPATH names stays. This comes before any import that could be found there.
+    try:
+        if sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
+            del sys.path[0]
+    except OSError:  # the folder is gone
+        pass
+
+from importlib import import_module  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 __version__: str
 

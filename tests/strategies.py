@@ -206,7 +206,7 @@ def _number_or_text(annotation: Any, metadata: list[Any], moderate: bool) -> st.
         return st.booleans()
     if annotation is int:
         assert gt is None
-        if moderate and ge is not None and le is None:
+        if moderate and ge is not None and (le is None or le >= 2**12):
             return st.integers(ge, ge + 12)
         return st.integers(ge, le if lt is None else lt - 1)
     if annotation is float:
@@ -214,7 +214,8 @@ def _number_or_text(annotation: Any, metadata: list[Any], moderate: bool) -> st.
         low, high = (gt if ge is None else ge), (lt if le is None else le)
         if moderate and high is None:
             return st.floats(max(0.25, low or 0.0), 4.0, exclude_min=low is not None)
-        return st.floats(low, high, allow_nan=False, allow_infinity=False, **limits)
+        drawn = st.floats(low, high, allow_nan=False, allow_infinity=False, **limits)
+        return drawn.filter(lambda number: number == 0 or 1e-30 <= abs(number) <= 1e30)
     assert annotation is str, annotation
     least = next((m.min_length for m in metadata if isinstance(m, MinLen)), 0)
     return TEXT if least == 0 else st.text("abc\"'\n\\é", min_size=least, max_size=8)

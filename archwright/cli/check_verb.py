@@ -1,6 +1,5 @@
 """archwright check"""
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.read import ONLY_RUNS, load_run
 from archwright.spec.rules import suspicions
 from archwright.spec.run_rules import enforce_run
+from archwright.spec.toml import read_toml
 
 ABOUT = (
     "Check TOML files of models or runs: keys, types, limits, rules between axes, doubtful values."
@@ -42,5 +42,5 @@ def _located(file: str, line: str) -> str:
     """Name the file; keys of a model's own file have no prefix there."""
     if Path(file).name in line:
         return line
-    keys = set(tomllib.loads(Path(file).read_text(encoding="utf-8-sig")))
+    keys = set(read_toml(Path(file)))
     return f"{file}: {line if ONLY_RUNS & keys else line.removeprefix('model.')}"

@@ -53,6 +53,7 @@ def _found(name: str, known: list[Section]) -> list[tuple[Section, list[str]]]:
     found = [(s, [kind]) for s in parts if kind in [k.name for k in s.kinds]]
     if not found:
         names = [n for s in known for n in (*_names(s), *(k.name for k in s.kinds))]
+        names += [f"{s.name}.{k.name}" for s in known for k in s.kinds]
         raise UserError(
             f'list choices "{name}": expected an axis, a table or a kind, such as mask, head or '
             f"rope; archwright list choices has all of them.{nearest(words, names)}"

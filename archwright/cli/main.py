@@ -1,12 +1,15 @@
 """The command `archwright`: finds the verb, runs it, and shows a user's mistakes as lines, not tracebacks."""
 
+import contextlib
 import importlib
 import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
+from archwright.format import PrintableStream, one_line
 from archwright.spec.errors import UserError, nearest
 
 VERBS = {
@@ -43,15 +46,19 @@ start here:
 """
 
 
+MOST_LINES = 100
+"""Most mistakes that are shown of one command."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit code: 0, 2 for a user's mistake, 1 for a failed run,
     128 + n for signal n."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _printable_output():
             warnings.showwarning = _show_warning
             code = _run(words)
-        sys.stdout.flush()
+            sys.stdout.flush()
         return code
     except UserError as error:
         return _mistake(*error.lines)
@@ -62,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        return _mistake(f"{error.filename or 'the system'}: {error.strerror or error}")
+        return _mistake(one_line(f"{error.filename or 'the system'}: {error.strerror or error}"))
 
 
 def _run(words: list[str]) -> int:
@@ -91,9 +98,20 @@ def _prepare_process() -> None:
     wait_briefly()
     # Its plugins belong to other programs; looking for them takes a tenth of a short command.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    os.environ["PYTHONSAFEPATH"] = (
+        "1"  # for compilers' processes, too: nothing of the current folder is imported
+    )
+
+
+@contextlib.contextmanager
+def _printable_output() -> Iterator[None]:
+    """Let nothing that verbs print steer the terminal, whatever files and models are called or say."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a model may write what a console cannot show
+    out, err = (cast(Any, PrintableStream(stream)) for stream in (sys.stdout, sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
 
 
 def _verb_lines() -> str:
@@ -101,10 +119,12 @@ def _verb_lines() -> str:
 
 
 def _mistake(*lines: str) -> int:
-    for line in lines:
+    for line in lines[:MOST_LINES]:
         print(f"archwright: {line}", file=sys.stderr)
+    if lines[MOST_LINES:]:
+        print(f"archwright: and {len(lines) - MOST_LINES} more mistakes", file=sys.stderr)
     return 2
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"archwright: warning: {message}", file=sys.stderr)
+    print(f"archwright: warning: {one_line(str(message))}", file=sys.stderr)

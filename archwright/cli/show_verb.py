@@ -58,7 +58,6 @@ def run(words: Sequence[str]) -> int:
     loaded = load_with_blame(options.model)
     spec = override(loaded.spec.tiny() if options.tiny else loaded.spec, options.assignments)
     counts, blame = _counts(spec, options), _with_tiny(loaded, spec, options)
-    print(_title(spec, counts))
     if options.values or options.all or options.blame:
         lines = _values(spec, blame, options)
     else:
@@ -66,7 +65,7 @@ def run(words: Sequence[str]) -> int:
         lines = card(spec, blame, f"{loaded.spec.name}.toml", counts or _counted(spec))
     if options.exportable:
         lines = _exportable(spec)
-    print("\n".join(lines))
+    print("\n".join([_title(spec, counts), *lines]))
     for line in suspicions(spec):
         print(f"\nwarning: {line}")
     return 0

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from archwright.format import printable
 from archwright.lab.results import RunResult
 from archwright.reporting.words import duration
 from archwright.runs import RunFolder
@@ -66,10 +67,10 @@ class Lines(Silent):
         self._left = left(execution, running)
 
     def ended(self, run: RunResult) -> None:
-        print(f"{told(run)}  {self._left}".rstrip(), file=sys.stderr, flush=True)
+        print(printable(f"{told(run)}  {self._left}".rstrip()), file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 class Table(Silent):
@@ -93,7 +94,7 @@ class Table(Silent):
         self._live.update(_table(execution, running), refresh=True)
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False)
+        self._console.print(printable(text), markup=False, highlight=False)
 
 
 def told(run: RunResult) -> str:
@@ -150,7 +151,7 @@ def _table(execution: "Execution", running: "Mapping[Cell, RunFolder]") -> Any:
         table.add_column(f"seed {seed}", justify="right")
     for name in execution.plan.arms:
         cells = [_cell(execution, running, name, seed) for seed in seeds]
-        table.add_row(Text(name), *cells)
+        table.add_row(Text(printable(name)), *cells)
     return table
 
 

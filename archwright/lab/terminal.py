@@ -1,27 +1,22 @@
 """What a study prints at its end."""
 
+from archwright.format import printable
 from archwright.lab.results import Effect, StudyResults
 from archwright.reporting.words import duration
 
 
 def print_results(results: StudyResults, *, quiet: bool = False) -> None:
     """Print the verdict, and unless `quiet` the effects, notes, and where the page is."""
-    print()
-    print(results.verdict)
-    print(results.scope)
-    if quiet:
-        return
-    print()
-    for effect in results.effects:
-        print(f"  {_line(effect)}")
-    for note in results.notes:
-        print(f"  {note}")
-    print()
-    print(
-        f"{len(results.runs)} runs in {duration(results.seconds)}, "
-        f"foreseen: {duration(results.predicted_seconds)}"
-    )
-    print(f"page  {results.folder}/report.html")
+    lines = ["", results.verdict, results.scope]
+    if not quiet:
+        lines += ["", *(f"  {_line(effect)}" for effect in results.effects)]
+        lines += [*(f"  {note}" for note in results.notes), ""]
+        lines += [
+            f"{len(results.runs)} runs in {duration(results.seconds)}, "
+            f"foreseen: {duration(results.predicted_seconds)}",
+            f"page  {results.folder}/report.html",
+        ]
+    print(printable("\n".join(lines)))
 
 
 def _line(effect: Effect) -> str:

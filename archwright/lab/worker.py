@@ -1,4 +1,4 @@
-"""`python -m archwright.lab.worker [PARTS_FILE ...]`: a process that trains run folders, one after another.
+"""`python -P -m archwright.lab.worker [PARTS_FILE ...]`: a process that trains run folders, one after another.
 
 It reads a line of JSON for each job from standard input and answers with one. When its input ends, as the
 process that gave the work died or let it go, it saves what it is training and leaves.

@@ -13,8 +13,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import archwright
+
 TRIES = 3
 """How often a job is given out when the process that does it dies."""
+
+PACKAGE = str(Path(archwright.__file__).parent)
+START = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+folder = sys.argv.pop(1)
+spec = spec_from_file_location("archwright", folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules["archwright"] = module_from_spec(spec)
+spec.loader.exec_module(sys.modules["archwright"])
+from archwright.lab.worker import main
+main()
+"""
+"""How a worker begins: with this very package, wherever it lies, and nothing of the current folder (-P)."""
 
 PATIENCE = 60.0
 """Seconds that workers have to save what they train."""
@@ -35,7 +50,7 @@ class Workers:
 
     def __init__(self, size: int, log: Path, parts: Sequence[Path] = ()) -> None:
         self.size = size
-        self._command = [sys.executable, "-m", "archwright.lab.worker", *map(str, parts)]
+        self._command = [sys.executable, "-P", "-c", START, PACKAGE, *map(str, parts)]
         self._log = log.open("a", encoding="utf-8")
         self._idle: list[_Worker] = []
         self._busy: dict[Hashable, _Worker] = {}
@@ -115,7 +130,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=os.environ | {"PYDANTIC_DISABLE_PLUGINS": "__all__"},
+            env=os.environ | {"PYDANTIC_DISABLE_PLUGINS": "__all__", "PYTHONSAFEPATH": "1"},
             start_new_session=True,  # Ctrl-C is for us; we then ask them to save
         )
         self._events = events

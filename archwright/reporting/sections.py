@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from archwright.format import printable
 from archwright.reporting import choices, curves, heat_maps, words
 from archwright.reporting.document import Fact, Facts, Row, Section, Table, Text, Verbatim
 from archwright.reporting.history import History
@@ -78,7 +79,7 @@ def sample(history: History, result: Result) -> Section | None:
     """Show what the model writes."""
     if not history.sample.strip():
         return None
-    text = words.printable(history.sample)
+    text = printable(history.sample)
     return Section("Sample", [Verbatim("Written by the model", text)])
 
 

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from archwright.format import printable
 from archwright.reporting import words
 from archwright.reporting.history import History, read_history
 from archwright.reporting.result import Result, device, notice, result_of
@@ -34,7 +35,7 @@ def print_result(run_folder: RunFolder, console: Console | None = None) -> None:
     console.print()
     _print_lines(console, [_quality(history, result), _effort(history, result)])
     if said := notice(history, result):
-        console.print(textwrap.fill(said, console.width - 2) + "\n", markup=False)
+        console.print(printable(textwrap.fill(said, console.width - 2)) + "\n", markup=False)
     if history.sample.strip():
         console.print("sample", style="dim")
         console.print(_excerpt(history.sample, console.width) + "\n", markup=False)
@@ -94,9 +95,11 @@ def _print_lines(console: Console, groups: Sequence[Sequence[Line]]) -> None:
     value_width = max((len(value) for _, value, said in lines if said), default=0)
     for group in groups:
         for label, value, said in group:
-            text = Text(f"{label:{label_width}}  ", style="dim")
-            text.append(f"{value:>{value_width}}" if said else value, style="not dim bold")
-            text.append(f"  {said}" if said else "", style="not dim")
+            text = Text(printable(f"{label:{label_width}}  "), style="dim")
+            text.append(
+                printable(f"{value:>{value_width}}" if said else value), style="not dim bold"
+            )
+            text.append(printable(f"  {said}") if said else "", style="not dim")
             text.rstrip()
             console.print(text, soft_wrap=True)
         console.print()
@@ -105,7 +108,7 @@ def _print_lines(console: Console, groups: Sequence[Sequence[Line]]) -> None:
 def _excerpt(sample: str, width: int) -> str:
     """Return the sample's first lines, indented, without what could steer a terminal."""
     wrapped: list[str] = []
-    for line in words.printable(sample).expandtabs(4).strip("\n").split("\n"):
+    for line in printable(sample).expandtabs(4).strip("\n").split("\n"):
         wrapped += textwrap.wrap(
             line, min(width, WIDEST_SAMPLE) - 4, drop_whitespace=False, replace_whitespace=False
         ) or [""]

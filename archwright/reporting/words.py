@@ -98,13 +98,6 @@ def listed(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def printable(text: str) -> str:
-    """Return text without control characters, which could steer a terminal or break a page."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
-
-
 def _scaled(value: float, prefixes: tuple[str, ...]) -> tuple[str, str]:
     """Return three digits of a value and the prefix of the thousands they count."""
     for prefix in prefixes:

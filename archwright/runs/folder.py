@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from archwright.runs.records import Record, well_formed
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import diff, read_run, to_toml
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.toml import parse_toml
 
 if TYPE_CHECKING:
     from archwright.text.tokenizer import Tokenizer
@@ -386,11 +386,8 @@ def _spec_text(spec: RunSpec) -> str:
 def _format(path: Path) -> int | None:
     """Return the number of the layout that a spec's file names, None where it names none."""
     try:
-        found = tomllib.loads(_read_text(path)).get("format")
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a ValueError too where a number has thousands of digits
+        found = parse_toml(_read_text(path)).get("format")
+    except ValueError as error:
         raise UserError(f"{path} is damaged: it is not TOML: {error}.") from error
     return found if type(found) is int else None
 
@@ -406,9 +403,9 @@ def _read_spec(path: Path) -> RunSpec:
 
 def _parts(path: Path) -> dict[str, str]:
     try:
-        found = tomllib.loads(_read_text(path)).get("parts", [])
+        found = parse_toml(_read_text(path)).get("parts", [])
         return {str(part["name"]): str(part["sha256"]) for part in found}
-    except (ValueError, RecursionError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return {}
 
 

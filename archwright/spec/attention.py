@@ -1,10 +1,19 @@
 """Attention: how tokens speak to each other."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import AutoInt, Choice, OptionalFloat, Probability, Switches
+from archwright.spec.choice import (
+    AutoCount,
+    AutoWidth,
+    Choice,
+    OptionalFloat,
+    Probability,
+    Switches,
+    Tokens,
+    Width,
+)
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
@@ -32,7 +41,7 @@ class SqrtScale(ScoreScale):
     """dim^-0.5, with the width of a head for dim unless another is given (Vaswani et al., 2017)."""
 
     kind: Literal["sqrt"] = "sqrt"
-    dim: AutoInt = Field("auto", examples=[256])
+    dim: AutoWidth = Field("auto", examples=[256])
     """The width that counts; auto: head_dim; Gemma 2 and 3 give another (query_pre_attn_scalar)."""
 
 
@@ -76,9 +85,9 @@ class LogLengthScale(LengthScale):
     kind: Literal["log"] = "log"
     coefficient: float = Field(0.1, ge=0)
     """Growth with the logarithm."""
-    period: int = Field(8192, ge=1, examples=[64])
+    period: Tokens = Field(8192, examples=[64])
     """Tokens per step."""
-    offset: int = Field(1, ge=0)
+    offset: int = Field(1, ge=0, le=2**30)
     """Added to positions, which count from 0: 1 in Llama 4, 0 in Ministral 3."""
 
 
@@ -99,13 +108,13 @@ class SoftmaxAttention(Attention):
     shared by groups of query heads (Ainslie et al., 2023)."""
 
     kind: Literal["softmax"] = "softmax"
-    num_heads: AutoInt = Field("auto", examples=[8])
+    num_heads: AutoCount = Field("auto", examples=[8])
     """Query heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
-    num_kv_heads: AutoInt = Field("auto", examples=[1])
+    num_kv_heads: AutoCount = Field("auto", examples=[1])
     """Key and value heads; auto: as many as query heads (MHA); 1 is MQA; between them GQA."""
-    head_dim: AutoInt = Field("auto", examples=[128])
+    head_dim: AutoWidth = Field("auto", examples=[128])
     """Width of a head; auto: dim / num_heads."""
-    value_head_dim: AutoInt = Field("auto", examples=[32])
+    value_head_dim: AutoWidth = Field("auto", examples=[32])
     """Width of a head's value, where it is another than that of its query and key (MiMo-V2); auto: head_dim."""
     bias: AttentionBias = Field(
         default_factory=AttentionBias, validate_default=True, examples=[True]
@@ -162,17 +171,17 @@ class LatentAttention(Attention):
     share; a cache keeps these two alone (DeepSeek-AI, 2024, DeepSeek-V2, section 2.1)."""
 
     kind: Literal["latent"] = "latent"
-    num_heads: AutoInt = Field("auto", examples=[16])
+    num_heads: AutoCount = Field("auto", examples=[16])
     """Heads; auto: dim / nope_head_dim, with heads of at least 64 where that is auto too."""
-    query_rank: Annotated[int, Field(ge=1)] | Literal["none"] = Field("none", examples=[128])
+    query_rank: Width | Literal["none"] = Field("none", examples=[128])
     """Width of the latent that queries are made from; none: queries are made from x."""
-    kv_rank: AutoInt = Field("auto", examples=[128])
+    kv_rank: AutoWidth = Field("auto", examples=[128])
     """Width of the latent that keys and values are made from; auto: 4 nope_head_dim."""
-    nope_head_dim: AutoInt = Field("auto", examples=[64])
+    nope_head_dim: AutoWidth = Field("auto", examples=[64])
     """Width of the part of a head's query and key that does not turn; auto: dim / num_heads."""
-    rope_head_dim: AutoInt = Field("auto", examples=[32])
+    rope_head_dim: AutoWidth = Field("auto", examples=[32])
     """Width of the part that RoPE turns, whole or by its fraction; auto: nope_head_dim / 2, made even."""
-    value_head_dim: AutoInt = Field("auto", examples=[64])
+    value_head_dim: AutoWidth = Field("auto", examples=[64])
     """Width of a head's value; auto: nope_head_dim."""
     norm: Norm = Field(RMSNorm(eps=1e-6), examples=[{"kind": "layer"}])
     """Norm over the latents."""

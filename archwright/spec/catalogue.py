@@ -356,7 +356,7 @@ def _limits(metadata: Iterable[Any]) -> str:
         f"{word} {getattr(limit, key):g}"
         for limit in metadata
         for key, word in words.items()
-        if getattr(limit, key, None) is not None and getattr(limit, key) < 2**53
+        if getattr(limit, key, None) is not None and getattr(limit, key) < 2**12
     ]
     return f" {' and '.join(found)}" if found else ""
 

@@ -13,10 +13,25 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from archwright.format import number_text
 from archwright.spec.docstrings import field_docstrings
-from archwright.spec.errors import nearest
+from archwright.spec.errors import UserError, nearest
 
-AutoInt = Annotated[int, Field(ge=1)] | Literal["auto"]
+Count = Annotated[int, Field(ge=1, le=2**12)]
+"""How many heads, experts, groups or threads."""
+Layers = Annotated[int, Field(ge=1, le=2**11)]
+"""How many layers, each of which takes a millisecond to be made; the deepest published model has a thousand."""
+Width = Annotated[int, Field(ge=1, le=2**24)]
+"""Coordinates of a vector, or rows of a vocabulary."""
+Tokens = Annotated[int, Field(ge=1, le=2**30)]
+"""A length of text, or a number of texts."""
+Steps = Annotated[int, Field(ge=1, le=10**12)]
+"""Steps of a run, as a budget has them."""
+
+AutoCount = Count | Literal["auto"]
+AutoWidth = Width | Literal["auto"]
+AutoTokens = Tokens | Literal["auto"]
+AutoSteps = Steps | Literal["auto"]
 AutoFloat = Annotated[float, Field(gt=0)] | Literal["auto"]
 OptionalFloat = Annotated[float, Field(gt=0)] | Literal["none"]
 Floats = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(strict=False)]
@@ -36,6 +51,19 @@ class Spec(BaseModel):
 
     not_identity: ClassVar[frozenset[str]] = frozenset()
     """Fields that are no part of the hash: what something is called, or what a machine decides."""
+
+    @model_validator(mode="after")
+    def _within_float32(self) -> Self:
+        """Refuse numbers that float32, in which they are computed with, or a product of two does not hold."""
+        lines = [
+            f"{name}: found {number_text(number)}; expected a size of 1e-30 to 1e30"
+            for name, value in self
+            for number in (value if isinstance(value, tuple) else (value,))
+            if isinstance(number, (int, float)) and number and not 1e-30 <= abs(number) <= 1e30
+        ]
+        if lines:
+            raise UserError(*lines)
+        return self
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that the hash is made of."""

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import AutoInt, Choice, OptionalFloat, Probability, Spec
+from archwright.spec.choice import AutoWidth, Choice, OptionalFloat, Probability, Spec
 from archwright.spec.norms import LayerNorm, NoNorm, Norm
 
 
@@ -12,7 +12,7 @@ class Embedding(Spec):
     """x = dropout(norm(project_in(scale * weight[token]) + bias)), with a table of shape
     [vocab_size, embedding.dim]. Positions that are added come before the norm."""
 
-    dim: AutoInt = Field("auto", examples=[128])
+    dim: AutoWidth = Field("auto", examples=[128])
     """Width of the table; auto: that of the model. With another, `project_in` maps it to dim, and the head
     reads the table through `project_out` (Lan et al., 2019, ALBERT, section 3.1; OPT-350m)."""
     scale: Literal["none", "sqrt_dim"] | Annotated[float, Field(gt=0)] = Field(

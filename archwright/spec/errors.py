@@ -3,21 +3,49 @@
 import difflib
 from collections.abc import Iterable
 
+from archwright.format import one_line
+
+LONGEST = 100
+"""Most letters of what is compared with names; nobody mistypes a longer one."""
+
 
 class UserError(ValueError):
     """A mistake in what the user wrote or has; the command line shows its lines and exits with 2.
 
-    Each line is complete in itself.
+    Each line is complete in itself, may be given to a terminal, and quotes no more than the ends of a long text.
     """
 
     def __init__(self, *lines: str) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
+        self.lines = tuple(map(one_line, lines))
+        super().__init__("\n".join(self.lines))
 
 
 def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
     """Return ` Did you mean "x"?` for the choice closest to `word`, or the `most` closest; an empty string
-    where none is close."""
-    found = difflib.get_close_matches(str(word).lower(), list(choices), n=most, cutoff=0.55)
-    *first, last = (f'"{choice}"' for choice in found) if found else ("",)
+    where more than a third of the letters of each differ. A choice that goes on where `word` ends is close."""
+    word = str(word)
+    if not 0 < len(word) <= LONGEST:
+        return ""
+    names = {choice.lower(): choice for choice in choices if len(choice) <= LONGEST}
+    alike = difflib.get_close_matches(word.lower(), names, n=3 * most, cutoff=0.5)
+    close = [
+        name for name in alike if _differing(word.lower(), name) <= max(map(len, (word, name))) / 3
+    ]
+    onwards = [name for name in names if name.startswith(f"{word.lower()}-")]
+    found = [*dict.fromkeys([*close, *onwards])][:most]
+    *first, last = (f'"{names[name]}"' for name in found) if found else ("",)
     return f" Did you mean {', '.join(first)}{' or ' * bool(first)}{last}?" if found else ""
+
+
+def _differing(a: str, b: str) -> int:
+    """Return how many letters must be put in, left out, changed, or exchanged with their neighbour (Damerau, 1964)."""
+    rows: list[list[int]] = [[*range(len(b) + 1)]]
+    for i, letter in enumerate(a, 1):
+        row = [i]
+        for j, other in enumerate(b, 1):
+            ways = [rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != other)]
+            if i > 1 and j > 1 and (letter, a[i - 2]) == (b[j - 2], other):
+                ways.append(rows[-2][j - 2] + 1)
+            row.append(min(ways))
+        rows.append(row)
+    return rows[-1][-1]

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from archwright.format import QUOTED, number_text, shortened
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
 
@@ -102,13 +103,15 @@ def show(value: Any) -> str:
     """Show a value as it stands in a file, on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return number_text(value)
     if isinstance(value, str):
         text = json.dumps(value, ensure_ascii=False)
         return text if len(text) <= 80 else f'{text[:76]}..."'
     if value is None:
         return "nothing"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(show(inner) for inner in value)}]"
+        return shortened(f"[{', '.join(show(inner) for inner in value[:QUOTED])}]")
     return "a table" if isinstance(value, (dict, Spec)) else str(value)
 
 

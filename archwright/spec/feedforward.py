@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from archwright.spec.choice import AutoInt, Choice, Probability, Switches
+from archwright.spec.choice import AutoWidth, Choice, Count, Probability, Switches
 from archwright.spec.norms import NoNorm, Norm
 
 
@@ -35,7 +35,7 @@ class Hidden(FeedForward):
     ratio: ClassVar[float]
     """Hidden width over model width where hidden_dim is auto."""
     gated: ClassVar[bool]
-    hidden_dim: AutoInt = Field("auto", examples=[2048])
+    hidden_dim: AutoWidth = Field("auto", examples=[2048])
     """Width of the hidden layer; auto: 4 dim, or 8/3 dim where gated, rounded up to 64."""
     bias: FeedForwardBias = Field(
         default_factory=FeedForwardBias, validate_default=True, examples=[True]
@@ -168,9 +168,9 @@ class Experts(FeedForward):
     chooses for it, y = sum of weight_e expert_e(x); no token is dropped (Shazeer et al., 2017; Mixtral)."""
 
     kind: Literal["experts"] = "experts"
-    num_experts: int = Field(8, ge=1)
+    num_experts: Count = 8
     """Experts that are chosen from."""
-    top_k: int = Field(2, ge=1)
+    top_k: Count = 2
     """Experts that a token goes through."""
     expert: Hidden = SwiGLU()
     """What each expert is, all alike."""
@@ -196,9 +196,9 @@ class Experts(FeedForward):
     """In training, how far each step moves the numbers that are added for choosing, which are there then: up
     for experts that fewer tokens than the mean were sent to, down for others (Wang et al., 2024,
     auxiliary-loss-free; DeepSeek V3)."""
-    num_groups: int = Field(1, ge=1)
+    num_groups: Count = 1
     """Groups of experts, of which only the best are chosen from (DeepSeek V2)."""
-    top_groups: int = Field(1, ge=1)
+    top_groups: Count = 1
     """Groups that a token chooses from."""
     group_score: Literal["max", "top_two"] = "max"
     """What groups are chosen by: their best expert (DeepSeek V2), or the sum of their best two (V3)."""
@@ -207,7 +207,7 @@ class Experts(FeedForward):
     shared: Literal["none", "added", "averaged", "gated"] = "none"
     """An expert that all tokens go through beside those chosen, otherwise like them: added (DeepSeekMoE),
     added and all divided by two (Command A+), or times sigmoid(w x) (Qwen2-MoE)."""
-    shared_hidden_dim: AutoInt = Field("auto", examples=[1024])
+    shared_hidden_dim: AutoWidth = Field("auto", examples=[1024])
     """Hidden width of the shared expert; auto: that of the others."""
     out_bias: bool = False
     """Learn an offset of the result (JetMoE)."""

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import AutoFloat, Choice
+from archwright.spec.choice import AutoFloat, Choice, Width
 
 
 class Init(Choice):
@@ -46,7 +46,7 @@ class MuP(Init):
     of AdamW's rate, and logits are divided by m."""
 
     kind: Literal["mup"] = "mup"
-    base_dim: int = Field(256, ge=1, examples=[128])
+    base_dim: Width = Field(256, examples=[128])
     """The width at which nothing changes, where rates were tuned."""
     std: float = Field(0.02, gt=0)
     """Standard deviation of matrices at base_dim, and of the embedding and head at any."""

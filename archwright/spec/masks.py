@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import Choice
+from archwright.spec.choice import Choice, Tokens
 
 
 class Mask(Choice):
@@ -35,7 +35,7 @@ class Prefix(Mask):
     """Every key of the prefix, and every key up to the query: k < size or k <= q (Raffel et al., 2019)."""
 
     kind: Literal["prefix"] = "prefix"
-    size: int = Field(64, ge=1)
+    size: Tokens = 64
     """Length of the prefix, in tokens; `prefix_lengths` of a batch replaces it."""
 
 
@@ -43,7 +43,7 @@ class Window(Mask):
     """The last `size` keys, the query's own included: 0 <= q - k < size (Child et al., 2019; Mistral 7B)."""
 
     kind: Literal["window"] = "window"
-    size: int = Field(4096, ge=1, examples=[64])
+    size: Tokens = Field(4096, examples=[64])
     """Number of visible keys, in tokens."""
 
 
@@ -52,7 +52,7 @@ class SymmetricWindow(Mask):
 
     kind: Literal["symmetric_window"] = "symmetric_window"
     causal: ClassVar[bool] = False
-    radius: int = Field(256, ge=0, examples=[32])
+    radius: int = Field(256, ge=0, le=2**30, examples=[32])
     """Farthest visible key on either side, in tokens."""
 
 
@@ -61,9 +61,9 @@ class DilatedWindow(Mask):
     (Beltagy et al., 2020, section 3.1)."""
 
     kind: Literal["dilated_window"] = "dilated_window"
-    size: int = Field(256, ge=1, examples=[32])
+    size: Tokens = Field(256, examples=[32])
     """Number of visible keys."""
-    dilation: int = Field(2, ge=1)
+    dilation: Tokens = 2
     """Distance between neighbouring visible keys, in tokens."""
 
 
@@ -71,7 +71,7 @@ class Chunked(Mask):
     """The keys of the query's own chunk up to itself (Llama 4)."""
 
     kind: Literal["chunked"] = "chunked"
-    size: int = Field(8192, ge=1, examples=[64])
+    size: Tokens = Field(8192, examples=[64])
     """Length of a chunk, in tokens."""
 
 
@@ -79,9 +79,9 @@ class WindowGlobal(Mask):
     """The last `size` keys and the first `num_global` (Beltagy et al., 2020; Xiao et al., 2023)."""
 
     kind: Literal["window_global"] = "window_global"
-    size: int = Field(4096, ge=1, examples=[64])
+    size: Tokens = Field(4096, examples=[64])
     """Number of keys in the window, the query's own included."""
-    num_global: int = Field(4, ge=1)
+    num_global: Tokens = 4
     """Tokens at the start that every later query sees."""
 
 
@@ -90,7 +90,7 @@ class Strided(Mask):
     (Child et al., 2019, section 4.3)."""
 
     kind: Literal["strided"] = "strided"
-    stride: int = Field(128, ge=1, examples=[16])
+    stride: Tokens = Field(128, examples=[16])
     """The stride l, in tokens."""
 
 
@@ -99,9 +99,9 @@ class Fixed(Mask):
     (Child et al., 2019, section 4.3)."""
 
     kind: Literal["fixed"] = "fixed"
-    stride: int = Field(128, ge=1, examples=[32])
+    stride: Tokens = Field(128, examples=[32])
     """Length l of a block, in tokens."""
-    num_summary: int = Field(8, ge=1)
+    num_summary: Tokens = 8
     """The c keys at each block's end that all later blocks see."""
 
 
@@ -111,11 +111,11 @@ class BlockSparse(Mask):
     (Abdin et al., 2024, Phi-3, section 2)."""
 
     kind: Literal["block_sparse"] = "block_sparse"
-    block_size: int = Field(64, ge=1, examples=[16])
+    block_size: Tokens = Field(64, examples=[16])
     """Length b of a block, in tokens."""
-    local_blocks: int = Field(16, ge=1, examples=[4])
+    local_blocks: Tokens = Field(16, examples=[4])
     """Blocks that a query sees whole up to itself, its own included."""
-    stride: int = Field(8, ge=1, examples=[4])
+    stride: Tokens = Field(8, examples=[4])
     """Every how many blocks one is seen from everywhere behind it."""
     per_head: bool = True
     """Whether heads see other blocks: head h has the offset h max(1, stride // num_heads), else all have 0."""

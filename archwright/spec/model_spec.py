@@ -13,7 +13,7 @@ from archwright.spec.attention import (
     MaskedAttention,
     SoftmaxAttention,
 )
-from archwright.spec.choice import AutoInt, Choice, Spec
+from archwright.spec.choice import AutoWidth, Choice, Layers, Spec, Tokens, Width
 from archwright.spec.embeddings import Embedding, Head
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts, FeedForward, Hidden, SwiGLU
@@ -64,7 +64,7 @@ class StackSpec(LayerSpec):
     """A stack of layers: the default layer's axes are its own fields, other kinds are partial
     tables."""
 
-    num_layers: int = Field(8, ge=1)
+    num_layers: Layers = 8
     """Number of layers."""
     layer_kinds: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
@@ -76,7 +76,11 @@ class StackSpec(LayerSpec):
 
     def layer(self, index: int) -> LayerSpec:
         """Return the full spec of layer `index`."""
-        return self.layers_by_kind[self.layers.names(self.num_layers)[index]]
+        return self.layers_by_kind[self._names[index]]
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return self.layers.names(self.num_layers)
 
     @cached_property
     def layers_by_kind(self) -> dict[str, LayerSpec]:
@@ -145,11 +149,11 @@ class ModelSpec(StackSpec):
     """Where the values come from: paper, section, file."""
     sources: dict[str, str] = Field(default_factory=dict)
     """Source of single values, by dotted path."""
-    dim: int = Field(512, ge=1)
+    dim: Width = 512
     """Width of the residual stream."""
-    vocab_size: AutoInt = Field("auto", examples=[32_000])
+    vocab_size: AutoWidth = Field("auto", examples=[32_000])
     """Number of rows of the embedding; auto: the tokenizer's size rounded up to 64."""
-    context_length: int = Field(256, ge=1)
+    context_length: Tokens = 256
     """Longest sequence trained on, in tokens."""
     embedding: Embedding = Embedding()
     head: Head = Head()
@@ -299,7 +303,7 @@ def _latent_heads(attention: LatentAttention, dim: int) -> dict[str, int]:
     }
 
 
-def _num_heads(number: AutoInt, width: AutoInt, dim: int) -> int:
+def _num_heads(number: AutoWidth, width: AutoWidth, dim: int) -> int:
     if number != "auto":
         return number
     if width != "auto":
@@ -308,7 +312,7 @@ def _num_heads(number: AutoInt, width: AutoInt, dim: int) -> int:
     return next(n for n in range(most, 0, -1) if dim % n == 0)
 
 
-def _given(value: AutoInt, auto: int) -> int:
+def _given(value: AutoWidth, auto: int) -> int:
     return auto if value == "auto" else value
 
 

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import AutoFloat, AutoInt, Choice, Floats
+from archwright.spec.choice import AutoFloat, AutoTokens, Choice, Floats
 
 
 class Scaling(Choice):
@@ -34,7 +34,7 @@ class DynamicNTK(Scaling):
     kind: Literal["dynamic"] = "dynamic"
     factor: float = Field(2.0, ge=1)
     """The factor s."""
-    original_length: AutoInt = Field("auto", examples=[256])
+    original_length: AutoTokens = Field("auto", examples=[256])
     """The length L that was trained on, in tokens; auto: context_length."""
 
 
@@ -45,7 +45,7 @@ class YaRN(Scaling):
     kind: Literal["yarn"] = "yarn"
     factor: float = Field(2.0, ge=1)
     """How many times longer the text may be."""
-    original_length: AutoInt = Field("auto", examples=[256])
+    original_length: AutoTokens = Field("auto", examples=[256])
     """The length that was trained on, in tokens; auto: context_length."""
     beta_fast: float = Field(32.0, gt=0)
     """What turns more often than this within the original length is kept."""
@@ -64,7 +64,7 @@ class Llama3Scaling(Scaling):
     kind: Literal["llama3"] = "llama3"
     factor: float = Field(8.0, ge=1)
     """How many times longer the text may be."""
-    original_length: AutoInt = Field("auto", examples=[256])
+    original_length: AutoTokens = Field("auto", examples=[256])
     """The length that was trained on, in tokens; auto: context_length."""
     low_freq_factor: float = Field(1.0, gt=0)
     """Wavelengths above original_length / low_freq_factor are divided."""
@@ -83,7 +83,7 @@ class LongRoPE(Scaling):
     """Divisors of all positions of a text that is longer; empty: all 1."""
     factor: float = Field(2.0, ge=1)
     """How many times longer the text may be."""
-    original_length: AutoInt = Field("auto", examples=[256])
+    original_length: AutoTokens = Field("auto", examples=[256])
     """The length that was trained on, in tokens; auto: context_length."""
     attention_factor: AutoFloat = Field("auto", examples=[1.0])
     """Multiplies cosines and sines; auto: sqrt(1 + ln(factor) / ln(original_length))."""
@@ -123,7 +123,7 @@ class Sinusoidal(Position):
     """Base of the wavelengths, which run from 2 pi to 2 pi theta tokens."""
     layout: Literal["interleaved", "half"] = "interleaved"
     """Sine and cosine take turns as in the paper, or all sines come first as in Marian."""
-    offset: int = Field(0, ge=0, examples=[2])
+    offset: int = Field(0, ge=0, le=2**30, examples=[2])
     """Position of the first token (2 in XGLM)."""
     spacing: Literal["paper", "fairseq"] = "paper"
     """Wavelengths of theta^(2i/dim), or of theta^(i / (dim/2 - 1)), the last of which is theta itself."""
@@ -135,7 +135,7 @@ class Learned(Position):
     kind: Literal["learned"] = "learned"
     absolute: ClassVar[bool] = True
     ends: ClassVar[bool] = True
-    offset: int = Field(0, ge=0, examples=[2])
+    offset: int = Field(0, ge=0, le=2**30, examples=[2])
     """Row of position 0, as the table may begin with rows for other uses (2 in OPT)."""
 
 
@@ -169,9 +169,9 @@ class T5Bias(Position):
 
     kind: Literal["t5"] = "t5"
     scores: ClassVar[bool] = True
-    num_buckets: int = Field(32, ge=4)
+    num_buckets: int = Field(32, ge=4, le=2**12)
     """Rows of the table; near distances have one each, far ones share on a log scale."""
-    max_distance: int = Field(128, ge=2)
+    max_distance: int = Field(128, ge=2, le=2**30)
     """Distances from here on share the last bucket."""
     shared: bool = True
     """One table for all layers (T5), or one for each (umT5)."""

@@ -13,11 +13,11 @@ import tomli_w
 from archwright.spec.choice import Alike, Choice, Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.explain import show
-from archwright.spec.files import irregular
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
+from archwright.spec.toml import MOST_DEPTH, Unreadable, parse_toml, read_toml
 from archwright.spec.unpublished import refuse_unpublished
 
 S = TypeVar("S", bound=Spec)
@@ -84,7 +84,7 @@ def load_run(name: str | Path) -> RunSpec:
     if is_run(name):
         return _onwards(Path(name))
     path = _find(name, "runs")
-    values = _parse(path)
+    values = read_toml(path)
     values.pop("format", None)  # of a run folder's spec.toml
     if ONLY_RUNS & set(values):
         return _run_from(values, path)
@@ -99,7 +99,7 @@ def is_run(name: str | Path) -> bool:
 
 def read_run(path: Path) -> RunSpec:
     """Return the run that a run folder's spec.toml describes."""
-    values = _parse(path)
+    values = read_toml(path)
     values.pop("format", None)
     return _located(path, RunSpec, values)
 
@@ -115,7 +115,7 @@ def load_study(name: str | Path) -> StudySpec:
 
 def read_study(path: Path) -> StudySpec:
     """Return the study in a file, called as the file is where it has no name."""
-    values = _parse(path)
+    values = read_toml(path)
     values.setdefault("name", path.stem)
     return _located(path, StudySpec, values)
 
@@ -238,9 +238,14 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
         elif unknown := _unknown_path(name, known):
             lines.append(unknown)
         else:
-            for keys, value in _leaves(_keys(name), _value(text.strip())):
-                lines += _said_twice(keys, value, given)
-                given[keys] = value
+            try:
+                value = _value(text.strip())
+            except Unreadable as error:
+                lines.append(f"{name}: {error}")
+                continue
+            for keys, inner in _leaves(_keys(name), value):
+                lines += _said_twice(keys, inner, given)
+                given[keys] = inner
     return given, lines
 
 
@@ -275,11 +280,15 @@ def _said_twice(keys: Keys, value: Any, given: dict[Keys, Any]) -> list[str]:
 def _unknown_path(path: str, known: list[str]) -> str:
     """Refuse a path that no choice could have, naming the nearest one in the whole spec."""
     keys = path.split(".")
-    if path in known or "layer_kinds" in keys or "sources" in keys:
+    if path in known or "sources" in keys or ("layer_kinds" in keys and len(keys) < MOST_DEPTH):
         return ""
     same_leaf = [k for k in known if k.endswith(f".{path}")]
     outermost = min(same_leaf, key=lambda k: k.count("."), default="")
-    hint = f' Did you mean "{outermost}"?' if outermost else nearest(path, known)
+    inside = ".".join(
+        keys[1:]
+    )  # such as norm.kind, of who writes model.norm.kind for a model's own
+    found = outermost or (inside if inside in known else "")
+    hint = f' Did you mean "{found}"?' if found else nearest(path, known)
     if not hint:
         hint = nearest(keys[-1], [k.split(".")[-1] for k in known])
     return f"{path}: unknown key.{hint}"
@@ -291,7 +300,7 @@ def _chain(name: str | Path, room: str, beside: Path | None = None) -> list[tupl
     current: str | Path | None = name
     while current is not None:
         path = _base(current, room, beside) if beside else _find(current, room)
-        values = _parse(path)
+        values = read_toml(path)
         if path.resolve() in [p.resolve() for p, _ in files]:
             raise UserError(f"{path}: base leads back to itself")
         files.insert(0, (path, values))
@@ -387,7 +396,7 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
         path = Path(text)
         if beside is not None and not path.is_absolute():
             path = beside.parent / path
-        if path.is_file():
+        if path.exists():
             return path
         raise UserError(f"{text}: no such file")
     for kind in dict.fromkeys((room, "models")):
@@ -407,23 +416,10 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
     )
 
 
-def _parse(path: Path) -> Values:
-    if kind := irregular(path):
-        raise UserError(f"{path}: found {kind}; expected a TOML file")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}; expected a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not TOML: {error}") from None
-
-
 def _value(text: str) -> Any:
     """Read a value as TOML; what is not TOML is text."""
     try:
-        return tomllib.loads(f"v = {text}")["v"]
+        return parse_toml(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         return text
 

@@ -1,6 +1,7 @@
 """What must hold between axes, and what is legal but suspicious. Each rule says its sentence."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from archwright.spec.model_spec import (
     key_dim,
     turning_dim,
 )
-from archwright.spec.positions import Llama3Scaling, LongRoPE, RoPE, T5Bias, rotary_dim
+from archwright.spec.positions import Learned, Llama3Scaling, LongRoPE, RoPE, T5Bias, rotary_dim
 
 Check = Callable[[ModelSpec], Iterator[str]]
 LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
@@ -95,6 +96,39 @@ def _softmaxes(spec: ModelSpec) -> Iterator[tuple[str, SoftmaxAttention]]:
     for at, _, attention in _attentions(spec):
         if isinstance(attention, SoftmaxAttention):
             yield at, attention
+
+
+MOST_PARAMETERS = 10**15
+"""A thousand times what has been published. With less, every tensor has a size that 64 bits hold."""
+
+
+@_rule("A model has parameters that can be counted.")
+def not_too_many_parameters(spec: ModelSpec) -> Iterator[str]:
+    sizes = _largest_sizes(spec)
+    if (total := sum(sizes.values())) > MOST_PARAMETERS:
+        key = max(sizes, key=lambda name: sizes[name])
+        yield f"{key}: the model has over {total:.0e} parameters; expected at most 1e15"
+
+
+def _largest_sizes(spec: ModelSpec) -> dict[str, int]:
+    """Return how many parameters the large parts have about, by what decides it: no norm, no bias, no gate."""
+    width = embedding_dim(spec)
+    sizes = {"vocab_size": width * (0 if spec.vocab_size == "auto" else spec.vocab_size)}
+    if isinstance(spec.position, Learned):
+        sizes["context_length"] = spec.dim * (spec.context_length + spec.position.offset)
+    standing = Counter(spec.layers.names(spec.num_layers))
+    for at, layer in _layers(spec):
+        matrix = spec.dim * standing[at.removeprefix("layer_kinds.").removesuffix(".") or "default"]
+        if isinstance(layer.attention, MaskedAttention):
+            widths = heads(layer.attention, spec.dim)
+            widest = max(width for name, width in widths.items() if name.endswith("_dim"))
+            sizes[f"{at}attention"] = matrix * widths["num_heads"] * widest
+        if isinstance(branch := layer.feedforward, Experts):
+            hidden = branch.num_experts * hidden_dim(branch.expert, spec.dim)
+            sizes[f"{at}feedforward"] = matrix * hidden
+        elif isinstance(branch, Hidden):
+            sizes[f"{at}feedforward"] = matrix * hidden_dim(branch, spec.dim)
+    return sizes
 
 
 @_rule("Query heads are shared out evenly over key-value heads.")

@@ -1,12 +1,21 @@
 """A training run as data: a model, a text, and how one is trained on the other."""
 
-import math
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from archwright.spec.choice import AutoFloat, AutoInt, Choice, OptionalFloat, Spec
+from archwright.spec.choice import (
+    AutoCount,
+    AutoFloat,
+    AutoSteps,
+    AutoTokens,
+    Choice,
+    OptionalFloat,
+    Spec,
+    Steps,
+    Tokens,
+)
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.model_spec import ModelSpec
 
@@ -35,7 +44,7 @@ class TokenizerSpec(Spec):
 
     kind: Literal["bpe", "bytes", "file"] = "bpe"
     """Byte-level BPE trained on the text, raw bytes, or a tokenizer.json."""
-    vocab_size: int = Field(4096, ge=257)
+    vocab_size: int = Field(4096, ge=257, le=2**24)
     """Number of tokens of a trained BPE, special tokens included."""
     path: Recordable = ""
     """The tokenizer.json of kind "file"."""
@@ -87,7 +96,7 @@ class AdamW(Optimizer):
     """Decay of the running means of the gradient and of its square, per step."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the mean square."""
-    weight_decay: float = Field(0.1, ge=0)
+    weight_decay: float = Field(0.1, ge=0, le=1e6)
     """Times the learning rate: the share of a weight that a step takes off."""
 
 
@@ -107,7 +116,7 @@ class Muon(Optimizer):
     """Polynomials of the Newton-Schulz iterations: Polar Express (Amsel et al., 2025), or Jordan's."""
     steps: int = Field(3, ge=1, le=20)
     """Newton-Schulz iterations; "jordan" wants 5."""
-    weight_decay: float = Field(0.1, ge=0)
+    weight_decay: float = Field(0.1, ge=0, le=1e6)
     """Times the learning rate: the share of a weight that a step takes off."""
     adamw_lr: AutoFloat = Field("auto", examples=[3e-3])
     """Peak learning rate of embedding, head and vectors; auto: `lr`."""
@@ -122,7 +131,7 @@ class Schedule(Choice):
     with a linear warm-up."""
 
     axis: ClassVar[str] = "schedule"
-    warmup: AutoInt | Literal[0] = Field("auto", examples=[100])
+    warmup: AutoSteps | Literal[0] = Field("auto", examples=[100])
     """Steps of linear warm-up; auto: a twentieth of the run, at most 200."""
 
 
@@ -167,31 +176,31 @@ class InverseSqrt(Schedule):
 class EvaluateSpec(Spec):
     """Evaluation on the held-out text."""
 
-    every: int = Field(0, ge=0)
+    every: int = Field(0, ge=0, le=10**12)
     """Steps between evaluations; 0: ten times in a run and at its end."""
-    max_tokens: int = Field(20_000, ge=1)
+    max_tokens: Steps = 20_000
     """Tokens of an evaluation during training."""
-    final_max_tokens: int = Field(2_000_000, ge=1)
+    final_max_tokens: Steps = 2_000_000
     """Tokens of the evaluation at the end, which reads all there are up to this many."""
-    stride: AutoInt = "auto"
+    stride: AutoTokens = "auto"
     """Tokens between the starts of overlapping windows; auto: half the context."""
-    lengths: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)] = ()
+    lengths: Annotated[tuple[Tokens, ...], Field(strict=False)] = ()
     """Other lengths of text, in tokens, that the final evaluation is repeated at, without overlap."""
 
 
 class CheckpointSpec(Spec):
     """What is kept to resume from."""
 
-    every: int = Field(0, ge=0)
+    every: int = Field(0, ge=0, le=10**12)
     """Steps between checkpoints; 0: about every minute."""
-    keep: int = Field(2, ge=1)
+    keep: Steps = 2
     """How many of the newest stay."""
 
 
 class ProbesSpec(Spec):
     """What is looked at inside the model while it trains; it changes nothing of the training."""
 
-    every: int = Field(0, ge=0)
+    every: int = Field(0, ge=0, le=10**12)
     """Steps between looks at gradients, updates, attention and activations; 0: never."""
 
 
@@ -223,8 +232,8 @@ class MachineSpec(Spec):
     fused: Literal["auto", "none", "liger"] = "auto"
     """Whose fused kernels compute norms, gates and the loss in chunks: liger's, on a GPU (extra liger), or none;
     auto: liger's where they are here and steps are then faster, tried in runs of over ten minutes."""
-    threads: AutoInt = "auto"
-    num_steps: AutoInt = "auto"
+    threads: AutoCount = "auto"
+    num_steps: AutoSteps = "auto"
     """Steps of the run; auto: what fits the budget."""
 
 
@@ -238,6 +247,12 @@ class PartsFile(Spec):
 BUDGET = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]+)\s*")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+MOST = {"seconds": 100 * 365.25 * 86400, "steps": 1e12, "tokens": 1e16, "flops": 1e30}
+"""Budgets above which there is a mistake: a hundred years, and ten thousand times what a run has ever had."""
+
+
+class TooMuch(ValueError):  # noqa: N818
+    """A budget above what any run can have."""
 
 
 def parse_budget(text: str) -> tuple[float, str]:
@@ -245,20 +260,32 @@ def parse_budget(text: str) -> tuple[float, str]:
     seconds, steps, tokens or flops.
 
     Raises:
-        ValueError: not of that form, or not above zero.
+        ValueError: not of that form, not above zero, or above what any run can have.
     """
-    match = BUDGET.fullmatch(text)
-    if match and math.isfinite(amount := float(match[1].replace("_", ""))):
-        unit = match[2]
-        if unit in SECONDS and amount > 0:
+    amount, unit = _amount(text)
+    if amount > MOST[unit]:
+        most = (
+            "a hundred years" if unit == "seconds" else f"{MOST[unit]:.0e}{unit}".replace("+", "")
+        )
+        raise TooMuch(f"expected at most {most}")
+    if amount > 0:
+        return amount, unit
+    raise ValueError(
+        'expected an amount with a unit, such as "3m", "400steps", "10Mtokens" or "1e15flops"'
+    )
+
+
+def _amount(text: str) -> tuple[float, str]:
+    """Return an amount and its unit; 0 of nothing where the text is of another form."""
+    if match := BUDGET.fullmatch(text):
+        amount, unit = float(match[1].replace("_", "")), match[2]
+        if unit in SECONDS:
             return amount * SECONDS[unit], "seconds"
         for name in ("steps", "tokens", "flops"):
             scale = unit.removesuffix(name)
             if unit.endswith(name) and scale in SCALES and amount * SCALES[scale] >= 1:
                 return amount * SCALES[scale], name
-    raise ValueError(
-        'expected an amount with a unit, such as "3m", "400steps", "10Mtokens" or "1e15flops"'
-    )
+    return 0.0, "seconds"
 
 
 def _checked_budget(value: Any) -> Any:
@@ -274,9 +301,9 @@ class RunSpec(Spec):
     """What the run is called; its folder is runs/<name>."""
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
-    batch_size: int = Field(16, ge=1)
+    batch_size: Tokens = 16
     """Sequences per step, each of model.context_length tokens."""
-    accumulate: int = Field(1, ge=1)
+    accumulate: Tokens = 1
     """Parts a batch is cut into to save memory; gradients are summed over them."""
     budget: Annotated[str, BeforeValidator(_checked_budget)] = "3m"
     """How long to train: wall time, steps, tokens or FLOPs."""

@@ -1,13 +1,12 @@
 """A study as data: which variants are compared, what is held equal, and how often."""
 
 import re
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from archwright.spec.choice import Spec
-from archwright.spec.run_spec import PartsFile, Texts, parse_budget
+from archwright.spec.choice import Spec, Tokens
+from archwright.spec.run_spec import PartsFile, Texts, TooMuch, parse_budget
 
 Words = Annotated[Texts, Field(min_length=1)]
 
@@ -24,7 +23,7 @@ def parse_count(text: str) -> float:
         ValueError: not of that form, or not above zero.
     """
     match = COUNT.fullmatch(text.strip().replace("_", ""))
-    if match and (count := float(match[1]) * SCALE[match[2].lower()]) >= 1:
+    if match and 1 <= (count := float(match[1]) * SCALE[match[2].lower()]) <= 1e15:
         return count
     raise ValueError('expected "auto", "given" or a number of parameters, such as "0.2M"')
 
@@ -36,9 +35,13 @@ def _checked_size(value: Any) -> Any:
 
 
 def _checked_study_budget(value: Any) -> Any:
-    with suppress(ValueError):
+    try:
         if parse_budget(str(value))[1] != "flops":
             return value
+    except TooMuch:
+        raise
+    except ValueError:
+        pass
     raise ValueError(
         'expected wall time for all runs, such as "10m", or steps or tokens for each, such as '
         '"400steps" or "2Mtokens"'
@@ -79,23 +82,21 @@ class StudySpec(Spec):
     match: Match = "non_embedding"
     """What hidden_dim, then dim, makes equal to the baseline's within 0.5 %: parameters outside embedding
     and head, all parameters, FLOPs per token, or nothing."""
-    seeds: int = Field(5, ge=2)
+    seeds: int = Field(5, ge=2, le=1000)
     """How often everything is repeated, each time from other initial values and in another order of data."""
-    first_seed: int = Field(0, ge=0)
+    first_seed: int = Field(0, ge=0, le=2**62)
     """The first of the seeds, which follow one another."""
     rates: Literal["tuned", "fixed"] = "tuned"
     """Tune the learning rate of each variant for each seed, or leave it as it is given."""
-    grid: int = Field(3, ge=3)
+    grid: int = Field(3, ge=3, le=100)
     """Learning rates in a sweep, around the best."""
     ratio: float = Field(3.0, ge=1.4, le=10)
     """Between neighbouring rates."""
     margin: float = Field(0.01, gt=0, lt=1)
     """Share of the baseline's loss below which a difference does not matter."""
-    evaluation_tokens: int = Field(65_536, ge=1024)
+    evaluation_tokens: int = Field(65_536, ge=1024, le=10**12)
     """Held-out tokens that every run is judged on, or all there are where these are fewer."""
-    lengths: Annotated[
-        tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_numbers), Field(strict=False)
-    ] = ()
+    lengths: Annotated[tuple[Tokens, ...], BeforeValidator(_as_numbers), Field(strict=False)] = ()
     """Also judge on texts this many times as long as those trained on."""
     budget: Annotated[str, BeforeValidator(_checked_study_budget)] = "10m"
     """Wall time for all runs together, or steps or tokens for each run."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from archwright import checkpoint
 from archwright.data.held_out import HeldOut
+from archwright.format import printable
 from archwright.generation.writing import stream
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
@@ -33,7 +34,7 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
         written = stream(
             session.model, tokenizer, top_p=0.95, max_tokens=SAMPLE_TOKENS, seed=session.run.seed
         )
-        text = "".join(written)
+        text = printable("".join(written))
     folder.check_kept()
     folder.write_samples(text)
     metadata = {"archwright": "model", "spec": session.model.spec.hash()}

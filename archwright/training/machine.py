@@ -28,6 +28,9 @@ from archwright.training.measured import Measurement, measured
 from archwright.training.precision import DTYPES
 from archwright.training.products import float32_choice, measure_float32
 
+MOST_THREADS = 4
+"""Most threads for each core: many thousands end the process."""
+
 WORTHWHILE = 1.1
 """How much faster bf16 products must be than fp32 ones to be chosen."""
 
@@ -67,12 +70,28 @@ class Decisions:
         self.reasons[key] = reason
 
 
+def check_machine(machine: MachineSpec) -> None:
+    """Refuse what this machine does not have, before anything is done for a run.
+
+    Raises:
+        UserError: a device that is not here, or far more threads than cores.
+    """
+    _check_device(machine.device)
+    cores = os.cpu_count() or 1
+    if machine.threads != "auto" and machine.threads > MOST_THREADS * cores:
+        raise UserError(
+            f"machine.threads: found {machine.threads}; expected at most {MOST_THREADS * cores}, "
+            f"{MOST_THREADS} for each core of this machine"
+        )
+
+
 def decide(machine: MachineSpec) -> Decisions:
     """Return device, threads and precision for this machine; given values are kept.
 
     Raises:
         UserError: a device that is not here, or a precision or kernels that it does not have.
     """
+    check_machine(machine)
     found = Decisions(machine)
     _decide_device(found)
     check_liger(found.machine)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
+from archwright.format import printable
 from archwright.reporting.words import duration
 
 LINE_EVERY = 15.0
@@ -108,7 +109,7 @@ class Bar(Silent):
         self._bar.update(self._task, description="training")
 
     def say(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._bar.console.print(printable(text), markup=False, highlight=False)
 
 
 class Lines(Silent):
@@ -131,4 +132,4 @@ class Lines(Silent):
         )
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)

@@ -20,7 +20,8 @@ from archwright.data.batches import Batch, Batches
 from archwright.model.decoder import Decoder
 from archwright.optim import Optimizers, build_optimizers, learning_rate
 from archwright.runs.records import Count, Seconds
-from archwright.spec.run_spec import RunSpec
+from archwright.spec.errors import UserError
+from archwright.spec.run_spec import MOST, RunSpec
 from archwright.training.compiling import uncompiled
 from archwright.training.precision import Precision
 from archwright.training.probes import PASSES, Probes
@@ -265,11 +266,19 @@ def steps_for_budget(
     flops_per_token: float,
     seconds_per_step: Callable[[], float],
 ) -> int:
-    """Return how many steps a budget pays for, at least one."""
+    """Return how many steps a budget pays for, at least one.
+
+    Raises:
+        UserError: more steps than any run can have.
+    """
     per_step = {
         "steps": lambda: 1.0,
         "tokens": lambda: float(run.tokens_per_step),
         "flops": lambda: flops_per_token * run.tokens_per_step,
         "seconds": seconds_per_step,
     }[unit]()
+    if amount / per_step > MOST["steps"]:
+        raise UserError(
+            f"budget: {run.budget} pays for {amount / per_step:.0e} steps; expected at most 1e12"
+        )
     return max(1, math.floor(amount / per_step + 1e-9))

@@ -39,7 +39,7 @@ def settle(run: RunSpec, material: Material, progress: Progress) -> tuple[Sessio
     decisions = decide(run.machine)
     model = make_model(run, material, decisions.machine)
     if run.init.from_:
-        _take_weights(model, Path(run.init.from_), progress)
+        _take_weights(model, weights_file(Path(run.init.from_)), progress)
     decide_kernel(decisions, model, run)
     decide_loss(decisions, model, run)
     run = resolved(run.model_copy(update={"machine": decisions.machine}), model)
@@ -206,8 +206,12 @@ def _evaluation_seconds(run: RunSpec, step_seconds: float, held_out: int) -> flo
     return read / run.tokens_per_step * step_seconds / 3
 
 
-def _take_weights(model: Decoder, source: Path, progress: Progress) -> None:
-    """Start from existing weights, and name what is taken and what is new."""
+def weights_file(source: Path) -> Path:
+    """Return the file of the weights that a run starts from.
+
+    Raises:
+        UserError: there is none.
+    """
     if not source.is_dir():
         raise UserError(
             f"init.from: {source} is no folder; expected a run folder or one with model.safetensors"
@@ -218,6 +222,11 @@ def _take_weights(model: Decoder, source: Path, progress: Progress) -> None:
         if saved is None:
             raise UserError(f"init.from: {source} holds no model.safetensors and no checkpoint")
         file = saved / "model.safetensors"
+    return file
+
+
+def _take_weights(model: Decoder, file: Path, progress: Progress) -> None:
+    """Start from existing weights, and name what is taken and what is new."""
     taken, new = checkpoint.take_weights(model, checkpoint.read_model(file))
     progress.say(f"init.from {file}: {len(taken)} tensors taken, {len(new)} new")
     for name in taken:

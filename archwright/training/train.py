@@ -20,11 +20,11 @@ from archwright.training.evaluation import Evaluation, evaluate, held_out_window
 from archwright.training.finish import finish, report
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
-from archwright.training.machine import Decisions, environment
+from archwright.training.machine import Decisions, check_machine, environment
 from archwright.training.material import Material, gather, regain
 from archwright.training.progress import Progress, progress, speaker
 from archwright.training.session import Session
-from archwright.training.settle import settle, settled
+from archwright.training.settle import settle, settled, weights_file
 from archwright.training.shortage import said_if_memory_runs_out
 
 
@@ -124,8 +124,12 @@ def _begin(folder: RunFolder, say: Progress) -> tuple[Material, Session, Decisio
         material = regain(folder.spec, folder)
         return material, *settled(folder, material)
     with folder.nothing_or_begun():
-        material = gather(folder.spec, folder)
-        session, decisions = settle(folder.spec, material, say)
+        run = folder.spec
+        check_machine(run.machine)
+        if run.init.from_:
+            weights_file(Path(run.init.from_))
+        material = gather(run, folder)
+        session, decisions = settle(run, material, say)
         _record(folder, session, decisions, material)
     return material, session, decisions
 

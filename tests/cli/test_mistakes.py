@@ -136,8 +136,8 @@ MISTAKES: dict[str, list[str]] = {
         'data.text: no file found in "*.md". Name a file, a folder or a glob with text.'
     ],
     "train modern data.text=['a.txt','b.txt']": [
-        'data.text: no file or folder "a.txt". Did you mean "latin.txt"?',
-        'data.text: no file or folder "b.txt". Did you mean "tiny.txt"?',
+        'data.text: no file or folder "a.txt".',
+        'data.text: no file or folder "b.txt".',
     ],
     "train modern data.text=field.jsonl": [
         'data.text: "field.jsonl" line 1: no field "text" (found "body"). Set data.field.'

@@ -197,7 +197,7 @@ def test_list_choices_of_tables_and_of_what_cannot_be_had(
     ("words", "said"),
     [
         (["choices", "nrom"], 'archwright: list choices "nrom": expected an axis, a table or a'),
-        (["choices", "norm.rsm"], 'Did you mean "norm"?'),
+        (["choices", "norm.rsm"], 'Did you mean "norm.rms"?'),
         (["runs", "norm"], 'archwright: list runs "norm": only choices can be named'),
     ],
 )

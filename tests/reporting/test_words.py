@@ -77,7 +77,3 @@ def test_perplexities() -> None:
 def test_lists() -> None:
     assert words.listed(["a"]) == "a"
     assert words.listed(["a", "b", "c"]) == "a, b and c"
-
-
-def test_control_characters_are_replaced() -> None:
-    assert words.printable("a\x1b[31mb\r\x00\n\tü") == "a\ufffd[31mb\ufffd\ufffd\n\tü"

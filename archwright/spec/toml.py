@@ -1,0 +1,92 @@
+"""Reading TOML that anybody may have written: one clear line for whatever is wrong with it."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from archwright.spec.errors import UserError
+from archwright.spec.files import read_text
+
+MOST_BYTES = 1 << 20
+"""Most bytes of a file of specs, which have some thousands."""
+MOST_DEPTH = 32
+"""Most tables and lists inside one another, of which specs have less than ten."""
+MOST_DIGITS = 4300
+"""Most digits of an integer: Python refuses to read longer ones, whose time is quadratic."""
+
+TOO_DEEP = f"found tables or lists more than {MOST_DEPTH} deep in one another"
+LONG_KEY = re.compile(
+    rf"""(?:^|[\[{{,])[ \t]*+(?:[\w"'-]++[ \t]*+\.[ \t]*+){{{2 * MOST_DEPTH}}}""", re.MULTILINE
+)
+"""A dotted key that would be read in time quadratic in its length."""
+LONG_INTEGER = re.compile(rf"[0-9_]{{{MOST_DIGITS + 1},}}")
+
+
+class Unreadable(ValueError):  # noqa: N818
+    """What is TOML, but cannot be read."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the table in a file.
+
+    Raises:
+        UserError: no file, none of text, or none of TOML.
+    """
+    try:
+        return parse_toml(_text(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not TOML: {error}") from None
+    except Unreadable as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the table in a text.
+
+    Raises:
+        ValueError: a tomllib.TOMLDecodeError, or Unreadable where values are too deep or too long.
+    """
+    if LONG_KEY.search(text):
+        raise Unreadable(TOO_DEEP)
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise Unreadable(TOO_DEEP) from None
+    except ValueError:  # of int(), which refuses long ones
+        raise Unreadable(_where_too_long(text)) from None
+    _check_bounds(found, text)
+    return found
+
+
+def _check_bounds(table: dict[str, Any], text: str) -> None:
+    """Refuse what later steps, which follow tables inside tables and print numbers, could not bear."""
+    values, depth = [*table.values()], 1
+    while values:
+        if depth > MOST_DEPTH:
+            raise Unreadable(TOO_DEEP)
+        if any(isinstance(v, int) and v.bit_length() > 3 * MOST_DIGITS for v in values):
+            raise Unreadable(_where_too_long(text))
+        nested = [v.values() if isinstance(v, dict) else v for v in values if _holds(v)]
+        values, depth = [value for inner in nested for value in inner], depth + 1
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, (dict, list))
+
+
+def _text(path: Path) -> str:
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; expected a TOML file")
+    return read_text(path, MOST_BYTES).removeprefix("\ufeff")
+
+
+def _where_too_long(text: str) -> str:
+    """Say that there is an integer that is too long, and in which line if that is found."""
+    found = LONG_INTEGER.search(text)
+    line = f" (at line {text.count(chr(10), 0, found.start()) + 1})" if found else ""
+    return f"found an integer of more than {MOST_DIGITS:,} digits{line}"
