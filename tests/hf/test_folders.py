@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import archwright as aw
 from archwright import hf
+from archwright.checkpoint.started import FILE, StartRecord
 from archwright.spec.errors import UserError
 
 SPEC = aw.load("modern").override(
@@ -256,3 +257,58 @@ def test_the_peak_is_the_model_and_its_largest_tensor(tmp_path: Path) -> None:
     assert own == total
     # Pages of mapped files count as resident as long as nobody else needs them.
     assert grown < total + 30_000_000 + 2 * largest + 30_000_000
+
+
+def files(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()
+    }
+
+
+def test_an_export_that_was_killed_when_it_was_whole_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft has its place already, its record is still in it, and a second export finds that."""
+    model, out = aw.build(SPEC), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(StartRecord, "finish", lambda self: None)
+        hf.save(model, out, max_shard_bytes=10_000)
+    assert (out / FILE).exists()
+    before = files(out)
+    assert hf.save(model, out, max_shard_bytes=10_000) == "llama"
+    del before[FILE]
+    assert files(out) == before
+    with pytest.raises(UserError, match="not empty"):
+        hf.save(model, out)  # into one file: another folder
+    (out / "notes.txt").touch()
+    with pytest.raises(UserError, match="not empty"):
+        hf.save(model, out, max_shard_bytes=10_000)
+
+
+def test_an_export_is_flushed_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(
+        "archwright.checkpoint.started.sync", lambda path: done.append(Path(path).name)
+    )
+    replace = Path.replace
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: (done.append("renamed"), replace(self, to))[1]
+    )
+    hf.save(aw.build(SPEC), tmp_path / "out")
+    flushed = done[: done.index("renamed")]
+    assert {p.name for p in (tmp_path / "out").iterdir()} <= set(flushed)
+    assert done[-1] == tmp_path.name
+
+
+def test_an_import_that_was_killed_when_it_was_whole_is_done(folder: Path, tmp_path: Path) -> None:
+    made, _ = hf.import_run(folder, tmp_path / "run")
+    before = files(made.path)
+    again, model = hf.import_run(folder, tmp_path / "run")
+    assert files(again.path) == before
+    assert isinstance(model, torch.nn.Module)
+    weights(folder, lambda t: t["model.norm.weight"].mul_(2))
+    with pytest.raises(UserError, match="holds a run already"):
+        hf.import_run(folder, tmp_path / "run")
+    assert files(again.path) == before

@@ -3,6 +3,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -156,7 +158,7 @@ def test_a_start_of_before_there_were_records_goes_on_or_is_left_alone(
         elif name != "lock.json":
             (old / name).write_bytes((tmp_path / "made" / name).read_bytes())
     before = contents(old)
-    with pytest.raises(UserError, match="holds another run|not empty"):
+    with pytest.raises(UserError, match=r"holds another run|not empty"):
         RunFolder.create(old, SPEC.override("seed=1"))
     assert contents(old) == before
     assert RunFolder.create(old, SPEC).spec == SPEC
@@ -172,6 +174,17 @@ def test_what_a_run_would_make_is_not_taken_for_its_own(name: str, tmp_path: Pat
     with pytest.raises(UserError, match=f"not empty: it holds {name}"):
         RunFolder.create(tmp_path, SPEC)
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_tokenizer_that_came_between_stays(tmp_path: Path) -> None:
+    """A start was recorded, and killed; then somebody put a folder where the tokenizer goes."""
+    run = RunFolder.create(tmp_path, SPEC)
+    run.tokenizer_folder.mkdir()
+    (run.tokenizer_folder / "tokenizer.json").write_text("mine")
+    of_run: Any = SimpleNamespace(fingerprint="that of the run", save=lambda folder: pytest.fail())
+    with pytest.raises(UserError, match="not the tokenizer of this run"), run.nothing_or_begun():
+        run.write_tokenizer(of_run)
+    assert contents(tmp_path) == {"tokenizer/tokenizer.json": b"mine"}
 
 
 def test_the_record_of_a_start_goes_when_the_run_has_begun(tmp_path: Path) -> None:

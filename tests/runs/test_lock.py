@@ -134,3 +134,18 @@ def test_it_is_let_go_after_an_error(tmp_path: Path) -> None:
         _ = 1 / 0
     with lock(tmp_path) as before:
         assert before is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *('{"pid": [1], "host": "a", "since": "b", "started": 1.0}', "[1]", "[" * 9999),
+        *('{"pid": -1, "host": "a", "since": "b", "started": 1.0}', "{}", "\\xff"),
+        '{"pid": 1, "host": "a", "since": "b", "started": "x"}',
+        '{"pid": 1e99, "host": "a", "since": "b", "started": 1.0}',
+    ],
+)
+def test_a_file_that_names_no_holder_keeps_nobody_off(content: str, tmp_path: Path) -> None:
+    (tmp_path / "lock.json").write_text(content)
+    with lock(tmp_path) as before:
+        assert before is None

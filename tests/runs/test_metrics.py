@@ -58,6 +58,48 @@ def test_damaged_lines_are_left_out_with_a_warning(tmp_path: Path) -> None:
     assert read_records(path) == [record(1), record(2)]
 
 
+TRAIN = {"kind": "train", "step": 1, "tokens": 8, "seconds": 0.5, "loss": 2}
+EVAL = {
+    **{"kind": "eval", "step": 1, "tokens": 8, "seconds": 1, "nats_per_token": None},
+    **{"perplexity": 3.0, "bits_per_byte": 1.5, "num_tokens": 5, "num_bytes": 9},
+}
+PROBES = {
+    "kind": "probes",
+    "step": 1,
+    "tokens": 8,
+    "seconds": 0,
+    "values": {"log_z": {"head": None, "a": 1}},
+}
+
+
+@pytest.mark.parametrize(
+    ("good", "changes"),
+    [
+        (TRAIN, [{"step": None}, {"step": "1"}, {"step": -1}, {"step": 2**60}, {"step": True}]),
+        (TRAIN, [{"tokens": 1.5}, {"seconds": None}, {"seconds": -1}, {"loss": "2"}, {"lr": [1]}]),
+        (TRAIN, [{"kind": 3}, {"kind": None}, {"kind": ["train"]}, {"loss": 10**400}]),
+        (EVAL, [{"num_tokens": 0}, {"bits_per_byte": {}}, {"num_bytes": None}, {"perplexity": ""}]),
+        (PROBES, [{"values": None}, {"values": {"a": 1}}, {"values": {"a": {"b": "c"}}}]),
+        ({"kind": "baseline", "step": 1, "name": "gzip", "bits_per_byte": 1.0}, [{"name": 1}]),
+        ({"kind": "event", "step": 1, "name": "stopped"}, [{"name": None}, {"text": 3}]),
+        ({"kind": "length", "step": 1, "name": "512"}, [{"name": "long"}, {"nats_per_token": "1"}]),
+    ],
+)
+def test_a_line_whose_fields_are_of_other_kinds_is_left_out(
+    good: dict, changes: list[dict], tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    needed = {"train": ["tokens", "seconds"], "probes": ["values"]}.get(good["kind"], ["kind"])
+    missing = [{key: good[key] for key in good if key != name} for name in ("step", *needed)]
+    for line in (good, *(good | change for change in changes), *missing):
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    with pytest.warns(UserWarning, match=f"{len(changes) + len(missing)} damaged lines"):
+        assert read_records(path) == [good]
+    cut_records(path, 5)
+    assert read_records(path) == [good]
+
+
 def test_cut_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     cut_records(path, 0)

@@ -11,6 +11,7 @@ import torch
 import archwright
 from archwright import checkpoint
 from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.training import finish as finish_room
 from archwright.training import machine as machine_room
@@ -217,3 +218,20 @@ def test_weights_to_start_from_are_read_once(longer: RunSpec, tmp_path: Path) ->
     folder = train(tuned, tmp_path / "run")
     assert timeless(folder) == timeless(plain)
     assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
+
+
+def test_a_run_that_is_removed_stops_training(
+    longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a file was written anew while the folder was being removed."""
+
+    def remove() -> None:
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "metrics.jsonl").touch()
+
+    at_step(monkeypatch, 4, remove)
+    with pytest.raises(UserError, match="run was removed while it was trained"):
+        train(longer, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
