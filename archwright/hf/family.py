@@ -15,6 +15,7 @@ from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, wri
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.positions import DynamicNTK
 
 MOST_LAYERS = 100_000
 """Layers of a model that are read at most, so that a damaged number is not counted through."""
@@ -91,6 +92,7 @@ class Family:
         try:
             table = read_all(self.lenses, told)
             self._arrange(table, told)
+            _stretch(table)
         except KeyError as error:
             raise UserError(f"config.json: {error.args[0]}: missing") from None
         except UserError:
@@ -107,6 +109,7 @@ class Family:
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """Return the config of a resolved spec, as far as this family can say it."""
         keys: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture]}
+        spec = _unstretched(spec)
         keys |= write_all(self.lenses, getter(spec))
         for group in self.groups:
             keys = joined(keys, group.write(spec))
@@ -148,6 +151,25 @@ class Family:
             tables.append(layer)
             names.append("_".join(roles[g][i] for g in told_apart) or "default")
         arranged(table, tables, names)
+
+
+def _stretch(table: Table) -> None:
+    """Let texts be as long as dynamic NTK makes them: its factor times the length that a config says, beyond
+    which alone it acts."""
+    for layer in (table, *table.get("layer_kinds", {}).values()):
+        scaling = layer.get("position", {}).get("scaling", {})
+        if scaling.get("kind") == "dynamic":
+            table["context_length"] = int(scaling["original_length"] * scaling["factor"])
+            return
+
+
+def _unstretched(spec: ModelSpec) -> ModelSpec:
+    """Return a spec with the length that a config says, which dynamic NTK counts from."""
+    for layer in spec.layers_by_kind.values():
+        scaling = getattr(layer.position, "scaling", None)
+        if isinstance(scaling, DynamicNTK):
+            return spec.model_copy(update={"context_length": scaling.original_length})
+    return spec
 
 
 def _changed(held: Mapping[str, Held], by: Mapping[str, Held | None] | None) -> dict[str, Held]:
