@@ -16,13 +16,14 @@ from torch import Tensor
 from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
 from archwright.hf.keys import Slot
-from archwright.hf.store import Store, opened, read_json
-from archwright.hf.tokenizers import read_tokenizer
+from archwright.hf.store import Store, opened
+from archwright.hf.tokenizers import read_files, read_tokenizer
 from archwright.hf.wrappers import WRAPPERS, Wrapper
 from archwright.model.build import build_unset
 from archwright.model.decoder import Decoder
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec
+from archwright.text.json_table import read_table
 from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
 
@@ -30,8 +31,17 @@ NAMED = 3
 """Tensors that one line names at most."""
 
 
-CAME_FROM: WeakKeyDictionary[Decoder, str] = WeakKeyDictionary()
-"""The families that models in memory were read as, so that they are written as the same."""
+@dataclass(frozen=True)
+class Origin:
+    """Where a model in memory came from, so that it is written as the same."""
+
+    family: str
+    """What it was read as."""
+    files: Mapping[str, str]
+    """What stood beside it; see `archwright.text.companions`."""
+
+
+CAME_FROM: WeakKeyDictionary[Decoder, Origin] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -66,19 +76,21 @@ def load(
         UserError: what is missing, damaged, or not known to this package, one line each.
     """
     folder = Path(folder)
-    config, wrapper = text_config(read_config(folder))
+    whole_config = read_config(folder)
+    config, wrapper = text_config(whole_config)
     family = family_of(config, folder)
+    files = read_files(folder, whole_config)
     with opened(folder) as whole:
         store = whole if wrapper is None else _text_alone(wrapper, whole, folder)
         if wrapper is not None:  # the whole and the text model may differ in what they say of it
             config["tie_word_embeddings"] = "lm_head.weight" not in store.shapes
         spec = _tied_as_stored(_spec(family, config, store, folder), family, store)
+        assert spec.vocab_size != "auto"
         names = _checked(family, spec, store, folder)
+        tokenizer = read_tokenizer(folder, spec.vocab_size, files)
         model = build_unset(spec, device=device, dtype=_dtype(dtype, store))
         _fill(model, names, store)
-    assert spec.vocab_size != "auto"
-    CAME_FROM[model] = family.model_type
-    tokenizer = read_tokenizer(folder, spec.vocab_size)
+    CAME_FROM[model] = Origin(family.model_type, files)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
 
 
@@ -87,7 +99,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         near = nearest(folder.name, [p.name for p in folder.parent.glob("*")])
         raise UserError(f"{folder}: there is no such folder.{near}")
-    return read_json(folder / "config.json")
+    return read_table(folder / "config.json")
 
 
 def text_config(config: dict[str, Any]) -> tuple[dict[str, Any], Wrapper | None]:
