@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,8 @@ from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.positions import DynamicNTK
 
+LARGEST, LARGEST_COUNT = 10**15, 2**31 - 1
+"""Numbers of a config that are read at most: bases of frequencies alone are larger than anything counted."""
 MOST_LAYERS = 100_000
 """Layers of a model that are read at most, so that a damaged number is not counted through."""
 
@@ -87,6 +90,7 @@ class Family:
         Raises:
             UserError: values that this package does not know, one line each.
         """
+        self._check_numbers(config)
         respelled = {self.spellings.get(key, key): value for key, value in config.items()}
         told = joined(dict(self.defaults), {**respelled, **config})
         try:
@@ -129,6 +133,21 @@ class Family:
             spec, tensors, layers=self.layers, of_layer=self.of_layer, of_model=self.of_model
         )
 
+    def _check_numbers(self, config: Config) -> None:
+        """Refuse numbers that no model has, before anything is computed from them."""
+        for key, value in config.items():
+            known = self.spellings.get(key, key) in self.defaults
+            if not known and not isinstance(value, Mapping | list):
+                continue
+            for path, number in _numbers(key, value):
+                counts = isinstance(number, int) and "theta" not in path
+                most = LARGEST_COUNT if counts else LARGEST
+                if not abs(number) <= most:
+                    shown = f"{Decimal(number):.3g}"
+                    raise UserError(
+                        f"config.json: {path}: found {shown}; expected at most {most:,}"
+                    )
+
     def _arrange(self, table: Table, config: Config) -> None:
         """Lay what the groups say of each layer into the spec's table."""
         if not self.groups:
@@ -151,6 +170,18 @@ class Family:
             tables.append(layer)
             names.append("_".join(roles[g][i] for g in told_apart) or "default")
         arranged(table, tables, names)
+
+
+def _numbers(path: str, value: Any) -> Iterator[tuple[str, int | float]]:
+    """Yield each number of a value with its path."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers(f"{path}.{key}", inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _numbers(path, inner)
+    elif isinstance(value, int | float):
+        yield path, value
 
 
 def _stretch(table: Table) -> None:

@@ -29,13 +29,13 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
     Raises:
         UserError: what `load` refuses, or a folder that holds something else; nothing is then left behind.
     """
-    loaded = load(folder, dtype="stored")
     path = Path(out)
+    _check_new(path)
+    loaded = load(folder, dtype="stored")
     source = f"{Path(folder).resolve().name}, a {FAMILIES[loaded.family].architecture}"
     model = loaded.spec.model_copy(update={"source": source, "name": path.name})
     run = RunFolder.create(path, RunSpec(name=path.name, model=model))
-    if run.begun:
-        raise UserError(f"{path} holds a run already; give --out a new folder")
+    _check_new(path)
     with run.nothing_or_begun(), run.lock():
         if loaded.tokenizer is not None:
             loaded.tokenizer.save(run.tokenizer_folder)
@@ -50,6 +50,11 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
         done = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
         run.append({"kind": "event", "step": 0, **done})
     return run, loaded.model
+
+
+def _check_new(path: Path) -> None:
+    if RunFolder(path).begun:
+        raise UserError(f"{path} holds a run already; give --out a new folder")
 
 
 def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:

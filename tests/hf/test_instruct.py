@@ -1,6 +1,7 @@
 """What an instruct folder says beside its weights goes in and comes out: chat templates, tokens, defaults."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from archwright import hf
 from archwright.cli import main
+from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
+from archwright.spec.read import load_run
+from archwright.training.material import gather
 from tests.hf.library import build, randomise, save
 
 transformers = pytest.importorskip("transformers")
@@ -106,14 +110,15 @@ def test_in_memory_as_well(original: Path, tmp_path: Path) -> None:
 def test_a_run_that_goes_on_from_it_says_the_same(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ARCHWRIGHT_CACHE", str(tmp_path / "cache"))
-    assert main(["import", str(original), "--out", "runs/instruct"]) == 0
-    Path("notes.txt").write_text("".join(f"{i} is a number.\n" for i in range(2000)), "utf-8")
-    words = ["train", "runs/instruct", "data.text=notes.txt", "budget=2steps", "--quiet"]
-    assert main(words) == 0
-    hf.export_run("runs/instruct-onwards", "out")
-    assert beside(Path("out")) == beside(original)
+    imported, _ = hf.import_run(original, tmp_path / "run")
+    (tmp_path / "notes.txt").write_text("\n".join(f"{i} is even." for i in range(0, 4000, 2)))
+    onwards = load_run(imported.path).override(f'data.text="{tmp_path / "notes.txt"}"')
+    folder = RunFolder.create(tmp_path / "onwards", onwards)
+    gather(onwards, folder)
+    shutil.copy(imported.model_file, folder.model_file)
+    hf.export_run(folder.path, tmp_path / "out")
+    assert beside(tmp_path / "out") == beside(original)
 
 
 def test_writing_ends_at_any_of_the_ends_and_samples_as_the_checkpoint_says(
