@@ -80,6 +80,7 @@ SMALL: Ranges = {
     "num_buckets": st.sampled_from([4, 5, 8]),
     "max_distance": st.integers(5, 16),
     "numerator": st.floats(1, 4),
+    "bias_max": st.integers(4, 16),
     "FixedScale.value": st.floats(0.1, 1),
     "period": st.integers(1, 6),
     "coefficient": st.floats(0, 1),

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from archwright.cli.models import load_model
 from archwright.cli.words import Parser, add_parts_option, load_parts, print_columns
-from archwright.spec.read import diff, load
+from archwright.spec.read import diff
 from archwright.spec.words import differences
 
 ABOUT = "Show what two models chose otherwise."
@@ -17,14 +18,17 @@ EXAMPLES = """\
 def run(words: Sequence[str]) -> int:
     """Print one line for each choice, or each value, that differs."""
     parser = Parser("diff", ABOUT, EXAMPLES)
-    parser.add_argument("old", metavar="A", help="a model or a TOML file")
+    parser.add_argument(
+        "old", metavar="A", help="a model, a TOML file, a run, or a folder with config.json"
+    )
     parser.add_argument("new", metavar="B", help="another one")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change in B")
     parser.add_argument("--values", action="store_true", help="print values, by path")
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
-    old, new = load(options.old), load(options.new).override(*options.assignments)
+    old, new = load_model(options.old).spec, load_model(options.new).spec
+    new = new.override(*options.assignments)
     if options.values:
         print("\n".join(diff(old, new)) or "no difference")
     elif found := differences(old, new):

@@ -6,7 +6,8 @@ from archwright.cli.words import Parser, add_parts_option, check_run_parts, load
 from archwright.spec.errors import UserError
 
 ABOUT = """\
-Let a trained model write: one token after another, drawn from its distribution."""
+Let a trained model write: one token after another, drawn from its distribution. What the generation_config.json
+of an imported checkpoint says of temperature, top-k and top-p is the default there."""
 
 EXAMPLES = """\
   archwright generate runs/demo --prompt "def "
@@ -23,15 +24,11 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("--prompt", default="", help="text to go on from (default: a new document)")
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(default: 256)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0.8)")
     parser.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default: 0.8)"
+        "--top-k", type=int, metavar="K", help="keep the K likeliest (default: all)"
     )
-    parser.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="keep the K likeliest (default: all)"
-    )
-    parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest that hold P"
-    )
+    parser.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest that hold P")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     add_parts_option(parser)
     options = parser.parse(words)

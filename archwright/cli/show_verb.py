@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 
 from archwright.cli.card import card
+from archwright.cli.models import load_model
 from archwright.cli.words import Parser, add_parts_option, load_parts, parameters
 from archwright.spec.counted import Counts, parameter_counts
 from archwright.spec.errors import UserError
@@ -13,7 +14,6 @@ from archwright.spec.read import (
     Origin,
     even_tables,
     flatten,
-    load_with_blame,
     override,
     preset_names,
     told_as_one,
@@ -32,13 +32,16 @@ EXAMPLES = """\
   archwright show modern --all               defaults, too, and what "auto" comes to
   archwright show modern --blame             which file and which source set each value
   archwright show modern dim=256 norm.kind=layer
+  archwright show Llama-3.2-1B               a folder with a config.json, or that file
   archwright show modern norm.kind=layer --exportable    can transformers load it, and what blocks that"""
 
 
 def run(words: Sequence[str]) -> int:
     """Print a model's values."""
     parser = Parser("show", ABOUT, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help="a model or a TOML file")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a model, a TOML file, a run, or a folder with config.json"
+    )
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
     parser.add_argument("--tiny", action="store_true", help="scale the model down, choices and all")
     parser.add_argument("--values", action="store_true", help="show values, by path")
@@ -55,7 +58,7 @@ def run(words: Sequence[str]) -> int:
             f'"{options.model}" is a recipe, not a model; see it with: '
             f"archwright train {options.model} --dry-run"
         )
-    loaded = load_with_blame(options.model)
+    loaded = load_model(options.model)
     spec = override(loaded.spec.tiny() if options.tiny else loaded.spec, options.assignments)
     counts, blame = _counts(spec, options), _with_tiny(loaded, spec, options)
     if options.values or options.all or options.blame:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from archwright.cli.models import is_config, load_recipe
 from archwright.cli.words import Parser, add_parts_option, load_parts
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 from archwright.spec.narrow import tiny_run
-from archwright.spec.read import load_run, toml_value
+from archwright.spec.read import toml_value
 from archwright.spec.rules import suspicions
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import PartsFile, RunSpec
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 ABOUT = """\
 Train a model or a recipe, and leave a run folder with weights, curves and a page of results.
 
-WHAT is a recipe (demo), a model (modern), or a TOML file of either. KEY=VALUE changes any value:
+WHAT is a recipe (demo), a model (modern), a TOML file of either, the folder of a run to go on from, or a folder
+with a config.json alone, whose architecture is trained from fresh. KEY=VALUE changes any value:
 
   model.dim=256 model.num_layers=4          the architecture (archwright show modern lists its keys)
   data.text=FILE                            a file, folder, glob, .jsonl, - or stdlib
@@ -67,12 +69,13 @@ def run(words: Sequence[str]) -> int:
         raise UserError(
             f'train what? "{options.what}" sets a value; name a recipe or model before it'
         )
-    if Path(options.what).is_file() and not options.what.endswith(".toml"):
+    known = options.what.endswith(".toml") or is_config(options.what)
+    if Path(options.what).is_file() and not known:
         raise UserError(
             f'train what? "{options.what}" is a text; name a model before it: '
             f"archwright train modern data.text={options.what}"
         )
-    spec = load_run(options.what)
+    spec = load_recipe(options.what)
     spec = (tiny_run(spec) if options.tiny else spec).override(*options.assignments)
     files = tuple(PartsFile(name=name, sha256=digest) for name, digest in parts.items())
     spec = spec.model_copy(update={"parts": files})

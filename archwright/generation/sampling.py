@@ -73,13 +73,15 @@ class Reader:
     What was read is kept in a cache. A model that reaches back without limit never sees more than it was
     trained on: at context_length it begins anew with the last half, so that a token costs the same however
     long the text. One that sees only so far back reads on for ever. An attention without a cache
-    reads the last context_length tokens again for every one.
+    reads the last context_length tokens again for every one. Where a text grows beyond a length from which
+    all angles are others (LongRoPE), it is read again as a whole.
     """
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.context = model, model.spec.context_length
         self._text = torch.empty(0, dtype=torch.long)
         self._cache = model.new_cache() if model.can_cache else None
+        self._switches = model.switch_lengths
 
     def read(self, tokens: Int[Tensor, " length"]) -> Float[Tensor, " vocab"]:
         """Return the logits after these tokens, which follow those read before."""
@@ -93,17 +95,24 @@ class Reader:
 
     def _with_context(self, tokens: Tensor) -> Tensor:
         """Return what is to be read: the new tokens, behind some of those before where it begins anew."""
-        if self._cache is not None and self.model.reads_on:
-            return tokens
-        self._text = torch.cat((self._text.to(tokens.device), tokens))[-self.context :]
-        if self._cache is None:
+        cache, num_new = self._cache, len(tokens)
+        endless = cache is not None and self.model.reads_on
+        if cache is not None and endless and cache.num_read > max(self._switches, default=-1):
+            return tokens  # and no earlier one is asked for again
+        self._text = torch.cat((self._text.to(tokens.device), tokens))
+        if not endless:
+            self._text = self._text[-self.context :]
+        if cache is None:
             return self._text
-        if self._cache.num_read + len(tokens) <= self.context:
-            return tokens
-        if self._cache.num_read:
-            self._text = self._text[-max(1, self.context // 2) :]
+        if not endless and cache.num_read + num_new > self.context:
+            if cache.num_read:
+                self._text = self._text[-max(1, self.context // 2) :]
+                self._cache = self.model.new_cache()
+            return self._text  # of a long prompt, as much as can be read
+        if any(0 < cache.num_read <= s < cache.num_read + num_new for s in self._switches):
             self._cache = self.model.new_cache()
-        return self._text  # of a long prompt, as much as can be read
+            return self._text
+        return tokens
 
     def _prefix(self, length: int) -> Tensor | None:
         """Return how much of a prompt is prefix, for masks that have one."""

@@ -1,9 +1,11 @@
 """From a prompt to text."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import torch
 
+from archwright.generation.defaults import sampling
 from archwright.generation.sampling import sample
 from archwright.model.decoder import Decoder
 from archwright.runs.opened import OpenRun
@@ -15,12 +17,12 @@ def generate(
     prompt: str = "",
     *,
     max_tokens: int = 256,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
     seed: int = 0,
 ) -> str:
-    """Return a text that begins with `prompt` and goes on as the run's model would; see `sample`.
+    """Return a text that begins with `prompt` and goes on as the run's model would; see `stream`.
 
     Raises:
         UserError: settings out of their limits, one line each.
@@ -45,15 +47,19 @@ def stream(
     prompt: str = "",
     *,
     max_tokens: int = 256,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[str]:
     """Return an iterator over what follows `prompt`, in parts as soon as their characters are whole.
 
     The model reads the token that begins a text first, as in training, and stops before the next one, and
-    before end-of-text.
+    before any that ends a text.
+
+    Args:
+        temperature, top_k, top_p: as for `sample`; None: as the generation_config.json of an imported checkpoint
+            says, otherwise 0.8, 0 and 1.
 
     Raises:
         UserError: settings out of their limits, one line each.
@@ -64,10 +70,8 @@ def stream(
         model,
         torch.tensor(start, device=device),
         max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop={tokenizer.end_of_text, tokenizer.begin_of_text},
+        **asdict(sampling(tokenizer, temperature, top_k, top_p)),
+        stop=tokenizer.stop_ids,
         num_tokens=tokenizer.vocab_size,
         seed=seed,
     )

@@ -1,8 +1,10 @@
 """Checkpoints of the ecosystem, in and out.
 
 load(folder) returns a model, its spec and its tokenizer; save(model, folder) writes what `transformers` loads.
+load_spec(folder) needs config.json alone.
 """
 
+from archwright.hf.configs import load_spec as load_spec
 from archwright.hf.exporting import exportable as exportable
 from archwright.hf.exporting import nearest_fit as nearest_fit
 from archwright.hf.families import FAMILIES as FAMILIES

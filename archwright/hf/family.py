@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,10 @@ from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, wri
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.positions import DynamicNTK
 
+LARGEST, LARGEST_COUNT = 10**15, 2**31 - 1
+"""Numbers of a config that are read at most: bases of frequencies alone are larger than anything counted."""
 MOST_LAYERS = 100_000
 """Layers of a model that are read at most, so that a damaged number is not counted through."""
 
@@ -86,11 +90,13 @@ class Family:
         Raises:
             UserError: values that this package does not know, one line each.
         """
+        self._check_numbers(config)
         respelled = {self.spellings.get(key, key): value for key, value in config.items()}
         told = joined(dict(self.defaults), {**respelled, **config})
         try:
             table = read_all(self.lenses, told)
             self._arrange(table, told)
+            _stretch(table)
         except KeyError as error:
             raise UserError(f"config.json: {error.args[0]}: missing") from None
         except UserError:
@@ -107,6 +113,7 @@ class Family:
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """Return the config of a resolved spec, as far as this family can say it."""
         keys: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture]}
+        spec = _unstretched(spec)
         keys |= write_all(self.lenses, getter(spec))
         for group in self.groups:
             keys = joined(keys, group.write(spec))
@@ -125,6 +132,21 @@ class Family:
         return slots(
             spec, tensors, layers=self.layers, of_layer=self.of_layer, of_model=self.of_model
         )
+
+    def _check_numbers(self, config: Config) -> None:
+        """Refuse numbers that no model has, before anything is computed from them."""
+        for key, value in config.items():
+            known = self.spellings.get(key, key) in self.defaults
+            if not known and not isinstance(value, Mapping | list):
+                continue
+            for path, number in _numbers(key, value):
+                counts = isinstance(number, int) and "theta" not in path
+                most = LARGEST_COUNT if counts else LARGEST
+                if not abs(number) <= most:
+                    shown = f"{Decimal(number):.3g}"
+                    raise UserError(
+                        f"config.json: {path}: found {shown}; expected at most {most:,}"
+                    )
 
     def _arrange(self, table: Table, config: Config) -> None:
         """Lay what the groups say of each layer into the spec's table."""
@@ -148,6 +170,37 @@ class Family:
             tables.append(layer)
             names.append("_".join(roles[g][i] for g in told_apart) or "default")
         arranged(table, tables, names)
+
+
+def _numbers(path: str, value: Any) -> Iterator[tuple[str, int | float]]:
+    """Yield each number of a value with its path."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers(f"{path}.{key}", inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _numbers(path, inner)
+    elif isinstance(value, int | float):
+        yield path, value
+
+
+def _stretch(table: Table) -> None:
+    """Let texts be as long as dynamic NTK makes them: its factor times the length that a config says, beyond
+    which alone it acts."""
+    for layer in (table, *table.get("layer_kinds", {}).values()):
+        scaling = layer.get("position", {}).get("scaling", {})
+        if scaling.get("kind") == "dynamic":
+            table["context_length"] = int(scaling["original_length"] * scaling["factor"])
+            return
+
+
+def _unstretched(spec: ModelSpec) -> ModelSpec:
+    """Return a spec with the length that a config says, which dynamic NTK counts from."""
+    for layer in spec.layers_by_kind.values():
+        scaling = getattr(layer.position, "scaling", None)
+        if isinstance(scaling, DynamicNTK):
+            return spec.model_copy(update={"context_length": scaling.original_length})
+    return spec
 
 
 def _changed(held: Mapping[str, Held], by: Mapping[str, Held | None] | None) -> dict[str, Held]:

@@ -2,37 +2,55 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from archwright.hf.families import FAMILIES
+from archwright.hf.configs import FILE, family_of, read_config, spec_of, text_config
 from archwright.hf.family import Family
 from archwright.hf.keys import Slot
-from archwright.hf.store import Store, opened, read_json
-from archwright.hf.tokenizers import read_tokenizer
-from archwright.hf.wrappers import WRAPPERS, Wrapper
+from archwright.hf.store import Store, opened
+from archwright.hf.tokenizers import read_files, read_tokenizer
+from archwright.hf.wrappers import Wrapper
 from archwright.model.build import build_unset
 from archwright.model.decoder import Decoder
-from archwright.spec.errors import UserError, nearest
+from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import flatten
 from archwright.text.foreign import library_errors
+from archwright.text.json_table import first_line
 from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
 
 NAMED = 3
 """Tensors that one line names at most."""
+SIZES = (
+    *("dim", "vocab_size", "hidden_dim", "shared_hidden_dim", "num_experts"),
+    *("num_heads", "num_kv_heads", "head_dim", "value_head_dim"),
+    *("query_rank", "kv_rank", "nope_head_dim", "rope_head_dim"),
+)
+"""Numbers of a spec that no tensor can be shorter than."""
 
 
-CAME_FROM: WeakKeyDictionary[Decoder, str] = WeakKeyDictionary()
-"""The families that models in memory were read as, so that they are written as the same."""
+@dataclass(frozen=True)
+class Origin:
+    """Where a model in memory came from, so that it is written as the same."""
+
+    family: str
+    """What it was read as."""
+    files: Mapping[str, str]
+    """What stood beside it; see `archwright.text.companions`."""
+
+
+CAME_FROM: WeakKeyDictionary[Decoder, Origin] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -67,57 +85,25 @@ def load(
         UserError: what is missing, damaged, or not known to this package, one line each.
     """
     folder = Path(folder)
-    config, wrapper = text_config(read_config(folder))
-    family = family_of(config, folder)
+    whole_config = read_config(folder)
+    config, wrapper = text_config(whole_config)
+    family = family_of(config, str(folder / FILE))
+    files = read_files(folder, whole_config)
     with opened(folder) as whole:
         store = whole if wrapper is None else _text_alone(wrapper, whole, folder)
         if wrapper is not None:  # the whole and the text model may differ in what they say of it
             config["tie_word_embeddings"] = "lm_head.weight" not in store.shapes
-        spec = _tied_as_stored(_spec(family, config, store, folder), family, store)
+        spec = spec_of(config, str(folder / FILE), folder.resolve().name)
+        _check_sizes(spec, family, store, folder)
+        spec = _tied_as_stored(spec, family, store, folder)
+        assert spec.vocab_size != "auto"
         names = _checked(family, spec, store, folder)
+        with library_errors(f"{folder}: the tokenizer"):
+            tokenizer = read_tokenizer(folder, spec.vocab_size, files)
         model = build_unset(spec, device=device, dtype=_dtype(dtype, store))
         _fill(model, names, store)
-    assert spec.vocab_size != "auto"
-    CAME_FROM[model] = family.model_type
-    with library_errors(f"{folder}: the tokenizer"):
-        tokenizer = read_tokenizer(folder, spec.vocab_size)
+    CAME_FROM[model] = Origin(family.model_type, files)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a folder."""
-    if not folder.is_dir():
-        near = nearest(folder.name, [p.name for p in folder.parent.glob("*")])
-        raise UserError(f"{folder}: there is no such folder.{near}")
-    return read_json(folder / "config.json")
-
-
-def text_config(config: dict[str, Any]) -> tuple[dict[str, Any], Wrapper | None]:
-    """Return the config of a folder's text model, and what it is wrapped in, if it is."""
-    kind = config.get("model_type")
-    wrapper = WRAPPERS.get(kind) if isinstance(kind, str) else None
-    return (config, None) if wrapper is None else (wrapper.config(config), wrapper)
-
-
-def family_of(config: Mapping[str, Any], folder: Path) -> Family:
-    """Return the family of a config.
-
-    Raises:
-        UserError: none that is known here, or weights in a compressed form.
-    """
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        near = nearest(kind, FAMILIES) if isinstance(kind, str) else ""
-        raise UserError(
-            f"{folder}/config.json: model_type: found {kind!r}, which this package cannot read; "
-            f"it reads {len(FAMILIES)} families (archwright list families).{near}"
-        )
-    if config.get("quantization_config"):
-        raise UserError(
-            f"{folder}/config.json: quantization_config: found compressed weights; expected float32, "
-            "bfloat16 or float16: save them so first"
-        )
-    return FAMILIES[kind]
 
 
 def _text_alone(wrapper: Wrapper, whole: Store, folder: Path) -> Store:
@@ -129,27 +115,39 @@ def _text_alone(wrapper: Wrapper, whole: Store, folder: Path) -> Store:
     return store
 
 
-def _spec(family: Family, config: dict[str, Any], store: Store, folder: Path) -> ModelSpec:
-    """Return the spec of a folder, once it is plausible that there are so many layers."""
+def _check_sizes(spec: ModelSpec, family: Family, store: Store, folder: Path) -> None:
+    """Refuse sizes that no file of this size can have, before anything is made of them."""
+    file, count = folder / FILE, len(store.shapes)
+    if spec.num_layers > count:
+        raise UserError(f"{file}: found {spec.num_layers:,} layers, but {count} tensors")
+    most = max(map(math.prod, store.shapes.values()))
+    one_each = any("{e}" in name for name in family.of_layer)
+    tables = [spec, *spec.layers_by_kind.values()]
+    for path, size in {k: v for t in tables for k, v in flatten(t.model_dump()).items()}.items():
+        name = path.rpartition(".")[2]
+        limit = min(most, count) if name == "num_experts" and one_each else most
+        if name in SIZES and isinstance(size, int) and size > limit:
+            raise UserError(
+                f"{file}: found {path} = {size:,}, but {count:,} tensors of at most {most:,} numbers"
+            )
+
+
+def _shapes(spec: ModelSpec, folder: Path) -> dict[str, Tensor]:
+    """Return what a checkpoint holds of a model, without memory."""
     try:
-        spec = family.spec(config, name=folder.resolve().name)
-    except UserError as error:
-        raise UserError(*(f"{folder}: {line}" for line in error.lines)) from None
-    if spec.num_layers > len(store.shapes):
-        raise UserError(
-            f"{folder}/config.json: found {spec.num_layers:,} layers, but {len(store.shapes)} tensors"
-        )
-    return spec
+        return tensors_of(build_unset(spec, device="meta"))
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # sizes past 64 bits
+        raise UserError(f"{folder / FILE}: too large to be built: {first_line(error)}") from None
 
 
-def _tied_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
+def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path) -> ModelSpec:
     """Return the spec, with a head of its own where the file has another than the embedding, whatever the
     config says: some models were trained so (T5 v1.1)."""
     in_file = _aliases(family, store)
     repeated = [in_file[name] for name in _repeated(family, spec) if name in in_file]
     if not repeated:
         return spec
-    slots = family.slots(spec, tensors_of(build_unset(spec, device="meta")))
+    slots = family.slots(spec, _shapes(spec, folder))
     table = next(name for name, slot in slots.items() if slot.ours == ("embedding.weight",))
     pair = [name for name in (*repeated, in_file.get(table)) if name is not None]
     alike = len({store.shapes[name] for name in pair}) == 1
@@ -166,7 +164,7 @@ def _checked(
     Raises:
         UserError: tensors that are missing, too many, or of another shape.
     """
-    tensors = tensors_of(build_unset(spec, device="meta"))
+    tensors = _shapes(spec, folder)
     slots = family.slots(spec, tensors)
     in_file = _aliases(family, store)
     lines = []

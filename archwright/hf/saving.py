@@ -16,10 +16,12 @@ from archwright.checkpoint.weights import read_tensors, write_tensors
 from archwright.hf.exporting import exportable
 from archwright.hf.family import Family
 from archwright.hf.keys import Slot
-from archwright.hf.loading import CAME_FROM, tensors_of
+from archwright.hf.loading import CAME_FROM, Origin, tensors_of
 from archwright.hf.store import INDEX, WEIGHTS
 from archwright.model.decoder import Decoder
 from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from archwright.text.companions import GENERATION, TOKEN_IDS, as_text, table
 from archwright.text.tokenizer import Tokenizer
 
 SHARD = 5 * 10**9
@@ -48,7 +50,7 @@ def save(
             the folder is not empty.
     """
     folder = Path(folder)
-    chosen = exportable(model.spec, family or CAME_FROM.get(model, ""))
+    chosen = exportable(model.spec, family or _came_from(model).family)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not _is_export(folder, model, chosen, tokenizer, max_shard_bytes):
             raise UserError(f"{folder}: not empty; expected a new or empty folder")
@@ -74,8 +76,9 @@ def _is_export(
     with tempfile.TemporaryDirectory() as scratch:
         _write_small_files(model, family, Path(scratch), tokenizer)
         _write_index(Path(scratch), shards, tensors_of(model))
-        small = {path.name: path.read_bytes() for path in Path(scratch).iterdir()}
-    if sorted(there) != sorted([*small, *(file for file, _ in shards)]):
+        written = [path for path in Path(scratch).rglob("*") if path.is_file()]
+        small = {path.relative_to(scratch): path.read_bytes() for path in written}
+    if {*there} != {name.parts[0] for name in small} | {file for file, _ in shards}:
         return False
     return all(
         (folder / name).is_file() and (folder / name).read_bytes() == content
@@ -99,9 +102,17 @@ def _holds(file: Path, shard: Mapping[str, Slot], tensors: Mapping[str, Tensor])
 def _write_small_files(
     model: Decoder, family: Family, folder: Path, tokenizer: Tokenizer | None
 ) -> None:
-    _write_configs(model, family, folder, tokenizer)
+    """Write all but the weights."""
+    files = _came_from(model).files if tokenizer is None else _files(tokenizer)
+    _write_json(folder / "config.json", _config(model, family) | table(files, TOKEN_IDS))
+    (folder / GENERATION).write_text(files.get(GENERATION, "{}\n"), "utf-8")
     if tokenizer is not None:
         tokenizer.save(folder)
+        (folder / TOKEN_IDS).unlink(missing_ok=True)  # which stand in config.json
+
+
+def _came_from(model: Decoder) -> Origin:
+    return CAME_FROM.get(model, Origin("", {}))
 
 
 def _write_weights(model: Decoder, family: Family, folder: Path, most: int) -> None:
@@ -170,20 +181,29 @@ def _dtype(slot: Slot, tensors: Mapping[str, Tensor]) -> torch.dtype:
     return tensors[own].dtype
 
 
-def _write_configs(
-    model: Decoder, family: Family, folder: Path, tokenizer: Tokenizer | None
-) -> None:
-    config = family.config(model.spec)
+def _config(model: Decoder, family: Family) -> dict[str, Any]:
+    """Return config.json of a model, without the ids of tokens."""
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    config |= {"dtype": dtype, "torch_dtype": dtype}
-    # Without a tokenizer no token is known to begin or end a text, and some classes' own do not exist here.
-    ids: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    if tokenizer is not None:
-        ids |= {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text}
-    named = {key: config.get(key) if value is None else value for key, value in ids.items()}
-    _write_json(folder / "config.json", config | named)
-    told = {key: value for key, value in ids.items() if value is not None}
-    _write_json(folder / "generation_config.json", {"_from_model_config": True} | told)
+    return config_of(model.spec, family) | {"dtype": dtype, "torch_dtype": dtype}
+
+
+def config_of(spec: ModelSpec, family: Family) -> dict[str, Any]:
+    """Return the config of a resolved spec as a family says it."""
+    config = family.config(spec)
+    padding, rows = family.defaults.get("pad_token_id"), spec.vocab_size
+    if padding is not None and rows != "auto" and padding >= rows:
+        config.setdefault("pad_token_id", None)  # the class's own does not exist here
+    return config
+
+
+def _files(tokenizer: Tokenizer) -> dict[str, str]:
+    """Return what stands beside a tokenizer, with the ids that it has where no file says any."""
+    own = {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text}
+    files = tokenizer.files
+    found = {TOKEN_IDS: as_text(own | table(files, TOKEN_IDS))}
+    if GENERATION not in files:
+        found[GENERATION] = as_text({"_from_model_config": True, **table(found, TOKEN_IDS)})
+    return {**files, **found}
 
 
 def _write_json(path: Path, table: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,16 +15,13 @@ from torch import Tensor
 
 from archwright.hf.layouts import Shape
 from archwright.spec.errors import UserError
-from archwright.spec.files import irregular, read_text
+from archwright.spec.files import irregular
+from archwright.text.json_table import first_line, read_table
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OLD_WEIGHTS = "pytorch_model.bin"
 OLD_INDEX = "pytorch_model.bin.index.json"
-LARGEST_JSON = 1 << 28
-"""Bytes of a JSON file that is read at most."""
-
-
 WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "float64": 8, "bfloat16": 2, "float16": 2}
 """Bytes of a number, by the names of dtypes in files."""
 
@@ -61,7 +57,7 @@ class Store:
         try:
             tensor: Tensor = file[there] if isinstance(file, Mapping) else file.get_tensor(there)
         except (SafetensorError, RuntimeError, ValueError) as error:
-            raise UserError(f"{name}: cannot be read: {_line(error)}") from None
+            raise UserError(f"{name}: cannot be read: {first_line(error)}") from None
         return tensor
 
     def num_bytes(self, name: str) -> int:
@@ -105,42 +101,22 @@ def opened(folder: Path) -> Iterator[Store]:
         yield store
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the table in a JSON file.
-
-    Raises:
-        UserError: there is none, or something else.
-    """
-    try:
-        found = json.loads(read_text(path, LARGEST_JSON))
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UserError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {_line(error)}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: found {type(found).__name__}; expected a JSON object")
-    return found
-
-
 def _paths(folder: Path) -> list[Path]:
     """Return the files of a folder that hold its tensors."""
     for whole, index in ((WEIGHTS, INDEX), (OLD_WEIGHTS, OLD_INDEX)):
-        if (folder / whole).exists():
+        if (folder / whole).is_file():
             return [folder / whole]
-        if (folder / index).exists():
+        if (folder / index).is_file():
             return [folder / name for name in _shards(folder / index)]
     raise UserError(
-        f"{folder}: no weights; expected {WEIGHTS}, {INDEX} with its files, or {OLD_WEIGHTS}"
+        f"{folder}: no weights; expected {WEIGHTS}, {INDEX} with its files, or {OLD_WEIGHTS}. Without them "
+        "archwright show, diff and train take the folder, for its architecture alone"
     )
 
 
 def _shards(index: Path) -> list[str]:
     """Return the file names of an index; none leads out of the folder."""
-    names = read_json(index).get("weight_map")
+    names = read_table(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UserError(f"{index}: found no weight_map; expected the file of each tensor")
     files = list(dict.fromkeys(str(name) for name in names.values()))
@@ -160,7 +136,7 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, ValueError) as error:
-        raise UserError(f"{path}: not a whole safetensors file: {_line(error)}") from None
+        raise UserError(f"{path}: not a whole safetensors file: {first_line(error)}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -174,12 +150,7 @@ def _unpickled(path: Path) -> Mapping[str, Tensor]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # torch raises many kinds for what is no such file
-        raise UserError(f"{path}: not a file of tensors alone: {_line(error)}") from None
+        raise UserError(f"{path}: not a file of tensors alone: {first_line(error)}") from None
     if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
         raise UserError(f"{path}: found something else than tensors by name")
     return found
-
-
-def _line(error: Exception) -> str:
-    """Return the first line of a library's complaint."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

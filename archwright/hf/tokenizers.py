@@ -10,37 +10,91 @@ import tokenizers
 
 from archwright.hf.byte_level import MERGES, VOCABULARY, read_byte_level
 from archwright.spec.errors import UserError
-from archwright.spec.files import read_text
-from archwright.text.foreign import LARGEST, parse, read_json
-from archwright.text.tokenizer import Tokenizer
+from archwright.text.companions import (
+    CONFIG,
+    GENERATION,
+    TOKEN_IDS,
+    as_text,
+    check_ids,
+    content,
+    ids,
+    read_companions,
+    table,
+)
+from archwright.text.foreign import parse, read_json
+from archwright.text.json_table import read_table
+from archwright.text.tokenizer import FILE, Tokenizer
 
-FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+SPECIAL = "special_tokens_map.json"
 OTHER_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.txt")
 """Files of tokenizers that are not read here."""
 ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
 """Tokens that end a text, where no file says which one does."""
 
 
-def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
+def read_files(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what stands beside the tokenizer of a folder with such a config.json, and the ids that this names.
+
+    Raises:
+        UserError: a damaged file, or what is no id.
+    """
+    files = read_companions(folder)
+    text = config.get("text_config")
+    named = ids(text if isinstance(text, Mapping) else {}) | ids(config)
+    check_ids(named, folder / "config.json")
+    check_ids(table(files, GENERATION), folder / GENERATION)
+    return files | ({TOKEN_IDS: as_text(named)} if named else {})
+
+
+def read_tokenizer(
+    folder: Path, vocab_size: int, files: Mapping[str, str] | None = None
+) -> Tokenizer | None:
     """Return the tokenizer of a folder, for a model with so many rows of its embedding; None where there is
     none that can be read, which a warning then says.
+
+    Args:
+        files: what `read_files` found in the folder.
 
     Raises:
         UserError: the file is something else, has tokens that the model does not know, or no token is known
             to end a text.
     """
-    told = _table(folder / CONFIG)
+    if files is None:
+        path = folder / "config.json"
+        files = read_files(folder, read_table(path) if path.is_file() else {})
+    told = table(files, CONFIG)
     inner = _inner(folder, told)
     if inner is None:
         return None
-    inner = _known(inner, vocab_size, folder)
+    whole, inner = inner, _known(inner, vocab_size, folder)
     names = inner.get_vocab(with_added_tokens=True)
-    end = _end(folder, told, names) or next((name for name in ENDS if name in names), None)
+    end = _end(told, files, names) or next((name for name in ENDS if name in names), None)
     if end is None:
         raise UserError(
             f"{folder / CONFIG}: found no eos_token; expected the token that ends a text"
         )
-    return Tokenizer(inner, end, _begin(inner, told, names))
+    if inner is not whole:
+        files = _without(files, set(whole.get_vocab(with_added_tokens=True)) - set(names))
+    return Tokenizer(inner, end, _begin(inner, told, names), files)
+
+
+def _without(files: Mapping[str, str], unknown: set[str]) -> dict[str, str]:
+    """Return files that name none of the tokens that the model has no row for, which a library would add again."""
+    left = dict(files)
+    for name in (CONFIG, SPECIAL):
+        if name in files:
+            kept = {k: _known_of(v, unknown) for k, v in table(files, name).items()}
+            left[name] = as_text({k: v for k, v in kept.items() if content(v) not in unknown})
+    return left
+
+
+def _known_of(value: Any, unknown: set[str]) -> Any:
+    """Return a list or table of tokens without those."""
+    if isinstance(value, list):
+        return [token for token in value if content(token) not in unknown]
+    if isinstance(value, Mapping):
+        return {key: token for key, token in value.items() if content(token) not in unknown}
+    return value
 
 
 def _inner(folder: Path, told: Mapping[str, Any]) -> tokenizers.Tokenizer | None:
@@ -48,7 +102,7 @@ def _inner(folder: Path, told: Mapping[str, Any]) -> tokenizers.Tokenizer | None
     if (folder / FILE).is_file():
         return read_json(folder / FILE)
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
-        inner = read_byte_level(folder, told, _table(folder / "added_tokens.json"))
+        inner = read_byte_level(folder, told, _added(folder / "added_tokens.json"))
         if inner is not None:
             return inner
     for name in (VOCABULARY, *OTHER_FILES):
@@ -83,17 +137,14 @@ def _known(inner: tokenizers.Tokenizer, vocab_size: int, folder: Path) -> tokeni
     return cut
 
 
-def _end(folder: Path, told: Mapping[str, Any], names: Mapping[str, int]) -> str | None:
+def _end(told: Mapping[str, Any], files: Mapping[str, str], names: Mapping[str, int]) -> str | None:
     """Return the token that ends a text, as one of the configs says it."""
-    end = _content(told.get("eos_token"))
+    end = content(told.get("eos_token"))
     if end in names:
         return end
-    config = _table(folder / "config.json")
-    text = config.get("text_config")
-    tables = (config, text, _table(folder / "generation_config.json"))
-    for table in tables:
-        ids = table.get("eos_token_id") if isinstance(table, Mapping) else None
-        for wanted in ids if isinstance(ids, list) else [ids]:
+    for file in (TOKEN_IDS, GENERATION):
+        given = table(files, file).get("eos_token_id")
+        for wanted in given if isinstance(given, list) else [given]:
             if found := next((name for name, i in names.items() if i == wanted), None):
                 return found
     return None
@@ -105,22 +156,12 @@ def _begin(inner: tokenizers.Tokenizer, told: Mapping[str, Any], names: Mapping[
     The config may say so. Otherwise it is what the tokenizer itself puts there.
     """
     if (adds := told.get("add_bos_token")) is not None:
-        begin = _content(told.get("bos_token"))
+        begin = content(told.get("bos_token"))
         return begin if adds and begin in names else ""
     plain = inner.encode("a", add_special_tokens=False).ids
     whole = inner.encode("a", add_special_tokens=True)
     return whole.tokens[0] if whole.ids[: len(plain)] != plain else ""
 
 
-def _content(token: Any) -> str:
-    """Return the text of a token, which a config has as it is or in a table."""
-    found = token.get("content") if isinstance(token, Mapping) else token
-    return found if isinstance(found, str) else ""
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(read_text(path, LARGEST))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _added(path: Path) -> dict[str, Any]:
+    return read_table(path) if path.is_file() else {}

@@ -8,17 +8,21 @@ import torch
 
 from archwright import checkpoint
 from archwright.hf.families import FAMILIES
-from archwright.hf.loading import load
+from archwright.hf.loading import CAME_FROM, Origin, load
 from archwright.hf.saving import save
 from archwright.model.decoder import Decoder
 from archwright.runs.folder import RunFolder
 from archwright.runs.opened import open_model
 from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
+from archwright.text.companions import GENERATION, TOKEN_IDS
 from archwright.text.tokenizer import Tokenizer
 
 FAMILY = "family"
 """Where the file of an imported model says which family it came from."""
+OF_MODEL = (GENERATION, TOKEN_IDS)
+"""What it keeps of the files beside it where there is no tokenizer to keep them."""
 
 
 def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]:
@@ -28,19 +32,26 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
     Raises:
         UserError: what `load` refuses, or a folder that holds something else; nothing is then left behind.
     """
-    loaded = load(folder, dtype="stored")
     path = Path(out)
+    loaded = load(folder, dtype="stored")
     source = f"{Path(folder).resolve().name}, a {FAMILIES[loaded.family].architecture}"
     model = loaded.spec.model_copy(update={"source": source, "name": path.name})
-    run = RunFolder.create(path, RunSpec(name=path.name, model=model))
-    if run.metrics() or run.settled or run.checkpoints():
-        if not (run.finished and _is_same(run, loaded.model)):
+    there = RunFolder(path)
+    if there.begun:
+        if not _is_same(there, model, loaded.model):
             raise UserError(f"{path} holds a run already; give --out a new folder")
-        return run, loaded.model
+        return there, loaded.model
+    run = RunFolder.create(path, RunSpec(name=path.name, model=model))
     with run.lock(), run.nothing_or_begun():
         if loaded.tokenizer is not None:
             run.write_tokenizer(loaded.tokenizer)
         told = {"archwright": "model", "spec": model.hash(), FAMILY: loaded.family}
+        if loaded.tokenizer is None:  # whose files these are where there is one
+            told |= {
+                name: text
+                for name, text in CAME_FROM[loaded.model].files.items()
+                if name in OF_MODEL
+            }
         checkpoint.write_model(run.model_file, loaded.model, told)
         done = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
         run.append({"kind": "event", "step": 0, **done})
@@ -54,27 +65,25 @@ def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
     Raises:
         UserError: no such run, or what `save` refuses.
     """
-    model = open_model(run)
-    tokenizer = RunFolder.open(run).tokenizer_folder
+    model, opened = open_model(run), RunFolder.open(run)
+    tokenizer = opened.tokenizer_folder
+    there = opened.model_file.is_file()
+    told = checkpoint.read_metadata(opened.model_file) if there else {}
+    files = {name: told[name] for name in OF_MODEL if name in told}
+    CAME_FROM[model] = Origin(told.get(FAMILY, ""), files)
     return save(
         model,
         folder,
         Tokenizer.load(tokenizer) if tokenizer.is_dir() else None,
-        family=family or _came_from(RunFolder(run)),
+        family=family,
     )
 
 
-def _is_same(run: RunFolder, model: Decoder) -> bool:
-    """Tell whether a run's weights are those of a model, bit for bit."""
-    if not run.model_file.is_file():
+def _is_same(run: RunFolder, spec: ModelSpec, model: Decoder) -> bool:
+    """Tell whether a run is an import of this very model, its weights equal bit for bit."""
+    if not (run.finished and run.model_file.is_file() and run.spec.model.hash() == spec.hash()):
         return False
     saved, own = checkpoint.read_model(run.model_file), model.state_dict()
     return saved.keys() == own.keys() and all(
         saved[name].dtype == own[name].dtype and torch.equal(saved[name], own[name]) for name in own
     )
-
-
-def _came_from(run: RunFolder) -> str:
-    """Return the family that a run was imported from, if it was."""
-    there = run.model_file.is_file()
-    return checkpoint.read_metadata(run.model_file).get(FAMILY, "") if there else ""

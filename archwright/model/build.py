@@ -174,7 +174,7 @@ def _on_meta(part: Callable[..., nn.Module], *given: Any) -> nn.Module:
 def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     shared = _Shared()
     assert spec.vocab_size != "auto"
-    layers = [_layer(spec.layer(i), spec, shared) for i in range(spec.num_layers)]
+    layers = [_layer(spec.layer(i), spec, shared, i + 1) for i in range(spec.num_layers)]
     absolute = _part(ABSOLUTE_POSITIONS, spec.position) if spec.position.absolute else None
     embedding = TokenEmbedding(spec.embedding, spec.dim, spec.vocab_size)
     table = embedding.weight if spec.head.tied else None
@@ -211,14 +211,14 @@ def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
     )
 
 
-def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared) -> Layer:
+def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared, number: int) -> Layer:
     attention = feedforward = None
     mask = rotary = ""
     if isinstance(layer.attention, MaskedAttention):
         assert layer.attention.num_heads != "auto"
         mask = shared.mask(layer.attention.mask, layer.attention.num_heads)
         rotary = shared.rotary(layer.position, turning_dim(layer.attention, spec.dim))
-        attention = _attention(layer, layer.attention, spec.dim, shared, mask, rotary)
+        attention = _attention(layer, layer.attention, spec.dim, shared, mask, rotary, number)
     elif not isinstance(layer.attention, NoAttention):
         attention = _part(ATTENTIONS, layer.attention)(layer.attention, spec.dim)
     if not isinstance(layer.feedforward, NoFeedForward):
@@ -241,6 +241,7 @@ def _attention(
     shared: _Shared,
     mask: str,
     rotary: str,
+    number: int,
 ) -> nn.Module:
     assert attention.num_heads != "auto"
     two_way = shared.masks[mask].ahead != 0
@@ -253,6 +254,7 @@ def _attention(
         rotary=shared.rotaries.get(rotary),
         relative=relative,
         shared=is_shared,
+        layer_number=number,
     )
     return module
 

@@ -3,11 +3,17 @@
 Its contract is one verb, `extend`: a layer hands over the keys and values of new tokens, or what it makes
 them from, and gets back those of all tokens that they may see. How much is kept follows from the layer's
 mask: all, or as many of the last tokens as the mask reaches back.
+
+Read in pieces, a text gives what it gives in one piece, but where angles depend on its length. LongRoPE has
+other angles for all positions of a text longer than its original length, so that what was read of a shorter
+one counts no more: a cache refuses to be carried over that length, and the whole text goes into a new one.
+Dynamic NTK has slightly other angles for every further token: kept keys turn by those of the text so far, as
+its authors advise, while what deeper layers made of earlier tokens stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,9 +35,18 @@ class Cache:
     """What a model has read of a batch of texts; `Decoder.new_cache` makes one, `forward` fills it.
 
     Rows may have padding on either side, in any call. What is kept of a row is its real tokens.
+
+    Args:
+        switch_lengths: lengths of a text that it may not grow beyond between calls; see
+            `Decoder.switch_lengths`.
     """
 
-    def __init__(self, masks: Mapping[str, Pattern], mask_of_layer: Iterable[str]) -> None:
+    def __init__(
+        self,
+        masks: Mapping[str, Pattern],
+        mask_of_layer: Iterable[str],
+        switch_lengths: Sequence[int] = (),
+    ) -> None:
         for pattern in masks.values():
             if pattern.ahead != 0 and not isinstance(pattern, Prefix):
                 raise UserError(
@@ -40,8 +55,10 @@ class Cache:
                 )
         self.num_read = 0
         """Tokens read, padding included."""
-        self._masks = masks
+        self._masks, self._switch_lengths = masks, switch_lengths
         self._read: Read | None = None
+        self._spans: Tensor | None = None
+        """How long the text of each row is that was read last, where that is asked for."""
         self._shelves: dict[int | None, Shelf] = {}
         names = list(mask_of_layer)
         for name in filter(None, names):
@@ -71,7 +88,8 @@ class Cache:
         """Return where new tokens stand behind those that were read, and make room for them.
 
         Raises:
-            ValueError: shapes that do not fit, or a prefix that is not read in one piece.
+            ValueError: shapes that do not fit, a prefix that is not read in one piece, or a text that grows
+                beyond a switch length.
         """
         self._check(tokens, document_ids, prefix_lengths)
         ragged = self._read is not None or padding_mask is not None or document_ids is not None
@@ -87,6 +105,8 @@ class Cache:
             start=self.num_read,
             read=self._read,
         )
+        if self._switch_lengths:
+            self._check_spans(where, tokens.shape[0])
         for shelf in self._shelves.values():
             shelf.take(where, tokens.shape[0], self.num_read)
         self.num_read += tokens.shape[1]
@@ -117,6 +137,27 @@ class Cache:
         elif tokens.shape[0] != self._batch:
             raise ValueError(f"tokens: found {tokens.shape[0]} rows; the cache holds {self._batch}")
         self._check_prefix(prefix_lengths)
+
+    def _check_spans(self, where: Places, batch: int) -> None:
+        """What was read of a text before it grew beyond a switch length was read with other angles."""
+        spans = where.spans_or_end().expand(batch, -1)
+        first, before = spans[:, 0], self._spans
+        if before is not None:
+            same = torch.ones_like(first, dtype=torch.bool)
+            if where.documents is not None:
+                assert self._read is not None
+                same &= where.documents[:, 0] == self._read.document
+            for length in self._switch_lengths:
+                crossed = same & (before > 0) & (before <= length) & (first > length)
+                if crossed.any():
+                    row = int(crossed.nonzero()[0])
+                    raise ValueError(
+                        f"tokens: row {row} has {int(before[row])} tokens in the cache and grows to "
+                        f"{int(first[row])}; beyond {length} tokens LongRoPE has other angles for the whole "
+                        "text: give all of it to a new cache"
+                    )
+        last = spans[:, -1]
+        self._spans = last if before is None else torch.where(last > 0, last, before)
 
     def _check_prefix(self, prefix_lengths: Tensor | None) -> None:
         """A prefix sees itself whole, so it must come whole, in the first call."""

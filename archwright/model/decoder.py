@@ -79,7 +79,8 @@ class Decoder(nn.Module):
             cache: what was read before, from `new_cache`; the tokens go on from there and are added to it.
 
         Raises:
-            ValueError: shapes that do not fit, or a text longer than learned positions.
+            ValueError: shapes that do not fit, a text longer than learned positions, or one that grows
+                beyond one of `switch_lengths` behind a cache.
         """
         hidden = self.hidden(
             tokens,
@@ -135,13 +136,20 @@ class Decoder(nn.Module):
         bounded = all(mask.behind is not None for mask in self.masks.values())
         return bounded and not self.spec.position.absolute
 
+    @property
+    def switch_lengths(self) -> tuple[int, ...]:
+        """Lengths of a text beyond which what was read of it must be read again: all angles are then others
+        (LongRoPE's original_length)."""
+        lengths = (getattr(rotary, "switch_length", None) for rotary in self.rotaries.values())
+        return tuple(sorted({length for length in lengths if length is not None}))
+
     def new_cache(self) -> Cache:
         """Return an empty cache, to be given to `forward`.
 
         Raises:
             UserError: a mask that lets tokens see what follows, or an attention without a cache.
         """
-        return Cache(self.masks, _masks_of_layers(self))
+        return Cache(self.masks, _masks_of_layers(self), self.switch_lengths)
 
     def use_kernel(self, name: str) -> "Decoder":
         """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise,

@@ -53,6 +53,13 @@ class InverseScale(ScoreScale):
     """The square root of the head_dim at which it equals 1 / sqrt(head_dim)."""
 
 
+class InverseLayerScale(ScoreScale):
+    """dim^-0.5 / n in layer n = 1, 2 ..., with the width of a head for dim (GPT-2's
+    scale_attn_by_inverse_layer_idx)."""
+
+    kind: Literal["inverse_layer"] = "inverse_layer"
+
+
 class FixedScale(ScoreScale):
     """A given number (Granite's attention_multiplier)."""
 

@@ -154,13 +154,15 @@ class RoPE(Position):
 
 
 class ALiBi(Position):
-    """Scores fall with distance: slope_h (k - q), with slopes 2^(-8h/num_heads) for heads h = 1, 2 ...
+    """Scores fall with distance: slope_h (k - q), with slopes 2^(-bias_max h/num_heads) for heads h = 1, 2 ...
     where their number is a power of two (Press et al., 2021)."""
 
     kind: Literal["alibi"] = "alibi"
     scores: ClassVar[bool] = True
     scaled: bool = False
     """Multiply the slopes by the score scale too, as Falcon does; BLOOM and MPT do not."""
+    bias_max: int = Field(8, ge=1)
+    """Exponent of the last head's slope: 8 in the paper, 16 in MPT-7B-StoryWriter."""
 
 
 class T5Bias(Position):

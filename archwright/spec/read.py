@@ -409,7 +409,10 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
     )
     known = "see archwright list" if len(names) > MOST_NAMES else f"there are {', '.join(names)}"
     if (Path(text) / "config.json").is_file():
-        raise UserError(f'"{text}": a checkpoint of another library; archwright import {text}')
+        raise UserError(
+            f'"{text}": a checkpoint of another library: archwright import {text} makes a run of it, and '
+            f'archwright.hf.load_spec("{text}") reads its architecture'
+        )
     raise UserError(
         f'"{text}": no such preset; {known}, or give a file ending in .toml.'
         + nearest(text, names, most=3)

@@ -1,11 +1,11 @@
 """Text to tokens and back: one class for trained, raw-byte and foreign tokenizers."""
 
 import hashlib
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
@@ -13,6 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from archwright.spec.errors import UserError, nearest
 from archwright.text.bpe import bpe_of, byte_names, fast_encoding, merges_of
+from archwright.text.companions import (
+    CONFIG,
+    as_text,
+    content,
+    end_ids,
+    read_companions,
+    table,
+    write_companions,
+)
 from archwright.text.foreign import library_errors, quiet, read_json
 from archwright.text.pieces import pieces, split_at
 from archwright.text.probe import PROBE
@@ -20,6 +29,7 @@ from archwright.text.probe import PROBE
 Ids = NDArray[np.int64]
 AllowedSpecial = Collection[str] | Literal["all"]
 
+FILE = "tokenizer.json"
 JOINED = 1 << 24
 """Characters a document may have before it is cut for a tokenizer that joins across any border."""
 
@@ -31,13 +41,21 @@ class Tokenizer:
     id every document starts from, which is the same but for foreign tokenizers with a token of its own for
     it; `fingerprint` a hash of all that decides the ids.
 
+    Args:
+        files: what stood beside it where it came from, by name; see `companions`. `save` writes it again.
+
     Raises:
         UserError: the vocabulary has no such tokens.
     """
 
     def __init__(
-        self, inner: tokenizers.Tokenizer, end_of_text: str, begin_of_text: str = ""
+        self,
+        inner: tokenizers.Tokenizer,
+        end_of_text: str,
+        begin_of_text: str = "",
+        files: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self.files = dict(files)
         with library_errors("data.tokenizer"), quiet():
             self._open(inner, end_of_text, begin_of_text)
 
@@ -92,24 +110,41 @@ class Tokenizer:
         Raises:
             UserError: there is none.
         """
-        try:
-            config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-            begin = str(config["bos_token"]) if config.get("add_bos_token") else ""
-            return cls(read_json(folder / "tokenizer.json"), str(config["eos_token"]), begin)
-        except (OSError, ValueError, KeyError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f'"{folder}" holds no tokenizer that can be read: {error}.') from error
+        files = read_companions(folder)
+        config = table(files, CONFIG)
+        if "eos_token" not in config:
+            raise UserError(f'"{folder}" holds no tokenizer: no {CONFIG} there names an eos_token.')
+        begin = content(config.get("bos_token")) if config.get("add_bos_token") else ""
+        return cls(read_json(folder / FILE), content(config["eos_token"]), begin, files)
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json, and the config that other libraries need to open the folder."""
+        """Write tokenizer.json, the config that other libraries need to open the folder, and what else stood beside
+        the tokenizer where it came from."""
         folder.mkdir(parents=True, exist_ok=True)
-        config: dict[str, str | bool] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        write_companions({**self.files, CONFIG: as_text(self._config())}, folder)
+        (folder / FILE).write_text(self._inner.to_str(pretty=True), "utf-8")
+
+    def _config(self) -> dict[str, Any]:
+        """Return the config as it was, with what is known to be so here."""
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"} | table(
+            self.files, CONFIG
+        )
+        if config.pop("auto_map", None) is not None:  # code that is not here
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
         config["eos_token"] = self.end_of_text_name
         if self.begin_of_text != self.end_of_text:
             config |= {"bos_token": self.begin_of_text_name, "add_bos_token": True}
-        (folder / "tokenizer.json").write_text(self._inner.to_str(pretty=True), "utf-8")
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        elif (
+            config.get("add_bos_token") and content(config.get("bos_token")) not in self._vocabulary
+        ):
+            config["add_bos_token"] = False
+        return config
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids before which writing stops: all that end a text, and the one that begins the next."""
+        ends = {i for i in end_ids(self.files) if 0 <= i < self.vocab_size}
+        return frozenset({self.end_of_text, self.begin_of_text} | ends)
 
     def encode(self, text: str, *, allowed_special: AllowedSpecial = ()) -> Ids:
         """Return the ids of a text, without those that begin and end it.

@@ -110,9 +110,50 @@ def test_what_cannot_be_exported_is_said_before_and_after(
 
 
 def test_a_checkpoint_is_no_run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["train", "llama"], ["show", "llama"]):
+    assert main(["train", "llama"]) == 2
+    told = capsys.readouterr().err
+    assert "archwright import llama makes a run to go on from" in told
+    assert "archwright train llama/config.json trains its architecture from fresh" in told
+    with pytest.raises(aw.UserError, match=r"archwright import llama.*hf\.load_spec"):
+        aw.load("llama")
+
+
+@pytest.mark.parametrize("what", ["llama", "llama/config.json"])
+def test_an_architecture_needs_config_json_alone(
+    what: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in checkpoint.iterdir():
+        if path.name != "config.json":
+            path.unlink()
+    assert main(["show", what, "--blame"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("llama")
+    assert "config.json" in told
+    assert main(["diff", "modern", what, "num_layers=3", "--values"]) == 0
+    assert "num_layers: 8 -> 3" in capsys.readouterr().out
+    assert main(["diff", what, what]) == 0
+    assert main(["show", what, "--exportable"]) == 0
+    assert "exportable as llama" in capsys.readouterr().out
+    Path("notes.txt").write_text("".join(f"{i} is a number.\n" for i in range(3000)), "utf-8")
+    words = ["train", what, "data.text=notes.txt", "data.tokenizer.kind=bytes", "budget=1steps"]
+    assert main([*words, "--dry-run"]) == 0
+    assert "Decoder(llama: 0.036M parameters, dim 32, 2 layers" in capsys.readouterr().out
+    assert main(["import", "llama"]) == 2
+    told = capsys.readouterr().err
+    assert "no weights" in told
+    assert "show, diff and train take the folder, for its architecture alone" in told
+    assert not Path("runs").exists()
+
+
+def test_what_config_json_does_not_describe_is_said(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / "config.json").write_text('{"model_type": "lama"}', "utf-8")
+    for words in (["show", "llama"], ["diff", "modern", "llama/config.json"]):
         assert main(words) == 2
-        assert "archwright import llama" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert "llama/config.json: model_type: found 'lama'" in told
+        assert len(told.splitlines()) == 1
 
 
 def test_without_a_tokenizer_it_comes_in_and_goes_out(
@@ -134,7 +175,8 @@ def test_a_run_is_not_overwritten(checkpoint: Path, capsys: pytest.CaptureFixtur
         spec = aw.load("modern").override(*SMALL, *HEADS, f"norm.eps={eps}")
         hf.save(aw.build(spec, seed=1), f"other-{i}")
         assert main(["import", f"other-{i}", "--out", "runs/one"]) == 2
-        assert "runs/one holds" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert told == "archwright: runs/one holds a run already; give --out a new folder\n"
     assert Path("runs/one/model.safetensors").read_bytes() == before
 
 

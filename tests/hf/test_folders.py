@@ -1,11 +1,14 @@
 """Folders of the ecosystem as strangers leave them: nothing is trusted, and every mistake is one line."""
 
 import json
+import os
+import resource
 import shutil
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +88,33 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "heads that do not divide": (lambda f: config(f, num_key_value_heads=3), "divisor"),
     "compressed": (lambda f: config(f, quantization_config={"bits": 4}), "compressed weights"),
     "other size": (lambda f: config(f, hidden_size=64), r"found shape \[64, 32\]; expected"),
-    "absurd size": (lambda f: config(f, hidden_size=10**9), "found shape"),
+    "absurd size": (lambda f: config(f, hidden_size=10**9), "found dim = 1,000,000,000, but"),
+    **{
+        f"{key} of {size:.0e}": (partial(config, **{key: size}), said)
+        for key in ("intermediate_size", "num_attention_heads", "vocab_size", "head_dim")
+        for size, said in (
+            (10**30, f"{key}: found 1e[+]30; expected at most 2,147,483,647"),
+            (2**63 - 1, f"{key}: found 9.22e[+]18; expected at most"),
+            (2**31 - 2, "found .* = 2,147,483,646, but 21 tensors of at most 2,048 numbers|divide"),
+            (float("1e30"), f"{key}: found 1[.]00e[+]30"),
+        )
+    },
+    "a number beyond floats": (
+        lambda f: (f / "config.json").write_text('{"model_type": "llama", "rope_theta": 1e999}'),
+        "rope_theta: found Infinity",
+    ),
+    "a scaling of 10^300": (
+        lambda f: config(f, rope_parameters={"rope_type": "linear", "factor": 1e300}),
+        "rope_parameters.factor: found 1[.]00e[+]300",
+    ),
+    "a pipe as config": (
+        lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json")),
+        "config.json: not a file",
+    ),
+    "a pipe as weights": (
+        lambda f: ((f / "model.safetensors").unlink(), os.mkfifo(f / "model.safetensors")),
+        "no weights",
+    ),
     "absurd depth": (lambda f: config(f, num_hidden_layers=10**9), "layers"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no weights"),
     "empty weights": (lambda f: (f / "model.safetensors").write_bytes(b""), "safetensors file"),
@@ -137,6 +166,21 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert all(line.startswith("archwright: ") and len(line) < 400 for line in told)
     assert len(told) <= 9
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [10**6, 10**9, 10**30])
+def test_experts_that_no_file_holds_are_refused_at_once(number: int, tmp_path: Path) -> None:
+    spec = SPEC.override("feedforward.kind=experts", "feedforward.num_experts=4")
+    hf.save(aw.build(spec), tmp_path / "m")
+    names = {"num_experts", "num_local_experts", "n_routed_experts"}
+    found = json.loads((tmp_path / "m" / "config.json").read_text("utf-8"))
+    config(tmp_path / "m", **dict.fromkeys(names & set(found), number))
+    began = resource.getrusage(resource.RUSAGE_SELF)
+    with pytest.raises(UserError, match=r"num_.*experts"):
+        hf.load(tmp_path / "m")
+    ended = resource.getrusage(resource.RUSAGE_SELF)
+    assert ended.ru_utime - began.ru_utime < 5
+    assert (ended.ru_maxrss - began.ru_maxrss) * 1024 < 10**9
 
 
 def test_old_files_may_hold_tensors_alone(folder: Path) -> None:

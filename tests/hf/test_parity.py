@@ -142,6 +142,32 @@ def test_written_and_read_by_the_library_it_is_the_same(pair: Pair, tmp_path: Pa
     torch.testing.assert_close(after[pair.real], before[pair.real], atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("heads", [4, 6])
+def test_steeper_slopes_are_those_of_the_config(
+    heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPT-7B-StoryWriter was trained with an exponent of 16. The library has the formula, but always asks it for 8."""
+    from transformers.models.mpt import modeling_mpt
+
+    slopes = {"alibi": True, "alibi_bias_max": 16, "clip_qkv": 1.5}
+    theirs = randomise(build("mpt", d_model=12 * heads, n_heads=heads, attn_config=slopes))
+    ours = hf.load(save(theirs, tmp_path / "in"))
+    tokens, real = batch(theirs)
+
+    def apart() -> float:
+        with torch.no_grad():
+            found = ours.model(tokens, padding_mask=real).logits[real]
+            return float((found - logits(theirs, tokens, real)[real]).abs().max())
+
+    assert apart() > 0.1
+    formula = modeling_mpt.build_mpt_alibi_tensor
+    asked = lambda self, heads, length, device: formula(heads, length, 16, device)  # noqa: E731
+    monkeypatch.setattr(modeling_mpt.MptModel, "build_mpt_alibi_tensor", asked)
+    assert apart() < 2e-5
+    hf.save(ours.model, tmp_path / "out")
+    assert hf.load(tmp_path / "out").spec.position == ours.spec.position
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_here_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     folder = save(build(name), tmp_path)

@@ -132,6 +132,13 @@ def test_dense_and_banded_layers_take_turns(mask: str) -> None:
     assert [pairs(m, 32) == 32 * 33 / 2 for m in masks] == [True, False] * 2
 
 
+def test_scores_are_divided_by_the_number_of_the_layer() -> None:
+    spec = ModelSpec(dim=32, num_layers=3, vocab_size=32, context_length=8)
+    model = build(spec.override("attention.num_heads=2", "attention.scale.kind=inverse_layer"))
+    scales = [layer.attention.scale for layer in model.layers]
+    assert scales == pytest.approx([1 / 4, 1 / 8, 1 / 12])
+
+
 def test_layers_share_a_mask_where_their_heads_see_alike() -> None:
     """Heads of a block-sparse mask differ, so that it belongs to a number of heads."""
     sparse = ["attention.mask.kind=block_sparse", "attention.head_dim=8", "attention.num_heads=2"]

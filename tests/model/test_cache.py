@@ -236,3 +236,53 @@ class TestRefused:
                 model(row[:, 4:], cache=cache, **wrong)
             found = model(row[:, 4:], cache=cache, **given).logits
         torch.testing.assert_close(found, whole(model, row)[:, 4:], rtol=1e-9, atol=1e-9)
+
+
+class TestSwitch:
+    """LongRoPE has other angles for the whole of a text that is longer than its original length."""
+
+    @pytest.fixture
+    def model(self) -> Decoder:
+        rope = [f"position.scaling.{x}" for x in ("kind=longrope", "original_length=6")]
+        return small("causal", *rope, "position.scaling.long=[3.0, 2.0]")
+
+    @pytest.mark.parametrize("sizes", [[6], [3, 3], [1] * 6, [7, 1, 4], [12]], ids=str)
+    def test_on_one_side_pieces_are_as_the_whole(self, model: Decoder, sizes: list[int]) -> None:
+        row = tokens(2, sum(sizes))
+        found, _ = read(model, row, sizes)
+        torch.testing.assert_close(found[:, -1], whole(model, row)[:, -1])
+
+    @pytest.mark.parametrize("sizes", [[6, 1], [3, 4], [1] * 7], ids=str)
+    def test_a_text_is_not_carried_over(self, model: Decoder, sizes: list[int]) -> None:
+        with pytest.raises(ValueError, match=r"row 0 has \d tokens in the cache and grows to 7"):
+            read(model, tokens(2, sum(sizes)), sizes)
+
+    def test_each_row_counts_its_real_tokens(self, model: Decoder) -> None:
+        cache, row = model.new_cache(), tokens(2, 6)
+        real = torch.tensor([[False, False, False, True, True, True], [True] * 6])
+        model(row, cache=cache, padding_mask=real)
+        one = torch.tensor([[True], [False]])
+        for _ in range(3):
+            model(row[:, :1], cache=cache, padding_mask=one)
+        with pytest.raises(ValueError, match=r"row 0 has \d tokens in the cache and grows to 7"):
+            model(row[:, :1], cache=cache, padding_mask=one)
+        with pytest.raises(ValueError, match="row 1 has 6 tokens in the cache and grows to 7"):
+            model(row[:, :1], cache=cache, padding_mask=~one)
+
+    def test_a_new_document_is_a_text_of_its_own(self, model: Decoder) -> None:
+        cache, row = model.new_cache(), tokens(1, 9)
+        model(row[:, :5], cache=cache, document_ids=torch.zeros(1, 5).long())
+        model(row, cache=cache, document_ids=torch.ones(1, 9).long())
+        model(row, cache=cache, document_ids=torch.ones(1, 9).long())
+        model(row[:, :5], cache=cache, document_ids=torch.zeros(1, 5).long())
+        with pytest.raises(ValueError, match=r"row 0 has \d tokens in the cache and grows to 7"):
+            model(row[:, :2], cache=cache, document_ids=torch.zeros(1, 2).long())
+
+    def test_what_was_refused_was_not_read(self, model: Decoder) -> None:
+        cache, row = model.new_cache(), tokens(1, 6)
+        model(row[:, :5], cache=cache)
+        with pytest.raises(ValueError, match="give all of it to a new cache"):
+            model(row, cache=cache)
+        assert cache.num_read == 5
+        found = model(row[:, 5:], cache=cache).logits[:, -1]
+        torch.testing.assert_close(found, whole(model, row)[:, -1])

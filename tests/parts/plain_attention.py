@@ -13,6 +13,9 @@ Weights = Mapping[str, Array]
 AddedScore = Callable[[int, int, int, Array, Array, float], float]
 """(head, query, key, query's vector, key's vector, scale) -> what is added to a score."""
 
+LAYER_NUMBER = 3
+"""Of the layer that an attention is tried as."""
+
 
 def attention(
     choice: spec.SoftmaxAttention,
@@ -101,6 +104,8 @@ def score_scale(choice: spec.SoftmaxAttention) -> float:
             return numerator / choice.head_dim
         case spec.FixedScale(value=value):
             return value
+        case spec.InverseLayerScale():
+            return 1 / math.sqrt(choice.head_dim) / LAYER_NUMBER
         case spec.NoScale():
             return 1.0
     raise AssertionError(choice.scale)

@@ -40,6 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "biases": {"bias": True},
     "scale of another width": {"scale": {"kind": "sqrt", "dim": 11}},
     "inverse scale": {"scale": {"kind": "inverse", "numerator": 3.0}},
+    "inverse layer scale": {"scale": {"kind": "inverse_layer"}},
     "fixed scale": {"scale": {"kind": "fixed", "value": 0.21}},
     "no scale": {"scale": {"kind": "none"}},
     **{
@@ -117,6 +118,7 @@ def made(options: dict[str, Any], position: positions.Position) -> SoftmaxAttent
         out_norm=NORMS[type(choice.out_norm)](choice.out_norm, HEADS * value_dim),
         rotary=Rotary(position, HEAD_DIM).double() if position.kind == "rope" else None,
         relative=relative and relative(position, DIM, HEADS, HEAD_DIM, two_way=False).double(),
+        layer_number=plain_attention.LAYER_NUMBER,
     ).double()
     torch.manual_seed(0)
     with torch.no_grad():

@@ -24,6 +24,8 @@ DIM, HEADS, LENGTH, THETA = 10, 3, 9, 16.0
 SIZES = {
     "num_heads": HEADS, "kv_rank": 6, "nope_head_dim": 5, "rope_head_dim": 4, "value_head_dim": 7
 }  # fmt: skip
+LAYER = 3
+"""Which layer an attention is tried as."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "a latent of queries": {"query_rank": 8},
@@ -33,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "layer norms": {"query_rank": 8, "norm": {"kind": "layer", "eps": 0.05}},
     "no norms": {"query_rank": 8, "norm": {"kind": "none"}},
     "fixed scale": {"scale": {"kind": "fixed", "value": 0.4}},
+    "inverse layer scale": {"scale": {"kind": "inverse_layer"}},
     "inverse scale": {"scale": {"kind": "inverse", "numerator": 3.0}},
     "soft-cap": {"softcap": 0.8},
 }
@@ -54,6 +57,7 @@ def made(options: dict[str, Any], position: positions.Position) -> LatentAttenti
         latent_norm=norm(choice.norm, 6),
         rotary=Rotary(position, 4).double() if position.kind == "rope" else None,
         relative=relative and relative(position, DIM, HEADS, 9, two_way=False),
+        layer_number=LAYER,
     ).double()
     return drawn(part)
 
@@ -81,7 +85,8 @@ def by_loops(part: LatentAttention, x: Tensor, position: positions.Position) -> 
     """One query, one head and one key at a time."""
     weights = {name: p.detach().numpy() for name, p in part.named_parameters()}
     choice, rows = part.spec, []
-    scale = {"sqrt": 9**-0.5, "fixed": 0.4, "inverse": 3.0 / 9}[choice.scale.kind]
+    scales = {"sqrt": 9**-0.5, "fixed": 0.4, "inverse": 3.0 / 9, "inverse_layer": 9**-0.5 / LAYER}
+    scale = scales[choice.scale.kind]
     for row in x.detach().numpy():
         if choice.query_rank == "none":
             q = linear(weights, "query", row)

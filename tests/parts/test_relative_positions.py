@@ -54,6 +54,17 @@ class TestALiBi:
     def test_slopes(self, heads: int, slopes: list[float]) -> None:
         assert alibi_slopes(heads).tolist() == pytest.approx(slopes, rel=1e-7)
 
+    @pytest.mark.parametrize("heads", [3, 4, 12])
+    def test_slopes_to_another_exponent(self, heads: int) -> None:
+        """Twice the exponents: the squares of the paper's slopes."""
+        squares = [slope**2 for slope in alibi_slopes(heads).tolist()]
+        assert alibi_slopes(heads, 16).tolist() == pytest.approx(squares, rel=1e-7)
+        part: ALiBi = made(spec.ALiBi(bias_max=16), heads=heads)
+        assert part.slopes.tolist() == pytest.approx(squares, rel=1e-7)
+        part.slopes.zero_()
+        part.reset_parameters()
+        assert part.slopes.tolist() == pytest.approx(squares, rel=1e-7)
+
     @pytest.mark.parametrize("scaled", [False, True])
     @pytest.mark.parametrize("mask", [masks.Causal(), masks.Full()], ids=lambda m: m.kind)
     def test_formula(self, scaled: bool, mask: masks.Mask) -> None:

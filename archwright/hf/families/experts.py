@@ -299,6 +299,7 @@ FLEX_OLMO = BASE.but(
     At("norm_topk_prob", "feedforward.renormalise"),
     balance(),
     defaults={
+        "pad_token_id": 100277,
         "vocab_size": 100352,
         "max_position_embeddings": 4096,
         "rope_theta": 500_000.0,

@@ -21,6 +21,7 @@ GLM = LLAMA.but(
     NO_MLP_BIAS,
     without=(ROPE, ATTENTION_BIAS, MLP_BIAS),
     defaults={
+        "pad_token_id": 151329,
         "vocab_size": 151552,
         "intermediate_size": 13696,
         "num_hidden_layers": 40,

@@ -76,6 +76,17 @@ SCALED = Switch(
     {True: Set({"attention.scale.kind": "sqrt"}), False: Set({"attention.scale.kind": "none"})},
 )
 
+BY_LAYER = Switch(
+    "scale_attn_by_inverse_layer_idx",
+    {
+        True: (
+            Refuse("scale_attn_weights", (True,)),
+            Set({"attention.scale.kind": "inverse_layer"}),
+        ),
+        False: (),
+    },
+)
+
 GPT2 = Family(
     "gpt2",
     "GPT2LMHeadModel",
@@ -104,7 +115,7 @@ GPT2 = Family(
         At("layer_norm_epsilon", "norm.eps"),
         hidden("n_inner", "n_embd"),
         SCALED,
-        Refuse("scale_attn_by_inverse_layer_idx", (False,)),
+        BY_LAYER,
         At("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",

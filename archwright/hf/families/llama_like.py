@@ -138,6 +138,7 @@ PHI3 = MISTRAL.but(
     At("embd_pdrop", "embedding.dropout"),
     without=(ROPE,),
     defaults={
+        "pad_token_id": 32000,
         "vocab_size": 32064,
         "hidden_size": 3072,
         "intermediate_size": 8192,
@@ -182,6 +183,7 @@ SMOLLM3 = LLAMA.but(
     "SmolLM3ForCausalLM",
     without=(ROPE,),
     defaults={
+        "pad_token_id": 128004,
         "vocab_size": 128256,
         "hidden_size": 2048,
         "num_hidden_layers": 36,

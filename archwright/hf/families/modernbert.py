@@ -52,6 +52,7 @@ MODERNBERT_DECODER = Family(
     "modernbert-decoder",
     "ModernBertDecoderForCausalLM",
     defaults={
+        "pad_token_id": 50283,
         "vocab_size": 50368,
         "hidden_size": 768,
         "intermediate_size": 1152,

@@ -361,7 +361,9 @@ MPT = Family(
         Refuse("attn_config.prefix_lm", (False,)),
         Refuse("attn_config.qk_ln", (False,)),
         Refuse("attn_config.alibi", (True,)),
-        Refuse("attn_config.alibi_bias_max", (8,)),
+        At(
+            "attn_config.alibi_bias_max", "position.bias_max"
+        ),  # transformers takes 8 whatever it says
         Refuse("logit_scale", (None,)),
         Refuse("no_bias", (True,)),
         Set({"feedforward.kind": "gelu"}),

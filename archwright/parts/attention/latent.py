@@ -32,6 +32,7 @@ class LatentAttention(nn.Module):
     Args:
         relative: adds a bias to scores; one that all layers share is not owned here.
         shared: whether `relative` belongs to the model.
+        layer_number: which layer this is, counted from 1, for a score scale that asks for it.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class LatentAttention(nn.Module):
         rotary: Rotary | None = None,
         relative: nn.Module | None = None,
         shared: bool = False,
+        layer_number: int = 1,
     ) -> None:
         super().__init__()
         assert spec.num_heads != "auto"
@@ -54,7 +56,7 @@ class LatentAttention(nn.Module):
         self.spec, self.rank, heads = spec, spec.kv_rank, spec.num_heads
         self.num_heads, self.value_dim = heads, spec.value_head_dim
         self.widths = (spec.nope_head_dim, spec.rope_head_dim)
-        self.scale = score_scale(spec.scale, sum(self.widths))
+        self.scale = score_scale(spec.scale, sum(self.widths), layer_number)
         width = heads * sum(self.widths)
         if spec.query_rank == "none":
             self.query = Linear(dim, width)

@@ -40,6 +40,7 @@ class SoftmaxAttention(nn.Module):
     Args:
         relative: adds a bias to scores; one that all layers share is not owned here.
         shared: whether `relative` belongs to the model.
+        layer_number: which layer this is, counted from 1, for a score scale that asks for it.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SoftmaxAttention(nn.Module):
         rotary: Rotary | None = None,
         relative: nn.Module | None = None,
         shared: bool = False,
+        layer_number: int = 1,
     ) -> None:
         super().__init__()
         assert spec.num_heads != "auto"
@@ -61,7 +63,7 @@ class SoftmaxAttention(nn.Module):
         assert spec.head_dim != "auto"
         assert spec.value_head_dim != "auto"
         self.spec, self.head_dim, self.value_dim = spec, spec.head_dim, spec.value_head_dim
-        self.scale = score_scale(spec.scale, spec.head_dim)
+        self.scale = score_scale(spec.scale, spec.head_dim, layer_number)
         width = spec.num_heads * self.value_dim
         self.query = Linear(dim, spec.num_heads * self.head_dim, bias=spec.bias.query)
         self.key = Linear(dim, spec.num_kv_heads * self.head_dim, bias=spec.bias.key)
@@ -193,13 +195,15 @@ class SoftmaxAttention(nn.Module):
         return f"{self.spec.num_heads} heads of {self.head_dim}, {self.spec.num_kv_heads} kv"
 
 
-def score_scale(scale: spec.ScoreScale, head_dim: int) -> float:
-    """Return what q k^T is multiplied by."""
+def score_scale(scale: spec.ScoreScale, head_dim: int, layer_number: int) -> float:
+    """Return what q k^T is multiplied by in a layer."""
     match scale:
         case spec.SqrtScale(dim=dim):
             return math.pow(head_dim if dim == "auto" else dim, -0.5)
         case spec.InverseScale(numerator=numerator):
             return numerator / head_dim
+        case spec.InverseLayerScale():
+            return math.pow(head_dim, -0.5) / layer_number
         case spec.FixedScale(value=value):
             return value
         case _:

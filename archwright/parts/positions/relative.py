@@ -26,7 +26,7 @@ class ALiBi(nn.Module):
         super().__init__()
         self.spec, self.num_heads = spec, num_heads
         self.slopes: Tensor
-        self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
+        self.register_buffer("slopes", alibi_slopes(num_heads, spec.bias_max), persistent=False)
 
     def forward(self, query: Queries, view: View, scale: float) -> tuple[Queries, Bias]:
         slopes = self.slopes * scale if self.spec.scaled else self.slopes
@@ -39,15 +39,15 @@ class ALiBi(nn.Module):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.slopes.copy_(alibi_slopes(self.num_heads))
+            self.slopes.copy_(alibi_slopes(self.num_heads, self.spec.bias_max))
 
 
-def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
-    """Return 2^(-8k/n), k = 1 .. n, for the largest power of two n <= num_heads, then every other slope
-    of 2n heads (Press et al., 2021, and their code for other numbers of heads)."""
+def alibi_slopes(num_heads: int, bias_max: int = 8) -> Float[Tensor, " heads"]:
+    """Return 2^(-m k/n), k = 1 .. n, with m = bias_max and the largest power of two n <= num_heads, then every
+    other slope of 2n heads (Press et al., 2021, and their code for other numbers of heads)."""
     n = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2 ** (-8 * k / n) for k in range(1, n + 1)]
-    slopes += [2 ** (-8 * k / (2 * n)) for k in range(1, 2 * (num_heads - n), 2)]
+    slopes = [2 ** (-bias_max * k / n) for k in range(1, n + 1)]
+    slopes += [2 ** (-bias_max * k / (2 * n)) for k in range(1, 2 * (num_heads - n), 2)]
     return torch.tensor(slopes)
 
 

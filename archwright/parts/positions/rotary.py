@@ -51,6 +51,15 @@ class Rotary(nn.Module):
         """Whether angles depend on the length of the whole text, so that keys must be kept unturned."""
         return isinstance(self.spec.scaling, DynamicNTK | LongRoPE)
 
+    @property
+    def switch_length(self) -> int | None:
+        """The length of a text beyond which all its angles are others at once; None where there is none."""
+        scaling = self.spec.scaling
+        if not isinstance(scaling, LongRoPE) or scaling.short == scaling.long:
+            return None
+        assert scaling.original_length != "auto"
+        return scaling.original_length
+
     def forward(
         self,
         positions: Int[Tensor, "rows length"],

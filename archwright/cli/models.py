@@ -1,0 +1,59 @@
+"""Models as verbs take them: presets, TOML files, runs, and the config.json of other libraries."""
+
+from pathlib import Path
+
+from archwright.spec.errors import UserError
+from archwright.spec.read import (
+    Loaded,
+    Origin,
+    flatten,
+    is_run,
+    load_run,
+    load_with_blame,
+    preset_names,
+)
+from archwright.spec.run_spec import RunSpec
+
+CONFIG = "config.json"
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+def load_model(name: str) -> Loaded:
+    """Return the spec of a model and where each of its values was set.
+
+    Raises:
+        UserError: no such model, or mistakes in it, one line each.
+    """
+    if not is_config(name):
+        return load_with_blame(name)
+    from archwright.hf.configs import load_spec
+
+    spec = load_spec(name)
+    return Loaded(spec, dict.fromkeys(flatten(spec.model_dump()), Origin(CONFIG)))
+
+
+def load_recipe(name: str) -> RunSpec:
+    """Return the run of a recipe, of a model, or of an architecture without weights.
+
+    Raises:
+        UserError: as `load_model`, or weights are there, which must be imported to go on from them.
+    """
+    if not is_config(name):
+        return load_run(name)
+    folder = Path(name)
+    if any(path for pattern in WEIGHTS for path in folder.glob(pattern)):
+        raise UserError(
+            f"{name}: a checkpoint of another library; archwright import {name} makes a run to go on from, "
+            f"and archwright train {folder / CONFIG} trains its architecture from fresh"
+        )
+    model = load_model(name).spec
+    return RunSpec(name=model.name, model=model)
+
+
+def is_config(name: str) -> bool:
+    """Tell whether a name is that of a config.json or of a folder with one, and of nothing of ours."""
+    path = Path(name)
+    if path.name == CONFIG:
+        return path.is_file()
+    ours = name in (*preset_names("models"), *preset_names("runs")) or is_run(name)
+    return not ours and (path / CONFIG).is_file()

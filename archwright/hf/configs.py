@@ -1,0 +1,82 @@
+"""config.json of a foreign folder: which family it is of, and which architecture it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from archwright.hf.families import FAMILIES
+from archwright.hf.family import Family
+from archwright.hf.wrappers import WRAPPERS, Wrapper
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.model_spec import ModelSpec
+from archwright.text.json_table import read_table
+
+FILE = "config.json"
+
+
+def load_spec(config: str | Path | Mapping[str, Any]) -> ModelSpec:
+    """Return the architecture that a config.json describes; no weights are needed.
+
+    Args:
+        config: the file, its folder, or its table.
+
+    Raises:
+        UserError: what is missing, damaged, or not known to this package, one line each.
+    """
+    if isinstance(config, Mapping):
+        return spec_of(dict(config), FILE, "")
+    path = Path(config)
+    file = path if path.name == FILE and not path.is_dir() else path / FILE
+    table = read_table(file) if file == path else read_config(path)
+    return spec_of(table, str(file), file.resolve().parent.name)
+
+
+def spec_of(whole: dict[str, Any], file: str, name: str) -> ModelSpec:
+    """Return the architecture that the table of a file describes, under a name."""
+    config, _ = text_config(whole)
+    family = family_of(config, file)
+    try:
+        return family.spec(config, name=name)
+    except UserError as error:
+        folder = file.removesuffix(FILE).rstrip("/")
+        raise UserError(
+            *(f"{folder}: {line}" if folder else line for line in error.lines)
+        ) from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a folder."""
+    if not folder.is_dir():
+        near = nearest(folder.name, [p.name for p in folder.parent.glob("*")])
+        raise UserError(f"{folder}: there is no such folder.{near}")
+    return read_table(folder / FILE)
+
+
+def text_config(config: dict[str, Any]) -> tuple[dict[str, Any], Wrapper | None]:
+    """Return the config of a folder's text model, and what it is wrapped in, if it is."""
+    kind = config.get("model_type")
+    wrapper = WRAPPERS.get(kind) if isinstance(kind, str) else None
+    return (config, None) if wrapper is None else (wrapper.config(config), wrapper)
+
+
+def family_of(config: Mapping[str, Any], file: str) -> Family:
+    """Return the family of the config in a file.
+
+    Raises:
+        UserError: none that is known here, or weights in a compressed form.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        near = nearest(kind, FAMILIES) if isinstance(kind, str) else ""
+        raise UserError(
+            f"{file}: model_type: found {repr(kind)[:80]}, which this package cannot read; "
+            f"it reads {len(FAMILIES)} families (archwright list families).{near}"
+        )
+    if config.get("quantization_config"):
+        raise UserError(
+            f"{file}: quantization_config: found compressed weights; expected float32, "
+            "bfloat16 or float16: save them so first"
+        )
+    return FAMILIES[kind]

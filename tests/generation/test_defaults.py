@@ -1,0 +1,49 @@
+"""Where nobody says how to sample: what a checkpoint says, as far as it makes sense."""
+
+import json
+from typing import Any
+
+import pytest
+
+from archwright.generation.defaults import Sampling, sampling
+from archwright.text.bpe import raw_bytes
+from archwright.text.tokenizer import Tokenizer
+
+END = "<|endoftext|>"
+PLAIN = Sampling(0.8, 0, 1.0)
+
+
+def tokenizer(**config: Any) -> Tokenizer:
+    files = {"generation_config.json": json.dumps(config)} if config else {}
+    return Tokenizer(raw_bytes([END, "<|eot|>"]), END, files=files)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, PLAIN),
+        ({"temperature": 0.3, "top_p": 0.5}, PLAIN),  # of which the library makes nothing either
+        ({"do_sample": False, "temperature": 0.3}, Sampling(0.0, 0, 1.0)),
+        ({"do_sample": True}, Sampling(1.0, 0, 1.0)),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9}, Sampling(0.6, 0, 0.9)),
+        ({"do_sample": True, "top_k": 20, "repetition_penalty": 1.1}, Sampling(1.0, 20, 1.0)),
+        ({"do_sample": True, "temperature": -1, "top_k": 2.5, "top_p": 7}, Sampling(1.0, 0, 1.0)),
+        ({"do_sample": True, "temperature": "hot", "top_k": True}, Sampling(1.0, 0, 1.0)),
+        ({"do_sample": "yes", "temperature": 0.1}, PLAIN),
+    ],
+)
+def test_what_a_checkpoint_says(config: dict[str, Any], expected: Sampling) -> None:
+    assert sampling(tokenizer(**config)) == expected
+
+
+def test_what_the_user_says_counts_first() -> None:
+    says = tokenizer(do_sample=True, temperature=0.6, top_k=20, top_p=0.9)
+    assert sampling(says, temperature=0.0) == Sampling(0.0, 20, 0.9)
+    assert sampling(says, 1.0, 0, 1.0) == Sampling(1.0, 0, 1.0)
+    assert sampling(tokenizer(do_sample=False), top_k=5) == Sampling(0.8, 5, 1.0)
+
+
+def test_any_of_the_ids_that_end_a_text_ends_it() -> None:
+    assert tokenizer().stop_ids == {256}
+    assert tokenizer(eos_token_id=257).stop_ids == {256, 257}
+    assert tokenizer(eos_token_id=[256, 257, 10**6, -1]).stop_ids == {256, 257}
