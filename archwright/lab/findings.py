@@ -109,8 +109,8 @@ def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
     for name in execution.plan.arms:
         if _is_coarse([r for r in replicates if r.variant == name], runs):
             notes.append(
-                f"The grid of learning rates is coarse for {name}: to both sides of the best its loss rises by more "
-                f"than {100 * RISE:.0f} %, so that it may do better between. A smaller --ratio is finer."
+                f"The grid of learning rates is coarse for {name}: beside the best its loss rises by more than "
+                f"{100 * RISE:.0f} %, so that it may do better between. A smaller --ratio is finer."
             )
     return notes
 
