@@ -76,6 +76,7 @@ def _even(rise: float, at: float | None = None) -> Valley:
 
 USUAL = 0.028
 """The rise of the recorded pool."""
+WALLED = Valley(USUAL, USUAL, wall=0.6)
 
 SCENARIOS = (
     Scenario("the same valley, 2.8 %", _even(USUAL), _even(USUAL), together=True),
@@ -88,8 +89,8 @@ SCENARIOS = (
     Scenario("2.8 % and 10 %", _even(USUAL), _even(0.10), seeds=10),
     Scenario("2.8 % at the start, 10 % 0.4 steps above", _even(USUAL, 0.0), _even(0.10, 0.4)),
     Scenario("3 % left and 12 % right, 3 %", Valley(0.03, 0.12), _even(0.03)),
-    Scenario("a wall 0.6 steps above one", _even(USUAL), Valley(USUAL, USUAL, wall=0.6)),
-    Scenario("a wall 0.6 steps above both", *[Valley(USUAL, USUAL, wall=0.6)] * 2),
+    Scenario("a wall 0.6 steps above one", _even(USUAL), WALLED),
+    Scenario("a wall 0.6 steps above both", WALLED, WALLED),
     Scenario(
         "one diverges 0.9 steps above",
         _even(USUAL),
