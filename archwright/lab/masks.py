@@ -27,9 +27,9 @@ def effective(attention: MaskedAttention, dim: int, length: int) -> Mask:
         (mask, heads(attention, dim)["num_heads"]) if getattr(mask, "per_head", False) else (mask,)
     )
     seen = pairs(cast("Pattern", MASKS[type(mask)](*given)), length)
-    if seen == length**2 > 1:
-        return Full()
-    return Causal() if mask.causal and seen == length * (length + 1) / 2 else mask
+    if seen == length * (length + 1) / 2 and (mask.causal or length == 1):
+        return Causal()
+    return Full() if seen == length**2 else mask
 
 
 def reach(mask: Mask) -> int:

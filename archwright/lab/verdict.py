@@ -156,15 +156,10 @@ def _excluded(differences: Sequence[float], level: float) -> bool:
 
 
 def _are_one(of_variant: Mapping[int, Replicate], of_baseline: Mapping[int, Replicate]) -> bool:
-    """Return whether two variants were trained as one: the same runs, or the same loss to the last digit."""
-    pairs = [
-        (of_variant[seed], of_baseline[seed]) for seed in of_variant.keys() & of_baseline.keys()
-    ]
-    return bool(pairs) and all(
-        variant.loss == baseline.loss
-        and (variant.best.key == baseline.best.key or not baseline.best.diverged)
-        for variant, baseline in pairs
-    )
+    """Return whether two variants are the same runs."""
+    seeds = of_variant.keys() & of_baseline.keys()
+    keys = [(of_variant[seed].best.key, of_baseline[seed].best.key) for seed in seeds]
+    return bool(keys) and all(one == other != "" for one, other in keys)
 
 
 def _outcome(effect: Effect, superior: bool) -> Outcome:
