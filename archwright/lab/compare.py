@@ -14,6 +14,7 @@ from archwright.lab.execution import Execution
 from archwright.lab.findings import announcement, results_of
 from archwright.lab.page import write_page, write_tables
 from archwright.lab.plan import Plan, slug
+from archwright.lab.plan_file import PLAN
 from archwright.lab.planner import Planner, usable_cores
 from archwright.lab.pool import POOL
 from archwright.lab.progress import progress
@@ -105,7 +106,7 @@ def plan(
     files = [Path(file).resolve() for file in parts]
     study = study_of(*words, **options, parts=load(files))
     path = Path(out) if out else STUDIES / slug(study.name)
-    known = path / plans.PLAN
+    known = path / PLAN
     if known.is_file():
         folder = open_study(path, study)
         found = plans.saved(study, folder)
@@ -123,8 +124,8 @@ def open_study(path: Path, study: StudySpec) -> RunFolder:
     Raises:
         UserError: it holds another study, or anything else.
     """
-    file = path / "study.toml"
-    if file.is_file() and (path / plans.PLAN).exists():
+    file = path / plans.STUDY
+    if file.is_file() and (path / PLAN).exists():
         _check_same(path, read_study(file), study)
     elif path.exists() and not file.is_file() and any(path.iterdir()):
         raise UserError(f"{path} is not a study and not empty. Give --out a new or empty folder")
@@ -156,7 +157,7 @@ def planned_or_gone(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if made and not (path / plans.PLAN).exists():
+        if made and not (path / PLAN).exists():
             shutil.rmtree(path, ignore_errors=True)
             for folder in made[1:]:
                 with suppress(OSError):

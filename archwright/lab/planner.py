@@ -13,7 +13,8 @@ from archwright.lab import pool
 from archwright.lab.arms import Arms, arms, set_by, sized_by_user
 from archwright.lab.identical import refuse_identical
 from archwright.lab.matching import count, matched
-from archwright.lab.plan import Arm, Cost, Plan, evaluated, runs_each
+from archwright.lab.plan import Arm, Plan, evaluated, runs_each
+from archwright.lab.plan_file import Cost
 from archwright.lab.sharing import Sharing
 from archwright.lab.workers import Workers
 from archwright.model.build import build
