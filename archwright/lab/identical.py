@@ -77,8 +77,8 @@ def _why(study: StudySpec, runs: Mapping[str, RunSpec], name: str, other: str, l
         path = line.partition(":")[0]
         if path in given:
             return (
-                f": {path.removeprefix('model.')} = {given[path]} is what both have at this size; give another "
-                "value or another --size"
+                f": {path.removeprefix('model.')} = {given[path]} is what both have at this size (dim "
+                f"{runs[other].model.dim}); give another value or another --size"
             )
     path, _, value = changed[0].removeprefix("model.").partition(": ")
     return (

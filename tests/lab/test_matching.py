@@ -246,3 +246,14 @@ def test_heads_are_narrowed_in_proportion() -> None:
         "value_head_dim": 32,
     }
     assert small.layer_kinds["local"]["attention"]["value_head_dim"] == 16
+
+
+def test_windows_of_some_layers_keep_their_share_without_a_size_of_their_own() -> None:
+    """A layer's mask may name its kind alone; its default size is scaled with the texts all the same."""
+    long = load_run("modern").override("model.context_length=8192", "model.layers.cycle=['a', 'b']")
+    kinds = ("window'", "chunked', size = 1024")
+    tables = [f"{{attention = {{mask = {{kind = '{kind}}}}}}}" for kind in kinds]
+    run = long.override(f"model.layer_kinds={{a = {tables[0]}, b = {tables[1]}}}")
+    small = scaled(run, 2e5).model
+    sizes = [small.layer(i).attention.model_dump()["mask"]["size"] for i in (0, 1)]
+    assert (small.context_length, sizes) == (128, [64, 16])
