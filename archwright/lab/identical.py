@@ -36,6 +36,14 @@ def refuse_identical(study: StudySpec, runs: Mapping[str, RunSpec]) -> None:
         raise UserError(*lines)
 
 
+def unscaled(study: StudySpec) -> Mapping[str, RunSpec]:
+    """Return the variants as they are asked for, or none where one of them is possible at another size alone."""
+    try:
+        return arms(study, None)
+    except UserError:
+        return {}
+
+
 def longest(study: StudySpec, run: RunSpec) -> int:
     """Return the length of the longest texts that a study's runs see, in tokens."""
     return run.model.context_length * max(1, *study.lengths, 1)
@@ -69,7 +77,8 @@ def _why(study: StudySpec, runs: Mapping[str, RunSpec], name: str, other: str, l
     for each, against in ((name, other), (other, name)):
         if idle := next(_idle_masks(runs[each].model, runs[against].model, length), None):
             return f": {idle}"
-    changed = _asked_difference(study, name, other)
+    asked = unscaled(study)
+    changed = diff(asked[other], asked[name]) if asked else []
     if not changed:
         return ""
     given = set_by(_words(study, name)) | set_by(_words(study, other))
@@ -106,15 +115,6 @@ def _idle_masks(model: ModelSpec, other: ModelSpec, length: int) -> Iterator[str
 
 def _smaller(mask: object, field: str, length: int) -> int:
     return max(1, length // 4 // getattr(mask, "block_size", 1))
-
-
-def _asked_difference(study: StudySpec, name: str, other: str) -> list[str]:
-    """Return what two variants differ in as they were asked for, before scaling and matching."""
-    try:
-        asked = arms(study, None)
-    except UserError:  # a variant may be possible at another size alone
-        return []
-    return diff(asked[other], asked[name])
 
 
 def _words(study: StudySpec, name: str) -> tuple[str, ...]:

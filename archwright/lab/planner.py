@@ -11,7 +11,7 @@ import torch
 
 from archwright.lab import pool
 from archwright.lab.arms import Arms, arms, set_by, sized_by_user
-from archwright.lab.identical import refuse_identical
+from archwright.lab.identical import refuse_identical, unscaled
 from archwright.lab.matching import count, matched
 from archwright.lab.plan import Arm, Plan, evaluated, runs_each
 from archwright.lab.plan_file import Cost
@@ -80,8 +80,7 @@ class Planner:
         size = self._first_size()
         asked = arms(self.study, size)
         may_grow = self.study.size == "auto" and size is not None and self.study.wall_seconds
-        if not may_grow:
-            refuse_identical(self.study, asked)
+        refuse_identical(self.study, unscaled(self.study) if may_grow else asked)
         found = self._settled(asked)
         self.say(f"timing {len(found)} variants")
         workers = self._workers(found)
