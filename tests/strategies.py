@@ -35,6 +35,7 @@ SMALL: Ranges = {
     "rope_head_dim": st.sampled_from(["auto", 4, 8, 8]),
     "value_head_dim": st.sampled_from(["auto", "auto", 4, 6]),
     "hidden_dim": st.sampled_from(["auto", 8, 24]),
+    "ratio": st.sampled_from(["none"] * 4 + [0.7, 3.0]),
     "size": st.integers(1, 12),
     "theta": st.floats(10, 1e6),
     "fraction": st.sampled_from([0.25, 0.5, 1.0]),

@@ -4,11 +4,12 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from archwright.lab.scaling import RECIPE, scaled
+from archwright.lab.scaling import RECIPE, scaled, with_fitting_masks
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import diff, load_run, preset_names
+from archwright.spec.read import assigned, diff, load_run, preset_names
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import Muon, RunSpec
 from archwright.spec.study_spec import StudySpec
@@ -77,7 +78,7 @@ def arms(study: StudySpec, size: float | None) -> Arms:
     """Return the run of every variant, scaled to about `size` non-embedding parameters unless that is None.
 
     Raises:
-        UserError: unknown names or keys, values out of limits, variants that are equal, one line each.
+        UserError: unknown names or keys, values out of limits, one line each.
     """
     baseline = Named.of(study.baseline)
     wanted = {label(study.baseline): baseline} | {
@@ -95,7 +96,7 @@ def arms(study: StudySpec, size: float | None) -> Arms:
         except UserError as error:
             for line in error.lines:
                 complaints.setdefault(line, []).append(name)
-    lines = [*_named(complaints, len(wanted))] or [*_forbidden(found, study), *_equal(found)]
+    lines = [*_named(complaints, len(wanted))] or [*_forbidden(found, study)]
     if lines:
         raise UserError(*dict.fromkeys(lines))
     return found
@@ -104,6 +105,12 @@ def arms(study: StudySpec, size: float | None) -> Arms:
 def label(words: Sequence[str]) -> str:
     """Return what a variant is called where it is not named."""
     return ":".join(words)
+
+
+def set_by(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values that a variant's words set, by dotted path, those aside that are left to the model."""
+    given = assigned(run_key(word) for word in words if "=" in word)
+    return {path: value for path, value in given.items() if value not in ("auto", "none")}
 
 
 def sized_by_user(study: StudySpec) -> bool:
@@ -119,12 +126,15 @@ def _is_recipe(name: str) -> bool:
 
 def _run(named: Named, study: StudySpec, size: float | None) -> RunSpec:
     run = load_run(named.name)
+    length = run.model.context_length
     if not _is_recipe(named.name):
         run = run.override(*RECIPE)
     if size is not None:
         run = scaled(run, size)
     for keys in (tuple(map(run_key, study.common)), *named.groups):
         run = run.override(*keys)
+    given = assigned([*map(run_key, study.common), *named.keys])
+    run = with_fitting_masks(run, given, length)
     run = run.model_copy(update={"name": "", "parts": study.parts})
     enforce_run(run)
     return run
@@ -153,15 +163,6 @@ def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:
                     f"{name}: {line}: all variants are trained and judged alike in this; say it once for all, "
                     f"{path}=..., as a word of its own"
                 )
-
-
-def _equal(found: Mapping[str, RunSpec]) -> Iterator[str]:
-    """Refuse variants between which there is nothing to find out."""
-    names = list(found)
-    for i, name in enumerate(names):
-        for other in names[:i]:
-            if found[name].hash() == found[other].hash():
-                yield f'"{name}" and "{other}" are the same model, trained alike; there is nothing to compare'
 
 
 def with_rate(run: RunSpec, rate: float) -> RunSpec:

@@ -144,7 +144,7 @@ def judge_as_the_lab(pool: Pool, rows: NDArray[np.intp], effect: float) -> Judge
         assert not sweep.wanted
         edges += [name] * sweep.edge
         for seed in sweep.seeds:
-            replicates.append(replicate([_run(name, seed, int(k), losses) for k in sweep.window]))
+            replicates.append(replicate([run_at(name, seed, k, losses) for k in sweep.window]))
     found: Effect = effects(replicates, STUDY, ARMS[0], edges=edges)[0]
     won = found.outcome in ("better", "worse")
     mean = float(np.mean([r.loss for r in replicates if r.variant == ARMS[1]]))
@@ -255,7 +255,8 @@ def _losses(pool: Pool, rows: NDArray[np.intp], factor: float) -> Losses:
     }
 
 
-def _run(variant: str, seed: int, k: int, losses: Losses) -> RunResult:
+def run_at(variant: str, seed: int, k: float, losses: Losses) -> RunResult:
+    """Return a run of nothing but its loss at the rate RATIO^k."""
     loss = losses[seed, k]
     return RunResult("", variant, seed, RATIO**k, loss, loss / math.log(2), initial_loss=math.inf)
 

@@ -14,7 +14,8 @@ from archwright.lab.asked import command_of, load, study_of
 from archwright.lab.execution import Execution
 from archwright.lab.findings import announcement, results_of
 from archwright.lab.page import write_page, write_tables
-from archwright.lab.plan import Plan, slug
+from archwright.lab.plan import STUDY, Plan, slug
+from archwright.lab.plan_file import PLAN
 from archwright.lab.planner import Planner, usable_cores
 from archwright.lab.pool import POOL
 from archwright.lab.progress import progress
@@ -29,11 +30,9 @@ from archwright.training.interrupt import Interrupt, interruptions
 STUDIES = Path("studies")
 """Where studies are kept when the user names no folder."""
 
-STUDY = "study.toml"
-
 LOCKS = ("lock", "lock.json")
 
-FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", plans.PLAN)
+FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", PLAN)
 """What a study's folder gets until it is planned, beside locks and a tokenizer."""
 
 LAST = ("report.html", "runs.csv", "curves.csv", "replicates.csv", "effects.csv")
@@ -116,7 +115,7 @@ def plan(
     files = [Path(file).resolve() for file in parts]
     study = study_of(*words, **options, parts=load(files))
     path = Path(out) if out else STUDIES / slug(study.name)
-    known = path / plans.PLAN
+    known = path / PLAN
     if known.is_file():
         _check_place(path, study)
         folder = RunFolder(path)
@@ -186,7 +185,7 @@ def _was_asked_for(path: Path, study: StudySpec, names: Sequence[str]) -> bool:
 
 
 def _is_planned(path: Path) -> bool:
-    return (path / STUDY).is_file() and (path / plans.PLAN).exists()
+    return (path / STUDY).is_file() and (path / PLAN).exists()
 
 
 @contextmanager
@@ -194,7 +193,7 @@ def _planned_or_gone(path: Path, record: StartRecord) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not (path / plans.PLAN).exists():
+        if not (path / PLAN).exists():
             record.undo()
         raise
 

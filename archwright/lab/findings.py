@@ -1,7 +1,7 @@
 """What a study found, put together from its runs: effects, verdict, what was held equal, what to know."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from archwright.lab.sweep import RISE, is_narrow, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.reporting import words as say
 from archwright.runs import RunFolder
+from archwright.spec.read import flatten
 from archwright.training.material import Material
 
 
@@ -87,10 +88,34 @@ def _announced(arm: Arm, plan: Plan) -> str:
     if arm is not base:
         off = 100 * mismatch(arm.counts, base.counts, "non_embedding")
         size += f" ({off:+.2f} %), FLOPs {100 * mismatch(arm.counts, base.counts, 'flops'):+.1f} %"
+    size += "".join(f", {shape}" for shape in _shape(arm, base))
+    if not arm.matched:
+        size += (
+            "; it could not be matched to the baseline by what it leaves open, so that nothing will be concluded: "
+            "set fewer widths, or give --match none"
+        )
     window = plan_sweep({}, [0], plan.study.grid).window
     powers = window if plan.study.rates == "tuned" else range(1)
     rates = ", ".join(f"{plan.rate(arm.name, k):.3g}" for k in powers)
     return f"{arm.name}: {size}; learning rate {rates}; {say.duration(plan.run_seconds(arm.name))} a run"
+
+
+def _shape(arm: Arm, base: Arm) -> Iterator[str]:
+    """Say how wide a variant came to be, and what its masks show, where that is not as in the baseline."""
+    values, of_base = (flatten(a.run.model.model_dump()) for a in (arm, base))
+    for path, value in values.items():
+        axis, _, field = path.removeprefix("expert.").rpartition(".")
+        default = values.get(path.split(".", 2)[-1]) if axis.startswith("layer_kinds.") else None
+        if arm is base:
+            shown = path == "dim" or field == "hidden_dim"
+        else:
+            is_size = path == "dim" or field in ("hidden_dim", "head_dim") or axis.endswith(".mask")
+            shown = is_size and field != "kind" and value != of_base.get(path)
+        if shown and value != default:
+            extent = (
+                f" (texts have {arm.run.model.context_length:,})" if axis.endswith(".mask") else ""
+            )
+            yield f"{path} {value:,}{extent}" if isinstance(value, int) else f"{path} {value}"
 
 
 def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
@@ -109,8 +134,8 @@ def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
     for name in execution.plan.arms:
         if _is_coarse([r for r in replicates if r.variant == name], runs):
             notes.append(
-                f"The grid of learning rates is coarse for {name}: to both sides of the best its loss rises by more "
-                f"than {100 * RISE:.0f} %, so that it may do better between. A smaller --ratio is finer."
+                f"The grid of learning rates is coarse for {name}: beside the best its loss rises by more than "
+                f"{100 * RISE:.0f} %, so that it may do better between. A smaller --ratio is finer."
             )
     return notes
 

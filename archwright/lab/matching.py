@@ -1,7 +1,9 @@
-"""Making variants equal in size: hidden_dim is chosen, and dim where that is not enough."""
+"""Making variants equal in size: hidden_dim is chosen, dim where that is not enough, and last the width of heads.
+What a variant sets itself stays."""
 
 import math
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -9,9 +11,10 @@ from typing import Any
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.planning.cost import flops_per_token, parameters_by_part
+from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
-from archwright.spec.model_spec import ModelSpec
+from archwright.spec.model_spec import ModelSpec, heads
 from archwright.spec.rules import enforce
 from archwright.spec.study_spec import Match
 
@@ -24,8 +27,21 @@ RATIOS = (0.5, 16.0)
 MULTIPLES = (16, 8, 4, 2, 1)
 """What hidden_dim is a multiple of, the first that is near enough: round widths compute fastest."""
 
+HEADS_APART = 1.25
+"""Times the share of dim that a head would have, up to which it may be wider or narrower."""
+
 TRIES = 24
 """Widths that are tried."""
+
+HIDDEN_WIDTHS = frozenset(
+    f"feedforward.{at}{field}" for at in ("", "expert.") for field in ("hidden_dim", "ratio")
+)
+"""Dotted paths that say how wide hidden layers are."""
+
+HEAD_DIM = "attention.head_dim"
+
+Held = frozenset[str]
+"""Dotted paths of values that stay."""
 
 OUTSIDE = ("embedding", "position", "head")
 """Parts of a model that are not counted as its size: tables with a row for each token or place."""
@@ -64,23 +80,26 @@ def _non_embedding(model: Decoder) -> int:
 
 
 def matched(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int
+    spec: ModelSpec,
+    target: Counts,
+    match: Match,
+    vocab_size: int,
+    held: Collection[str] = (),
 ) -> tuple[ModelSpec, bool]:
     """Return the spec with the widths at which it equals `target`, and whether it does within 0.5 %.
 
-    Where nothing near enough is found, the nearest is returned.
+    The widths are hidden_dim; dim, where that is not enough; and last the width of heads. Values at the dotted
+    paths `held` stay. Where nothing near enough is found, the nearest is returned.
     """
     if match == "none" or _miss(spec, target, match, vocab_size) == 0:
         return spec, True
     nearest, least = spec, _miss(spec, target, match, vocab_size)
-    excess = count(spec, vocab_size).of(match) / target.of(match)
-    for dim in _dims(spec, excess):
-        for candidate in _hidden_candidates(_with_dim(spec, dim), target, match, vocab_size):
-            miss = _miss(candidate, target, match, vocab_size)
-            if miss <= TOLERANCE:
-                return candidate, True
-            if miss < least:
-                nearest, least = candidate, miss
+    for candidate in _candidates(spec, target, match, vocab_size, frozenset(held)):
+        miss = _miss(candidate, target, match, vocab_size)
+        if miss <= TOLERANCE:
+            return candidate, True
+        if miss < least:
+            nearest, least = candidate, miss
     return nearest, least <= TOLERANCE
 
 
@@ -93,8 +112,21 @@ def _miss(spec: ModelSpec, target: Counts, match: Match, vocab_size: int) -> flo
     return abs(mismatch(count(spec, vocab_size), target, match))
 
 
+def _candidates(
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: Held
+) -> Iterator[ModelSpec]:
+    """Yield the spec with other widths, those first that change least."""
+    if hidden_layer(spec.feedforward) and not held & HIDDEN_WIDTHS:
+        excess = count(spec, vocab_size).of(match) / target.of(match)
+        for dim in [spec.dim] if "dim" in held else _dims(spec, excess, held):
+            wide = _with_dim(spec, dim, held)
+            yield from _hidden_candidates(wide, target, match, vocab_size, held)
+    if "dim" not in held:
+        yield from _dim_candidates(spec, target, match, vocab_size, held)
+
+
 def _hidden_candidates(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: Held
 ) -> Iterator[ModelSpec]:
     """Yield the spec with the hidden widths nearest to what is wanted, round ones first.
 
@@ -102,34 +134,83 @@ def _hidden_candidates(
     """
     resolved = spec.resolved(vocab_size)
     layer = hidden_layer(resolved.feedforward)
-    if layer is None:
-        yield spec
-        return
+    assert layer
     hidden = layer.hidden_dim
     assert hidden != "auto"
 
     def size(hidden_dim: int) -> float:
-        return count(_with_hidden(resolved, spec, hidden_dim), vocab_size).of(match)
+        changed = _with_hidden(resolved, spec, hidden_dim, held)
+        return count(changed, vocab_size).of(match)
 
     slope = (size(2 * hidden) - size(hidden)) / hidden
+    if slope == 0:  # no layer has the default's feed-forward
+        return
     exact = hidden + (target.of(match) - size(hidden)) / slope
     least = RATIOS[0] * spec.dim / getattr(resolved.feedforward, "num_experts", 1)
     allowed = min(max(exact, least), RATIOS[1] * spec.dim)
     for multiple in MULTIPLES if allowed == exact else MULTIPLES[-1:]:
-        yield _with_hidden(resolved, spec, max(multiple, multiple * round(allowed / multiple)))
+        width = max(multiple, multiple * round(allowed / multiple))
+        yield _with_hidden(resolved, spec, width, held)
 
 
-def _with_hidden(resolved: ModelSpec, spec: ModelSpec, hidden_dim: int) -> ModelSpec:
-    """Return a spec with another hidden width; layers with one of their own keep their ratio to it."""
+def _dim_candidates(
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: Held
+) -> Iterator[ModelSpec]:
+    """Yield the spec at the widths nearest to what is wanted, its other widths as they are given: with heads that
+    share them out, then with heads of other widths, as dim alone takes large steps."""
+    near = _nearest_dims(spec, target, match, vocab_size, held)
+    yield from (_with_dim(spec, dim, held) for dim in near)
+    if isinstance(spec.attention, SoftmaxAttention) and HEAD_DIM not in held:
+        far = max(_step(spec, held), TRIES // 4)
+        around = sorted(range(near[0] - far, near[0] + far + 1), key=lambda d: abs(d - near[0]))
+        for odd in (0, 1):
+            dims = [dim for dim in around if dim > 0 and dim % 2 == odd][:TRIES]
+            yield from _head_candidates(spec, dims, target, match, vocab_size)
+
+
+def _head_candidates(
+    spec: ModelSpec, dims: Sequence[int], target: Counts, match: Match, vocab_size: int
+) -> list[ModelSpec]:
+    """Return the spec at each width with heads of the width nearest to what is wanted, those first whose heads are
+    nearest to sharing the model's width out.
+
+    A model's size is a straight line in head_dim.
+    """
+    assert isinstance(spec.attention, SoftmaxAttention)
+    num_heads = heads(spec.attention, spec.dim)["num_heads"]
+    found = []
+    for dim in dims:
+        usual = max(2, 2 * round(dim / num_heads / 2))
+        tried = [_with_heads(spec, dim, num_heads, width) for width in (usual, usual + 2)]
+        if not all(map(_allowed, tried)):
+            continue
+        sizes = [count(wide, vocab_size).of(match) for wide in tried]
+        exact = usual + 2 * (target.of(match) - sizes[0]) / (sizes[1] - sizes[0])
+        allowed = min(max(exact, usual / HEADS_APART), HEADS_APART * usual)
+        width = max(2, 2 * round(allowed / 2))
+        found.append((abs(math.log(width / usual)), dim, width))
+    wide = [_with_heads(spec, dim, num_heads, width) for _, dim, width in sorted(found)]
+    return [*filter(_allowed, wide)]
+
+
+def _with_hidden(resolved: ModelSpec, spec: ModelSpec, hidden_dim: int, held: Held) -> ModelSpec:
+    """Return a spec with another hidden width; layers with one of their own keep their ratio to it, or the
+    width itself where it is held."""
     layer = hidden_layer(resolved.feedforward)
     assert layer
     assert layer.hidden_dim != "auto"
     values = spec.model_dump()
-    _table(values)["hidden_dim"] = hidden_dim
-    for partial in values["layer_kinds"].values():
-        own = _table(partial).get("hidden_dim")
-        if isinstance(own, int):
-            _table(partial)["hidden_dim"] = max(1, round(own * hidden_dim / layer.hidden_dim))
+    _table(values).update(hidden_dim=hidden_dim, ratio="none")
+    for name, partial in values["layer_kinds"].items():
+        own, table = hidden_layer(resolved.layers_by_kind[name].feedforward), _table(partial)
+        if own is None or not {"hidden_dim", "ratio"} & table.keys():
+            continue
+        if not held & {f"layer_kinds.{name}.{path}" for path in HIDDEN_WIDTHS}:
+            assert own.hidden_dim != "auto"
+            width = max(1, round(own.hidden_dim * hidden_dim / layer.hidden_dim))
+            table.update(hidden_dim=width, ratio="none")
+        elif table.get("ratio", "none") != "none":
+            table["hidden_dim"] = "auto"
     return ModelSpec.model_validate(values)
 
 
@@ -146,15 +227,32 @@ def _table(layer: dict[str, Any]) -> dict[str, Any]:
     return inner
 
 
-def _dims(spec: ModelSpec, excess: float) -> list[int]:
-    """Return widths to try: the model's own, then those around the one at which it has the right size, as sizes
-    grow with the square of the width."""
-    step = _step(spec)
+def _dims(spec: ModelSpec, excess: float, held: Held) -> list[int]:
+    """Return widths to try where hidden_dim is chosen with them: the model's own, then those around the one at
+    which it has the right size, as sizes grow with the square of the width."""
     right = spec.dim * excess**-0.5
-    others = range(step, 4 * spec.dim + 1, step)
-    near = sorted(others, key=lambda dim: abs(math.log(dim / right)))
-    allowed = (dim for dim in near if dim != spec.dim and _allowed(_with_dim(spec, dim)))
+    near = sorted(_other_dims(spec, held), key=lambda dim: abs(math.log(dim / right)))
+    allowed = (dim for dim in near if _allowed(_with_dim(spec, dim, held)))
     return [spec.dim, *islice(allowed, TRIES - 1)]
+
+
+def _nearest_dims(
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: Held
+) -> list[int]:
+    """Return the few widths at which a model whose other widths stay is nearest to the right size."""
+
+    def size(dim: int) -> float:
+        return count(_with_dim(spec, dim, held), vocab_size).of(match)
+
+    dims = [d for d in _other_dims(spec, held) if _allowed(_with_dim(spec, d, held))]
+    place = bisect_left(dims, target.of(match), key=size)
+    near = dims[max(0, place - 2) : place + 2]
+    return sorted(near, key=lambda dim: abs(size(dim) / target.of(match) - 1))
+
+
+def _other_dims(spec: ModelSpec, held: Held) -> list[int]:
+    step = _step(spec, held)
+    return [dim for dim in range(step, 4 * spec.dim + 1, step) if dim != spec.dim]
 
 
 def _allowed(spec: ModelSpec) -> bool:
@@ -166,22 +264,31 @@ def _allowed(spec: ModelSpec) -> bool:
     return True
 
 
-def _step(spec: ModelSpec) -> int:
-    """Return by how much a model's width may change: a whole pair of dimensions for each head."""
+def _step(spec: ModelSpec, held: Held) -> int:
+    """Return by how much a model's width may change: a whole pair of dimensions for each head that follows it."""
+    if HEAD_DIM in held:
+        return 2
     return 2 * max(1, getattr(spec.resolved().attention, "num_heads", 1))
 
 
-def _with_dim(spec: ModelSpec, dim: int) -> ModelSpec:
+def _with_dim(spec: ModelSpec, dim: int, held: Held) -> ModelSpec:
     if dim == spec.dim:
         return spec
-    return spec.override(f"dim={dim}", *_heads_follow(spec))
+    return spec.override(f"dim={dim}", *_heads_follow(spec, held))
 
 
-def _heads_follow(spec: ModelSpec) -> list[str]:
+def _with_heads(spec: ModelSpec, dim: int, num_heads: int, head_dim: int) -> ModelSpec:
+    """Return a spec of another width with as many heads, of a width of their own."""
+    return spec.override(
+        f"dim={dim}", f"attention.num_heads={num_heads}", f"attention.head_dim={head_dim}"
+    )
+
+
+def _heads_follow(spec: ModelSpec, held: Held) -> list[str]:
     """Let the width of heads follow dim where it was dim over their number."""
     resolved = spec.resolved().attention
     head_dim, num_heads = (getattr(resolved, name, 0) for name in ("head_dim", "num_heads"))
     given = getattr(spec.attention, "head_dim", "auto")
-    if head_dim * num_heads != spec.dim or given == "auto":
+    if head_dim * num_heads != spec.dim or given == "auto" or HEAD_DIM in held:
         return [f"attention.num_heads={num_heads}"] if num_heads else []
     return [f"attention.num_heads={num_heads}", "attention.head_dim=auto"]

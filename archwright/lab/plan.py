@@ -1,14 +1,14 @@
 """A study that is decided: what runs, with what, for how long; and how that is written down."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from archwright.checkpoint import atomic_write
+from archwright.lab import plan_file
 from archwright.lab.arms import with_rate
 from archwright.lab.matching import Counts, hidden_layer
+from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.results import Variant
 from archwright.runs import RunFolder
 from archwright.spec.read import diff, read_run, to_toml
@@ -17,26 +17,11 @@ from archwright.spec.study_spec import StudySpec
 from archwright.training.machine import Decisions, environment
 from archwright.training.material import Material, regain
 
-FORMAT = 1
-"""Number of the layout of a study's folder."""
-
-PLAN = "plan.json"
+STUDY = "study.toml"
+"""What was asked for, in a study's folder."""
 
 EXTRA_RATES = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds that a run takes: to begin, for each step, and for each token that is evaluated."""
-
-    setup: float
-    step: float
-    token: float
-
-    def run(self, steps: int, evaluated: int) -> float:
-        """Return the seconds of a whole run."""
-        return self.setup + steps * self.step + evaluated * self.token
 
 
 @dataclass(frozen=True)
@@ -144,53 +129,50 @@ def _variant(arm: Arm, baseline: Arm) -> Variant:
 
 def save(plan: Plan, folder: RunFolder) -> None:
     """Write a plan into the folder of its study; plan.json last, as it makes the rest binding."""
-    for arm in plan.arms.values():
-        path = file_of(plan, folder.path, arm.name)
+    files = [file_of(plan, Path(), arm.name) for arm in plan.arms.values()]
+    for file, arm in zip(files, plan.arms.values(), strict=True):
+        path = folder.path / file
         path.parent.mkdir(exist_ok=True)
         atomic_write(path, to_toml(arm.run))
     folder.write_environment(environment(plan.decisions) | {"data": plan.material.record()})
-    record = {
-        "format": FORMAT,
-        "workers": plan.workers,
-        "stack": plan.stack,
-        "why": plan.why,
-        "steps": plan.steps,
-        "evaluation_tokens": plan.evaluation_tokens,
-        "arms": [
-            {
-                "name": arm.name,
-                "words": arm.words,
-                "file": str(file_of(plan, Path(), arm.name)),
-                "counts": asdict(arm.counts),
-                "matched": arm.matched,
-                "cost": asdict(plan.costs[arm.name]),
-            }
-            for arm in plan.arms.values()
-        ],
-    }
-    atomic_write(folder.path / PLAN, json.dumps(record, indent=2) + "\n")
+    record = PlanRecord(
+        workers=plan.workers,
+        stack=plan.stack,
+        why=plan.why,
+        steps=plan.steps,
+        evaluation_tokens=plan.evaluation_tokens,
+        arms=tuple(
+            ArmRecord(
+                name=arm.name,
+                words=arm.words,
+                file=file.as_posix(),
+                counts=arm.counts,
+                matched=arm.matched,
+                cost=plan.costs[arm.name],
+            )
+            for file, arm in zip(files, plan.arms.values(), strict=True)
+        ),
+    )
+    beside = (Path(STUDY), folder.environment_file.relative_to(folder.path), *files)
+    plan_file.write(
+        record, folder.path, [file for file in beside if (folder.path / file).is_file()]
+    )
 
 
 def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
     """Return the plan that a study's folder holds, or None where none was finished.
 
     Raises:
-        UserError: the text has changed since.
+        UserError: plan, files or text have changed since.
     """
-    file = folder.path / PLAN
-    if not file.is_file():
+    if not (folder.path / PLAN).exists():
         return None
-    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    told = {arm["name"]: arm for arm in record["arms"]}
+    record = plan_file.read(folder.path)
     arms = {
-        name: Arm(
-            name,
-            tuple(arm["words"]),
-            read_run(folder.path / arm["file"]),
-            Counts(**arm["counts"]),
-            arm["matched"],
+        arm.name: Arm(
+            arm.name, arm.words, read_run(folder.path / arm.file), arm.counts, arm.matched
         )
-        for name, arm in told.items()
+        for arm in record.arms
     }
     run = next(iter(arms.values())).run
     return Plan(
@@ -198,12 +180,12 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
         arms=arms,
         material=regain(run, folder),
         decisions=Decisions(run.machine, folder.environment()["peak_flops"]),
-        workers=record["workers"],
-        steps=record["steps"],
-        evaluation_tokens=record["evaluation_tokens"],
-        costs={name: Cost(**arm["cost"]) for name, arm in told.items()},
-        stack=record.get("stack", 1),  # studies from before there was a choice have neither
-        why=record.get("why", ""),
+        workers=record.workers,
+        steps=record.steps,
+        evaluation_tokens=record.evaluation_tokens,
+        costs={arm.name: arm.cost for arm in record.arms},
+        stack=record.stack,
+        why=record.why,
     )
 
 

@@ -10,9 +10,11 @@ import psutil
 import torch
 
 from archwright.lab import pool
-from archwright.lab.arms import Arms, arms, sized_by_user
+from archwright.lab.arms import Arms, arms, set_by, sized_by_user
+from archwright.lab.identical import refuse_identical, unscaled
 from archwright.lab.matching import count, matched
-from archwright.lab.plan import Arm, Cost, Plan, evaluated, runs_each
+from archwright.lab.plan import Arm, Plan, evaluated, runs_each
+from archwright.lab.plan_file import Cost
 from archwright.lab.sharing import Sharing
 from archwright.lab.workers import Workers
 from archwright.model.build import build
@@ -76,13 +78,17 @@ class Planner:
             UserError: what is wrong with variants, text or budget, one line each.
         """
         size = self._first_size()
-        found = self._settled(arms(self.study, size))
+        asked = arms(self.study, size)
+        may_grow = self.study.size == "auto" and size is not None and self.study.wall_seconds
+        refuse_identical(self.study, unscaled(self.study) if may_grow else asked)
+        found = self._settled(asked)
         self.say(f"timing {len(found)} variants")
         workers = self._workers(found)
-        if self.study.size == "auto" and size is not None and self.study.wall_seconds:
-            better = self._size_for_budget(found, workers, self.study.wall_seconds)
+        if may_grow:
+            better = self._size_for_budget(found, workers, may_grow)
             if better != size:
                 found = self._settled(arms(self.study, better))
+        refuse_identical(self.study, {name: arm.run for name, arm in found.items()})
         sharing = Sharing(self.study, self._time, self.material.tokenizer.vocab_size)
         costs, stack, why = sharing.decide(found, workers)
         steps = self._steps(found, costs, workers)
@@ -112,14 +118,15 @@ class Planner:
         target = count(baseline.model, vocab_size)
         found = {}
         for name, run in asked.items():
+            words = self.study.baseline if name == first else self.study.variants[name]
+            held = {path.removeprefix("model.") for path in set_by(words)}
             model, equal = (
                 (run.model, True)
                 if name == first
-                else matched(run.model, target, self.study.match, vocab_size)
+                else matched(run.model, target, self.study.match, vocab_size, held)
             )
             run = run.model_copy(update={"model": model, "machine": self.decisions.machine})
             built = build(model, device="meta", vocab_size=vocab_size)
-            words = self.study.baseline if name == first else self.study.variants[name]
             found[name] = Arm(name, words, resolved(run, built), count(model, vocab_size), equal)
         return found
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from archwright.spec.study_spec import StudySpec
 
-Outcome = Literal["better", "worse", "equivalent", "below the noise", "inconclusive"]
+Outcome = Literal["better", "worse", "equivalent", "below the noise", "inconclusive", "identical"]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,21 @@
 """What size, rate and text an experiment with small models has."""
 
 import math
+from collections.abc import Collection
 
-from archwright.spec.narrow import narrowed
+from archwright.lab.masks import hides_nothing, reach
+from archwright.spec.attention import MaskedAttention
+from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.narrow import IN_BLOCKS, TOKENS, narrowed, shortened
 from archwright.spec.run_spec import RunSpec
 
 DIMS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 EXPERTS = 8
 """Most experts that a token chooses from, as few of more would be trained by a short run."""
+
+USUAL_SHARE = 1 / 4
+"""How much of a text a mask shows where nothing says how large it is and its default hides nothing."""
 
 RECIPE = (
     "schedule.kind=linear",
@@ -47,6 +54,41 @@ def scaled(run: RunSpec, size: float) -> RunSpec:
     optimizer = run.optimizer.model_copy(update={"lr": _two_digits(0.01 * (64 / dim) ** 0.5)})
     small_run = run.model_copy(update={"model": small, "optimizer": optimizer, "batch_size": 16})
     return small_run.override(f"data.tokenizer.vocab_size={1024 if size < 1e6 else 4096}")
+
+
+def with_fitting_masks(run: RunSpec, given: Collection[str], context_length: int) -> RunSpec:
+    """Return a run whose masks fit its texts where dotted paths `given` name their kind and not their size.
+
+    The default size keeps its share of `context_length`, of the model before it was scaled; where it would hide
+    nothing there, a mask shows a quarter of a text.
+    """
+    model = run.model
+    update = {}
+    for name, layer in model.layers_by_kind.items():
+        at = "model." if name == "default" else f"model.layer_kinds.{name}."
+        if mask := _fitting_mask(layer, model, f"{at}attention.mask.", given, context_length):
+            update[name] = mask
+    if not update:
+        return run
+    values = model.model_dump()
+    for name, mask in update.items():
+        table = values if name == "default" else values["layer_kinds"][name]
+        table["attention"]["mask"] = mask
+    return run.model_copy(update={"model": ModelSpec.model_validate(values)})
+
+
+def _fitting_mask(
+    layer: LayerSpec, model: ModelSpec, at: str, given: Collection[str], context_length: int
+) -> dict[str, object]:
+    """Return the values of a layer's mask where it is of default size and too large, else nothing."""
+    sizes = {*TOKENS, *IN_BLOCKS, "local_blocks", "dilation"}
+    if f"{at}kind" not in given or any(f"{at}{size}" in given for size in sizes):
+        return {}
+    assert isinstance(layer.attention, MaskedAttention)
+    mask, share = layer.attention.mask, model.context_length / context_length
+    if hides_nothing(layer.attention, model.dim, context_length) and (size := reach(mask)):
+        share = USUAL_SHARE * model.context_length / size
+    return shortened(mask.model_dump(), share) if share < 1 else {}
 
 
 def _two_digits(value: float) -> float:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from archwright.lab.plan import Arm, Cost
+from archwright.lab.plan import Arm
+from archwright.lab.plan_file import Cost
 from archwright.model.build import build
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec

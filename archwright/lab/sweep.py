@@ -17,7 +17,7 @@ RISE = 0.05
 Losses = Mapping[tuple[int, float], float]
 """(seed, k) -> held-out loss at the rate start * ratio^k; NaN where the run failed."""
 Window = Sequence[float]
-"""Neighbouring powers k: whole ones, or halves where a valley is narrow."""
+"""Neighbouring powers k: whole ones, or halves where a valley is narrow or has a steep side."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ def plan_sweep(
 
     The window, `grid` neighbours on the lattice around k = 0, is placed by the first seed: while its
     lowest loss is at an end, the window moves by one that way, MOVES times at most. The other seeds
-    run that window. To `refine`, a window in which the first seed's loss rises by more than RISE to both
-    sides of its lowest becomes one of half steps around that, as its valley is narrower than the steps.
+    run that window. To `refine`, a window in which the first seed's loss rises by more than RISE to either
+    side of its lowest becomes one of half steps around that: a parabola through whole steps would miss
+    the bottom of so steep a valley by more than what is to be found.
     Where the mean over all seeds is lowest at an end, it moves by one for all seeds, SLIDES
     times at most. So every variant has equally many rates, placed by one rule, and what is found
     depends on the losses alone, never on the order in which runs finished.
@@ -152,10 +153,10 @@ def _placed(
 
 
 def is_narrow(losses: Sequence[float]) -> bool:
-    """Return whether the loss rises by more than RISE to both sides of the lowest."""
+    """Return whether the loss rises by more than RISE to either side of the lowest, which is at no end."""
     best = lowest(losses)
     beside = [losses[i] for i in (best - 1, best + 1) if 0 <= i < len(losses)]
-    return len(beside) == 2 and min(beside) > (1 + RISE) * losses[best]
+    return len(beside) == 2 and max(beside) > (1 + RISE) * losses[best]
 
 
 def _first_window(grid: int, limits: tuple[int, int] | None) -> Window:

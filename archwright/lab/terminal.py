@@ -2,7 +2,7 @@
 
 from archwright.format import printable
 from archwright.lab.results import Effect, StudyResults
-from archwright.reporting.words import duration
+from archwright.reporting.words import duration, listed
 
 
 def print_results(results: StudyResults, *, quiet: bool = False) -> None:
@@ -21,8 +21,11 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
 
 def _line(effect: Effect) -> str:
     low, high = effect.interval.low, effect.interval.high
+    if effect.outcome == "identical":
+        return effect.sentence
+    why = f" because {listed([*effect.reservations])}" if effect.reservations else ""
     return (
-        f"{effect.variant}: {effect.outcome}, {effect.mean:+.4f} nats per token "
+        f"{effect.variant}: {effect.outcome}{why}, {effect.mean:+.4f} nats per token "
         f"({low:+.4f} to {high:+.4f}), {effect.bits_per_byte:+.4f} bits per byte; "
         f"noise {effect.noise:.4f}, margin {effect.margin:.4f}, p {effect.holm_p_value:.2g}"
     )

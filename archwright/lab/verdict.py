@@ -44,7 +44,8 @@ def effects(
     else inconclusive. So it also is where there are reservations: fewer than two pairs (then the
     intervals are endless), a variant among the `edges`, whose best rate is at an end of its grid,
     half of the seeds lost to failed `runs`, unmatched `variants`, or a loss hardly below the
-    `unigram_entropy`, in nats.
+    `unigram_entropy`, in nats. Where both are one run for every seed, they are identical, and nothing was
+    compared.
     """
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
     names.pop(baseline, None)
@@ -67,7 +68,10 @@ def effects(
             *_unlearnt({n: of[n] for n in pair}, unigram_entropy),
         ]
         effect = replace(effect, holm_p_value=p_value, reservations=tuple(reservations))
-        effect = replace(effect, outcome=_outcome(effect, effect.variant in superior))
+        outcome = _outcome(effect, effect.variant in superior)
+        if _are_one(of[effect.variant], of[baseline]):
+            outcome = "identical"
+        effect = replace(effect, outcome=outcome)
         found.append(replace(effect, sentence=_claim(effect, baseline) + _remark(effect) + "."))
     return found
 
@@ -99,6 +103,7 @@ GROUPS: Mapping[Outcome, tuple[str, str]] = {
     "equivalent": ("is equivalent", "are equivalent"),
     "below the noise": ("differs by less than the noise", "differ by less than the noise"),
     "inconclusive": ("is undecided", "are undecided"),
+    "identical": ("is identical", "are identical"),
 }
 
 
@@ -148,6 +153,13 @@ def _excluded(differences: Sequence[float], level: float) -> bool:
     """Return whether 0 lies outside the interval that is shown, and outside Student's beside it."""
     shown, students = paired_interval(differences, level), t_interval(differences, level)
     return excludes(shown, 0.0) and excludes(students, 0.0)
+
+
+def _are_one(of_variant: Mapping[int, Replicate], of_baseline: Mapping[int, Replicate]) -> bool:
+    """Return whether two variants are the same runs."""
+    seeds = of_variant.keys() & of_baseline.keys()
+    keys = [(of_variant[seed].best.key, of_baseline[seed].best.key) for seed in seeds]
+    return bool(keys) and all(one == other != "" for one, other in keys)
 
 
 def _outcome(effect: Effect, superior: bool) -> Outcome:
@@ -211,7 +223,10 @@ def _claim(effect: Effect, baseline: str) -> str:
         "equivalent": f"{name} and {baseline} are equivalent",
         "below the noise": f"{name} and {baseline} differ by less than the noise",
         "inconclusive": f"Whether {name} is better than {baseline} is undecided",
+        "identical": f"{name} and {baseline} are identical, one model trained alike: nothing was compared",
     }[effect.outcome]
+    if effect.outcome == "identical":
+        return words
     if effect.reservations:
         words += f" because {listed([*effect.reservations])}"
     return words if math.isnan(effect.mean) else f"{words}: {_numbers(effect)}"

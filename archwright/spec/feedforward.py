@@ -1,6 +1,6 @@
 """Feed-forward: how a token thinks by itself."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -32,11 +32,14 @@ class NoFeedForward(FeedForward):
 class Hidden(FeedForward):
     """What every feed-forward with a hidden layer has."""
 
-    ratio: ClassVar[float]
-    """Hidden width over model width where hidden_dim is auto."""
+    usual_ratio: ClassVar[float]
+    """Hidden width over model width where neither hidden_dim nor ratio is given."""
     gated: ClassVar[bool]
     hidden_dim: AutoWidth = Field("auto", examples=[2048])
-    """Width of the hidden layer; auto: 4 dim, or 8/3 dim where gated, rounded up to 64."""
+    """Width of the hidden layer; auto: ratio dim, or else 4 dim, or 8/3 dim where gated, rounded up to 64."""
+    ratio: Annotated[float, Field(gt=0, le=1024)] | Literal["none"] = Field("none", examples=[4.0])
+    """Hidden width over model width, to the nearest multiple of 8, where hidden_dim is auto; none: the usual
+    one."""
     bias: FeedForwardBias = Field(
         default_factory=FeedForwardBias, validate_default=True, examples=[True]
     )
@@ -51,14 +54,14 @@ class Hidden(FeedForward):
 class Plain(Hidden):
     """down(f(up(x))): two projections, with a function f (Vaswani et al., 2017, section 3.3)."""
 
-    ratio: ClassVar[float] = 4.0
+    usual_ratio: ClassVar[float] = 4.0
     gated: ClassVar[bool] = False
 
 
 class Gated(Hidden):
     """down(f(gate(x)) * up(x)): three projections, with a function f of the gate (Shazeer, 2020)."""
 
-    ratio: ClassVar[float] = 8 / 3
+    usual_ratio: ClassVar[float] = 8 / 3
     gated: ClassVar[bool] = True
 
 

@@ -235,10 +235,11 @@ def _resolved_layer(layer: LayerSpec, model: ModelSpec) -> dict[str, Any]:
         values["attention"].update(heads(layer.attention, model.dim))
         _fill(values["attention"]["scale"], dim=key_dim(layer.attention, model.dim))
     if isinstance(layer.feedforward, Hidden):
-        values["feedforward"]["hidden_dim"] = hidden_dim(layer.feedforward, model.dim)
+        width = hidden_dim(layer.feedforward, model.dim)
+        values["feedforward"].update(hidden_dim=width, ratio="none")
     if isinstance(layer.feedforward, Experts):
         width = hidden_dim(layer.feedforward.expert, model.dim)
-        values["feedforward"]["expert"]["hidden_dim"] = width
+        values["feedforward"]["expert"].update(hidden_dim=width, ratio="none")
         _fill(values["feedforward"], shared_hidden_dim=width)
         values["feedforward"]["selection_bias"] = layer.feedforward.has_selection_bias
     if isinstance(layer.position, RoPE):
@@ -332,9 +333,11 @@ def turning_dim(attention: MaskedAttention, dim: int) -> int:
 
 def hidden_dim(feedforward: Hidden, dim: int) -> int:
     """Return the hidden width as a number."""
-    if feedforward.hidden_dim == "auto":
-        return round_up(round(feedforward.ratio * dim), 64)
-    return feedforward.hidden_dim
+    if feedforward.hidden_dim != "auto":
+        return feedforward.hidden_dim
+    if feedforward.ratio != "none":
+        return max(8, 8 * round(feedforward.ratio * dim / 8))
+    return round_up(round(feedforward.usual_ratio * dim), 64)
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -48,6 +48,9 @@ def narrowed(
     old = {"num_heads": 1}
     if isinstance(spec.attention, MaskedAttention):
         old = heads(spec.attention, spec.dim)
+    for name, partial in values["layer_kinds"].items():
+        if "kind" in (mask := partial.get("attention", {}).get("mask", {})):
+            mask |= spec.layers_by_kind[name].attention.model_dump()["mask"]
     for table in tables:
         attention, feedforward = table.get("attention", {}), table.get("feedforward", {})
         _narrow_heads(attention, num_heads, min(head_dim, dim), old)
@@ -130,10 +133,20 @@ def _leave_out_experts(feedforward: Table, experts: int) -> None:
 
 def _shorten(attention: Table, share: float) -> None:
     """Fit what is counted in tokens to shorter texts."""
-    for table in (attention.get("mask", {}), attention.get("length_scale", {})):
-        for name, least in (IN_BLOCKS if "block_size" in table else TOKENS).items():
-            if name in table and share < 1:
-                table[name] = max(least, round(table[name] * share))
+    for name in ("mask", "length_scale"):
+        if name in attention:
+            attention[name] = shortened(attention[name], share)
+
+
+def shortened(table: Table, share: float) -> Table:
+    """Return a mask or a scale by length whose numbers of tokens are this share of what they were, never more."""
+    counted = IN_BLOCKS if "block_size" in table else TOKENS
+    fitting = {
+        name: max(least, round(table[name] * share))
+        for name, least in counted.items()
+        if name in table and share < 1
+    }
+    return table | fitting
 
 
 def _thin(scaling: Table, pairs: int) -> None:

@@ -149,6 +149,16 @@ def override(spec: S, assignments: Iterable[str]) -> S:
     return changed
 
 
+def assigned(assignments: Iterable[str]) -> Values:
+    """Return the value that each dotted path is given, the values of tables by paths of their own."""
+    found: Values = {}
+    for assignment in assignments:
+        name, _, text = assignment.partition("=")
+        for keys, value in _leaves(_keys(name.strip()), _value(text.strip())):
+            found[".".join(keys)] = value
+    return found
+
+
 def diff(old: Spec, new: Spec) -> list[str]:
     """Return one line for each value that differs, names and sources aside: `path: old -> new`."""
     even = [even_tables(spec) for spec in (old, new)]

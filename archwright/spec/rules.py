@@ -231,6 +231,20 @@ def xielu_starts_above_beta(spec: ModelSpec) -> Iterator[str]:
             )
 
 
+@_rule("A hidden width is given once: by itself, or as a ratio.")
+def one_hidden_width(spec: ModelSpec) -> Iterator[str]:
+    for at, layer in _layers(spec):
+        f, inside = layer.feedforward, ""
+        if isinstance(f, Experts):
+            f, inside = f.expert, "expert."
+        if isinstance(f, Hidden) and f.ratio != "none" and f.hidden_dim != "auto":
+            at += f"feedforward.{inside}"
+            yield (
+                f"{at}ratio: found {f.ratio:g} beside hidden_dim = {f.hidden_dim}; expected one of the two: set "
+                f"{at}hidden_dim=auto or {at}ratio=none"
+            )
+
+
 @_rule("A token goes through no more experts than it may choose from.")
 def enough_experts(spec: ModelSpec) -> Iterator[str]:
     for at, experts in _mixtures(spec):
@@ -386,7 +400,7 @@ def odd_hidden_dim(spec: ModelSpec) -> Iterator[str]:
     for at, layer in _layers(spec):
         if isinstance(layer.feedforward, Hidden):
             ratio = hidden_dim(layer.feedforward, spec.dim) / spec.dim
-            usual = layer.feedforward.ratio
+            usual = layer.feedforward.usual_ratio
             if not usual / 2 <= ratio <= usual * 2:
                 yield (
                     f"{at}feedforward.hidden_dim is {ratio:.3g} dim: models lie near {usual:.3g} "

@@ -80,8 +80,8 @@ class StudySpec(Spec):
     """Parameters outside embedding and head that models are scaled to, about; auto: what the budget can
     train; given: models stay as they are, as they do where dim or num_layers is given."""
     match: Match = "non_embedding"
-    """What hidden_dim, then dim, makes equal to the baseline's within 0.5 %: parameters outside embedding
-    and head, all parameters, FLOPs per token, or nothing."""
+    """What hidden_dim, then dim, then the width of heads makes equal to the baseline's within 0.5 %: parameters
+    outside embedding and head, all parameters, FLOPs per token, or nothing. What a variant sets itself stays."""
     seeds: int = Field(5, ge=2, le=1000)
     """How often everything is repeated, each time from other initial values and in another order of data."""
     first_seed: int = Field(0, ge=0, le=2**62)

@@ -50,6 +50,7 @@ NAMES = {
     "vocab_size": "vocabulary",
     "context_length": "context",
     "hidden_dim": "hidden width",
+    "ratio": "hidden width over width",
     "qk_norm": "QK-norm",
     "qk_norm_over": "QK-norm over",
     "qk_norm_place": "QK-norm",
@@ -208,7 +209,11 @@ def _with_widths(layer: LayerSpec, resolved: LayerSpec) -> LayerSpec:
     update: dict[str, Any] = {}
     for axis in ("attention", "feedforward"):
         choice, full = getattr(layer, axis), getattr(resolved, axis)
-        widths = {f: getattr(full, f) for f in (*HEADS, "hidden_dim", "expert") if hasattr(full, f)}
+        widths = {
+            f: getattr(full, f)
+            for f in (*HEADS, "hidden_dim", "ratio", "expert")
+            if hasattr(full, f)
+        }
         update[axis] = choice.model_copy(update=widths)
     return layer.model_copy(update=update)
 

@@ -99,7 +99,6 @@ def test_a_given_size_is_kept() -> None:
         (("modern", "modren"), {}, '"modren": no such preset'),
         (("modern", ":norm.kind=lyer"), {}, 'found "lyer"'),
         (("modern", ":nrom.kind=layer"), {}, 'Did you mean "model.norm.kind"?'),
-        (("modern", "modern:norm.kind=rms"), {}, "are the same model, trained alike"),
         (("modern", "modern"), {}, "named twice"),
         (("modern", ":num_kv_heads=3"), {}, 'Did you mean "model.attention.num_kv_heads"?'),
         (("modern", ":context_length=64"), {}, "say it once for all, model.context_length=..."),

@@ -15,10 +15,12 @@ import pytest
 
 import archwright as aw
 from archwright.lab.compare import compare, plan
+from archwright.lab.findings import announcement
 from archwright.lab.results import StudyResults
 from archwright.lab.sweep import tuned
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
+from archwright.spec.feedforward import Hidden
 from archwright.training.finish import finish_briefly
 from archwright.training.train import train_in
 from tests.lab.small import OPTIONS, words, working_in
@@ -191,6 +193,37 @@ def test_a_plan_trains_nothing(place: Path) -> None:
     assert foreseen.num_runs == 15
     assert foreseen.seconds > 0
     assert {p for p in set(place.rglob("*")) - before if "cache" not in p.parts} == set()
+
+
+def test_what_a_variant_sets_is_what_is_trained(place: Path) -> None:
+    """Matching takes another width, and a mask shows less than the whole text."""
+    words_ = words("text.txt", ":feedforward.hidden_dim=64", ":attention.mask.kind=window")
+    foreseen = plan(*words_, rates="fixed", **OPTIONS)
+    found = foreseen.arms
+    base, narrow, window = (arm.run.model for arm in found.values())
+    assert isinstance(narrow.feedforward, Hidden)
+    assert (narrow.feedforward.hidden_dim, base.dim) == (64, 32)
+    assert narrow.dim > base.dim
+    assert all(arm.matched for arm in found.values())
+    assert window.attention.model_dump()["mask"]["size"] == base.context_length // 4
+    said = announcement(foreseen)
+    assert f"dim {narrow.dim}" in said
+    assert "attention.mask.size 8 (texts have 32)" in said
+
+
+def test_nothing_is_trained_where_two_variants_are_one(place: Path) -> None:
+    """Also where matching has made them one: a file that differs in the hidden width alone."""
+    before = set(place.rglob("*"))
+    text = 'base = "modern"\n[feedforward]\nhidden_dim = 160\n'
+    (place / "h160.toml").write_text(text, encoding="utf-8")
+    for act in (plan, compare):
+        with pytest.raises(UserError) as caught:
+            act(*words("text.txt", "h160.toml"), rates="fixed", **OPTIONS)
+        (line,) = caught.value.lines
+        assert '"h160.toml" and "modern" are the same model' in line
+        assert line.endswith("what words set stays, such as :feedforward.hidden_dim=160")
+    new = {path for path in set(place.rglob("*")) - before if "cache" not in path.parts}
+    assert new == {place / "h160.toml"}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")

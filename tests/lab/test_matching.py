@@ -11,7 +11,7 @@ from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.model_spec import ModelSpec, embedding_dim
 from archwright.spec.norms import Norm
 from archwright.spec.positions import Position
-from archwright.spec.read import load, load_run, preset_names
+from archwright.spec.read import assigned, flatten, load, load_run, preset_names
 from archwright.spec.residuals import Residual
 from archwright.spec.study_spec import Match, StudySpec
 
@@ -78,7 +78,7 @@ def test_without_a_hidden_layer_dim_is_chosen() -> None:
 
 
 def test_what_cannot_be_equal_is_said_and_as_near_as_may_be() -> None:
-    base, other = pair(":feedforward.kind=none:attention.num_heads=16:attention.num_kv_heads=16")
+    base, other = pair(":feedforward.kind=none:attention.kind=latent")
     found, equal = matched(other, count(base, 1024), "non_embedding", 1024)
     assert not equal
     sizes = [
@@ -90,6 +90,73 @@ def test_what_cannot_be_equal_is_said_and_as_near_as_may_be() -> None:
 def test_nothing_is_changed_where_nothing_is_to_be_equal() -> None:
     _, other = pair(":num_layers=7")
     assert matched(other, count(other, 1024), "none", 1024) == (other, True)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        ":feedforward.hidden_dim=128",
+        ":feedforward.hidden_dim=512",
+        ":feedforward.ratio=1",
+        ":feedforward.ratio=2",
+        ":feedforward.ratio=8",
+        ":feedforward.kind=gelu:feedforward.ratio=4",
+        ":feedforward.kind=experts:feedforward.expert.hidden_dim=64",
+        ":dim=48",
+        ":attention.head_dim=16:feedforward.hidden_dim=128",
+    ],
+)
+def test_what_a_variant_sets_stays(word: str) -> None:
+    base, other = pair(word)
+    held = assigned(word.strip(":").split(":"))
+    found, equal = matched(other, count(base, 1024), "non_embedding", 1024, held)
+    assert equal
+    assert abs(count(found, 1024).non_embedding / count(base, 1024).non_embedding - 1) <= TOLERANCE
+    values = flatten(found.model_dump())
+    assert {path: values[path] for path in held} == held
+    if "feedforward.ratio" in held:
+        layer = found.resolved().feedforward
+        assert isinstance(layer, Hidden)
+        assert layer.hidden_dim == pytest.approx(held["feedforward.ratio"] * found.dim, abs=4)
+
+
+def test_where_all_widths_are_set_nothing_is_changed() -> None:
+    base, other = pair(":dim=48:feedforward.ratio=4")
+    held = ("dim", "feedforward.ratio")
+    assert matched(other, count(base, 1024), "non_embedding", 1024, held) == (other, False)
+
+
+def test_a_width_that_a_variant_sets_for_some_layers_stays() -> None:
+    own = "layer_kinds={'wide' = {feedforward = {hidden_dim = 384}}}"
+    base, other = pair(f":{own}:layers.cycle=['wide', 'default']")
+    held = {"layer_kinds.wide.feedforward.hidden_dim"}
+    found, equal = matched(other, count(base, 1024), "non_embedding", 1024, held)
+    assert equal
+    wide, default = (found.layers_by_kind[n].feedforward for n in ("wide", "default"))
+    assert isinstance(wide, Hidden)
+    assert isinstance(default, Hidden)
+    assert wide.hidden_dim == 384
+    assert default.hidden_dim < 192
+    # Where no layer is the default one, its width changes nothing: dim is chosen.
+    alone = other.override("layers.cycle=['wide']")
+    found, equal = matched(alone, count(base, 1024), "non_embedding", 1024, held)
+    assert equal
+    assert found.dim < alone.dim
+
+
+def test_layers_with_a_ratio_of_their_own_keep_their_share() -> None:
+    own = "layer_kinds={'wide' = {feedforward = {ratio = 6}}}"
+    base, other = pair(f":feedforward.ratio=3:{own}:layers.cycle=['wide', 'default']")
+    found, equal = matched(other, count(base, 1024), "non_embedding", 1024)
+    assert equal
+    wide, default = (found.resolved().layer(i).feedforward for i in (0, 1))
+    assert isinstance(wide, Hidden)
+    assert isinstance(default, Hidden)
+    assert wide.hidden_dim / default.hidden_dim == pytest.approx(2, rel=0.02)
+    held = {"layer_kinds.wide.feedforward.ratio"}
+    found, equal = matched(other, count(base, 1024), "non_embedding", 1024, held)
+    assert equal
+    assert found.layers_by_kind["wide"].feedforward.model_dump()["ratio"] == 6
 
 
 def test_layers_with_widths_of_their_own_keep_their_ratio() -> None:
@@ -179,3 +246,14 @@ def test_heads_are_narrowed_in_proportion() -> None:
         "value_head_dim": 32,
     }
     assert small.layer_kinds["local"]["attention"]["value_head_dim"] == 16
+
+
+def test_windows_of_some_layers_keep_their_share_without_a_size_of_their_own() -> None:
+    """A layer's mask may name its kind alone; its default size is scaled with the texts all the same."""
+    long = load_run("modern").override("model.context_length=8192", "model.layers.cycle=['a', 'b']")
+    kinds = ("window'", "chunked', size = 1024")
+    tables = [f"{{attention = {{mask = {{kind = '{kind}}}}}}}" for kind in kinds]
+    run = long.override(f"model.layer_kinds={{a = {tables[0]}, b = {tables[1]}}}")
+    small = scaled(run, 2e5).model
+    sizes = [small.layer(i).attention.model_dump()["mask"]["size"] for i in (0, 1)]
+    assert (small.context_length, sizes) == (128, [64, 16])

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from archwright.lab.matching import Counts
-from archwright.lab.plan import Arm, Cost
+from archwright.lab.plan import Arm
+from archwright.lab.plan_file import Cost
 from archwright.lab.sharing import Sharing
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec

@@ -19,6 +19,8 @@ from archwright.lab.sweep import (
     replicate,
     tuned,
 )
+from archwright.lab.verdict import effects
+from archwright.spec.study_spec import StudySpec
 
 LOSSES = st.floats(0.5, 20.0)
 
@@ -142,10 +144,34 @@ def test_a_narrow_valley_gets_half_steps(centre):
 def test_a_wide_valley_keeps_whole_steps():
     wide, losses = carry_out(valley(1), refine=True)
     assert (wide, losses) == carry_out(valley(1))
-    beside = {(0, -1): 3.0 * (1 + RISE) + 1e-9, (0, 0): 3.0, (0, 1): 3.0 * (1 + RISE) - 1e-9}
+    beside = {(0, k): 3.0 * (1 + RISE) - 1e-9 for k in (-1, 1)} | {(0, 0): 3.0}
     assert plan_sweep(beside, [0], refine=True).window == range(-1, 2)
-    beside[0, 1] += 2e-9
-    assert plan_sweep(beside, [0], refine=True).window == (-0.5, 0.0, 0.5)
+    for steep_side in (-1, 1):
+        one_side = beside | {(0, steep_side): 3.0 * (1 + RISE) + 1e-9}
+        assert plan_sweep(one_side, [0], refine=True).window == (-0.5, 0.0, 0.5)
+
+
+@pytest.mark.parametrize(("rises", "offset"), [((0.06, 0.10), 0.4), ((0.10, 0.06), -0.4)])
+def test_unequal_valleys_with_equal_floors_are_not_told_apart(rises, offset):
+    """Losses that rise by 6 and 10 % of the lowest for each step, from bottoms that lie 0.4 steps apart: one
+    between the whole steps, where one of its sides is steep and the other is not."""
+    study = StudySpec(variants={"steep": ("drawn",)}, match="none")
+    noise, replicates = [-0.004, 0.003, 0.0, 0.005, -0.002], []
+    for name, rise, bottom in zip(("flat", "steep"), rises, (0.0, offset), strict=True):
+
+        def loss_of(seed, k, rise=rise, bottom=bottom):
+            return 4.0 * (1 + rise * (k - bottom) ** 2) + noise[seed]
+
+        sweep, losses = carry_out(loss_of, seeds=range(5), refine=True)
+        for seed in sweep.seeds:
+            runs = [
+                RunResult("", name, seed, 3.0**k, losses[seed, k], 1.0, math.inf)
+                for k in sweep.window
+            ]
+            replicates.append(replicate(runs))
+    [effect] = effects(replicates, study, "flat")
+    assert abs(effect.share) < 0.002
+    assert effect.outcome == "equivalent"
 
 
 def test_half_steps_slide_for_all_seeds_too():

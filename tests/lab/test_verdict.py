@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ BASE = (3.50, 3.52, 3.48, 3.51, 3.49)
 
 
 def run(variant, seed, loss, failed=""):
-    return RunResult("key", variant, seed, 1e-3, loss, loss / 2.5, initial_loss=5.5, failed=failed)
+    key = f"{variant}-{seed}"
+    return RunResult(key, variant, seed, 1e-3, loss, loss / 2.5, initial_loss=5.5, failed=failed)
 
 
 def replicates(**losses):
@@ -278,3 +280,20 @@ def test_the_verdict_of_several_variants():
         "d is undecided, at 200k parameters and 600k tokens on a CPU."
     )
     assert verdict([], "old", **tell).startswith("old was compared with nothing")
+
+
+def test_one_run_under_two_names_is_called_that():
+    """Also where there would be reservations: the runs are the same, so nothing was compared."""
+    base = replicates(old=BASE)
+    same = [replace(r, variant="new") for r in base]
+    [effect] = effects([*base, *same], study("new"), "old", edges=["old", "new"])
+    assert effect.outcome == "identical"
+    assert effect.sentence == (
+        "new and old are identical, one model trained alike: nothing was compared."
+    )
+    said = verdict([effect], "old", parameters=1e6, tokens=1e6, device="a thread")
+    assert said.startswith("new and old are identical")
+    assert "0.0000" not in said
+    others = [*replicates(third=[b + 0.5 for b in BASE])]
+    both = effects([*base, *same, *others], study("new", "third"), "old")
+    assert "new is identical" in verdict(both, "old", parameters=1e6, tokens=1e6, device="it")

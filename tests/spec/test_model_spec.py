@@ -2,6 +2,7 @@ import pytest
 from hypothesis import assume, given, settings
 
 from archwright.spec.errors import UserError
+from archwright.spec.fingerprint import differing
 from archwright.spec.model_spec import Arrangement, EncoderStack, ModelSpec
 from archwright.spec.norms import LayerNorm, RMSNorm
 from archwright.spec.read import flatten, override
@@ -45,6 +46,32 @@ class TestResolved:
     def test_hidden_width(self, kind: str, dim: int, hidden: int) -> None:
         spec = ModelSpec(dim=dim).override(f"feedforward.kind={kind}").resolved()
         assert spec.feedforward.model_dump()["hidden_dim"] == hidden
+
+    @pytest.mark.parametrize(
+        ("dim", "ratio", "hidden"),
+        [(64, "4", 256), (52, "8", 416), (64, "2.7", 176), (20, "0.01", 8), (64, "none", 192)],
+    )
+    def test_hidden_width_by_ratio(self, dim: int, ratio: str, hidden: int) -> None:
+        spec = ModelSpec(dim=dim).override(f"feedforward.ratio={ratio}")
+        assert spec.resolved().feedforward.model_dump()["hidden_dim"] == hidden
+        mixture = ModelSpec(dim=dim).override(
+            "feedforward.kind=experts", f"feedforward.expert.ratio={ratio}"
+        )
+        resolved = mixture.resolved().feedforward.model_dump()
+        assert resolved["expert"]["hidden_dim"] == resolved["shared_hidden_dim"] == hidden
+
+    def test_a_ratio_of_some_layers_and_in_narrower_models(self) -> None:
+        spec = ModelSpec(dim=512).override(
+            "feedforward.ratio=3", "layer_kinds.wide.feedforward.ratio=6", 'layers.cycle=["wide", "default"]'
+        )  # fmt: skip
+        small = spec.tiny()
+        wide, default = (small.resolved().layer(i).feedforward for i in (0, 1))
+        assert (wide.model_dump()["hidden_dim"], default.model_dump()["hidden_dim"]) == (384, 192)
+
+    def test_without_a_ratio_the_hash_is_what_it_was(self) -> None:
+        assert ModelSpec().override("feedforward.ratio=none").hash() == ModelSpec().hash()
+        assert ModelSpec().override("feedforward.ratio=2").hash() != ModelSpec().hash()
+        assert "ratio" not in str(differing(ModelSpec().resolved()))
 
     def test_the_vocabulary_follows_the_tokenizer(self) -> None:
         assert ModelSpec().resolved(1000).vocab_size == 1024

@@ -41,6 +41,11 @@ BROKEN: dict[str, tuple[list[str], str]] = {
         ["feedforward.kind=xielu", "feedforward.alpha_negative=0.4"],
         "feedforward.alpha_negative: found 0.4; expected more than beta = 0.5",
     ),
+    "one_hidden_width": (
+        ["feedforward.ratio=4", "feedforward.hidden_dim=1024"],
+        "feedforward.ratio: found 4 beside hidden_dim = 1024; expected one of the two: set "
+        "feedforward.hidden_dim=auto or feedforward.ratio=none",
+    ),
     "enough_experts": (
         ["feedforward.kind=experts", "feedforward.top_k=9"],
         "feedforward.top_k: found 9; expected at most num_experts = 8",

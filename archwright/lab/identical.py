@@ -1,0 +1,121 @@
+"""Variants that are one model in effect: refused by name, with what made them so and what to ask for instead."""
+
+from collections.abc import Iterator, Mapping
+
+from archwright.lab.arms import arms, label, set_by
+from archwright.lab.masks import effective, hides_nothing
+from archwright.spec.attention import MaskedAttention
+from archwright.spec.errors import UserError
+from archwright.spec.fingerprint import fingerprint
+from archwright.spec.model_spec import Arrangement, LayerSpec, ModelSpec
+from archwright.spec.read import diff
+from archwright.spec.run_spec import RunSpec
+from archwright.spec.study_spec import StudySpec
+
+LIMITS = ("size", "radius", "local_blocks", "stride")
+"""Fields by which a mask shows less, the first that it has."""
+
+
+def refuse_identical(study: StudySpec, runs: Mapping[str, RunSpec]) -> None:
+    """Refuse variants between which there is nothing to find out.
+
+    Raises:
+        UserError: one line for each variant that is trained as another is.
+    """
+    known: dict[str, str] = {}
+    lines = []
+    for name, run in runs.items():
+        length = longest(study, run)
+        other = known.setdefault(_effect(run, length), name)
+        if other != name:
+            lines.append(
+                f'"{name}" and "{other}" are the same model, trained alike; there is nothing to compare'
+                f"{_why(study, runs, name, other, length)}"
+            )
+    if lines:
+        raise UserError(*lines)
+
+
+def unscaled(study: StudySpec) -> Mapping[str, RunSpec]:
+    """Return the variants as they are asked for, or none where one of them is possible at another size alone."""
+    try:
+        return arms(study, None)
+    except UserError:
+        return {}
+
+
+def longest(study: StudySpec, run: RunSpec) -> int:
+    """Return the length of the longest texts that a study's runs see, in tokens."""
+    return run.model.context_length * max(1, *study.lengths, 1)
+
+
+def _effect(run: RunSpec, length: int) -> str:
+    """Return a hash of what is trained in effect: of layers as they stand, with masks as they are seen."""
+    model = run.model.resolved()
+    axes = {axis: field.get_default() for axis, field in LayerSpec.model_fields.items()}
+    bare = model.model_dump() | {
+        **{axis: choice.model_dump() for axis, choice in axes.items()},
+        "layer_kinds": {},
+        "layers": Arrangement().model_dump(),
+    }
+    layers = [
+        fingerprint(_as_seen(model.layer(i), model.dim, length)) for i in range(model.num_layers)
+    ]
+    rest = run.model_copy(update={"model": ModelSpec.model_validate(bare)})
+    return "-".join([rest.hash(), *layers])
+
+
+def _as_seen(layer: LayerSpec, dim: int, length: int) -> LayerSpec:
+    if not isinstance(layer.attention, MaskedAttention):
+        return layer
+    mask = effective(layer.attention, dim, length)
+    return layer.model_copy(update={"attention": layer.attention.model_copy(update={"mask": mask})})
+
+
+def _why(study: StudySpec, runs: Mapping[str, RunSpec], name: str, other: str, length: int) -> str:
+    """Say what made two variants one, and what to do, where that can be told."""
+    for each, against in ((name, other), (other, name)):
+        if idle := next(_idle_masks(runs[each].model, runs[against].model, length), None):
+            return f": {idle}"
+    asked = unscaled(study)
+    changed = diff(asked[other], asked[name]) if asked else []
+    if not changed:
+        return ""
+    given = set_by(_words(study, name)) | set_by(_words(study, other))
+    for line in changed:
+        path = line.partition(":")[0]
+        if path in given:
+            return (
+                f": {path.removeprefix('model.')} = {given[path]} is what both have at this size (dim "
+                f"{runs[other].model.dim}); give another value or another --size"
+            )
+    path, _, value = changed[0].removeprefix("model.").partition(": ")
+    return (
+        f": they differ in {'; '.join(changed[:2])}, which scaling and matching then set for both; what words set "
+        f"stays, such as :{path}={value.rpartition(' -> ')[2]}"
+    )
+
+
+def _idle_masks(model: ModelSpec, other: ModelSpec, length: int) -> Iterator[str]:
+    """Say of each mask that hides nothing, and that the other model does not have, how it can hide something."""
+    known = [getattr(layer.attention, "mask", None) for layer in other.layers_by_kind.values()]
+    for name, layer in model.layers_by_kind.items():
+        if not isinstance(layer.attention, MaskedAttention):
+            continue
+        mask = layer.attention.mask
+        if mask not in known and hides_nothing(layer.attention, model.dim, length):
+            field = next((field for field in LIMITS if hasattr(mask, field)), "kind")
+            at = "" if name == "default" else f"layer_kinds.{name}."
+            limit = f"with {field} = {getattr(mask, field)} " if field != "kind" else ""
+            yield (
+                f'the mask "{mask.kind}" {limit}hides nothing in {length:,} tokens; give it less, such as '
+                f"{at}attention.mask.{field}={_smaller(mask, field, length)}"
+            )
+
+
+def _smaller(mask: object, field: str, length: int) -> int:
+    return max(1, length // 4 // getattr(mask, "block_size", 1))
+
+
+def _words(study: StudySpec, name: str) -> tuple[str, ...]:
+    return study.baseline if name == label(study.baseline) else study.variants[name]

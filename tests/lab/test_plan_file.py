@@ -1,0 +1,150 @@
+"""plan.json: whatever happens to it, one line says so and what to do; nothing else than what was planned is run."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from archwright.lab import plan_file
+from archwright.lab.compare import compare, plan
+from archwright.spec.errors import UserError
+from tests.lab.small import OPTIONS, words, working_in
+
+ASKED = OPTIONS | {"rates": "fixed", "budget": "2steps"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder to work in, with a text and a finished study."""
+    with working_in(tmp_path_factory.mktemp("plans")) as folder:
+        again("study")
+        yield folder
+
+
+@pytest.fixture
+def study(place: Path) -> Path:
+    """A copy of the study."""
+    shutil.rmtree(place / "copy", ignore_errors=True)
+    return Path(shutil.copytree(place / "study", place / "copy"))
+
+
+def again(out: str):
+    return compare(*words("text.txt", ":norm.kind=layer"), quiet=True, out=out, **ASKED)
+
+
+def complaint(study: Path) -> str:
+    """What is said by compare and, in the same words, by --dry-run."""
+    said = []
+    for act in (lambda: again("copy"), lambda: foreseen("copy")):
+        with pytest.raises(UserError) as caught:
+            act()
+        (line,) = caught.value.lines
+        said.append(line)
+    assert said[0] == said[1]
+    return said[0]
+
+
+def foreseen(out: str):
+    return plan(*words("text.txt", ":norm.kind=layer"), out=out, **ASKED)
+
+
+def test_a_plan_is_read_as_it_was_written(study: Path) -> None:
+    record = plan_file.read(study)
+    assert record.steps == 2
+    assert [arm.name for arm in record.arms] == ["modern", "norm.kind=layer"]
+    assert set(record.files) == {
+        "study.toml", "environment.json", "variants/0-modern.toml", "variants/1-norm.kind-layer.toml",
+    }  # fmt: skip
+    assert again("copy").complete
+
+
+def test_plans_without_a_checksum_open_still(study: Path) -> None:
+    file = study / "plan.json"
+    values = json.loads(file.read_text())
+    for key in ("checksum", "files", "stack", "why"):
+        del values[key]
+    file.write_text(json.dumps(values, indent=2))
+    assert again("copy").complete
+    values["workers"] = "two"
+    file.write_text(json.dumps(values))
+    assert complaint(study).startswith("copy/plan.json: cut short or changed")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: "[" * 100_000,
+        lambda text: text.replace('"steps": 2', '"steps": 3'),
+        lambda text: text.replace('"steps": 2', '"steps": "2"'),
+        lambda text: text.replace('"steps"', '"stepz"'),
+        lambda text: text.replace('"workers": ', '"workers": 1'),
+        lambda text: text.replace('"arms"', '"format": 1, "arms"').replace("norm.kind", "norm.eps"),
+    ],
+)
+def test_a_changed_plan_is_refused(study: Path, change) -> None:
+    file = study / "plan.json"
+    text = file.read_text()
+    file.write_text(change(text))
+    assert file.read_text() != text
+    line = complaint(study)
+    assert line.startswith("copy/plan.json: cut short or changed since it was written")
+    assert "delete it" in line
+
+
+def test_after_deleting_it_the_study_goes_on(study: Path) -> None:
+    (study / "plan.json").unlink()
+    assert again("copy").complete
+
+
+def test_another_format_is_named(study: Path) -> None:
+    file = study / "plan.json"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    assert "found format 2, and this version reads 1" in complaint(study)
+
+
+@pytest.mark.parametrize(
+    "name", ["variants/0-modern.toml", "variants/1-norm.kind-layer.toml", "environment.json"]
+)
+def test_files_beside_it_are_as_they_were(study: Path, name: str) -> None:
+    file = study / name
+    file.write_text(file.read_text() + "\n")
+    assert complaint(study).startswith(f"copy/{name}: changed or gone since the study was planned")
+    file.unlink()
+    assert complaint(study).startswith(f"copy/{name}: changed or gone since the study was planned")
+
+
+def test_a_study_that_was_edited_is_refused(study: Path) -> None:
+    file = study / "study.toml"
+    text = file.read_text()
+    file.write_text(text.replace("seeds = 2", "seeds = 3"))
+    assert "copy holds another study (seeds: 3 -> 2)" in complaint(study)
+    file.write_text(text + "\n# a note\n")
+    assert complaint(study).startswith("copy/study.toml: changed or gone")
+    file.write_text(text[: len(text) // 2])
+    assert "study.toml" in complaint(study)
+
+
+def test_no_damage_ends_in_a_traceback(study: Path) -> None:
+    """Bytes at random places, with the checksum left out so that content itself is judged."""
+    file, dice = study / "plan.json", random.Random(0)
+    values = json.loads(file.read_text())
+    del values["checksum"]
+    text = json.dumps(values)
+    lines = []
+    for _ in range(300):
+        at = dice.randrange(len(text))
+        piece = dice.choice(["", "-", '"', "{", "1e999", "null", "[]", "é", "\x00"])
+        file.write_text(text[:at] + piece + text[at + dice.randrange(12) :], encoding="utf-8")
+        try:
+            assert plan_file.read(study).steps >= 1
+        except UserError as error:
+            lines.append(error.lines)
+    assert len(lines) > 200
+    assert all(len(said) == 1 for said in lines)
