@@ -56,6 +56,11 @@ def read_faults() -> list[Fault]:
     """Return all faults of the list."""
     tables = tomllib.loads(FILE.read_text("utf-8"))["fault"]
     return [
-        Fault(**{**table, "tests": (tests,) if isinstance(tests := table["tests"], str) else tuple(tests)})
+        Fault(
+            **{
+                **table,
+                "tests": (tests,) if isinstance(tests := table["tests"], str) else tuple(tests),
+            }
+        )
         for table in tables
     ]

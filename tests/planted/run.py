@@ -4,6 +4,7 @@ Each fault is tried against the tests that the list names; where these pass, aga
 """
 
 import argparse
+import multiprocessing
 import os
 import queue
 import shutil
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -26,6 +27,11 @@ LEAST = 0.97
 SECONDS = 600
 """Longest that tests may take on one fault; what does not end is not noticed."""
 COPIED = ("archwright", "tests", "docs", "bench")
+LIBRARIES = ["torch", "numpy", "scipy.stats", "hypothesis", "jaxtyping", "beartype", "tokenizers"]
+"""What is imported once, for all processes that run tests: it takes longer than most of them."""
+ENDED = 100
+"""Added to pytest's exit code, which a process that dies by itself cannot return."""
+QUIET = ("--no-header", "-p", "no:cacheprovider")
 NAMED, ROOM, NEVER = "named test", "other test of the room", "NOT NOTICED"
 
 
@@ -41,6 +47,9 @@ def main(words: Sequence[str]) -> int:
     """Try faults, print a table; 0 where enough were noticed."""
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="faults or rooms, by name")
+    parser.add_argument(
+        "--at-once", action="store_true", help="do not try the tests without faults"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     options = parser.parse_args(words)
     faults = read_faults()
@@ -48,16 +57,19 @@ def main(words: Sequence[str]) -> int:
         faults = [f for f in faults if f.name in options.only or f.room in options.only]
     if not faults:
         parser.error(f"no fault and no room is called {', '.join(options.only)}")
-    outcomes = try_all(faults, max(1, min(options.jobs, len(faults))))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    jobs = max(1, min(options.jobs, len(faults)))
+    outcomes = try_all(faults, jobs, checked=options.at_once)
     return report(sorted(outcomes, key=lambda outcome: faults.index(outcome.fault)))
 
 
-def try_all(faults: Sequence[Fault], jobs: int) -> list[Outcome]:
+def try_all(faults: Sequence[Fault], jobs: int, *, checked: bool) -> list[Outcome]:
     """Try every fault, several at once, each in a copy where no other one is planted."""
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
         first = copy(ROOT, Path(folder) / "0")
-        check_without(faults, first, jobs)
+        if not checked:
+            check_without(faults, first, jobs)
         for i in range(jobs):
             copies.put(first if i == 0 else copy(first, Path(folder) / str(i)))
 
@@ -104,7 +116,14 @@ def check_without(faults: Sequence[Fault], place: Path, jobs: int) -> None:
     """Make sure that the named tests pass where nothing is planted."""
     tests = list(dict.fromkeys(test for fault in faults for test in fault.tests))
     print(f"{len(faults)} faults; first {len(tests)} tests without any")
-    done = pytest([*tests, "-n", str(jobs)], place)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *QUIET, *tests, "-n", str(jobs)],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise SystemExit(f"{done.stdout}\n{done.stderr}\nThese tests fail without any fault.")
 
@@ -123,29 +142,44 @@ def planted(fault: Fault, place: Path) -> Iterator[None]:
 
 
 def fails(tests: Sequence[str], place: Path) -> bool:
-    """Tell whether any of some tests fails in a copy."""
-    try:
-        done = pytest(["-x", *tests], place, PYTHONDONTWRITEBYTECODE="1")
-    except subprocess.TimeoutExpired:
+    """Tell whether any of some tests fails in a copy; of those that do not end, that is not known."""
+    log = place / "pytest.log"
+    process = processes().Process(target=run_tests, args=(["-x", *QUIET, *tests], place, log))
+    process.start()
+    process.join(SECONDS)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
         return False
-    if done.returncode not in (0, 1, 2):  # 2: a test that cannot even be imported
-        raise SystemExit(f"{done.stdout}\n{done.stderr}\nThe tests could not be run: {tests}")
-    return done.returncode != 0
+    code = (process.exitcode or 0) - ENDED
+    if code not in (0, 1, 2):  # 2: a test that cannot even be imported
+        raise SystemExit(f"{log.read_text()}\nThe tests could not be run: {', '.join(tests)}")
+    return code != 0
 
 
-def pytest(
-    words: Sequence[str], place: Path, **environment: str
-) -> "subprocess.CompletedProcess[str]":
-    """Run pytest in a copy, whose package counts."""
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "--no-header", "-p", "no:cacheprovider", *words],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+def processes() -> Any:
+    """Return what starts processes that have the libraries already, and nothing of this package."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    return context
+
+
+def run_tests(words: Sequence[str], place: Path, log: Path) -> None:
+    """Run pytest in a copy, whose package and tests count, and exit with its code."""
+    import pytest
+
+    os.chdir(place)
+    sys.path.insert(0, str(place))
+    for name in [name for name in sys.modules if name.partition(".")[0] in COPIED]:
+        del sys.modules[name]
+    os.environ["PYTHONPATH"] = str(place)
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        code = int(pytest.main(list(words)))
+        os._exit(ENDED + code)  # what a library still does at the end of a process is no test
 
 
 def bar() -> Progress:
