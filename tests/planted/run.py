@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="faults or rooms, by name")
     parser.add_argument(
-        "--at-once", action="store_true", help="do not try the tests without faults"
+        "--unchecked", action="store_true", help="do not try the tests without faults first"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     options = parser.parse_args(words)
@@ -59,16 +59,16 @@ def main(words: Sequence[str]) -> int:
         parser.error(f"no fault and no room is called {', '.join(options.only)}")
     os.environ["OMP_NUM_THREADS"] = "1"
     jobs = max(1, min(options.jobs, len(faults)))
-    outcomes = try_all(faults, jobs, checked=options.at_once)
+    outcomes = try_all(faults, jobs, check=not options.unchecked)
     return report(sorted(outcomes, key=lambda outcome: faults.index(outcome.fault)))
 
 
-def try_all(faults: Sequence[Fault], jobs: int, *, checked: bool) -> list[Outcome]:
+def try_all(faults: Sequence[Fault], jobs: int, *, check: bool) -> list[Outcome]:
     """Try every fault, several at once, each in a copy where no other one is planted."""
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
         first = copy(ROOT, Path(folder) / "0")
-        if not checked:
+        if check:
             check_without(faults, first, jobs)
         for i in range(jobs):
             copies.put(first if i == 0 else copy(first, Path(folder) / str(i)))
