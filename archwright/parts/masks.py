@@ -273,9 +273,8 @@ class GivenMask(_Reaching):
 
     def shows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return whether a query sees a key (shapes broadcast)."""
-        row, head = (
-            i if n > 1 else i * 0 for i, n in ((row, self.num_rows), (head, self.num_heads))
-        )
+        row = row if self.num_rows > 1 else 0 * row
+        head = head if self.num_heads > 1 else 0 * head
         return self.mask[row, head, query, key]
 
 
