@@ -104,8 +104,8 @@ def test_the_scale_is_rounded_first() -> None:
     found = part(torch.tensor([0]))
     assert found.dtype == torch.bfloat16
     assert found[0, 0].item() == 55.5
-    torch.nn.init.constant_(part.weight, 1.0625)  # 55.43 of it is nearer to 59
-    assert part(torch.tensor([0]))[0, 0].item() == torch.tensor(1.0625 * 55.5).bfloat16().item()
+    torch.nn.init.constant_(part.weight, 1.0078125)  # 55.43 times it is 55.86, nearest to 55.75
+    assert part(torch.tensor([0]))[0, 0].item() == 56.0
 
 
 def captured(model: torch.nn.Module, tokens: Tensor) -> Tensor:
