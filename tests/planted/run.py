@@ -83,11 +83,15 @@ def try_all(faults: Sequence[Fault], jobs: int, *, check: bool) -> list[Outcome]
         with ThreadPoolExecutor(jobs) as pool, bar() as progress:
             task = progress.add_task("faults", total=len(faults))
             outcomes = []
-            for done in as_completed([pool.submit(attempt, fault) for fault in faults]):
-                outcomes.append(done.result())
-                if outcomes[-1].noticed == NEVER:
-                    progress.console.print(f"{NEVER}: {outcomes[-1].fault.name}")
-                progress.advance(task)
+            try:
+                for done in as_completed([pool.submit(attempt, fault) for fault in faults]):
+                    outcomes.append(done.result())
+                    if outcomes[-1].noticed == NEVER:
+                        progress.console.print(f"{NEVER}: {outcomes[-1].fault.name}")
+                    progress.advance(task)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     return outcomes
 
 
