@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test laws check bench bench-full docs clean
+.PHONY: help demo test laws mutants check bench bench-full docs clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -18,6 +18,9 @@ test: $(VENV)/.installed-dev check  ## run all checks and tests, in as many proc
 
 laws: $(VENV)/.installed-dev  ## try a thousand random architectures against every law (6 minutes)
 	COMPOSITIONS=1000 $(BIN)/python -m pytest tests/laws tests/test_tiny_presets.py -s
+
+mutants: $(VENV)/.installed-dev  ## plant faults in copies and see which tests notice (ARGS="--only NAME --jobs N")
+	$(BIN)/python -m tests.planted.run $(ARGS)
 
 check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 	$(BIN)/ruff check .

@@ -38,10 +38,12 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 __version__: str
 
 if TYPE_CHECKING:
+    from archwright.generation.sampling import sample as sample
     from archwright.generation.writing import generate as generate
     from archwright.lab.compare import Interrupted as Interrupted
     from archwright.lab.compare import compare as compare
     from archwright.model.build import build as build
+    from archwright.model.build import build_layer as build_layer
     from archwright.model.decoder import Decoder as Decoder
     from archwright.parts import register as register
     from archwright.reporting.page import write_report as write_report
@@ -69,6 +71,7 @@ _HOMES = {
     "StudySpec": "archwright.spec.study_spec",
     "UserError": "archwright.spec.errors",
     "build": "archwright.model.build",
+    "build_layer": "archwright.model.build",
     "compare": "archwright.lab.compare",
     "evaluate_text": "archwright.training.evaluation",
     "generate": "archwright.generation.writing",
@@ -78,6 +81,7 @@ _HOMES = {
     "profile": "archwright.training.profiling",
     "register": "archwright.parts",
     "resume": "archwright.training.train",
+    "sample": "archwright.generation.sampling",
     "train": "archwright.training.train",
     "write_report": "archwright.reporting.page",
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 from archwright import losses
 from archwright.losses import cross_entropy, linear_cross_entropy
 from archwright.parts.embeddings import Head
+from archwright.parts.feedforward import Balance
 from archwright.parts.linear import Linear
 from archwright.spec.embeddings import Head as HeadSpec
 
@@ -211,6 +212,48 @@ class TestLinear:
         truth = torch.autograd.grad(2.5 * expected, [wide, *exact.parameters()])
         for ours, theirs in zip(found, truth, strict=True):
             torch.testing.assert_close(ours, theirs.to(dtype), **close)
+
+
+def test_linear_with_another_ignore_index(few_rows):
+    head, (hidden, targets) = made_head({}), hidden_batch()
+    padded = torch.where(targets == -100, 0, targets.clamp(min=1))
+    expected = cross_entropy(head(hidden), padded, ignore_index=0)
+    found = linear_cross_entropy(hidden, head, padded, ignore_index=0)
+    truth = reference(head(hidden), padded, 0.0, (padded != 0).sum().item(), ignore_index=0)
+    torch.testing.assert_close(found.total, truth.to(found.total.dtype))
+    assert found.num_targets == expected.num_targets < padded.numel()
+    for ours, theirs in zip(
+        torch.autograd.grad(found.total, [hidden, head.weight]),
+        torch.autograd.grad(expected.total, [hidden, head.weight]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+class Asking(torch.nn.Module):
+    """Asks for something to be minimised besides, as routers do."""
+
+    def __init__(self, asked: Tensor | Balance | None) -> None:
+        super().__init__()
+        self.auxiliary = asked
+
+
+def test_what_modules_ask_for_is_taken_once():
+    model = torch.nn.Sequential(Asking(torch.tensor(2.0)), Asking(None), Asking(torch.tensor(0.5)))
+    assert losses.take_auxiliary(model).item() == 2.5
+    assert losses.take_auxiliary(model).item() == 0
+
+
+def test_balance_over_all_layers_is_of_their_means():
+    """factor * sum over experts of mean f_e * mean p_e, and what each layer asks for by itself."""
+    dice = torch.Generator().manual_seed(0)
+    shares, scores = torch.rand(2, 3, 5, generator=dice)
+    asked = [
+        Asking(Balance(share, score, 0.7, torch.tensor(0.1)))
+        for share, score in zip(shares, scores, strict=True)
+    ]
+    expected = 3 * 0.1 + 0.7 * (shares.mean(0) * scores.mean(0)).sum().item()
+    assert losses.take_auxiliary(torch.nn.Sequential(*asked)).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", ["bias", "soft-cap"])

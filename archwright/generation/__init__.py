@@ -1,1 +1,5 @@
 """How does it write? Sampling from a model."""
+
+from archwright.generation.sampling import sample as sample
+from archwright.generation.writing import generate as generate
+from archwright.generation.writing import stream as stream

@@ -37,15 +37,25 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch length dim"],
-        view: View | None,
-        rotation: Rotation | None,
+        view: View | None = None,
+        rotation: Rotation | None = None,
         memory: Memory | None = None,
+        *,
+        attention_mask: Tensor | None = None,
     ) -> Float[Tensor, "batch length dim"]:
+        """Return the stream behind the layer.
+
+        A model gives `view`, `rotation` and `memory`. Alone, each row is a text that begins at position 0;
+        `attention_mask` says which keys a query may see, in place of the spec's mask, as
+        `SoftmaxAttention.forward` takes it.
+        """
         branches: dict[str, _Branch] = {}
         if self.attention is not None:
             seen: dict[str, Any] = {"view": view, "rotation": rotation}
             if memory is not None:
                 seen["memory"] = memory
+            if attention_mask is not None:
+                seen["attention_mask"] = attention_mask
             branches["attention"] = _Branch(self.attention, seen)
         if self.feedforward is not None:
             branches["feedforward"] = _Branch(self.feedforward, {})

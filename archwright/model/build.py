@@ -69,6 +69,38 @@ def build(
     return model
 
 
+def build_layer(
+    spec: ModelSpec, index: int = 0, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> Layer:
+    """Return one layer of a model, with the weights that `build` gives it, to be called by itself: `layer(x)`.
+
+    What it shares with other layers of a model, rotary angles or a table of distances, is its own here, under
+    `shared`. Positions that a model adds to its embedding are no part of a layer.
+
+    Raises:
+        UserError: rules between axes that the spec breaks, one line each; no layer of this number.
+    """
+    spec = spec.resolved()
+    if not 0 <= index < spec.num_layers:
+        raise UserError(f"index: found {index}; expected 0 to {spec.num_layers - 1}, of num_layers")
+    init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
+    shared = _Shared()
+    with torch.device("meta"):
+        layer = _layer(spec.layer(index), spec, shared)
+    parts: dict[str, dict[str, nn.Module]] = {
+        "layers": {str(index): layer},
+        "rotaries": shared.rotaries,
+        "relatives": shared.relatives,
+    }
+    # Values are drawn by name, so everything is called as it is in a model.
+    model = nn.ModuleDict({name: nn.ModuleDict(modules) for name, modules in parts.items()})
+    if torch.device(device).type != "meta":
+        _take_memory(model, device)
+        initialise(model, init, seed)
+    layer.shared = nn.ModuleDict({**shared.rotaries, **shared.relatives})
+    return layer
+
+
 def build_unset(
     spec: ModelSpec,
     *,

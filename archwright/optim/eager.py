@@ -19,6 +19,13 @@ class EagerOptimizer(torch.optim.Optimizer):
 
 
 class AdamW(EagerOptimizer, torch.optim.AdamW):
-    """`torch.optim.AdamW`, to the last bit."""
+    """`torch.optim.AdamW`, to the last bit: it takes the same arguments and keeps the same state.
+
+    m <- b1 m + (1 - b1) g and v <- b2 v + (1 - b2) g^2 from 0; at step t, counted from 1,
+    w <- (1 - lr weight_decay) w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
+    `build_optimizers` makes one whose norms and biases do not decay.
+
+    Kingma and Ba, 2014, algorithm 1; Loshchilov and Hutter, 2017, algorithm 2.
+    """
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))

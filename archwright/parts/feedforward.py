@@ -15,6 +15,7 @@ from archwright.parts.linear import Linear, StackedLinear, narrow, products
 from archwright.parts.routing import route
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
+from archwright.spec.model_spec import hidden_dim
 from archwright.spec.norms import Norm
 
 Activation = Callable[[Tensor], Tensor]
@@ -32,11 +33,11 @@ class Plain(nn.Module):
 
     def __init__(self, spec: spec.Plain, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
-        assert spec.hidden_dim != "auto"
+        width = hidden_dim(spec, dim)
         self.spec, self.activation = spec, ACTIVATIONS[type(spec)](spec)
-        self.up = Linear(dim, spec.hidden_dim, bias=spec.bias.up)
-        self.down = Linear(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
-        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, spec.hidden_dim)
+        self.up = Linear(dim, width, bias=spec.bias.up)
+        self.down = Linear(width, dim, bias=spec.bias.down, ends_branch=True)
+        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, width)
 
     @property
     def inputs(self) -> list[Linear]:
@@ -65,12 +66,12 @@ class Gated(nn.Module):
 
     def __init__(self, spec: spec.Gated, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
-        assert spec.hidden_dim != "auto"
+        width = hidden_dim(spec, dim)
         self.spec, self.activation = spec, GATES[type(spec)](spec)
-        self.gate = Linear(dim, spec.hidden_dim, bias=spec.bias.up)
-        self.up = Linear(dim, spec.hidden_dim, bias=spec.bias.up)
-        self.down = Linear(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
-        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, spec.hidden_dim)
+        self.gate = Linear(dim, width, bias=spec.bias.up)
+        self.up = Linear(dim, width, bias=spec.bias.up)
+        self.down = Linear(width, dim, bias=spec.bias.down, ends_branch=True)
+        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, width)
 
     @property
     def inputs(self) -> list[Linear]:
@@ -128,7 +129,10 @@ class Experts(nn.Module):
         self.shared: nn.Module | None = None
         self.shared_gate = Linear(dim, 1) if spec.shared == "gated" else None
         if spec.shared != "none":
-            shared = spec.expert.model_copy(update={"hidden_dim": spec.shared_hidden_dim})
+            width = spec.shared_hidden_dim
+            if width == "auto":
+                width = hidden_dim(spec.expert, dim)
+            shared = spec.expert.model_copy(update={"hidden_dim": width})
             given = () if new_norm is None else (new_norm,)
             self.shared = FEEDFORWARDS[type(shared)](shared, dim, *given)
         self.bias = nn.Parameter(torch.zeros(dim)) if spec.out_bias else None
@@ -234,7 +238,7 @@ class Stack(nn.Module):
         used: float,
     ) -> None:
         super().__init__()
-        assert spec.hidden_dim != "auto"
+        width = hidden_dim(spec, dim)
         functions: dict[Any, Any] = {**ACTIVATIONS, **GATES}
         if type(spec) not in functions:
             raise UserError(
@@ -246,10 +250,10 @@ class Stack(nn.Module):
         def stack(*sizes: int, bias: bool, ends_branch: bool = False) -> StackedLinear:
             return StackedLinear(number, *sizes, used=used, bias=bias, ends_branch=ends_branch)
 
-        self.gate = stack(dim, spec.hidden_dim, bias=spec.bias.up) if spec.gated else None
-        self.up = stack(dim, spec.hidden_dim, bias=spec.bias.up)
-        self.down = stack(spec.hidden_dim, dim, bias=spec.bias.down, ends_branch=True)
-        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, spec.hidden_dim)
+        self.gate = stack(dim, width, bias=spec.bias.up) if spec.gated else None
+        self.up = stack(dim, width, bias=spec.bias.up)
+        self.down = stack(width, dim, bias=spec.bias.down, ends_branch=True)
+        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, width)
 
     def forward(
         self,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from archwright.parts.linear import Embedding, Linear, StackedLinear
 from archwright.spec import init as spec
+from archwright.spec.errors import UserError
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 """Where a parameter's path names its layer, counted from 0."""
@@ -28,6 +29,12 @@ class Init(ABC):
     """What the model divides its logits by."""
 
     def __init__(self, spec: Any, num_layers: int, dim: int) -> None:
+        open_still = [name for name, value in spec.model_dump().items() if value == "auto"]
+        if open_still:
+            raise UserError(
+                f'init.{open_still[0]}: found "auto", which follows from the whole model; give a number, or take '
+                "it from a resolved spec: spec.resolved()"
+            )
         self.spec, self.num_layers = spec, num_layers
 
     @abstractmethod

@@ -3,7 +3,7 @@ sees. The dense mask, the block structure of fast kernels, what a cache keeps an
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from archwright.parts.places import Places
 from archwright.spec import masks as spec
+from archwright.spec.errors import UserError
 
 
 @runtime_checkable
@@ -252,6 +253,64 @@ class BlockSparse(_Reaching):
         return query + 1 + (columns - near) * size
 
 
+@dataclass  # which makes it unhashable: unlike the others it is not known by what it was made from
+class GivenMask(_Reaching):
+    """The pairs that a tensor shows: True where a query may see a key, by row, head and column."""
+
+    mask: Bool[Tensor, "rows heads queries keys"]
+    """1 row or head stands for all."""
+    ahead: ClassVar[int | None] = None  # type: ignore[misc]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows whose masks differ."""
+        return self.mask.shape[0]
+
+    @property
+    def num_heads(self) -> int:
+        """Heads whose masks differ."""
+        return self.mask.shape[1]
+
+    def shows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether a query sees a key (shapes broadcast)."""
+        row = row if self.num_rows > 1 else 0 * row
+        head = head if self.num_heads > 1 else 0 * head
+        return self.mask[row, head, query, key]
+
+
+def given_mask(
+    attention_mask: Tensor, batch: int, num_heads: int, queries: int, keys: int
+) -> GivenMask:
+    """Return a mask that is given as a tensor, of shape [batch or 1, heads or 1, queries, keys] or
+    [batch or 1, queries, keys]: True where a query may see a key.
+
+    A query that may see no key at all, such as padding, sees every key: what comes out there means nothing, but is
+    a number.
+
+    Raises:
+        UserError: another shape, or no booleans.
+    """
+    mask = attention_mask[:, None] if attention_mask.ndim == 3 else attention_mask
+    fits = mask.ndim == 4 and mask.shape[0] in (1, batch) and mask.shape[1] in (1, num_heads)
+    if not fits or mask.shape[2:] != (queries, keys):
+        raise UserError(
+            f"attention_mask: found shape {list(attention_mask.shape)}; expected "
+            f"[{batch} or 1, {num_heads} or 1, {queries}, {keys}], or the same without heads"
+        )
+    if mask.dtype != torch.bool:
+        raise UserError(
+            f"attention_mask: found {mask.dtype}; expected torch.bool, True where a query may see a key"
+        )
+    return GivenMask(mask | ~mask.any(-1, keepdim=True))
+
+
+def pattern_of(mask: spec.Mask, num_heads: int) -> Pattern:
+    """Return the pattern of a mask, for so many heads."""
+    given = (mask, num_heads) if getattr(mask, "per_head", False) else (mask,)
+    made: Pattern = MASKS[type(mask)](*given)
+    return made
+
+
 MASKS: dict[type[spec.Mask], Any] = {
     spec.Causal: Causal,
     spec.Full: Full,
@@ -276,7 +335,7 @@ class View:
     Padding sees itself and is seen by nothing else, so no row of weights is ever empty.
     """
 
-    pattern: Pattern
+    pattern: Pattern | GivenMask
     places: Places
     kept: Places | None = None
     """Where the keys stand, if they are not the batch's own alone. An index below 0 is an empty slot."""
@@ -318,7 +377,8 @@ class View:
         """Rows whose masks differ; 1 where all are alike."""
         at, kept = self.places, self.keys_at
         given = (at.prefix, *(x for p in (at, kept) for x in (p.index, p.documents, p.valid)))
-        return max((len(x) for x in given if x is not None), default=1)
+        own = getattr(self.pattern, "num_rows", 1)
+        return max((len(x) for x in given if x is not None), default=own)
 
     @property
     def num_heads(self) -> int:
@@ -338,8 +398,11 @@ class View:
         pattern = self.pattern
         if at.prefix is not None and isinstance(pattern, Prefix):
             pattern = Prefix(pattern.spec, at.prefix[row])
-        of_head = (head,) if self.num_heads > 1 else ()
-        seen = pattern.visible(here, there, *of_head)
+        if isinstance(pattern, GivenMask):
+            seen = pattern.shows(row, head, query, key)
+        else:
+            of_head = (head,) if self.num_heads > 1 else ()
+            seen = pattern.visible(here, there, *of_head)
         if self.kept is not None:
             seen = seen & (there >= 0)
         if at.documents is not None and kept.documents is not None:
@@ -368,7 +431,7 @@ class View:
         if self.kept is not None:
             return [(0, length)] * self.num_rows
         if self.places.plain and self.places.index is None:
-            return [self.pattern.keys(first, stop - 1, length)]
+            return [self.pattern.keys(first, stop - 1, length)] * self.num_rows
         behind, ahead = self.pattern.behind, self.pattern.ahead
         if self.places.valid is not None:
             start, end = 0, stop if ahead == 0 else length

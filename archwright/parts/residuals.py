@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from archwright.parts.linear import Linear, narrow, project
 from archwright.spec import residuals as spec
+from archwright.spec.errors import UserError
 
 Stream = Float[Tensor, "batch length dim"]
 
@@ -135,7 +136,11 @@ class DeepNorm(Wiring):
 
     def __init__(self, spec: spec.DeepNorm, branches: list[str], new_norm: NewNorm) -> None:
         super().__init__(spec, branches, new_norm)
-        assert spec.alpha != "auto"
+        if spec.alpha == "auto":
+            raise UserError(
+                'residual.alpha: found "auto", which follows from the number of layers; give a number, or take '
+                "the layer of a resolved spec: spec.resolved()"
+            )
         self.alpha = spec.alpha
 
     def forward(self, x: Stream, branches: Branches) -> Stream:

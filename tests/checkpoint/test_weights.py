@@ -144,6 +144,9 @@ def test_other_shapes_are_refused_all_at_once_and_nothing_is_taken() -> None:
         "embedding.weight: shape [12, 4] in the checkpoint, [10, 4] in the model.",
         "head.weight: shape [12, 4] in the checkpoint, [10, 4] in the model.",
     )
+    turned = {"embedding.weight": model.embedding.weight.detach().T.contiguous()}
+    with pytest.raises(UserError, match=r"embedding\.weight: shape \[4, 10\] in the checkpoint"):
+        take_weights(model, turned)
     assert all(before[name].equal(tensor) for name, tensor in model.state_dict().items())
 
 

@@ -23,6 +23,13 @@ def test_elements_do_not_depend_on_their_neighbours() -> None:
     assert permuted(some, 1000, key(7, 3)).tolist() == whole[some].tolist()
 
 
+def test_each_element_has_a_permutation_of_its_own() -> None:
+    """Rows of one batch may lie in two epochs; 33 of 64 numbers, so that cycles are walked."""
+    indices, keys = np.arange(33), mix(np.arange(33, dtype=np.uint64))
+    alone = [permuted(indices[i : i + 1], 33, keys[i : i + 1])[0] for i in range(33)]
+    assert permuted(indices, 33, keys).tolist() == alone
+
+
 def test_large_domains_stay_inside() -> None:
     n = 10**12 + 39
     order = permuted(np.arange(10_000) * 10**8, n, key(1, 10_000))

@@ -59,6 +59,14 @@ def test_top_p_keeps_the_fewest_that_hold_it(top_p: float, tokens: set[int]) -> 
     assert set(drawn(2000, top_p=top_p)) == tokens
 
 
+@pytest.mark.parametrize(("top_p", "number"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.76, 4)])
+def test_tokens_that_hold_exactly_so_much_are_enough(top_p: float, number: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    alike = torch.zeros(4)
+    found = {draw(alike, 1.0, 0, top_p, generator) for _ in range(200)}
+    assert len(found) == number
+
+
 def test_top_p_counts_among_the_top_k() -> None:
     """Of the two likeliest, the first holds 0.731."""
     assert set(drawn(1000, top_k=2, top_p=0.7)) == {1}

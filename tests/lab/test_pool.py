@@ -54,6 +54,13 @@ def test_other_text_gives_another_name(
     assert pool.key(run, gather(run, RunFolder(tmp_path / "r"))) != pool.key(run, material)
 
 
+def test_other_code_gives_another_name(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run("text.txt")
+    before = pool.key(run, material)
+    monkeypatch.setattr(pool, "code_version", lambda: "0123456789abcdef")
+    assert pool.key(run, material) != before
+
+
 PROGRAM = '''
 """What it is for."""
 def f(x):

@@ -51,6 +51,14 @@ def test_p_value_and_interval_agree(values):
             assert (p < 0.05) == (not found.low <= 0 <= found.high)
 
 
+def test_differences_that_vary_little_still_vary():
+    differences = [1.0, 1.001, 0.999, 1.0005, 0.9995]
+    expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    found = t_interval(differences)
+    assert (found.low, found.high) == pytest.approx(tuple(expected), rel=1e-12)
+    assert found.low < 1 < found.high
+
+
 @pytest.mark.parametrize("n", [2, 5, 10, 12])
 @pytest.mark.parametrize("value", [0.1, -0.3, 1e-9, 0.0])
 def test_equal_differences_leave_no_doubt(n, value):

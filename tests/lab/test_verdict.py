@@ -76,6 +76,14 @@ def test_numbers_are_those_of_a_paired_t_test():
     assert effect.share == pytest.approx(new.mean() / base.mean() - 1)
 
 
+def test_noise_is_that_of_as_many_seeds_as_there_are_pairs():
+    """The baseline may have more; their losses tell the deviation, the pairs the means."""
+    base = (3.50, 3.54, 3.47, 3.51, 3.46, 3.53)
+    [effect] = effects(replicates(old=base, new=(3.3, 3.4, 3.2)), study("new"), "old")
+    assert effect.seeds == (0, 1, 2)
+    assert effect.noise == pytest.approx(np.std(base, ddof=1) * math.sqrt(2 / 3))
+
+
 def test_seeds_are_paired_by_number_not_by_order():
     both = replicates(old=(3.0, math.nan, 3.4, 3.2), new=(2.9, 2.0, 3.3, math.nan))
     [effect] = effects(both[::-1], study("new"), "old")

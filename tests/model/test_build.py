@@ -149,3 +149,40 @@ def test_layers_share_a_mask_where_their_heads_see_alike() -> None:
             spec.override(f"attention.mask.per_head={str(differ).lower()}"), device="meta"
         )
         assert len(model.masks) == number
+
+
+def test_deepnorm_shrinks_what_is_added_and_nothing_else() -> None:
+    """Wang et al., 2022, figure 2: value, out and feed-forward maps by (8 num_layers)^(-1/4)."""
+    words = ("dim=128", "num_layers=2", "vocab_size=64", "residual.kind=deepnorm")
+    layer = build(ModelSpec().override(*words), seed=0).layers[0]
+    gain = 16**-0.25
+    for name, expected in [("query", 1), ("key", 1), ("value", gain), ("out", gain)]:
+        weight = getattr(layer.attention, name).weight
+        glorot = (2 / sum(weight.shape)) ** 0.5 * 0.9866  # of a normal cut at 3 sigma
+        assert weight.std().item() == pytest.approx(expected * glorot, rel=0.03)
+
+
+@pytest.mark.parametrize(("mask", "two_way"), [("causal", False), ("full", True)])
+def test_distances_have_two_directions_where_keys_ahead_are_seen(mask: str, two_way: bool) -> None:
+    words = (f"attention.mask.kind={mask}", "position.kind=t5", "num_layers=1")
+    (relative,) = build(ModelSpec().override(*words), device="meta").relatives.values()
+    assert relative.two_way is two_way
+
+
+@pytest.mark.parametrize(
+    ("over", "shapes"),
+    [
+        ("projection", [(32,), (16,)]),
+        ("head", [(8,), (8,)]),
+        ("each_head", [(4, 8), (2, 8)]),
+    ],
+)
+def test_norms_of_queries_and_keys_have_the_width_that_is_asked_for(
+    over: str, shapes: list[tuple[int, ...]]
+) -> None:
+    words = ("attention.num_heads=4", "attention.num_kv_heads=2", "attention.qk_norm.kind=rms")
+    spec = ModelSpec(dim=32, num_layers=1).override(*words, f"attention.qk_norm_over={over}")
+    attention = build(spec, device="meta").layers[0].attention
+    assert [
+        tuple(attention.get_parameter(f"{n}_norm.weight").shape) for n in ("query", "key")
+    ] == shapes

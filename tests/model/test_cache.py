@@ -286,3 +286,19 @@ class TestSwitch:
         assert cache.num_read == 5
         found = model(row[:, 5:], cache=cache).logits[:, -1]
         torch.testing.assert_close(found, whole(model, row)[:, -1])
+
+
+def test_kept_keys_turn_by_the_angles_of_the_text_so_far() -> None:
+    """In one layer, where nothing else was made of earlier tokens, the last logits are those of the whole text."""
+    words = ("position.scaling.kind=dynamic", "position.scaling.original_length=6")
+    spec = ModelSpec(dim=16, num_layers=1, vocab_size=32, context_length=16)
+    model = build(spec.override("attention.num_heads=2", *words), seed=1).double().eval()
+    for parameter in model.parameters():
+        parameter.data *= 3
+    tokens = torch.randint(32, (2, 13), generator=torch.Generator().manual_seed(0))
+    cache, read = model.new_cache(), 0
+    with torch.no_grad():
+        for number in (5, 4, 1, 1, 2):
+            found = model(tokens[:, read : read + number], cache=cache).logits[:, -1]
+            read += number
+            torch.testing.assert_close(found, model(tokens[:, :read]).logits[:, -1])

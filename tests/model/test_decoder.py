@@ -298,3 +298,13 @@ def test_the_spec_is_that_of_the_model() -> None:
     spec = ModelSpec(dim=64, num_layers=2)
     assert build(spec, vocab_size=100).spec == spec.resolved(100)
     assert build(spec, vocab_size=100).spec.vocab_size == 128
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [("modern", False), ("window", True), ("mixed", False), ("learned", False)],
+)
+def test_a_text_may_go_on_where_no_layer_reaches_back_without_limit(
+    choice: str, expected: bool
+) -> None:
+    assert small(*MODELS[choice]).reads_on is expected

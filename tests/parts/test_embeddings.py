@@ -52,6 +52,20 @@ def test_head(options: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("options", HEADS, ids=str)
+def test_a_head_computes_alike_with_a_table_that_is_shared(options: dict[str, float]) -> None:
+    untied = head(options)
+    tied = Head(tied_spec(options), 4, 6, torch.nn.Parameter(untied.weight.detach())).double()
+    if tied.bias is not None and untied.bias is not None:
+        tied.bias.data.copy_(untied.bias)
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    torch.testing.assert_close(tied(x), untied(x), rtol=0, atol=0)
+
+
+def tied_spec(options: dict[str, float]) -> spec.Head:
+    return spec.Head.model_validate({**options, "tied": True})
+
+
+@pytest.mark.parametrize("options", HEADS, ids=str)
 def test_gradients_of_a_head(options: dict[str, float]) -> None:
     part = head(options)
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
@@ -104,8 +118,8 @@ def test_the_scale_is_rounded_first() -> None:
     found = part(torch.tensor([0]))
     assert found.dtype == torch.bfloat16
     assert found[0, 0].item() == 55.5
-    torch.nn.init.constant_(part.weight, 1.0625)  # 55.43 of it is nearer to 59
-    assert part(torch.tensor([0]))[0, 0].item() == torch.tensor(1.0625 * 55.5).bfloat16().item()
+    torch.nn.init.constant_(part.weight, 1.0078125)  # 55.43 times it is 55.86, nearest to 55.75
+    assert part(torch.tensor([0]))[0, 0].item() == 56.0
 
 
 def captured(model: torch.nn.Module, tokens: Tensor) -> Tensor:

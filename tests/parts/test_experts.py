@@ -73,6 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
     "odd widths": {"expert": spec.GeGLU(hidden_dim=7)},
     "all": {"top_k": 6},
     "one": {"num_experts": 1, "top_k": 1},
+    "one of six": {"scores": "sigmoid", "top_k": 1, "renormalise": True},
 }
 """Choices of six experts, two for each token where nothing else is said."""
 

@@ -216,3 +216,15 @@ def test_flex_blocks_are_where_the_mask_shows_something(choice: Any, narrowed: b
     padded[:, :length, :length] = view.dense[0]
     expected = padded.unflatten(1, (4, 128)).unflatten(-1, (4, 128)).any(2).any(-1)
     assert torch.equal(found, expected)
+
+
+def test_scores_are_as_wide_as_float32_whatever_the_products() -> None:
+    """Of products in bfloat16 nothing more is rounded: not after the scale, the cap, the bias or the softmax."""
+    dice = torch.Generator().manual_seed(0)
+    products = (3 * torch.randn(2, HEADS, 5, 7, generator=dice)).bfloat16()
+    bias = torch.randn(HEADS, 5, 7, generator=dice)
+    found = Scores(SCALE, softcap=CAP, sinks=torch.zeros(HEADS)).weights(products, None, bias)
+    scores = CAP * torch.tanh(products.double() * SCALE / CAP) + bias.double()
+    expected = scores.exp() / (scores.exp().sum(-1, keepdim=True) + 1)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)

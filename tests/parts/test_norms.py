@@ -91,6 +91,8 @@ def test_formula(choice: spec.LayerNorm, heads: int | None, eps: float) -> None:
     x = values(scale=3, offset=2).requires_grad_()
     y = norm(x)
     np.testing.assert_allclose(numbers(y), formula(choice, norm, x), rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(norm(x), y.detach(), rtol=1e-12, atol=1e-12)
     pull = torch.randn_like(y)
     y.backward(pull)
     grads = {"x": x.grad, **{name: p.grad for name, p in norm.named_parameters()}}

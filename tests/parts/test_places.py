@@ -38,6 +38,19 @@ def test_documents_beside_padding(filler: int) -> None:
     assert found[1, :4].tolist() == [0, 0, 1, 2]
 
 
+@pytest.mark.parametrize("filler", [0, 5, -1])
+def test_a_text_is_as_long_as_its_real_tokens(filler: int) -> None:
+    real = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
+    documents = torch.tensor([[filler, 5, 5, 6, 6], [5, 6, 6, 6, filler]])
+    found = places(TOKENS, document_ids=documents, padding_mask=real).spans_or_end()
+    assert found[0, 1:].tolist() == [2, 2, 2, 2]
+    assert found[1, :4].tolist() == [1, 3, 3, 3]
+    assert places(TOKENS, padding_mask=real).spans_or_end().tolist() == [[4] * 5] * 2
+    assert places(TOKENS).spans_or_end().tolist() == [[5] * 5]
+    given = torch.tensor([7, 8, 9, 10, 11])
+    assert places(TOKENS, given).spans_or_end().tolist() == [[12] * 5]
+
+
 @pytest.mark.parametrize(
     "given", [torch.tensor([5, 4, 3, 2, 1]), torch.tensor([[5, 4, 3, 2, 1]] * 2)]
 )

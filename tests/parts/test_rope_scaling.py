@@ -179,6 +179,18 @@ def test_formula(case: str, pairing: str, span: int) -> None:
 
 
 @FOLLOWING
+@pytest.mark.parametrize("span", [LENGTH - 1, LENGTH, LENGTH + 1, LENGTH + 2])
+def test_a_text_ends_with_its_last_position_where_nothing_else_is_said(
+    case: str, span: int
+) -> None:
+    part, positions = rotary(case), torch.arange(span)[None]
+    for found, expected in zip(
+        part(positions), part(positions, torch.full((1, span), span)), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@FOLLOWING
 def test_each_row_follows_its_own_length(case: str) -> None:
     """One is padded on the left, one on the right, one is whole; two are longer than was trained on."""
     width = 100

@@ -90,13 +90,23 @@ def test_losses_that_are_not_finite_are_said_so(made: Any) -> None:
     assert "gzip" not in sentence
 
 
-def test_speed_is_read_after_the_warm_up(made: Any) -> None:
-    speeds = [10.0] * 2 + [100.0] * 9 + [120.0] * 9
+def test_speed_is_the_median_after_the_warm_up(made: Any) -> None:
+    speeds = [10.0] * 2 + [100.0] * 9 + [120.0] * 8 + [1000.0]
     lines = [
         {"kind": "train", **made.at(i + 1), "loss": 1.0, "tokens_per_second": speed}
         for i, speed in enumerate(speeds)
     ]
     assert result_of(read_history(made.run(lines))).tokens_per_second == 110.0
+
+
+@pytest.mark.parametrize(("steps", "averaged"), [(3, 3), (25, 10), (999, 10), (2000, 20)])
+def test_the_training_loss_is_a_mean_over_ten_steps_or_a_hundredth(
+    made: Any, steps: int, averaged: int
+) -> None:
+    losses = [2.0 + (7 * i % 11) / 10 for i in range(steps)]
+    lines = [{"kind": "train", **made.at(i + 1), "loss": loss} for i, loss in enumerate(losses)]
+    found = result_of(read_history(made.run(lines))).train_loss
+    assert found == pytest.approx(math.fsum(losses[-averaged:]) / averaged)
 
 
 def test_bits_per_byte_and_nats_per_token_are_one_quantity(made: Any) -> None:

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from hypothesis import assume, given, settings
 
@@ -83,6 +85,23 @@ class TestResolved:
     def test_embeddings_are_small_where_they_are_the_head(self, tied: str, std: float) -> None:
         spec = ModelSpec(dim=256).override(f"head.tied={tied}").resolved()
         assert spec.init.model_dump()["embedding_std"] == std
+
+    def test_numbers_that_follow_from_the_depth(self) -> None:
+        """Wang et al., 2022, figure 2, of a decoder alone."""
+        spec = ModelSpec(num_layers=18).override("residual.kind=deepnorm").resolved()
+        assert spec.residual.model_dump()["alpha"] == pytest.approx(36**0.25)
+        assert spec.residual.model_dump()["gain"] == pytest.approx(144**-0.25)
+
+    @pytest.mark.parametrize(
+        ("kind", "expected"),
+        [("yarn", 0.1 * math.log(4) + 1), ("longrope", math.sqrt(1 + math.log(4) / math.log(64)))],
+    )
+    def test_cosines_and_sines_of_long_texts(self, kind: str, expected: float) -> None:
+        words = (f"position.scaling.kind={kind}", "position.scaling.factor=4")
+        spec = ModelSpec(context_length=64).override(*words).resolved()
+        scaling = spec.position.model_dump()["scaling"]
+        assert scaling["attention_factor"] == pytest.approx(expected)
+        assert scaling["original_length"] == 64
 
 
 class TestLayers:

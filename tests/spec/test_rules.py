@@ -231,3 +231,13 @@ def test_what_no_rule_forbids_resolves(spec: ModelSpec) -> None:
             spec.resolved()
     else:
         assert spec.resolved().num_layers == spec.num_layers
+
+
+def test_a_limit_may_be_reached() -> None:
+    enforce(
+        ModelSpec().override(
+            "feedforward.kind=experts", "feedforward.num_experts=4", "feedforward.top_k=4"
+        )
+    )
+    words = ("attention.num_heads=8", "attention.num_kv_heads=8", "attention.head_dim=2")
+    enforce(ModelSpec().override(*words))

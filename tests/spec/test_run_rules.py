@@ -46,6 +46,18 @@ def test_each_rule_is_broken_by_its_example_alone(words: list[str], said: str) -
     assert caught.value.lines == (said,)
 
 
+@pytest.mark.parametrize("kind", ["full", "prefix", "symmetric_window"])
+@pytest.mark.parametrize("at", ["", "layer_kinds.local."])
+def test_a_mask_that_shows_what_is_to_be_predicted(kind: str, at: str) -> None:
+    run = RunSpec().override(f"model.{at}attention.mask.kind={kind}")
+    with pytest.raises(UserError) as caught:
+        enforce_run(run)
+    said = (
+        f'model.{at}attention.mask.kind: found "{kind}", through which tokens see what follows them'
+    )
+    assert caught.value.lines[0].startswith(said)
+
+
 @pytest.mark.parametrize("words", LEGAL, ids=" ".join)
 def test_what_is_legal_passes(words: list[str]) -> None:
     enforce_run(RunSpec().override(*words))

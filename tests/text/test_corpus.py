@@ -141,6 +141,12 @@ def test_held_out_files_are_never_trained_on(tmp_path: Path) -> None:
     found = corpus(tmp_path, held_out=[str(tmp_path / "07.txt")])
     assert texts(found.held_out) == ["text 7"]
     assert texts(found.train) == [f"text {i}" for i in range(20) if i != 7]
+    links = [tmp_path / "links" / f"{i:02}.txt" for i in range(20)]
+    links[0].parent.mkdir()
+    for link in links:
+        link.symlink_to(tmp_path / link.name)
+    found = corpus(*links, held_out=[str(tmp_path / "07.txt")])
+    assert texts(found.train) == [f"text {i}" for i in range(20) if i != 7]
     path = str(tmp_path / "07.txt")
     assert "nothing is left to train on" in message(path, held_out=[path])
 

@@ -53,6 +53,8 @@ def test_a_file_whose_name_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
 def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt")
     assert names(file, tmp_path, tmp_path / "*.txt") == ["a.txt"]
+    (tmp_path / "b.txt").symlink_to(file)
+    assert names(file, tmp_path / "b.txt") == ["a.txt"]
 
 
 def test_the_library_has_no_tests_and_no_installed_packages() -> None:

@@ -88,21 +88,24 @@ def test_parts_add_up_to_the_batch(
     assert_equal_weights(model, expected, atol=1e-12 if clip is None else 1e-8)
 
 
+@pytest.mark.parametrize("num_rows", [4, 5])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_what_routers_ask_for_is_minimised_too(chunked: bool) -> None:
-    """Equal parts count alike; the reported loss is without it, and evaluation asks for nothing."""
+def test_what_routers_ask_for_is_minimised_too(chunked: bool, num_rows: int) -> None:
+    """A part counts by its rows; the reported loss is without it, and evaluation asks for nothing."""
     spec = SPEC.override(
         "feedforward.kind=experts", "feedforward.balance_loss=0.3", "feedforward.router_z_loss=0.2"
     )
     model = build(spec, seed=3).double()
-    expected, rows = copy.deepcopy(model), batch(4)
+    expected, rows = copy.deepcopy(model), batch(num_rows)
     asked = torch.zeros(())
     loss = F.cross_entropy(
         expected(rows.tokens).logits.flatten(0, 1), rows.targets.flatten(), ignore_index=-100
     )
-    for half in (rows.tokens[:2], rows.tokens[2:]):
-        expected(half)
-        asked = asked + sum(layer.feedforward.auxiliary for layer in expected.layers) / 2
+    larger = -(-num_rows // 2)
+    for part in (rows.tokens[:larger], rows.tokens[larger:]):
+        expected(part)
+        share = len(part) / num_rows
+        asked = asked + share * sum(layer.feedforward.auxiliary for layer in expected.layers)
     (loss + asked).backward()
     norm = math.sqrt(sum(p.grad.square().sum().item() for p in expected.parameters()))  # type: ignore[union-attr]
     optimizers = build_optimizers(model, AdamW(lr=0.1, eps=1e-3))

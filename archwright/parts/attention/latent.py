@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from archwright.parts.attention.alone import alone
 from archwright.parts.attention.softmax import Heads, Memory, score_scale
 from archwright.parts.kernels import KERNELS, Scores
 from archwright.parts.linear import Linear, narrow, products
@@ -15,6 +16,7 @@ from archwright.parts.masks import View
 from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
 from archwright.spec import attention as spec
+from archwright.spec.model_spec import heads
 
 
 class LatentAttention(nn.Module):
@@ -30,6 +32,7 @@ class LatentAttention(nn.Module):
     DeepSeek-AI, 2024, DeepSeek-V2, section 2.1 and appendix C.
 
     Args:
+        spec: sizes that it leaves open follow from `dim`.
         relative: adds a bias to scores; one that all layers share is not owned here.
         shared: whether `relative` belongs to the model.
         layer_number: which layer this is, counted from 1, for a score scale that asks for it.
@@ -48,16 +51,13 @@ class LatentAttention(nn.Module):
         layer_number: int = 1,
     ) -> None:
         super().__init__()
-        assert spec.num_heads != "auto"
-        assert spec.kv_rank != "auto"
-        assert spec.nope_head_dim != "auto"
-        assert spec.rope_head_dim != "auto"
-        assert spec.value_head_dim != "auto"
-        self.spec, self.rank, heads = spec, spec.kv_rank, spec.num_heads
-        self.num_heads, self.value_dim = heads, spec.value_head_dim
-        self.widths = (spec.nope_head_dim, spec.rope_head_dim)
+        sizes = heads(spec, dim)
+        self.spec = spec.model_copy(update=sizes)
+        self.num_heads, self.rank = sizes["num_heads"], sizes["kv_rank"]
+        self.value_dim = sizes["value_head_dim"]
+        self.widths = (sizes["nope_head_dim"], sizes["rope_head_dim"])
         self.scale = score_scale(spec.scale, sum(self.widths), layer_number)
-        width = heads * sum(self.widths)
+        width = self.num_heads * sum(self.widths)
         if spec.query_rank == "none":
             self.query = Linear(dim, width)
         else:
@@ -66,10 +66,12 @@ class LatentAttention(nn.Module):
         self.query_norm = None if spec.query_rank == "none" else query_norm
         self.latent = Linear(dim, self.rank, bias=spec.bias.latent)
         self.latent_norm = latent_norm
-        self.rope_key = Linear(dim, spec.rope_head_dim, bias=spec.bias.rope_key)
-        self.key_up = Linear(self.rank, heads * spec.nope_head_dim)
-        self.value_up = Linear(self.rank, heads * self.value_dim)
-        self.out = Linear(heads * self.value_dim, dim, bias=spec.bias.out, ends_branch=True)
+        self.rope_key = Linear(dim, self.widths[1], bias=spec.bias.rope_key)
+        self.key_up = Linear(self.rank, self.num_heads * self.widths[0])
+        self.value_up = Linear(self.rank, self.num_heads * self.value_dim)
+        self.out = Linear(
+            self.num_heads * self.value_dim, dim, bias=spec.bias.out, ends_branch=True
+        )
         self.position = None if shared else relative
         self.kernel = KERNELS["sdpa"]
         self._shared = (rotary, relative)  # the tuple keeps what the model owns from registration
@@ -93,11 +95,16 @@ class LatentAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch length dim"],
-        view: View,
+        view: View | None = None,
         rotation: Rotation | None = None,
         memory: Memory | None = None,
         projected: Sequence[Tensor] | None = None,
+        *,
+        attention_mask: Tensor | None = None,
     ) -> Float[Tensor, "batch length dim"]:
+        """Return what the heads make of x; alone or in a model, as `SoftmaxAttention.forward`."""
+        if view is None:
+            view, rotation = alone(self.spec, x, self._shared[0], attention_mask)
         if projected is None:
             projected = products(narrow(x), self.inputs)
         q = projected[0]

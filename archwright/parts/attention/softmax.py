@@ -8,12 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from archwright.parts.attention.alone import alone
 from archwright.parts.kernels import KERNELS, Scores
 from archwright.parts.linear import Linear, narrow, products
 from archwright.parts.masks import View
 from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
 from archwright.spec import attention as spec
+from archwright.spec.model_spec import heads
 
 Heads = Tensor
 """[batch, length, heads, head_dim], with the number of heads of queries or of keys and values."""
@@ -38,6 +40,7 @@ class SoftmaxAttention(nn.Module):
     Vaswani et al., 2017, section 3.2; Ainslie et al., 2023, GQA; options as in the spec.
 
     Args:
+        spec: sizes that it leaves open follow from `dim`.
         relative: adds a bias to scores; one that all layers share is not owned here.
         shared: whether `relative` belongs to the model.
         layer_number: which layer this is, counted from 1, for a score scale that asks for it.
@@ -58,22 +61,21 @@ class SoftmaxAttention(nn.Module):
         layer_number: int = 1,
     ) -> None:
         super().__init__()
-        assert spec.num_heads != "auto"
-        assert spec.num_kv_heads != "auto"
-        assert spec.head_dim != "auto"
-        assert spec.value_head_dim != "auto"
-        self.spec, self.head_dim, self.value_dim = spec, spec.head_dim, spec.value_head_dim
-        self.scale = score_scale(spec.scale, spec.head_dim, layer_number)
-        width = spec.num_heads * self.value_dim
-        self.query = Linear(dim, spec.num_heads * self.head_dim, bias=spec.bias.query)
-        self.key = Linear(dim, spec.num_kv_heads * self.head_dim, bias=spec.bias.key)
-        self.value = Linear(dim, spec.num_kv_heads * self.value_dim, bias=spec.bias.value)
+        sizes = heads(spec, dim)
+        self.spec = spec.model_copy(update=sizes)
+        self.num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
+        self.head_dim, self.value_dim = sizes["head_dim"], sizes["value_head_dim"]
+        self.scale = score_scale(spec.scale, self.head_dim, layer_number)
+        width = self.num_heads * self.value_dim
+        self.query = Linear(dim, self.num_heads * self.head_dim, bias=spec.bias.query)
+        self.key = Linear(dim, num_kv_heads * self.head_dim, bias=spec.bias.key)
+        self.value = Linear(dim, num_kv_heads * self.value_dim, bias=spec.bias.value)
         self.out = Linear(width, dim, bias=spec.bias.out, ends_branch=True)
-        gates = {"none": 0, "head": spec.num_heads, "value": width}[spec.gate]
+        gates = {"none": 0, "head": self.num_heads, "value": width}[spec.gate]
         self.gate = Linear(dim, gates) if gates else None
         self.query_norm, self.key_norm, self.value_norm = query_norm, key_norm, value_norm
         self.out_norm = out_norm
-        self.sinks = nn.Parameter(torch.zeros(spec.num_heads)) if spec.sinks else None
+        self.sinks = nn.Parameter(torch.zeros(self.num_heads)) if spec.sinks else None
         self.position = None if shared else relative
         self.kernel = KERNELS["sdpa"]
         self._shared = (rotary, relative)  # the tuple keeps what the model owns from registration
@@ -86,8 +88,7 @@ class SoftmaxAttention(nn.Module):
     @property
     def flops_per_pair(self) -> int:
         """FLOPs of all heads for one query and one key it sees: their score, and its share of the value."""
-        assert self.spec.num_heads != "auto"
-        return 2 * self.spec.num_heads * (self.head_dim + self.value_dim)
+        return 2 * self.num_heads * (self.head_dim + self.value_dim)
 
     @property
     def kept_per_token(self) -> int:
@@ -97,11 +98,24 @@ class SoftmaxAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch length dim"],
-        view: View,
+        view: View | None = None,
         rotation: Rotation | None = None,
         memory: Memory | None = None,
         projected: Sequence[Tensor] | None = None,
+        *,
+        attention_mask: Tensor | None = None,
     ) -> Float[Tensor, "batch length dim"]:
+        """Return what the heads make of x.
+
+        A model gives `view`, `rotation` and `memory`. Alone, each row is a text that begins at position 0, seen
+        through the mask of the spec, or through `attention_mask` in its place: True where a query may see a key,
+        [batch or 1, heads or 1, queries, keys] or without heads.
+
+        Raises:
+            UserError: an `attention_mask` of another shape, or of no booleans.
+        """
+        if view is None:
+            view, rotation = alone(self.spec, x, self._shared[0], attention_mask)
         if projected is None:
             projected = products(narrow(x), self.inputs)
         widths = (self.head_dim, self.head_dim, self.value_dim)
@@ -192,7 +206,7 @@ class SoftmaxAttention(nn.Module):
             nn.init.zeros_(self.sinks)
 
     def extra_repr(self) -> str:
-        return f"{self.spec.num_heads} heads of {self.head_dim}, {self.spec.num_kv_heads} kv"
+        return f"{self.num_heads} heads of {self.head_dim}, {self.spec.num_kv_heads} kv"
 
 
 def score_scale(scale: spec.ScoreScale, head_dim: int, layer_number: int) -> float:
