@@ -147,21 +147,15 @@ class Reader:
             yield
 
     def _read(self, seed: Seed) -> tuple[int, str, BaseException | None]:
-        """Read as a verb does, so that errors are answered as on the command line; return the exit code, what
-        was said on standard error, and what came through in spite of that."""
-
-        def run(words: Any) -> int:
-            self._answer = self.target.read(seed)
-            return 0
-
-        module: Any = types.ModuleType("archwright.cli.fuzz_verb")
-        module.run = run
-        sys.modules[module.__name__] = module
-        VERBS["fuzz"] = ""
+        """Return the exit code, what was said on standard error, and what came through in spite of that."""
         self._answer, said = None, io.StringIO()
+
+        def read() -> None:
+            self._answer = self.target.read(seed)
+
         try:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-                return main(["fuzz"]), said.getvalue(), None
+                return as_verb(read), said.getvalue(), None
         except BaseException as error:  # also what is no Exception, as Rust's panics
             return 1, said.getvalue(), error
 
@@ -171,6 +165,21 @@ class Reader:
 
     def _count(self) -> None:
         self._reached += 1
+
+
+def as_verb(do: Callable[[], object]) -> int:
+    """Do something as a verb of the command line does, so that errors are answered as there; return the exit
+    code."""
+
+    def run(words: Any) -> int:
+        do()
+        return 0
+
+    module: Any = types.ModuleType("archwright.cli.fuzz_verb")
+    module.run = run
+    sys.modules[module.__name__] = module
+    VERBS["fuzz"] = ""
+    return main(["fuzz"])
 
 
 def seed_of(number: int, seeds: int) -> int:
