@@ -17,6 +17,7 @@ import torch
 
 from tests.faults.cases import Stage, Verdict
 from tests.faults.scenes import SCENES, Scene
+from tests.fuzz.seeds import in_memory
 from tests.fuzz.table import table
 
 HEAD = (
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for room in ("hf", "lab.compare", "reporting.page", "reporting.terminal", "training.train"):
         importlib.import_module(f"archwright.{room}")
     scenes = [scene for scene in SCENES if not options.only or scene.name in options.only]
-    with tempfile.TemporaryDirectory(prefix="archwright-faults-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="archwright-faults-", dir=in_memory()) as scratch:
         tallies = [_tally(scene, Path(scratch), options) for scene in scenes]
     print(table(HEAD, [tally.row() for tally in tallies], markdown=options.markdown))
     return 1 if any(tally.bad for tally in tallies) else 0

@@ -16,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from tests.fuzz.cases import BAD, Outcome, Reader
-from tests.fuzz.seeds import Seed, Workshop
+from tests.fuzz.seeds import Seed, Workshop, in_memory
 from tests.fuzz.table import table
 from tests.fuzz.targets import TARGETS, Target
 from tests.fuzz.workers import judged
@@ -73,20 +73,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     _import_all()
     targets = [t for t in TARGETS if not options.only or t.name in options.only]
-    with tempfile.TemporaryDirectory(prefix="archwright-fuzz-") as scratch:
-        workshop = Workshop(Path(scratch) / "seeds", _numbers(options))
-        tallies = [_tally(target, workshop, Path(scratch), options) for target in targets]
+    with tempfile.TemporaryDirectory(prefix="archwright-fuzz-", dir=in_memory()) as scratch:
+        tallies = [_tally(target, Path(scratch), options) for target in targets]
     rows = [tally.row() for tally in tallies]
     print(table(HEAD, rows, markdown=options.markdown))
     return 1 if any(tally.bad for tally in tallies) else 0
 
 
-def _tally(target: Target, workshop: Workshop, scratch: Path, options: argparse.Namespace) -> Tally:
-    seeds = list(target.seeds(workshop))
+def _tally(target: Target, scratch: Path, options: argparse.Namespace) -> Tally:
+    numbers = _numbers(target, options)
+    seeds = list(target.seeds(Workshop(scratch / "seeds", numbers)))
     place = scratch / target.name.replace(" ", "-").replace(",", "")
     place.mkdir()
     tally, begun = Tally(target), _cpu_of_workers()
-    for outcome in judged(target, seeds, _numbers(options), options.seed, place, options.jobs):
+    for outcome in judged(target, seeds, numbers, options.seed, place, options.jobs):
         tally.add(outcome)
         if outcome.end in BAD:
             _keep(target, seeds, outcome, options)
@@ -102,8 +102,9 @@ def _cpu_of_workers() -> float:
     return times.children_user + times.children_system
 
 
-def _numbers(options: argparse.Namespace) -> Sequence[int]:
-    return range(options.number) if options.case is None else [options.case]
+def _numbers(target: Target, options: argparse.Namespace) -> Sequence[int]:
+    number = options.number // target.dear if options.light else options.number
+    return range(number) if options.case is None else [options.case]
 
 
 def _say(tally: Tally, options: argparse.Namespace) -> None:
@@ -173,6 +174,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--case", type=int, help="this case alone, and what became of it")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--keep", metavar="DIR", help="keep the folders of cases that went wrong")
+    parser.add_argument("--light", action="store_true", help="fewer cases of slow readers")
     parser.add_argument("--markdown", action="store_true", help="print the table for a page")
     return parser.parse_args(arguments)
 

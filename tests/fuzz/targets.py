@@ -36,7 +36,7 @@ class Target:
     read: Callable[[Seed], object]
     """Returns what was read, by which it is known whether that is the same as of the valid file."""
     last: tuple[str, ...]
-    """Functions one of which is the reader's last check, as `module:name`; it is counted who comes there."""
+    """The function that checks last, as `module:name`, of which the first that is there counts."""
     hashed: bool = False
     """Whether other content must never be taken: something knows what it should be."""
     heals: bool = False
@@ -45,6 +45,8 @@ class Target:
     """What a forger does to hide the change of a file."""
     also: tuple[Callable[[], None], ...] = ()
     """Changes of a valid folder after which it may be read as something else: an older copy."""
+    dear: int = 1
+    """How many times fewer cases there are where time is short."""
     words: Callable[[], Sequence[str]] = field(default=lambda: ())
     """Strings that are valid somewhere in such files."""
 
@@ -269,9 +271,13 @@ def _open_stores(shard: int) -> list[Any]:
     from archwright.text.open_tokenizer import open_tokenizer
 
     corpus = open_corpus(DataSpec(text=("text.jsonl",)))
-    tokenizer = open_tokenizer(TokenizerSpec(kind="bytes"), corpus.train)
+    if not _BYTES:
+        _BYTES.append(open_tokenizer(TokenizerSpec(kind="bytes"), corpus.train))
     sides = (corpus.train, corpus.held_out)
-    return [prepare_documents(side, tokenizer, shard=shard) for side in sides]
+    return [prepare_documents(side, _BYTES[0], shard=shard) for side in sides]
+
+
+_BYTES: list[Any] = []
 
 
 def _tokens(seed: Seed) -> object:
@@ -473,6 +479,7 @@ TARGETS = (
         _show,
         ("archwright.cli.card:card",),
         words=_all_words,
+        dear=8,
     ),
     Target("runs", _presets("runs", "r.toml"), _check, (JUDGED,), words=_all_words),
     Target(
@@ -481,8 +488,9 @@ TARGETS = (
         _study,
         ("archwright.lab.arms:arms",),
         words=_all_words,
+        dear=4,
     ),
-    Target("config.json", _configs, _load, (CHECKED,)),
+    Target("config.json", _configs, _load, (CHECKED,), dear=2),
     Target("safetensors", _tensor_files, _load, (CHECKED,)),
     Target("indices", _indices, _load, (CHECKED,)),
     Target("tokenizers", _tokenizers, _tokenizer, (TOKENIZED,)),
@@ -490,7 +498,7 @@ TARGETS = (
         "token store",
         _stores,
         _tokens,
-        ("archwright.data.store:_mapped",),
+        ("archwright.data.store:TokenStore.verify",),
         hashed=True,
         heals=True,
     ),
@@ -516,6 +524,7 @@ TARGETS = (
         ("archwright.checkpoint.steps:verify",),
         hashed=True,
         also=(_drop_newest,),
+        dear=2,
     ),
     Target(
         "forged checkpoints",
@@ -524,6 +533,7 @@ TARGETS = (
         ("archwright.checkpoint.optimizers:optimizer_misfits",),
         amend=_seal,
         also=(_drop_newest,),
+        dear=2,
     ),
     Target("plans", _plans, _plan, ("archwright.training.material:regain",)),
     Target(
@@ -531,24 +541,28 @@ TARGETS = (
         _run_files("run/metrics.jsonl", "run/probes.jsonl"),
         _report,
         ("archwright.reporting.page:run_page",),
+        dear=8,
     ),
     Target(
         "records, resumed",
         _cut_run_files("run/metrics.jsonl", "run/probes.jsonl"),
         _resume,
         ("archwright.training.train:new_loop",),
+        dear=8,
     ),
     Target(
         "environment, reported",
         _run_files("run/environment.json"),
         _report,
         ("archwright.reporting.page:run_page",),
+        dear=8,
     ),
     Target(
         "environment, resumed",
         _cut_run_files("run/environment.json"),
         _resume,
         ("archwright.training.train:new_loop",),
+        dear=8,
     ),
     Target(
         "text, resumed",
@@ -556,6 +570,7 @@ TARGETS = (
         _resume,
         ("archwright.training.train:new_loop",),
         hashed=True,
+        dear=8,
     ),
     Target(
         "specs",
@@ -563,6 +578,7 @@ TARGETS = (
         _open,
         ("archwright.checkpoint.weights:take_weights",),
         words=_all_words,
+        dear=2,
     ),
     Target("locks", _locks, _lock, ("archwright.runs.lock:_is_gone",)),
 )
