@@ -198,6 +198,7 @@ def _child(
         with said.open("wb") as file:
             os.dup2(file.fileno(), 2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         os.chdir(place)
         os.environ["ARCHWRIGHT_CACHE"] = str(place / "cache")
         disk = Disk(place, blow)
@@ -209,8 +210,9 @@ def _child(
         found = results() if results and code == 0 else None
         told.write_text(json.dumps({"events": events, "results": found}))
     except BaseException:
-        os.write(2, traceback.format_exc().encode())
+        print(traceback.format_exc(), file=sys.stderr)
     finally:
+        sys.stderr.flush()
         os._exit(code)
 
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import jinja2
 import psutil
 
 from tests.fuzz.cases import CPU_SECONDS, GROWTH, WALL_SECONDS, Outcome, Reader, peak
+from tests.fuzz.quicker import remember
 from tests.fuzz.seeds import Seed
 from tests.fuzz.targets import Target
 
@@ -166,7 +166,7 @@ def _serve(
             os.dup2(errors.fileno(), 2)
         faulthandler.register(signal.SIGUSR1, file=2)
         _limit_addresses()
-        _compile_templates_once()
+        remember()
         reader = Reader(target, seeds, folder)
         with os.fdopen(writing, "w", buffering=1) as answers:
             code = _answer(reader, numbers, seed, answers)
@@ -192,19 +192,6 @@ def _answer(reader: Reader, numbers: list[int], seed: int, answers: IO[str]) -> 
         if grown:
             return _GREW
     return 0
-
-
-def _compile_templates_once() -> None:
-    """Keep a page's compiled template, which takes most of a page's time and depends on no case."""
-    plain: Any = jinja2.Environment.compile
-    kept: dict[str, Any] = {}
-
-    def compile(self: Any, source: Any, name: str, *rest: Any) -> Any:
-        if name not in kept:
-            kept[name] = plain(self, source, name, *rest)
-        return kept[name]
-
-    jinja2.Environment.compile = compile  # type: ignore[method-assign]
 
 
 def _limit_addresses() -> None:
