@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+# Cases of each kind of file in `make fuzz`.
+N ?= 2000
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test laws check bench bench-full docs clean
+.PHONY: help demo test laws fuzz faults check bench bench-full docs clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -18,6 +20,12 @@ test: $(VENV)/.installed-dev check  ## run all checks and tests, in as many proc
 
 laws: $(VENV)/.installed-dev  ## try a thousand random architectures against every law (6 minutes)
 	COMPOSITIONS=1000 $(BIN)/python -m pytest tests/laws tests/test_tiny_presets.py -s
+
+fuzz: $(VENV)/.installed-dev  ## change N files of every kind, and read them: make fuzz N=2000 (10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --number $(N) --keep build/fuzz
+
+faults: $(VENV)/.installed-dev  ## kill verbs 200 times, fail them 100 times, and run them again (10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --kills 200 --errors 100 --keep build/faults
 
 check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 	$(BIN)/ruff check .

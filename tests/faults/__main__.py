@@ -80,27 +80,34 @@ def _tally(scene: Scene, scratch: Path, options: argparse.Namespace) -> Tally:
 
 def _verdicts(stage: Stage, options: argparse.Namespace) -> Iterator[Verdict]:
     """Play the scene's share of all cases, or the one that was asked for."""
-    whole = len(options.only or SCENES) == 1
-    shares = {
-        "kill": options.kills * (1 if whole else stage.scene.share),
-        "error": options.errors * (1 if whole else stage.scene.share),
-        "worker": options.kills * (WORKERS if stage.scene.name == "compare" else 0),
-    }
-    for kind, share in shares.items():
-        number = round(share)
-        for i in range(number):
-            if options.case and options.case != f"{kind}-{i}":
-                continue
-            if kind == "worker":
-                yield stage.worker_killed(i, options.seed)
-            else:
-                yield stage.struck(i, kind, stage.blow(i, number, kind, options.seed))
+    if options.case:
+        kind, _, number = options.case.partition("-")
+        yield _played(stage, kind, int(number), options)
+        return
+    for kind, count in _counts(stage.scene, options).items():
+        for number in range(count):
+            yield _played(stage, kind, number, options)
+
+
+def _played(stage: Stage, kind: str, number: int, options: argparse.Namespace) -> Verdict:
+    if kind == "worker":
+        return stage.worker_killed(number, options.seed)
+    count = _counts(stage.scene, options)[kind]
+    return stage.struck(number, kind, stage.blow(number, count, kind, options.seed))
+
+
+def _counts(scene: Scene, options: argparse.Namespace) -> dict[str, int]:
+    """Return how many cases of each kind a scene has: all that were asked for, where it is the only one."""
+    share = 1.0 if len(options.only or SCENES) == 1 else scene.share
+    workers = round(options.kills * WORKERS) if scene.name == "compare" else 0
+    kills, errors = round(options.kills * share), round(options.errors * share)
+    return {"kill": kills, "error": errors, "worker": workers}
 
 
 def _say(tally: Tally, options: argparse.Namespace) -> None:
     """Name what did not hold, each kind of it once, and how to see it again."""
-    again = f"--kills {options.kills} --errors {options.errors} --seed {options.seed}"
-    only = f" --only {' '.join(options.only)}" if options.only else ""
+    counts = _counts(tally.scene, options)
+    again = f"--only {tally.scene.name} --kills {counts['kill']} --errors {counts['error']}"
     kinds: dict[str, list[Verdict]] = {}
     for verdict in tally.bad:
         lines = [*verdict.problems, *(f"left over: {_plain(name)}" for name in verdict.left)]
@@ -108,10 +115,9 @@ def _say(tally: Tally, options: argparse.Namespace) -> None:
             kinds.setdefault(line, []).append(verdict)
     for line, found in sorted(kinds.items(), key=lambda item: -len(item[1])):
         first = found[0]
+        case = f"--seed {options.seed} --case {first.kind}-{first.number}"
         print(f"{tally.scene.name}: {len(found)} x {line}", file=sys.stderr)
-        print(
-            f"    {first.blow}: python -m tests.faults {again}{only} --case {first.kind}-{first.number}"
-        )
+        print(f"    {first.blow}: python -m tests.faults {again} {case}", file=sys.stderr)
     print(*tally.row(), file=sys.stderr)
 
 
@@ -140,7 +146,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--case", metavar="KIND-N", help="this case alone, such as kill-3")
     parser.add_argument("--keep", metavar="DIR", help="keep the folders of cases that did not hold")
     parser.add_argument("--markdown", action="store_true", help="print the table for a page")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.case and len(options.only or ()) != 1:
+        parser.error("--case needs one verb: --only VERB")
+    return options
 
 
 if __name__ == "__main__":

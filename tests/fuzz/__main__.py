@@ -35,6 +35,9 @@ HEAD = (
     ),
 )
 
+KEPT = 20
+"""Cases of one end that are kept of each target, at most."""
+
 
 @dataclass
 class Tally:
@@ -88,7 +91,7 @@ def _tally(target: Target, scratch: Path, options: argparse.Namespace) -> Tally:
     tally, begun = Tally(target), _cpu_of_workers()
     for outcome in judged(target, seeds, numbers, options.seed, place, options.jobs):
         tally.add(outcome)
-        if outcome.end in BAD:
+        if outcome.end in BAD and tally.ends[outcome.end] <= KEPT:
             _keep(target, seeds, outcome, options)
         if options.case is not None:
             print(f"{outcome.end}\n{outcome.text}", file=sys.stderr)
