@@ -47,9 +47,12 @@ class Seed:
     """What else its reader must know."""
 
 
-def of_folder(name: str, folder: Path, kinds: Mapping[str, str], **more: Any) -> Seed:
-    """Return a folder as a seed; `kinds` names by patterns the files that may be changed."""
-    root = str(folder).encode()
+def of_folder(
+    name: str, folder: Path, kinds: Mapping[str, str], *, moves: bool = True, **more: Any
+) -> Seed:
+    """Return a folder as a seed; `kinds` names by patterns the files that may be changed. Where the folder
+    does not move, its files go on naming it, as something knows their hashes."""
+    root = str(folder).encode() if moves else ROOT_MARK
     files = {
         str(path.relative_to(folder)): path.read_bytes().replace(root, ROOT_MARK)
         for path in sorted(folder.rglob("*"))

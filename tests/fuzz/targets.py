@@ -452,7 +452,7 @@ def _drop_newest() -> None:
 
 
 def _plans(workshop: Workshop) -> Sequence[Seed]:
-    return [of_folder("a study", workshop.study(), {"study/plan.json": "json"})]
+    return [of_folder("a study", workshop.study(), {"study/plan.json": "json"}, moves=False)]
 
 
 def _plan(seed: Seed) -> object:
