@@ -1,7 +1,7 @@
 """One case: a valid folder, one file of it changed, read as the command line reads it, and judged."""
 
 import contextlib
-import importlib
+import importlib.util
 import io
 import os
 import resource
@@ -215,6 +215,8 @@ def _watch(names: tuple[str, ...], count: Callable[[], None]) -> None:
     for name in names:
         room, _, path = name.partition(":")
         *owners, last = path.split(".")
+        if importlib.util.find_spec(room) is None:
+            continue
         holder: Any = importlib.import_module(room)
         for owner in owners:
             holder = getattr(holder, owner, None)

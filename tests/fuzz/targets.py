@@ -469,6 +469,7 @@ CHECKPOINTS = ("run/checkpoints/step-6/*.json", "run/checkpoints/step-6/*.safete
 STORES = ("cache/tokens/*/*.json", "cache/tokens/*/*.npy", "cache/tokens/*/*.bin")
 CHECKED = "archwright.hf.loading:_checked"
 JUDGED = "archwright.spec.run_rules:enforce_run"
+WHOLE_PLAN = "archwright.lab.plan_file:_check_files"
 TOKENIZED = "archwright.text.tokenizer:Tokenizer.check"
 
 TARGETS = (
@@ -535,7 +536,7 @@ TARGETS = (
         also=(_drop_newest,),
         dear=2,
     ),
-    Target("plans", _plans, _plan, ("archwright.training.material:regain",)),
+    Target("plans", _plans, _plan, (WHOLE_PLAN, "archwright.training.material:regain")),
     Target(
         "records, reported",
         _run_files("run/metrics.jsonl", "run/probes.jsonl"),
