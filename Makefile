@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+# Cases of each kind of file in `make fuzz`.
+N ?= 2000
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test laws mutants check bench bench-full docs clean
+.PHONY: help demo test laws mutants fuzz faults check bench bench-full docs clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -21,6 +23,12 @@ laws: $(VENV)/.installed-dev  ## try a thousand random architectures against eve
 
 mutants: $(VENV)/.installed-dev  ## plant faults in copies and see which tests notice (ARGS="--only NAME --jobs N")
 	$(BIN)/python -m tests.planted.run $(ARGS)
+
+fuzz: $(VENV)/.installed-dev  ## change N files of every kind, and read them: make fuzz N=2000 (10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --number $(N) --keep build/fuzz
+
+faults: $(VENV)/.installed-dev  ## kill verbs 200 times, fail them 100 times, and run them again (10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --kills 200 --errors 100 --keep build/faults
 
 check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 	$(BIN)/ruff check .

@@ -86,7 +86,7 @@ def build_layer(
     init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
     shared = _Shared()
     with torch.device("meta"):
-        layer = _layer(spec.layer(index), spec, shared)
+        layer = _layer(spec.layer(index), spec, shared, index + 1)
     parts: dict[str, dict[str, nn.Module]] = {
         "layers": {str(index): layer},
         "rotaries": shared.rotaries,
