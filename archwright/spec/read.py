@@ -13,7 +13,6 @@ import tomli_w
 from archwright.spec.choice import Alike, Choice, Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.explain import show
-from archwright.spec.files import irregular
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
@@ -408,8 +407,6 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
 
 
 def _parse(path: Path) -> Values:
-    if kind := irregular(path):
-        raise UserError(f"{path}: found {kind}; expected a TOML file")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:

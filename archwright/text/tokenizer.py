@@ -12,8 +12,9 @@ import tokenizers
 from numpy.typing import ArrayLike, NDArray
 
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.files import read_text
 from archwright.text.bpe import bpe_of, byte_names, fast_encoding, merges_of
-from archwright.text.foreign import library_errors, quiet, read_json
+from archwright.text.foreign import LARGEST, library_errors, quiet, read_json
 from archwright.text.pieces import pieces, split_at
 from archwright.text.probe import PROBE
 
@@ -93,10 +94,10 @@ class Tokenizer:
             UserError: there is none.
         """
         try:
-            config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+            config = json.loads(read_text(folder / "tokenizer_config.json", LARGEST))
             begin = str(config["bos_token"]) if config.get("add_bos_token") else ""
             return cls(read_json(folder / "tokenizer.json"), str(config["eos_token"]), begin)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f'"{folder}" holds no tokenizer that can be read: {error}.') from error
