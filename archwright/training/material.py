@@ -74,7 +74,8 @@ def _recorded(folder: RunFolder) -> dict[str, Any]:
     Raises:
         UserError: somebody changed it.
     """
-    found = folder.environment().get("data")
+    environment = folder.environment()
+    found = environment.get("data") if isinstance(environment, dict) else None
     if (
         isinstance(found, dict)
         and isinstance(found.get("tokenizer"), str)

@@ -16,7 +16,7 @@ MISTAKES: dict[str, list[str]] = {
     # verbs, options and names
     "trian demo": [
         '"trian": no such verb; there are train, compare, generate, eval, import, export, '
-        'verify, profile, report, list, show, diff, schema, check. Did you mean "train"?'
+        'verify, profile, report, list, show, diff, cache, schema, check. Did you mean "train"?'
     ],
     "train": ["train what? Name a recipe, a model or a TOML file, such as: archwright train demo"],
     "train model.dim=64": [
@@ -154,7 +154,7 @@ MISTAKES: dict[str, list[str]] = {
         'data.tokenizer.path: there is no file "tik.json". Did you mean "tok.json"?'
     ],
     "train modern data.text=notes.txt data.tokenizer.kind=file data.tokenizer.path=tok.json": [
-        '"tok.json" is not a tokenizer.json: Model missing. at line 1 column 2.'
+        '"tok.json" is not a tokenizer.json: it has no model with a vocabulary.'
     ],
     "train modern data.text=notes.txt data.tokenizer.path=tok.json": [
         'data.tokenizer.path: given beside data.tokenizer.kind = "bpe", which reads no file; '

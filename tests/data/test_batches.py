@@ -55,22 +55,24 @@ def test_an_epoch_predicts_tokens_once_and_covers_all_but_its_ends(
 @pytest.mark.parametrize("num_tokens", [320, 347, 383])
 def test_offsets_and_ends_are_as_documented(num_tokens: int) -> None:
     """What docs/pieces.md says of residues, and of tokens at the ends."""
-    context, epochs = 32, 6000
+    context = 32
     batches = Batches(np.arange(num_tokens), context, 1, seed=1)
     n = batches.windows_per_epoch
     assert n == (num_tokens - context) // context
-    offsets = np.array(batches._starts(np.arange(epochs) * n)) % context
-    first, every = np.array([batches._starts(np.arange(e * n, (e + 1) * n)) for e in range(200)]), 0
-    assert all(len(set(starts % context)) == 1 for starts in first)
-    expected = np.where(np.arange(context) < num_tokens % context, 2, 1)
-    expected = expected / expected.sum() * epochs
-    counts = np.bincount(offsets, minlength=context)
+
+    residues = np.array(batches._starts(np.arange(6000) * n)) % context
+    share = np.where(np.arange(context) < num_tokens % context, 2, 1)
+    expected = 6000 * share / share.sum()
+    counts = np.bincount(residues, minlength=context)
     assert ((counts - expected) ** 2 / expected).sum() < 2 * context + 10  # chi-squared
+
     times = np.zeros(num_tokens)
-    for starts in first:
-        times[starts.min() + 1 : starts.max() + context + 1] += 1
-        every += num_tokens - (starts.max() + context - starts.min())
-    assert every == 200 * (context + num_tokens % context)
+    for epoch in range(200):
+        starts = np.array(batches._starts(np.arange(epoch * n, (epoch + 1) * n)))
+        assert len(set(starts % context)) == 1
+        predicted = range(starts.min() + 1, starts.max() + context + 1)
+        assert num_tokens - len(predicted) == context + num_tokens % context
+        times[predicted] += 1
     assert times[0] == 0
     assert times[num_tokens // 2] == 200
     assert 0 < times[3] < times[20] < 200

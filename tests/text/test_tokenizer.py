@@ -120,6 +120,10 @@ def test_an_empty_or_broken_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"a": 1}')
     with pytest.raises(UserError, match=r"is not a tokenizer\.json"):
         Tokenizer.load(tmp_path)
+    for content in ("[]", "3", "[" * 100_000, "\xff", '{"eos_token": 1}'):
+        (tmp_path / "tokenizer_config.json").write_text(content, "latin-1")
+        with pytest.raises(UserError):
+            Tokenizer.load(tmp_path)
 
 
 def test_a_token_to_begin_with_is_in_the_vocabulary() -> None:
