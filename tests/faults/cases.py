@@ -110,7 +110,8 @@ class Stage:
         elif again.results != self.plain.results:
             found.problems.append(f"again: other results: {_difference(self.plain, again)}")
         found.problems += [f"harmed: {name}" for name in self._harmed(place)]
-        found.left = sorted(_names(place) - self._expected)
+        left = _names(place) - self._expected
+        found.left = sorted(name for name in left if str(Path(name).parent) not in left)
         return found
 
     def clear(self) -> None:
