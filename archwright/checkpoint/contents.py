@@ -5,6 +5,7 @@ The seal of a checkpoint says that files are as they were written, not that we w
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic_core import from_json
 from archwright.checkpoint import weights
 from archwright.checkpoint.disk import DamagedError
 from archwright.checkpoint.tree import join
+from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,11 +27,7 @@ OPTIMIZERS = "optimizers.safetensors"
 STATE = "state.safetensors"
 JSON = "state.json"
 
-WRONG = (
-    *(ValueError, TypeError, LookupError, AttributeError),
-    *(OverflowError, RecursionError, RuntimeError),
-)
-"""What reading or setting raises where the data are of another shape than was saved."""
+_WRONG = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, RuntimeError)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -42,7 +40,7 @@ def read(path: Path) -> dict[str, Any]:
     others, _ = weights.read_tensors(path / STATE)
     # The generators and the caller get tensors of their own, not views of the file.
     others = {name: tensor.clone() for name, tensor in others.items()}
-    try:
+    with taken_for_damage(path):
         content = from_json((path / JSON).read_bytes())
         found = {
             "optimizers": join(content["optimizers"], of_optimizers),
@@ -51,11 +49,20 @@ def read(path: Path) -> dict[str, Any]:
         }
         _Content.model_validate(found)
         _try_generators(found["generators"])
-    except WRONG as error:
+    return found
+
+
+@contextlib.contextmanager
+def taken_for_damage(path: Path) -> Iterator[None]:
+    """Turn what the block raises where data are of another shape than was saved into one line for the user."""
+    try:
+        yield
+    except UserError:
+        raise
+    except _WRONG as error:
         raise DamagedError(
             f"{path / JSON} is damaged: it is not what a checkpoint holds."
         ) from error
-    return found
 
 
 def check_optimizer(path: Path, saved: Mapping[str, Any], optimizer: Optimizer) -> None:
@@ -92,7 +99,9 @@ def _try_generators(state: Mapping[str, Any]) -> None:
     import torch
 
     torch.Generator().set_state(state["torch"])
-    if not all(isinstance(one, torch.Tensor) and one.dtype == torch.uint8 for one in state["cuda"]):
+    if not isinstance(state["cuda"], list) or not all(
+        isinstance(one, torch.Tensor) and one.dtype == torch.uint8 for one in state["cuda"]
+    ):
         raise TypeError("generators of CUDA")
     inner = state["numpy"]["state"]
     if not 0 <= inner["pos"] <= len(inner["key"]) == 624:  # numpy does not look
@@ -126,15 +135,16 @@ def _problems(saved: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
 
 def _alike(here: Mapping[str, Any], there: Mapping[str, Any], key: str) -> bool:
     """Tell whether a group's saved option is of the kind that the optimizer has; what it lacks, torch may add."""
-    value = here[key]
-    if key == "params":
-        return True
-    if isinstance(value, tuple | list):
-        found = there.get(key)
-        return isinstance(found, tuple | list) and [_is_number(v) for v in found] == [
-            _is_number(v) for v in value
+    value, found = here[key], there.get(key)
+    if key == "betas" and isinstance(found, tuple | list):
+        return len(found) == len(value) and all(_is_number(v) and 0 <= v < 1 for v in found)
+    if isinstance(value, tuple | list) and key != "params":
+        return isinstance(found, tuple | list) and [*map(_is_number, found)] == [
+            *map(_is_number, value)
         ]
-    return not _is_number(value) or _is_number(there.get(key))
+    if value is None or isinstance(value, bool):
+        return found is None or isinstance(found, bool)
+    return not _is_number(value) or _is_number(found)
 
 
 def _is_number(value: object) -> bool:
@@ -142,16 +152,20 @@ def _is_number(value: object) -> bool:
 
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    # More than 64 bits torch cannot take.
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
-_LIKE_PARAMETER = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+_OF_ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 
 def _misshapen(state: Mapping[str, Any], parameter: Tensor) -> Iterator[str]:
-    """Yield the names of moments that do not have the shape of their parameter, and of a step that is no number."""
-    for name in _LIKE_PARAMETER:
+    """Yield what Adam and momentum need of a parameter's state and do not find there."""
+    if state.keys() & _OF_ADAM:
+        yield from _OF_ADAM - state.keys()
+    for name in _MOMENTS:
         if name in state and getattr(state[name], "shape", None) != parameter.shape:
             yield name
-    if "step" in state and not _is_number(state["step"]):
+    if "step" in state and not (_is_number(state["step"]) and state["step"] >= 0):
         yield "step"

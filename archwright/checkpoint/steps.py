@@ -98,7 +98,8 @@ def load(
         contents.check_optimizer(path, content["optimizers"][name], optimizer)
     weights.put(saved, model)
     for name, optimizer in optimizers.items():
-        _optimizers.put_optimizer(content["optimizers"][name], optimizer)
+        with contents.taken_for_damage(path):
+            _optimizers.put_optimizer(content["optimizers"][name], optimizer)
     rng.set_generators(content["generators"])
     state: dict[str, Any] = content["state"]
     return state

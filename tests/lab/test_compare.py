@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import archwright as aw
+from archwright.checkpoint.started import FILE, StartRecord
 from archwright.lab.compare import compare, plan
 from archwright.lab.findings import announcement
 from archwright.lab.results import StudyResults
@@ -305,3 +306,43 @@ def test_a_brief_run_leaves_numbers_alone(results: StudyResults, place: Path) ->
     assert [r for r in folder.metrics() if r["kind"] == "eval"][-1]["nats_per_token"] == (
         results.runs[0].loss
     )
+
+
+def test_a_study_written_by_hand_is_not_written_over(tmp_path: Path) -> None:
+    """It lies where the study's own file would, alone or with other files of its user."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "study.toml").write_text(
+        '# why\nbaseline = "modern"\n[variants]\na = ["norm.kind=layer"]\n'
+    )
+    for given in ([str(mine / "study.toml")], ["modern", ":norm.kind=layer"]):
+        with pytest.raises(UserError, match=r"not empty: it holds study\.toml"):
+            compare(*given, "data.text=none.txt", out=mine, quiet=True)
+        assert [path.name for path in mine.iterdir()] == ["study.toml"]
+        assert (mine / "study.toml").read_text().startswith("# why")
+
+
+def test_a_mistake_takes_away_no_more_than_the_study_made(tmp_path: Path) -> None:
+    words = ("modern", ":norm.kind=layer", "data.text=none.txt")
+    with pytest.raises(UserError, match=r"none\.txt"):
+        compare(*words, out=tmp_path / "a" / "b", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+    study = tmp_path / "study"
+    study.mkdir()
+    with pytest.raises(UserError, match=r"none\.txt"):
+        compare(*words, out=study, quiet=True)
+    assert list(study.iterdir()) == []
+
+
+def test_a_start_that_was_killed_is_gone_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, study = ("modern", ":norm.kind=layer", "data.text=none.txt"), tmp_path / "study"
+    with monkeypatch.context() as patch:
+        patch.setattr(StartRecord, "undo", lambda *_, **__: None)
+        with pytest.raises(UserError):
+            compare(*words, out=study, quiet=True)
+    assert {path.name for path in study.iterdir()} >= {FILE, "study.toml", "log.txt", "lock"}
+    with pytest.raises(UserError, match=r"none\.txt"):
+        compare("modern", ":norm.kind=none", "data.text=none.txt", out=study, quiet=True)
+    assert list(study.iterdir()) == []
