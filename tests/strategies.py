@@ -82,7 +82,7 @@ SMALL: Ranges = {
     "numerator": st.floats(1, 4),
     "FixedScale.value": st.floats(0.1, 1),
     "period": st.integers(1, 6),
-    "coefficient": st.floats(0, 1),
+    "coefficient": st.just(0.0) | st.floats(1e-3, 1),
     "clip": st.just("none") | st.floats(1, 10),
     "value_scale": st.floats(0.5, 2),
     "alpha_positive": st.floats(0.5, 1),
