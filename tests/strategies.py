@@ -84,7 +84,7 @@ SMALL: Ranges = {
     "bias_max": st.integers(4, 16),
     "FixedScale.value": st.floats(0.1, 1),
     "period": st.integers(1, 6),
-    "coefficient": st.floats(0, 1),
+    "coefficient": st.just(0.0) | st.floats(1e-3, 1),
     "clip": st.just("none") | st.floats(1, 10),
     "value_scale": st.floats(0.5, 2),
     "alpha_positive": st.floats(0.5, 1),
@@ -212,12 +212,24 @@ def _number_or_text(annotation: Any, metadata: list[Any], moderate: bool) -> st.
             return st.integers(ge, ge + 12)
         return st.integers(ge, le if lt is None else lt - 1)
     if annotation is float:
-        limits = {"exclude_min": gt is not None, "exclude_max": lt is not None}
         low, high = (gt if ge is None else ge), (lt if le is None else le)
         if moderate and high is None:
             return st.floats(max(0.25, low or 0.0), 4.0, exclude_min=low is not None)
-        drawn = st.floats(low, high, allow_nan=False, allow_infinity=False, **limits)
-        return drawn.filter(lambda number: number == 0 or 1e-30 <= abs(number) <= 1e30)
+        return _float(low, high, exclude_min=gt is not None, exclude_max=lt is not None)
     assert annotation is str, annotation
     least = next((m.min_length for m in metadata if isinstance(m, MinLen)), 0)
     return TEXT if least == 0 else st.text("abc\"'\n\\é", min_size=least, max_size=8)
+
+
+def _float(low: float | None, high: float | None, **excluded: bool) -> st.SearchStrategy[float]:
+    """Draw any number within limits that specs take, which keep to what float32 holds."""
+    largest, smallest = 1e30, 1e-30
+    top = largest if high is None else high
+    if low is None:
+        return _float(0.0, top) | _float(0.0, top).map(lambda number: -number)
+    if low == 0:
+        zero = [] if excluded.pop("exclude_min", False) else [st.just(0.0)]
+        return st.one_of(
+            *zero, st.floats(smallest, top, exclude_max=excluded.get("exclude_max", False))
+        )
+    return st.floats(low, top, **excluded)

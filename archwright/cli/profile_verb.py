@@ -32,6 +32,8 @@ EXAMPLES = """\
   archwright profile modern norm.kind=layer --precision bf16 --seconds 30
   archwright profile mine.toml --kernel eager --json"""
 
+MOST = 2**30
+"""Most rows, and most tokens of a row."""
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp8")
 KERNELS = ("auto", "eager", "sdpa", "blockwise")
 
@@ -77,9 +79,9 @@ def run(words: Sequence[str]) -> int:
 def _checked(options: argparse.Namespace) -> ModelSpec:
     """Return the model, or say all that is wrong with the options."""
     lines = [
-        f"--{name}: found {value}; expected at least 1"
+        f"--{name}: found {value}; expected 1 to {MOST:,}"
         for name, value in (("batch-size", options.batch_size), ("length", options.length))
-        if value is not None and value < 1
+        if value is not None and not 1 <= value <= MOST
     ]
     if not 0 < options.seconds < 86400:
         lines.append(f"--seconds: found {options.seconds:g}; expected more than 0")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from archwright.spec.errors import UserError
+from archwright.spec.errors import UserError, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,9 +23,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
-            message = f"{unknown}: no such option; values are set as key=value, without dashes"
+            message = self._unknown(unknown)
         # Assignments are many or none, but argparse counts them among what is required.
-        raise UserError(f"{message.removesuffix(', KEY=VALUE')}. See {self.prog} --help")
+        message = message.removesuffix(", KEY=VALUE")
+        raise UserError(f"{message}{'' if message[-1] == '?' else '.'} See {self.prog} --help")
+
+    def _unknown(self, words: str) -> str:
+        if not words.startswith("-"):
+            return f"{words}: more words than {self.prog} takes"
+        message = f"{words}: no such option"
+        if any(action.metavar == "KEY=VALUE" for action in self._actions):
+            message += "; values are set as key=value, without dashes"
+        hint = nearest(words.split()[0].partition("=")[0], self._option_string_actions)
+        return f"{message}.{hint}" if hint else message
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Return the options; they may stand before, between and after the other words."""

@@ -1,6 +1,5 @@
 """Plain sampling: one token at a time from the model's distribution, made sharper or cut."""
 
-import math
 from collections.abc import Callable, Collection, Iterator
 
 import torch
@@ -147,8 +146,8 @@ def _check(
         (len(prompt) > 0, "prompt: found no token; expected one at least to go on from"),
         (max_tokens >= 0, f"max_tokens: found {max_tokens}; expected 0 or more"),
         (
-            0 <= temperature < math.inf,
-            f"temperature: found {temperature}; expected 0 (the likeliest token) or more",
+            temperature == 0 or 1e-6 <= temperature <= 1e6,
+            f"temperature: found {temperature}; expected 0 (the likeliest token), or 1e-6 to 1e6",
         ),
         (top_k >= 0, f"top_k: found {top_k}; expected 0 (all) or more"),
         (0 < top_p <= 1, f"top_p: found {top_p}; expected more than 0, at most 1"),

@@ -107,7 +107,7 @@ def not_too_many_parameters(spec: ModelSpec) -> Iterator[str]:
     sizes = _largest_sizes(spec)
     if (total := sum(sizes.values())) > MOST_PARAMETERS:
         key = max(sizes, key=lambda name: sizes[name])
-        yield f"{key}: the model has over {total:.0e} parameters; expected at most 1e15"
+        yield f"{key}: the model has about {total:.1e} parameters; expected at most 1e15"
 
 
 def _largest_sizes(spec: ModelSpec) -> dict[str, int]:

@@ -1,8 +1,10 @@
 """What must hold between the values of a run, beside the rules of its model."""
 
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from archwright.spec.errors import UserError
+from archwright.spec.explain import show
 from archwright.spec.masks import Mask, Prefix
 from archwright.spec.rules import enforce
 from archwright.spec.run_spec import RunSpec
@@ -10,13 +12,22 @@ from archwright.spec.run_spec import RunSpec
 
 def enforce_run(run: RunSpec) -> None:
     """Raise a UserError with one line for each broken rule of the run and its model."""
-    lines = [line for rule in (_rows, _stride, _tokenizer, _hidden_future) for line in rule(run)]
+    lines = [
+        line for rule in (_name, _rows, _stride, _tokenizer, _hidden_future) for line in rule(run)
+    ]
     try:
         enforce(run.model)
     except UserError as error:
         lines += [f"model.{line}" for line in error.lines]
     if lines:
         raise UserError(*lines)
+
+
+def _name(run: RunSpec) -> Iterator[str]:
+    """A run that names no folder lies below runs/, whoever wrote its recipe."""
+    path = PurePath(run.name)
+    if path.is_absolute() or ".." in path.parts:
+        yield f"name: found {show(run.name)}; expected a name without .., as the folder is runs/<name>"
 
 
 def _rows(run: RunSpec) -> Iterator[str]:

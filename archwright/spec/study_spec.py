@@ -55,7 +55,7 @@ def _as_numbers(value: Any) -> Any:
         if not all(word.strip().isdecimal() for word in words):
             raise ValueError("expected whole numbers, such as 2,4")
         return tuple(map(int, words))
-    return value
+    return (value,) if type(value) is int else value
 
 
 class StudySpec(Spec):

@@ -1,5 +1,6 @@
 """What a user gets wrong: one clear line for each mistake, exit code 2, and nothing made or lost."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -34,6 +35,26 @@ MISTAKES: dict[str, list[str]] = {
     "train modern --budget 3m": [
         "--budget 3m: no such option; values are set as key=value, without dashes. "
         "See archwright train --help"
+    ],
+    "generate runs/demo --num-tokens 5": ["--num-tokens 5: no such option. See archwright generate --help"],
+    "generate runs/demo --max-token 5": [
+        '--max-token 5: no such option. Did you mean "--max-tokens"? See archwright generate --help'
+    ],
+    "report runs/a runs/b": ["runs/b: more words than archwright report takes. See archwright report --help"],
+    "profile modern --batch-size 99999999999999": [
+        "--batch-size: found 99999999999999; expected 1 to 1,073,741,824"
+    ],
+    "compare modern textbook --lengths 0": ["lengths.0: found 0; expected at least 1"],
+    "show modern model.norm.kind=layer": ['model.norm.kind: unknown key. Did you mean "norm.kind"?'],
+    "train modern name=../../mine": [
+        'name: found "../../mine"; expected a name without .., as the folder is runs/<name>'
+    ],
+    "train modern data.text=notes.txt machine.threads=4000": [
+        f"machine.threads: found 4000; expected at most {4 * (os.cpu_count() or 1)}, 4 for each core "
+        "of this machine"
+    ],
+    "train modern data.text=notes.txt init.from=nowhere": [
+        "init.from: nowhere is no folder; expected a run folder or one with model.safetensors"
     ],
     "train modern --resume runs/demo": [
         "--resume takes the run as it was begun: leave out other words, --out, --tiny and --dry-run"

@@ -96,12 +96,12 @@ def test_a_folder_in_use(unfinished: Path, place: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "lines"),
     [
-        (["--temperature", "-1"], ["--temperature: found -1.0; expected 0 (the likeliest token) or more"]),
+        (["--temperature", "-1"], ["--temperature: found -1.0; expected 0 (the likeliest token), or 1e-6 to 1e6"]),
         (
             ["--temperature", "nan", "--top-k", "-2", "--max-tokens", "-3"],
             [
                 "--max-tokens: found -3; expected 0 or more",
-                "--temperature: found nan; expected 0 (the likeliest token) or more",
+                "--temperature: found nan; expected 0 (the likeliest token), or 1e-6 to 1e6",
                 "--top-k: found -2; expected 0 (all) or more",
             ],
         ),

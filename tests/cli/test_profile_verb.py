@@ -72,8 +72,8 @@ MISTAKES = {
         "attention.num_kv_heads: found 3; expected a divisor of num_heads = 8"
     ],
     "profile modern --batch-size 0 --length 0 --seconds 0 --precision fp32x --kernel flash": [
-        "--batch-size: found 0; expected at least 1",
-        "--length: found 0; expected at least 1",
+        "--batch-size: found 0; expected 1 to 1,073,741,824",
+        "--length: found 0; expected 1 to 1,073,741,824",
         "--seconds: found 0; expected more than 0",
         '--precision: found "fp32x"; expected one of auto, fp32, bf16, fp16, fp8. Did you mean "fp32"?',
         '--kernel: found "flash"; expected one of auto, eager, sdpa, blockwise.',

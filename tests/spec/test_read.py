@@ -124,7 +124,7 @@ class TestFiles:
 
     def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
         (tmp_path / "mine.toml").mkdir()
-        with pytest.raises(UserError, match=r"mine\.toml: no such file"):
+        with pytest.raises(UserError, match=r"mine\.toml: is a folder; expected a TOML file"):
             load(tmp_path / "mine.toml")
 
 

@@ -11,6 +11,10 @@ from tests.strategies import model_specs
 GOOD = ModelSpec(dim=512, num_layers=4, vocab_size=64)
 
 BROKEN: dict[str, tuple[list[str], str]] = {
+    "not_too_many_parameters": (
+        ["feedforward.hidden_dim=16777216", "dim=8388608", "num_layers=8"],
+        "feedforward: the model has about 1.7e+15 parameters; expected at most 1e15",
+    ),
     "kv_heads_divide_heads": (
         ["attention.num_heads=8", "attention.num_kv_heads=3"],
         "attention.num_kv_heads: found 3; expected a divisor of num_heads = 8",
