@@ -150,11 +150,12 @@ class Family:
 
     def _arrange(self, table: Table, config: Config) -> None:
         """Lay what the groups say of each layer into the spec's table."""
-        if not self.groups:
-            return
         number = table["num_layers"]
         if not isinstance(number, int) or not 1 <= number <= MOST_LAYERS:
-            raise UserError(f"config.json: found {number!r} layers; expected 1 to {MOST_LAYERS:,}")
+            shown = repr(number)[:80]
+            raise UserError(f"config.json: found {shown} layers; expected 1 to {MOST_LAYERS:,}")
+        if not self.groups:
+            return
         roles = [group.names(config, number) for group in self.groups]
         of_role = {
             (g, role): group.of(role, config)

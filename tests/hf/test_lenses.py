@@ -111,7 +111,9 @@ def test_a_constant_is_written_and_another_one_refused() -> None:
     [
         (LLAMA, {"rope_theta": "far"}, "another type than expected"),
         (LLAMA, {"rope_parameters": "far"}, "another type than expected"),
-        (QWEN2, {"num_hidden_layers": 10**30}, "expected 1 to 100,000"),
+        (QWEN2, {"num_hidden_layers": 10**30}, "num_hidden_layers: found 1.00e[+]30; expected"),
+        (QWEN2, {"num_hidden_layers": 10**6}, "expected 1 to 100,000"),
+        (LLAMA, {"num_hidden_layers": 10**6}, "expected 1 to 100,000"),
         (QWEN2, {"layer_types": ["full_attention"]}, "types of 1 layers; expected 32"),
         (GRANITE_SWA, {"layer_rope_theta": [0, 1.0]}, "found 2 numbers; expected 24"),
     ],
