@@ -176,8 +176,8 @@ def _make_study() -> None:
 
     write_text(Path("text.txt"), 400)
     study = study_of(*STUDY_WORDS, **STUDY_OPTIONS)
-    folder = compare.open_study(Path("study"), study)
-    plan.save(Planner(study, folder, _Crew()).plan(), folder)  # type: ignore[arg-type]
+    with compare.open_study(Path("study"), study) as folder:
+        plan.save(Planner(study, folder, _Crew()).plan(), folder)  # type: ignore[arg-type]
 
 
 class _Crew:
