@@ -16,7 +16,8 @@ DIGITS = 40
 STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, ESC and BEL among them, but tab and the end of a line
     "\u2028\u2029"  # ends of lines to few programs
-    "\u202a-\u202e\u2066-\u2069"  # which turn the direction of what follows
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # which turn the direction of what follows
+    "\u200b\u2060\ufeff"  # which are not seen
     "\ud800-\udfff]"  # halves of characters
 )
 LONG = re.compile(rf'"(?:[^"\\]|\\.){{{QUOTED - 1},}}"|\S{{{QUOTED + 1},}}')
@@ -29,7 +30,8 @@ def printable(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Return text as one printable line, with long words and quotations shortened in the middle."""
-    text = printable(text).replace("\n", "\\n")
+    text = printable(text).replace("\n", "\\n").replace("\t", " ")
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     return shortened(LONG.sub(lambda found: shortened(found[0]), text), LINE)
 
 
