@@ -26,8 +26,10 @@ def read_records(path: Path) -> list[Record]:
         else:
             damaged.append(number)
     if damaged:
+        lines = f"line {damaged[0]} is" if len(damaged) == 1 else f"{len(damaged)} lines are"
+        first = "" if len(damaged) == 1 else f", the first is line {damaged[0]}"
         warnings.warn(
-            f"{path}: {len(damaged)} damaged lines are left out, the first is line {damaged[0]}.",
+            f"{path}: {lines} damaged and left out{first}.",
             stacklevel=3,
         )
     return records
