@@ -6,7 +6,8 @@ from archwright.cli.words import Parser, add_parts_option, check_run_parts, load
 from archwright.spec.errors import UserError
 
 ABOUT = """\
-Let a trained model write: one token after another, drawn from its distribution."""
+Let a trained model write: one token after another, drawn from its distribution.
+Control characters, which could steer a terminal, are printed as U+FFFD, also into files."""
 
 EXAMPLES = """\
   archwright generate runs/demo --prompt "def "
