@@ -7,7 +7,8 @@ from archwright.spec.errors import UserError
 
 ABOUT = """\
 Let a trained model write: one token after another, drawn from its distribution. What the generation_config.json
-of an imported checkpoint says of temperature, top-k and top-p is the default there."""
+of an imported checkpoint says of temperature, top-k and top-p is the default there. Control characters, which
+could steer a terminal, are printed as U+FFFD, also into files."""
 
 EXAMPLES = """\
   archwright generate runs/demo --prompt "def "

@@ -36,7 +36,9 @@ MISTAKES: dict[str, list[str]] = {
         "--budget 3m: no such option; values are set as key=value, without dashes. "
         "See archwright train --help"
     ],
-    "generate runs/demo --num-tokens 5": ["--num-tokens 5: no such option. See archwright generate --help"],
+    "generate runs/demo --num-tokens 5": [
+        '--num-tokens 5: no such option. Did you mean "--max-tokens"? See archwright generate --help'
+    ],
     "generate runs/demo --max-token 5": [
         '--max-token 5: no such option. Did you mean "--max-tokens"? See archwright generate --help'
     ],
@@ -44,7 +46,7 @@ MISTAKES: dict[str, list[str]] = {
     "profile modern --batch-size 99999999999999": [
         "--batch-size: found 99999999999999; expected 1 to 1,073,741,824"
     ],
-    "compare modern textbook --lengths 0": ["lengths.0: found 0; expected at least 1"],
+    "compare modern textbook --lengths 0": ["lengths: found 0; expected at least 1"],
     "show modern model.norm.kind=layer": ['model.norm.kind: unknown key. Did you mean "norm.kind"?'],
     "train modern name=../../mine": [
         'name: found "../../mine"; expected a name without .., as the folder is runs/<name>'

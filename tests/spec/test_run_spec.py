@@ -38,7 +38,6 @@ def test_budgets(text: str, amount: float, unit: str) -> None:
         "0.5steps",
         "3 minutes",
         "10Xtokens",
-        "1e400s",
         "3m 2s",
         "nans",
         "3M",

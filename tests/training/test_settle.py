@@ -314,7 +314,11 @@ def test_a_time_budget_pays_for_evaluations(
         (["model.dim=1000000"], "model: [0-9,]+ parameters, their gradients and moments need"),
         (["batch_size=1000000000"], "batch_size: a step needs at least .* lower batch_size"),
         (["model.context_length=20000"], r"data\.text: the text is too short: 20001 tokens"),
-        (["model.dim=100000000000000"], "model: too large to be built: "),
+        (["model.dim=100000000000000"], "model.dim: found 100000000000000; expected at most"),
+        (
+            ["model.dim=16777216"],
+            "feedforward: the model has about .* parameters; expected at most",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_before_it_is_tried(
