@@ -61,9 +61,11 @@ def command(*words: str) -> list[str]:
 
 
 def surroundings(**more: str) -> dict[str, str]:
-    """Return an environment in which the checkout is importable and one thread computes."""
+    """Return an environment in which the checkout is importable and one thread computes, without what commands
+    in this process have set for those that they start."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | more
+    here = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    return here | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | more
 
 
 def archwright(
