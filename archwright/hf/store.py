@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from archwright.format import shortened
 from archwright.hf.layouts import Shape
 from archwright.spec.errors import UserError
 from archwright.spec.files import irregular
@@ -24,6 +25,8 @@ OLD_WEIGHTS = "pytorch_model.bin"
 OLD_INDEX = "pytorch_model.bin.index.json"
 WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "float64": 8, "bfloat16": 2, "float16": 2}
 """Bytes of a number, by the names of dtypes in files."""
+LONGEST_NAME = 255
+"""Characters of a file's name, at most."""
 
 
 class Store:
@@ -119,17 +122,29 @@ def _shards(index: Path) -> list[str]:
     names = read_table(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise UserError(f"{index}: found no weight_map; expected the file of each tensor")
-    files = list(dict.fromkeys(str(name) for name in names.values()))
-    for name in files:
-        if Path(name).name != name or "\\" in name or name in ("", ".", ".."):
+    for name in names.values():
+        if not _is_plain(name):
             raise UserError(
-                f"{index}: found the file {name!r}; expected a plain name in the folder"
+                f"{index}: found the file {shortened(repr(name))}; expected a plain name in the folder"
             )
+    files: list[str] = list(dict.fromkeys(names.values()))
+    for name in files:
         if not (index.parent / name).is_file():
             raise UserError(
                 f"{index.parent / name}: there is no such file, but {index.name} names it"
             )
     return files
+
+
+def _is_plain(name: Any) -> bool:
+    """Tell whether a file of this name stands in its folder, on any system."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= LONGEST_NAME
+        and Path(name).name == name
+        and not {*name} & {"\\", "\0"}
+        and name not in (".", "..")
+    )
 
 
 def _open(path: Path) -> Any:
