@@ -16,7 +16,7 @@ DIGITS = 40
 STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, ESC and BEL among them, but tab and the end of a line
     "\u2028\u2029"  # ends of lines to few programs
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # which turn the direction of what follows
+    "\u202a-\u202e\u2066-\u2069"  # which turn the direction of what follows
     "\u200b\u2060\ufeff"  # which are not seen
     "\ud800-\udfff]"  # halves of characters
 )

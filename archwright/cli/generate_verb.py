@@ -6,9 +6,9 @@ from archwright.cli.words import Parser, add_parts_option, check_run_parts, load
 from archwright.spec.errors import UserError
 
 ABOUT = """\
-Let a trained model write: one token after another, drawn from its distribution. What the generation_config.json
-of an imported checkpoint says of temperature, top-k and top-p is the default there. Control characters, which
-could steer a terminal, are printed as U+FFFD, also into files."""
+Let a trained model write: one token after another, drawn from its distribution. What the
+generation_config.json of an imported checkpoint says of temperature, top-k and top-p is the default there.
+Control characters, which could steer a terminal, are printed as U+FFFD, also into files."""
 
 EXAMPLES = """\
   archwright generate runs/demo --prompt "def "

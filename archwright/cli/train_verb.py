@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 ABOUT = """\
 Train a model or a recipe, and leave a run folder with weights, curves and a page of results.
 
-WHAT is a recipe (demo), a model (modern), a TOML file of either, the folder of a run to go on from, or a folder
-with a config.json alone, whose architecture is trained from fresh. KEY=VALUE changes any value:
+WHAT is a recipe (demo), a model (modern), a TOML file of either, the folder of a run to go on from, or a
+folder with a config.json alone, whose architecture is trained from fresh. KEY=VALUE changes any value:
 
   model.dim=256 model.num_layers=4          the architecture (archwright show modern lists its keys)
   data.text=FILE                            a file, folder, glob, .jsonl, - or stdlib

@@ -94,8 +94,8 @@ def read(folder: Path) -> PlanRecord:
             "archwright that planned the study, or give --out a new folder"
         )
     raise UserError(
-        f"{file}: cut short or changed since it was written: bring it back as it was, or delete it, and the same "
-        "command plans the study again and uses the runs that fit"
+        f"{file}: cut short or changed since it was written: bring it back as it was, or give --out a new "
+        "folder: the study is planned again there and uses the runs that fit"
     )
 
 

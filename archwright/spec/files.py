@@ -46,12 +46,12 @@ def open_regular(path: Path) -> BinaryIO:
         UserError: it is a pipe, a device or a socket.
     """
     if kind := irregular(path):
-        raise UserError(f'"{path}" is {kind}; expected a file.')
+        raise UserError(f"{path}: found {kind}; expected a file")
     return path.open("rb")
 
 
-def read_text(path: Path, most: int) -> str:
-    """Return the text of a file in UTF-8 of at most `most` bytes.
+def read_text(path: Path, most: int, what: str = "text") -> str:
+    """Return the text of a file in UTF-8 of at most `most` bytes, which is to be `what`.
 
     Raises:
         OSError: as `open` and `read` do, the file always named.
@@ -64,10 +64,10 @@ def read_text(path: Path, most: int) -> str:
         except OSError as error:  # that of a read names no file
             raise OSError(error.errno, error.strerror, str(path)) from None
     if len(content) > most:
-        raise UserError(f'"{path}" has {max(size, most):,} bytes; expected at most {most:,}.')
+        raise UserError(
+            f"{path}: has {max(size, most):,} bytes; expected {what} of at most {most:,}"
+        )
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f'"{path}" is not UTF-8 at byte {error.start} (0x{content[error.start]:02x}).'
-        ) from None
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}; expected {what}") from None

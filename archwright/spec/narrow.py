@@ -50,7 +50,8 @@ def narrowed(
         old = heads(spec.attention, spec.dim)
     for name, partial in values["layer_kinds"].items():
         if "kind" in (mask := partial.get("attention", {}).get("mask", {})):
-            mask |= spec.layers_by_kind[name].attention.model_dump()["mask"]
+            whole = spec.layers_by_kind[name].attention.model_dump()["mask"]
+            mask |= {key: whole[key] for key in whole.keys() & {*TOKENS, *IN_BLOCKS}}
     for table in tables:
         attention, feedforward = table.get("attention", {}), table.get("feedforward", {})
         _narrow_heads(attention, num_heads, min(head_dim, dim), old)

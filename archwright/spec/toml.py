@@ -82,7 +82,7 @@ def _holds(value: Any) -> bool:
 def _text(path: Path) -> str:
     if path.is_dir():
         raise UserError(f"{path}: is a folder; expected a TOML file")
-    return read_text(path, MOST_BYTES).removeprefix("\ufeff")
+    return read_text(path, MOST_BYTES, "a TOML file").removeprefix("\ufeff")
 
 
 def _where_too_long(text: str) -> str:

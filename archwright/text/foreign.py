@@ -33,7 +33,7 @@ def read_json(path: Path) -> tokenizers.Tokenizer:
         UserError: the file is missing or something else.
     """
     try:
-        text = read_text(path, LARGEST)
+        text = read_text(path, LARGEST, "a tokenizer.json")
     except OSError as error:
         raise UserError(f'cannot read "{path}": {error.strerror or error}.') from error
     return parse(text, f'"{path}"')

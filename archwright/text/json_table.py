@@ -46,7 +46,7 @@ def read_text(path: Path) -> str:
         UserError: there is none, it is longer than such files are, or not UTF-8.
     """
     try:
-        return files.read_text(path, MOST_BYTES)
+        return files.read_text(path, MOST_BYTES, "a JSON file")
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except OSError as error:

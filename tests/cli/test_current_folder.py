@@ -31,6 +31,7 @@ COMMANDS = {
     "train": f"modern data.text=text.txt {SMALL} budget=2steps --quiet",
     "compare": f"modern :norm.kind=layer data.text=text.txt {SMALL} --budget 2steps --seeds 2 "
     "--rates fixed --size given --evaluation-tokens 1024 --quiet",
+    "cache": "",
     "generate": "runs/modern --max-tokens 2",
     "eval": "runs/modern --text short.txt",
     "export": "runs/modern exported",

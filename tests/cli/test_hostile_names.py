@@ -30,6 +30,7 @@ COMMANDS = {
         "modern --{bad}",
         "modern --parts {bad}.py",
     ),
+    "cache": ("{bad}", "clean --{bad}", "clean --older-than {bad}"),
     "compare": ("{bad}", "modern :{bad}", "study.toml", "modern textbook --seeds {bad}"),
     "generate": (
         "{bad}",

@@ -196,7 +196,7 @@ def test_damaged_records_are_a_warning(
     file.write_bytes(file.read_bytes() + b"\x00\x00 not a record\n")
     assert main(["report", "run"]) == 0
     err = capsys.readouterr().err
-    assert err.startswith("archwright: warning: run/metrics.jsonl: 1 damaged lines are left out")
+    assert err.startswith("archwright: warning: run/metrics.jsonl: line")
 
 
 # Disks -------------------------------------------------------------------------------------------

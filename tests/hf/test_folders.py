@@ -113,7 +113,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a pipe as config": (
         lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json")),
-        'config.json" is a pipe',
+        "config.json: found a pipe",
     ),
     "a pipe as weights": (
         lambda f: ((f / "model.safetensors").unlink(), os.mkfifo(f / "model.safetensors")),

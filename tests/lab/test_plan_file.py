@@ -95,12 +95,16 @@ def test_a_changed_plan_is_refused(study: Path, change) -> None:
     assert file.read_text() != text
     line = complaint(study)
     assert line.startswith("copy/plan.json: cut short or changed since it was written")
-    assert "delete it" in line
+    assert "give --out a new folder" in line
 
 
-def test_after_deleting_it_the_study_goes_on(study: Path) -> None:
+def test_without_it_nothing_there_is_touched_and_another_folder_goes_on(study: Path) -> None:
     (study / "plan.json").unlink()
-    assert again("copy").complete
+    before = {path: path.read_bytes() for path in study.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="is not a study and not empty"):
+        again("copy")
+    assert {path: path.read_bytes() for path in study.rglob("*") if path.is_file()} == before
+    assert again("another").complete
 
 
 def test_another_format_is_named(study: Path) -> None:

@@ -280,7 +280,7 @@ class TestAuxiliary:
 
 def test_each_expert_starts_as_a_dense_one_would() -> None:
     stack, dense = StackedLinear(3, 6, 4, used=1.0), Linear(6, 4)
-    glorot = Glorot(init_spec.Glorot(), 2, 6)
+    glorot = Glorot(init_spec.Glorot(embedding_std=0.02), 2, 6)
     initialise(nn.ModuleDict({"up": stack}), glorot, seed=5)
     for e in range(3):
         initialise(nn.ModuleDict({"up": nn.ModuleDict({str(e): dense})}), glorot, seed=5)

@@ -52,7 +52,7 @@ def test_damaged_lines_are_left_out_with_a_warning(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'\0\0\0\n[1]\n{"step": 3}\n{"kind": "train"}\n')
     append_record(path, record(2))
-    with pytest.warns(UserWarning, match="4 damaged lines are left out, the first is line 2"):
+    with pytest.warns(UserWarning, match="4 lines are damaged and left out, the first is line 2"):
         assert read_records(path) == [record(1), record(2)]
     cut_records(path, 5)
     assert read_records(path) == [record(1), record(2)]
@@ -94,7 +94,7 @@ def test_a_line_whose_fields_are_of_other_kinds_is_left_out(
     for line in (good, *(good | change for change in changes), *missing):
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-    with pytest.warns(UserWarning, match=f"{len(changes) + len(missing)} damaged lines"):
+    with pytest.warns(UserWarning, match=f"{len(changes) + len(missing)} lines are damaged"):
         assert read_records(path) == [good]
     cut_records(path, 5)
     assert read_records(path) == [good]

@@ -45,9 +45,9 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "device.toml").symlink_to("/dev/zero")
     for name, line in {
-        "fifo": "is no regular file; expected a TOML file",
+        "fifo": "found a pipe; expected a file",
         "folder": "is a folder; expected a TOML file",
-        "device": "is no regular file; expected a TOML file",
+        "device": "found a device; expected a file",
         "none": "no such file",
     }.items():
         path = tmp_path / f"{name}.toml"
