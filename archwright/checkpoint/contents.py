@@ -167,5 +167,15 @@ def _misshapen(state: Mapping[str, Any], parameter: Tensor) -> Iterator[str]:
     for name in _MOMENTS:
         if name in state and getattr(state[name], "shape", None) != parameter.shape:
             yield name
-    if "step" in state and not (_is_number(state["step"]) and state["step"] >= 0):
+    if "step" in state and not _is_count(state["step"]):
         yield "step"
+
+
+def _is_count(value: object) -> bool:
+    """Tell whether a value is a number of steps: of floating point where torch's optimizers count."""
+    import torch
+
+    if not _is_number(value):
+        return False
+    number = value.item() if isinstance(value, torch.Tensor) else value
+    return isinstance(number, int | float) and 0 <= number < 2**63

@@ -46,7 +46,7 @@ start here:
 """
 
 
-MOST_LINES = 100
+MOST_LINES = 20
 """Most mistakes that are shown of one command."""
 
 

@@ -107,9 +107,9 @@ def opened(folder: Path) -> Iterator[Store]:
 def _paths(folder: Path) -> list[Path]:
     """Return the files of a folder that hold its tensors."""
     for whole, index in ((WEIGHTS, INDEX), (OLD_WEIGHTS, OLD_INDEX)):
-        if (folder / whole).is_file():
+        if (folder / whole).exists():
             return [folder / whole]
-        if (folder / index).is_file():
+        if (folder / index).exists():
             return [folder / name for name in _shards(folder / index)]
     raise UserError(
         f"{folder}: no weights; expected {WEIGHTS}, {INDEX} with its files, or {OLD_WEIGHTS}. Without them "

@@ -140,7 +140,7 @@ class RunFolder:
 
     def probes(self) -> list[Record]:
         """Return what probes saw, a record per probed step; none where the run had no probes."""
-        return read_records(self.probes_file)
+        return [record for record in read_records(self.probes_file) if record["kind"] == "probes"]
 
     def environment(self) -> Record:
         """Return what is known of the machine and the software; empty before that is written.

@@ -117,7 +117,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a pipe as weights": (
         lambda f: ((f / "model.safetensors").unlink(), os.mkfifo(f / "model.safetensors")),
-        "no weights",
+        "model.safetensors: found a pipe",
     ),
     "absurd depth": (lambda f: config(f, num_hidden_layers=10**9), "layers"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no weights"),

@@ -242,7 +242,10 @@ def test_cut_back(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
     for step in (0, 10, 20, 25):
         run.append({"kind": "note", "step": step})
-        run.append_probes({"kind": "note", "step": step})
+        run.append_probes(
+            {"kind": "probes", "step": step, "tokens": 0, "seconds": 0.0, "values": {}}
+        )
+        run.append_probes({"kind": "note", "step": step})  # of another kind, and left out
     paths = {step: make_checkpoint(run, step) for step in (10, 20)}
     (run.checkpoints_folder / ".tmp-25").mkdir()
     (run.path / ".spec.toml.123.tmp").touch()

@@ -113,7 +113,7 @@ def test_files_are_bounded_and_regular(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     with path.open("wb") as file:
         file.truncate(LARGEST + 1)
-    with pytest.raises(UserError, match="expected a tokenizer.json of at most"):
+    with pytest.raises(UserError, match=r"expected a tokenizer\.json of at most"):
         read_json(path)
     path.write_bytes(b'{"\xff')
     with pytest.raises(UserError, match=r"\S+: not UTF-8 at byte 2; expected"):
