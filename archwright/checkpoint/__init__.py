@@ -7,6 +7,7 @@ tensors are safetensors files, the rest is JSON. Importing this room does not im
 from archwright.checkpoint.disk import DamagedError, atomic_write
 from archwright.checkpoint.steps import (
     complete,
+    drop_old,
     latest,
     load,
     remove_after,
@@ -21,6 +22,7 @@ __all__ = [
     "DamagedError",
     "atomic_write",
     "complete",
+    "drop_old",
     "latest",
     "load",
     "read_metadata",

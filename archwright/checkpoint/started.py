@@ -21,6 +21,8 @@ from typing import Any
 from archwright.checkpoint.disk import clear_errors, is_abandoned, sync
 
 FILE = ".archwright-started.jsonl"
+_FIRST = b'{"verb": '
+"""How a record begins."""
 
 
 class StartRecord:
@@ -81,12 +83,14 @@ class StartRecord:
 
     @property
     def _lines(self) -> list[dict[str, Any]] | None:
-        """The lines; none of a file that its writer left empty, None where the file says nothing of this folder."""
+        """The whole lines; none of a file whose first was cut off, None where the file says nothing of this folder."""
         try:
             if not stat.S_ISREG(self.file.lstat().st_mode):
                 return None
-            lines = [json.loads(line) for line in self.file.read_bytes().split(b"\n")[:-1]]
-            whole = self.file.stat().st_size == 0 or (
+            content = self.file.read_bytes()
+            lines = [json.loads(line) for line in content.split(b"\n")[:-1]]
+            cut_off = not lines and (content.startswith(_FIRST) or _FIRST.startswith(content))
+            whole = cut_off or (
                 type(lines[0]["pid"]) is int
                 and lines[0]["folder"] == self.folder.stat().st_ino
                 and all(_is_plain(line["name"]) for line in lines[1:])
@@ -98,8 +102,10 @@ class StartRecord:
     def _append(self, line: dict[str, Any]) -> None:
         """Add a line that survives a power cut; where the disk refuses, the file is as it was."""
         with clear_errors(self.file), self.file.open("ab", buffering=0) as file:
-            size = file.tell()
+            content = self.file.read_bytes()
+            size = content.rfind(b"\n") + 1
             try:
+                file.truncate(size)  # a killed writer may have left half a line
                 file.write(json.dumps(line).encode() + b"\n")
                 os.fsync(file.fileno())
                 sync(self.folder)
@@ -169,7 +175,11 @@ def _sweep_drafts(folder: Path) -> None:
         match = pattern.fullmatch(path.name)
         if match is None or path.is_symlink():
             continue
-        if StartRecord(path).pid == int(match[1]) and is_abandoned(path, int(match[1])):
+        record, pid = StartRecord(path), int(match[1])
+        # Killed before its record was whole, a draft holds nothing else.
+        inside = {entry.name for entry in path.iterdir()}
+        ours = record.pid == pid or (inside <= {FILE} and not record.names)
+        if ours and is_abandoned(path, pid):
             shutil.rmtree(path, ignore_errors=True)
 
 

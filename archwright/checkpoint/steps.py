@@ -69,7 +69,7 @@ def save(
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
-    _drop_old(folder, step, keep)
+    drop_old(folder, step, keep)
     return target
 
 
@@ -187,6 +187,16 @@ def remove_after(folder: str | Path, step: int) -> None:
                 remove_folder(path)
 
 
+def drop_old(folder: Path, step: int, keep: int) -> None:
+    """Keep the newest `keep` complete checkpoints up to `step`; those of later steps stay."""
+    kept = [found for found in complete(folder) if found <= step][-keep:]
+    for found, path in _found(folder).items():
+        if found <= step and found not in kept:
+            with contextlib.suppress(OSError):  # the new one is safe; this may wait
+                remove_folder(path)
+    _remove_removed(folder)
+
+
 _MODEL = "model.safetensors"
 _SEAL = "COMPLETE.json"
 _FILES = (_MODEL, contents.OPTIMIZERS, contents.STATE, contents.JSON)
@@ -252,16 +262,6 @@ def _publish(new: Path, target: Path) -> None:
     if replaces:
         with contextlib.suppress(OSError):
             remove_folder(aside)
-
-
-def _drop_old(folder: Path, step: int, keep: int) -> None:
-    """Keep the newest `keep` complete checkpoints up to `step`; those of later steps stay."""
-    kept = [found for found in complete(folder) if found <= step][-keep:]
-    for found, path in _found(folder).items():
-        if found <= step and found not in kept:
-            with contextlib.suppress(OSError):  # the new one is safe; this may wait
-                remove_folder(path)
-    _remove_removed(folder)
 
 
 def _remove_removed(folder: Path) -> None:

@@ -37,12 +37,13 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
     source = f"{Path(folder).resolve().name}, a {FAMILIES[loaded.family].architecture}"
     model = loaded.spec.model_copy(update={"source": source, "name": path.name})
     there = RunFolder(path)
-    if there.begun:
+    if there.begun and (there.finished or not there.starting):
         if not _is_same(there, model, loaded.model):
             raise UserError(f"{path} holds a run already; give --out a new folder")
         return there, loaded.model
     run = RunFolder.create(path, RunSpec(name=path.name, model=model))
     with run.lock(), run.nothing_or_begun():
+        run.start_over(run.model_file, run.metrics_file)
         if loaded.tokenizer is not None:
             run.write_tokenizer(loaded.tokenizer)
         told = {"archwright": "model", "spec": model.hash(), FAMILY: loaded.family}

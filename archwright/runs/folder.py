@@ -193,6 +193,18 @@ class RunFolder:
             self.sweep()
             self._record.finish()
 
+    @property
+    def starting(self) -> bool:
+        """Whether a start of ours is written down that has not come to its end: what it made may be made again."""
+        return self._record.names is not None
+
+    def start_over(self, *files: Path) -> None:
+        """Remove what an unfinished start made beside the spec, and write down that `files` will be made; for the
+        holder of the lock."""
+        kept = (self.spec_file, self.asked_file, self.lock_file, self.holder_file)
+        self._record.undo(keep=[path.name for path in kept])
+        self._record.add(*(path.name for path in files))
+
     def write_spec(self, spec: RunSpec) -> None:
         """Record the run with what the machine decided, never to be decided again."""
         atomic_write(self.spec_file, _spec_text(spec))

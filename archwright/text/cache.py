@@ -28,7 +28,7 @@ REASONS = {
 
 UNFINISHED = re.compile(r"\.tmp-(?P<name>[0-9a-f]{32})-\w+|(?P<json>[0-9a-f]{32})\.\d+\.tmp")
 """What a process writes before it gives it its name, while it holds the lock of that name."""
-ATOMIC = re.compile(r"\.[0-9a-f]{32}\.json\.(?P<pid>\d+)\.tmp|\.verified\.json\.\d+\.tmp")
+ATOMIC = re.compile(r"\.(?:[0-9a-f]{32}|verified)\.json\.(?P<pid>\d+)\.tmp")
 """What it writes without a lock."""
 LOCK = re.compile(r"\.(?P<name>[0-9a-f]{32}(?:\.json)?)\.lock")
 
@@ -90,7 +90,9 @@ def only_one(path: Path, *, wait: bool = True) -> Iterator[bool]:
 def sweep() -> None:
     """Remove what processes that died have left in the cache."""
     for kind in ("tokens", "tokenizers", "measured"):
-        for path in listed(cache_folder(kind)):
+        places = listed(cache_folder(kind))
+        inside = [path for place in places if not place.is_symlink() for path in listed(place)]
+        for path in [*places, *inside]:
             if found := UNFINISHED.fullmatch(path.name):
                 name = found["name"] or f"{found['json']}.json"
                 _remove_unless_busy(path, path.parent / name)

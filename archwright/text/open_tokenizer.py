@@ -1,5 +1,6 @@
 """The tokenizer that a spec asks for: trained on the text (once), raw bytes, or a file's."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -150,8 +151,11 @@ def _cached(path: Path, special: list[str]) -> tokenizers.Tokenizer | None:
         if digest.exists() and digest.read_bytes() != _digest(content):
             return None
         inner = parse(content.decode("utf-8"), str(path))
-        if not digest.exists() and content != _rebuilt(merges_of(inner) or [], special):
-            return None
+        if not digest.exists():
+            if content != _rebuilt(merges_of(inner) or [], special):
+                return None
+            with contextlib.suppress(OSError):  # of a cache that may only be read
+                _write_whole(digest, _digest(content))
     except (OSError, ValueError):
         return None
     mark_used(path)
@@ -172,15 +176,19 @@ def _keep(path: Path, content: bytes) -> None:
         for file in (_digest_file(path), path):
             remove(file)
         for file, value in ((path, content), (_digest_file(path), _digest(content))):
-            unfinished = file.with_suffix(f".{os.getpid()}.tmp")
-            try:
-                with unfinished.open("wb") as handle:
-                    handle.write(value)
-                    handle.flush()
-                    os.fsync(handle.fileno())
-                unfinished.replace(file)
-            finally:
-                unfinished.unlink(missing_ok=True)
+            _write_whole(file, value)
+
+
+def _write_whole(file: Path, content: bytes) -> None:
+    unfinished = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        with unfinished.open("wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _digest_file(path: Path) -> Path:

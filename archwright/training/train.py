@@ -1,5 +1,6 @@
 """Training: from a spec to a finished run folder."""
 
+import contextlib
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from archwright.reporting.tensorboard import TensorBoardLog
 from archwright.runs import RUNS, RunFolder
 from archwright.runs.opened import OpenRun, open_run
 from archwright.runs.records import Record
+from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
@@ -88,6 +90,9 @@ def resume(folder: RunFolder | str | Path, *, quiet: bool = False) -> OpenRun:
     if not folder.finished:
         train_in(folder, finish, quiet=quiet)
     else:
+        if folder.holder_file.exists():  # its process was killed when all was done
+            with contextlib.suppress(UserError), folder.lock():
+                folder.sweep()
         folder.sweep(folder.report_file)
         if not folder.report_file.exists():
             report(folder)
@@ -169,7 +174,9 @@ def _restore(folder: RunFolder, session: Session) -> str:
     if checkpoint.use_latest(folder.checkpoints_folder, session.restore) is None:
         folder.cut_back(-1)
         return "started"
-    folder.cut_back(session.standing.step)
+    step = session.standing.step
+    folder.cut_back(step)
+    checkpoint.drop_old(folder.checkpoints_folder, step, folder.spec.checkpoint.keep)
     return "resumed" if session.standing.step else "started"
 
 
