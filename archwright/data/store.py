@@ -316,6 +316,11 @@ def _read_state(folder: Path) -> Any:
 
 def _write_state(folder: Path, state: dict[str, Any]) -> None:
     """Remember a check; where the folder cannot be written, the next process checks again."""
+    for left in folder.glob(f".{VERIFIED}.*.tmp"):  # by processes that were killed here
+        pid = left.name.split(".")[-2]
+        if pid.isdecimal() and len(pid) < 10 and not psutil.pid_exists(int(pid)):
+            with contextlib.suppress(OSError):
+                left.unlink()
     unfinished = folder / f".{VERIFIED}.{os.getpid()}.tmp"
     try:
         unfinished.write_text(json.dumps(state) + "\n", "utf-8")
