@@ -23,7 +23,7 @@ import builtins, os, sys
 plain = builtins.__import__
 def watched(name, *rest):
     if name == "torch":
-        print(os.environ.get("{VARIABLE}", "unset"))
+        print(os.environ.get("{VARIABLE}", "unset"), flush=True)
         os._exit(0)
     return plain(name, *rest)
 builtins.__import__ = watched
