@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -315,16 +314,9 @@ def _read_state(folder: Path) -> Any:
 
 
 def _write_state(folder: Path, state: dict[str, Any]) -> None:
-    """Remember a check; where the folder cannot be written, the next process checks again."""
-    for left in folder.glob(f".{VERIFIED}.*.tmp"):  # by processes that were killed here
-        pid = left.name.split(".")[-2]
-        if pid.isdecimal() and len(pid) < 10 and not psutil.pid_exists(int(pid)):
-            with contextlib.suppress(OSError):
-                left.unlink()
-    unfinished = folder / f".{VERIFIED}.{os.getpid()}.tmp"
-    try:
-        unfinished.write_text(json.dumps(state) + "\n", "utf-8")
-        unfinished.replace(folder / VERIFIED)
-    except OSError:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
+    """Remember a check; where the folder cannot be written, the next process checks again.
+
+    Written in place: what a killed process left of it is no JSON, so that the next one checks.
+    """
+    with contextlib.suppress(OSError):
+        (folder / VERIFIED).write_text(json.dumps(state) + "\n", "utf-8")
