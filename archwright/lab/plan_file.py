@@ -65,7 +65,7 @@ def write(record: PlanRecord, folder: Path, files: Iterable[Path]) -> None:
     """Write a plan into a study's folder, sealed together with files there, which are given by their paths in it."""
     sealed = {file.as_posix(): _sha256((folder / file).read_bytes()) for file in files}
     values = record.model_copy(update={"files": sealed}).model_dump(mode="json")
-    values["checksum"] = _checksum(values)
+    values["checksum"] = checksum(values)
     atomic_write(folder / PLAN, json.dumps(values, indent=2) + "\n")
 
 
@@ -80,7 +80,7 @@ def read(folder: Path) -> PlanRecord:
         text = file.read_text(encoding="utf-8")
         values = json.loads(text)
         found = values.get("format", FORMAT)
-        if found == FORMAT and values.get("checksum", "") in ("", _checksum(values)):
+        if found == FORMAT and values.get("checksum", "") in ("", checksum(values)):
             record = PlanRecord.model_validate_json(text)
             _check_files(folder, record)
             return record
@@ -109,7 +109,8 @@ def _check_files(folder: Path, record: PlanRecord) -> None:
             )
 
 
-def _checksum(values: dict[str, Any]) -> str:
+def checksum(values: dict[str, Any]) -> str:
+    """Return the SHA-256 of a plan's values, apart from the checksum among them."""
     rest = {key: value for key, value in values.items() if key != "checksum"}
     return _sha256(json.dumps(rest, sort_keys=True).encode())
 

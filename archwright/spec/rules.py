@@ -92,6 +92,15 @@ def _attentions(spec: ModelSpec) -> Iterator[tuple[str, LayerSpec, MaskedAttenti
             yield at, layer, layer.attention
 
 
+def _dense(spec: ModelSpec) -> Iterator[tuple[str, object]]:
+    """Yield every feed-forward that is no mixture of experts, and what stands in for all experts of one."""
+    for at, layer in _layers(spec):
+        if isinstance(layer.feedforward, Experts):
+            yield f"{at}feedforward.expert.", layer.feedforward.expert
+        else:
+            yield f"{at}feedforward.", layer.feedforward
+
+
 def _softmaxes(spec: ModelSpec) -> Iterator[tuple[str, SoftmaxAttention]]:
     for at, _, attention in _attentions(spec):
         if isinstance(attention, SoftmaxAttention):
@@ -220,25 +229,18 @@ def t5_buckets_widen(spec: ModelSpec) -> Iterator[str]:
 
 @_rule("xIELU's negative side is steeper than its slope at 0.")
 def xielu_starts_above_beta(spec: ModelSpec) -> Iterator[str]:
-    for at, layer in _layers(spec):
-        f, inside = layer.feedforward, ""
-        if isinstance(f, Experts):
-            f, inside = f.expert, "expert."
+    for at, f in _dense(spec):
         if isinstance(f, XIELU) and f.alpha_negative <= f.beta:
             yield (
-                f"{at}feedforward.{inside}alpha_negative: found {f.alpha_negative:g}; expected more than "
+                f"{at}alpha_negative: found {f.alpha_negative:g}; expected more than "
                 f"beta = {f.beta:g}"
             )
 
 
 @_rule("A hidden width is given once: by itself, or as a ratio.")
 def one_hidden_width(spec: ModelSpec) -> Iterator[str]:
-    for at, layer in _layers(spec):
-        f, inside = layer.feedforward, ""
-        if isinstance(f, Experts):
-            f, inside = f.expert, "expert."
+    for at, f in _dense(spec):
         if isinstance(f, Hidden) and f.ratio != "none" and f.hidden_dim != "auto":
-            at += f"feedforward.{inside}"
             yield (
                 f"{at}ratio: found {f.ratio:g} beside hidden_dim = {f.hidden_dim}; expected one of the two: set "
                 f"{at}hidden_dim=auto or {at}ratio=none"

@@ -98,9 +98,11 @@ def _prepare() -> int:
 def _prepared() -> None:
     from archwright.data.prepare import prepare_documents
     from archwright.spec.run_spec import DataSpec, TokenizerSpec
+    from archwright.text.cache import sweep
     from archwright.text.corpus import open_corpus
     from archwright.text.open_tokenizer import open_tokenizer
 
+    sweep()  # as every run does before it prepares its text
     corpus = open_corpus(DataSpec(text=("text.txt",)))
     tokenizer = open_tokenizer(TokenizerSpec(kind="bpe", vocab_size=300), corpus.train)
     for side in (corpus.train, corpus.held_out):
