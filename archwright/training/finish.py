@@ -53,6 +53,7 @@ def report(folder: RunFolder) -> None:
 def finish_briefly(loop: Loop, folder: RunFolder, material: Material) -> None:
     """Evaluate on the held-out text and mark the run finished; only numbers stay of it."""
     judge(loop, folder, material)
+    folder.report_file.unlink(missing_ok=True)  # the page of an earlier stop
     loop.record("event", name="finished", text=f"{loop.session.num_steps} steps")
     shutil.rmtree(folder.checkpoints_folder, ignore_errors=True)
 

@@ -186,6 +186,14 @@ def test_a_stack_that_is_cut_off_ends_in_the_same_numbers_bit_for_bit(
     ]
 
 
+def test_the_page_of_an_earlier_stop_goes(longer: RunSpec, tmp_path: Path) -> None:
+    (folder,) = begun(tmp_path, longer)[:1]
+    folder.report_file.write_text("stopped at step 2")
+    train_in(folder, finish_briefly, quiet=True)
+    assert folder.finished
+    assert not folder.report_file.exists()
+
+
 def test_a_run_that_is_done_keeps_its_place_so_that_no_bit_of_the_others_changes(
     longer: RunSpec, tmp_path: Path
 ) -> None:
