@@ -87,7 +87,7 @@ def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
 
     def step(tokens: Tensor, targets: Tensor) -> float:
         batch = TensorBatch(tokens, targets)
-        return train_step(model, batch, optimizers, rate=1.0, precision=of_step, clip=1.0).loss
+        return train_step(model, batch, optimizers, rate=1.0, precision=of_step, max_grad_norm=1.0).loss
 
     return step
 

@@ -157,8 +157,8 @@ def test_a_target_beyond_the_vocabulary_is_refused():
 HEADS = {
     "plain": {},
     "bias": {"bias": True},
-    "factors": {"bias": True, "multiplier": 0.7, "divisor": 1.3},
-    "soft-cap": {"softcap": 2.5, "multiplier": 1.5},
+    "factors": {"bias": True, "logit_scale": 0.7, "logit_divisor": 1.3},
+    "soft-cap": {"softcap": 2.5, "logit_scale": 1.5},
 }
 
 
@@ -184,7 +184,7 @@ def hidden_batch() -> tuple[Tensor, Tensor]:
 def logits_by_hand(head: Head, hidden: Tensor, options: dict[str, float]) -> Tensor:
     logits = torch.einsum("btd,vd->btv", hidden, head.weight)
     logits = logits if head.bias is None else logits + head.bias
-    logits = logits * options.get("multiplier", 1.0) / options.get("divisor", 1.0)
+    logits = logits * options.get("logit_scale", 1.0) / options.get("logit_divisor", 1.0)
     cap = options.get("softcap")
     return logits if cap is None else cap * torch.tanh(logits / cap)
 

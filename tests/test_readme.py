@@ -16,7 +16,7 @@ SHORT = [
     "--budget=2steps",
     "--size=0.02M",
     "--seeds=2",
-    "--rates=fixed",
+    "--no-tune-lr",
     "--evaluation-tokens=1024",
 ]
 SMALL = ["data.tokenizer.kind=bytes", "batch_size=2", "evaluate.final_max_tokens=500"]

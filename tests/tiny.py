@@ -24,7 +24,7 @@ SHAPE = (
 MACHINE = (
     "machine.threads=1",
     "machine.precision=fp32",
-    "machine.float32_products=highest",
+    "machine.float32_matmul_precision=highest",
     "machine.kernel=sdpa",
 )
 """Nothing to measure, and the same everywhere."""

@@ -1,5 +1,6 @@
 """archwright compare"""
 
+import argparse
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -8,7 +9,11 @@ from typing import Any, get_args
 from archwright.cli.words import Parser, add_parts_option
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.read import study_names
+from archwright.spec.renamings import RENAMINGS
 from archwright.spec.study_spec import OPTIONS, StudySpec
+
+OLD_OPTIONS = [renaming.old for renaming in RENAMINGS["StudySpec"]]
+"""Options by the names that they had in format 1."""
 
 ABOUT = """\
 Find out which architecture is better for a text and a budget, and how sure that is.
@@ -29,7 +34,7 @@ EXAMPLES = """\
   archwright compare textbook modern --budget 10m
   archwright compare modern :norm.kind=layer :feedforward.kind=gelu data.text=mine.txt --seeds 5
   archwright compare norm-placement --budget 30m --dry-run
-  archwright compare modern :attention.num_kv_heads=1 --rates fixed --budget 400steps --size 0.5M"""
+  archwright compare modern :attention.num_kv_heads=1 --no-tune-lr --budget 400steps --size 0.5M"""
 
 
 def run(words: Sequence[str]) -> int:
@@ -46,7 +51,8 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")
     parser.add_argument("--quiet", action="store_true", help="print the verdict alone")
     options = parser.parse(words)
-    given = {name: getattr(options, name) for name in OPTIONS if getattr(options, name) is not None}
+    names = (*OPTIONS, *OLD_OPTIONS)
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.dry_run:
         return _dry_run(options, given)
     return _compare(options, given)
@@ -57,6 +63,14 @@ def _add_options(parser: Parser) -> None:
     told = field_docstrings(StudySpec)
     for name in OPTIONS:
         default = StudySpec.model_fields[name].default
+        if isinstance(default, bool):
+            words = " ".join(told[name].split()).removesuffix(".")
+            parser.add_argument(
+                f"--{name.replace('_', '-')}",
+                action=argparse.BooleanOptionalAction,
+                help=words + ".",
+            )
+            continue
         kinds = get_args(StudySpec.model_fields[name].annotation)
         metavar = "|".join(kinds) if all(isinstance(k, str) for k in kinds) else ""
         shown = f" Default: {default}." if default != () else ""
@@ -67,6 +81,8 @@ def _add_options(parser: Parser) -> None:
             metavar=metavar or name.upper(),
             help=words + shown,
         )
+    for name in OLD_OPTIONS:
+        parser.add_argument(f"--{name}", dest=name, help=argparse.SUPPRESS)
 
 
 def _dry_run(options: Any, given: dict[str, Any]) -> int:

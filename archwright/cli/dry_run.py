@@ -76,7 +76,7 @@ def _cost(
     run: RunSpec, model: Decoder, num_steps: int | None, text: str
 ) -> Iterator[tuple[str, str]]:
     flops = flops_per_token(model, run.model.context_length)
-    rows = -(-run.batch_size // run.accumulate)
+    rows = -(-run.batch_size // run.grad_accum_steps)
     yield "text", text
     yield "parameters", f"{model.num_parameters():,}"
     least = least_memory(model, rows, whole_logits=run.machine.loss == "whole").total

@@ -54,7 +54,7 @@ class Batches:
     """Windows of a long row of tokens, in an order that is computed, not stored.
 
     An epoch cuts the tokens into windows of `context_length` + 1 that overlap by one, from an
-    offset of its own, and visits each once, in an order of its own. `documents="mask"` needs the
+    offset of its own, and visits each once, in an order of its own. `packing="document_mask"` needs the
     id of `end_of_text`; a `TokenStore` knows it.
 
     Raises:
@@ -68,7 +68,7 @@ class Batches:
         context_length: int,
         batch_size: int,
         seed: int = 0,
-        documents: Literal["concatenate", "mask"] = "concatenate",
+        packing: Literal["concat", "document_mask"] = "concat",
         end_of_text: int | None = None,
     ) -> None:
         if len(tokens) < context_length + 1:
@@ -82,10 +82,12 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.end_of_text: int | None = None
-        if documents == "mask":
+        if packing == "document_mask":
             self.end_of_text = getattr(tokens, "end_of_text", end_of_text)
             if self.end_of_text is None:
-                raise ValueError('documents = "mask" needs end_of_text, the id between documents')
+                raise ValueError(
+                    'packing = "document_mask" needs end_of_text, the id between documents'
+                )
         self.windows_per_epoch = max(1, (len(tokens) - context_length) // context_length)
         self._key = mix(np.array([seed], np.uint64))
         # All the room that is left, so that no token at the end is never seen.

@@ -16,7 +16,13 @@ from archwright.spec.words import BELONGS
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
 """Keys that no logit depends on; layers are compared one by one."""
-ONLY_TRAINING = ("balance_loss", "balance_over", "router_z_loss", "bias_rate", "multiply")
+ONLY_TRAINING = (
+    "balance_loss",
+    "balance_over",
+    "router_z_loss",
+    "selection_bias_update_rate",
+    "scale_in",
+)
 """Keys that matter in training alone, or round differently in low precision alone."""
 
 

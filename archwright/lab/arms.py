@@ -17,7 +17,17 @@ from archwright.spec.study_spec import StudySpec
 Arms = dict[str, RunSpec]
 """The run of each variant by its name, the baseline first."""
 
-VARIED = ("model", "optimizer", "schedule", "clip", "z_loss", "init", "name", "machine", "parts")
+VARIED = (
+    "model",
+    "optimizer",
+    "schedule",
+    "max_grad_norm",
+    "z_loss",
+    "init",
+    "name",
+    "machine",
+    "parts",
+)
 """What variants may differ in; machine only as one of them may name a recipe."""
 
 SHAPE = ("model.dim", "model.num_layers")

@@ -47,7 +47,9 @@ def command_of(
     for name in OPTIONS:
         value = getattr(study, name)
         if value != getattr(default, name):
-            words += [f"--{name.replace('_', '-')}", _option(value)]
+            flag = name.replace("_", "-")
+            on_off = ["--" + flag if value else "--no-" + flag]
+            words += on_off if isinstance(value, bool) else [f"--{flag}", _option(value)]
     for file in parts:
         words += ["--parts", str(file)]
     if out:
@@ -98,6 +100,8 @@ def _name(study: StudySpec) -> str:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(list(value)) if isinstance(value, (tuple, list)) else str(value)
 
 

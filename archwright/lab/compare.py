@@ -68,7 +68,7 @@ def compare(
         runs: where single runs are kept; studies share them.
         parts: files of choices from outside the package.
         quiet: show no progress.
-        options: any field of a StudySpec, such as `budget`, `seeds`, `rates`, `size`, `match`.
+        options: any field of a StudySpec, such as `budget`, `seeds`, `tune_lr`, `size`, `match`.
 
     Raises:
         UserError: what is wrong with variants, text, budget or folder, one line each.
@@ -165,7 +165,7 @@ def _begin(path: Path, study: StudySpec, record: StartRecord) -> None:
 def _check_place(path: Path, study: StudySpec) -> None:
     """Refuse a folder of another study, or of anything but what a start of ours wrote down or would write."""
     if _is_planned(path):
-        _check_same(path, read_study(path / STUDY), study)
+        _check_same(path, read_study(path / STUDY, warn=False), study)
         return
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; --out must name a folder")

@@ -80,11 +80,15 @@ class Execution:
     def sweeps(self) -> dict[str, Sweep]:
         """Return where the tuning of each variant stands."""
         study = self.plan.study
-        if study.rates == "fixed":
+        if not study.tune_lr:
             return {name: self._only_run(name) for name in self.plan.arms}
         return {
             name: plan_sweep(
-                self._losses(name), self.seeds, study.grid, may_slide=self.may_slide, refine=True
+                self._losses(name),
+                self.seeds,
+                study.lr_grid_size,
+                may_slide=self.may_slide,
+                refine=True,
             )
             for name in self.plan.arms
         }
@@ -129,7 +133,7 @@ class Execution:
     def outstanding(self) -> dict[str, int]:
         """Return how many runs each variant still has, those included that are not wanted yet."""
         wanted = [cell.variant for cell in self.wanted()]
-        grid = self.plan.study.grid if self.plan.study.rates == "tuned" else 1
+        grid = self.plan.study.lr_grid_size if self.plan.study.tune_lr else 1
         found = {}
         for name, sweep in self.sweeps().items():
             there = sum(c.variant == name and c.k in sweep.window for c in self.results)
@@ -207,7 +211,7 @@ class Execution:
         return False
 
     def _complete_without_sliding(self) -> bool:
-        grid = self.plan.study.grid
+        grid = self.plan.study.lr_grid_size
         return not any(
             plan_sweep(self._losses(name), self.seeds, grid, may_slide=False, refine=True).wanted
             for name in self.plan.arms

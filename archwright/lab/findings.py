@@ -76,7 +76,7 @@ def announcement(plan: Plan) -> str:
         f"{plan.evaluation_tokens:,} held-out tokens",
         *(f"  {_announced(arm, plan)}" for arm in plan.arms.values()),
         f"  each for seeds {seeds[0]} to {seeds[-1]}"
-        + (", rates moving on towards lower loss" if plan.study.rates == "tuned" else ""),
+        + (", rates moving on towards lower loss" if plan.study.tune_lr else ""),
     ]
     return "\n".join(lines)
 
@@ -94,8 +94,8 @@ def _announced(arm: Arm, plan: Plan) -> str:
             "; it could not be matched to the baseline by what it leaves open, so that nothing will be concluded: "
             "set fewer widths, or give --match none"
         )
-    window = plan_sweep({}, [0], plan.study.grid).window
-    powers = window if plan.study.rates == "tuned" else range(1)
+    window = plan_sweep({}, [0], plan.study.lr_grid_size).window
+    powers = window if plan.study.tune_lr else range(1)
     rates = ", ".join(f"{plan.rate(arm.name, k):.3g}" for k in powers)
     return f"{arm.name}: {size}; learning rate {rates}; {say.duration(plan.run_seconds(arm.name))} a run"
 
@@ -135,7 +135,7 @@ def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
         if _is_coarse([r for r in replicates if r.variant == name], runs):
             notes.append(
                 f"The grid of learning rates is coarse for {name}: beside the best its loss rises by more than "
-                f"{100 * RISE:.0f} %, so that it may do better between. A smaller --ratio is finer."
+                f"{100 * RISE:.0f} %, so that it may do better between. A smaller --lr-ratio is finer."
             )
     return notes
 

@@ -76,7 +76,7 @@ class Groups:
         sweep, which decides what the others do, is for itself."""
         study = self.plan.study
         number = cell.seed - study.first_seed
-        if study.rates == "fixed":
+        if not study.tune_lr:
             return cell.variant, number // self.plan.stack
         return cell.variant, -1 if number == 0 else (number - 1) // seeds_each(self.plan)
 
@@ -98,7 +98,7 @@ class Groups:
 
 def seeds_each(plan: Plan) -> int:
     """Return how many whole sweeps a stack holds, at least one."""
-    return max(1, plan.stack // plan.study.grid)
+    return max(1, plan.stack // plan.study.lr_grid_size)
 
 
 def cells_of(workers: Workers) -> list[Cell]:

@@ -87,7 +87,7 @@ class Plan:
         """Return the k-th learning rate of a variant's lattice."""
         optimizer = self.arms[name].run.optimizer
         assert isinstance(optimizer, (AdamW, Muon))
-        rate: float = optimizer.lr * self.study.ratio**k
+        rate: float = optimizer.lr * self.study.lr_ratio**k
         return float(f"{rate:.4g}")
 
     def run(self, name: str, seed: int, k: float) -> RunSpec:
@@ -101,7 +101,7 @@ class Plan:
 
 def runs_each(study: StudySpec) -> float:
     """Return how many runs each variant of a study has, about."""
-    return study.seeds * study.grid + EXTRA_RATES if study.rates == "tuned" else study.seeds
+    return study.seeds * study.lr_grid_size + EXTRA_RATES if study.tune_lr else study.seeds
 
 
 def evaluated(run: RunSpec, final: int) -> int:

@@ -184,10 +184,10 @@ class Planner:
         cores, arm = usable_cores(), next(iter(found.values()))
         if self.decisions.machine.device == "cuda":
             return 1
-        if self.study.together == "none":
+        if self.study.parallelism == "none":
             return self._one_with_all(found, cores, "runs one after another were asked for")
         small = arm.counts.non_embedding < WIDE
-        if cores == 1 or small or self.study.together != "auto":
+        if cores == 1 or small or self.study.parallelism != "auto":
             return cores
         many = self._time({f"{i}": arm for i in range(cores)}, cores)
         machine = arm.run.machine.model_copy(update={"threads": cores})

@@ -38,15 +38,17 @@ class Sharing:
         Raises:
             UserError: stacks were asked for, and a variant cannot be stacked.
         """
-        asked = self.study.together
-        if asked in ("none", "threads"):
-            return self.time(found, workers), 1, f"together={asked} was asked for"
+        asked = self.study.parallelism
+        if asked in ("none", "processes"):
+            return self.time(found, workers), 1, f"parallelism={asked} was asked for"
         alone = self._obstacle(found)
         sizes = [] if alone else self.sizes(len(found), workers)
-        if asked == "stacked":
+        if asked == "ensemble":
             if not sizes:
                 why = alone or "there are too few runs for a stack on each core"
-                raise UserError(f"together: cannot be stacked: {why}; expected threads or auto")
+                raise UserError(
+                    f"parallelism: no ensemble can be made: {why}; expected processes or auto"
+                )
             return self.time(found, workers, max(sizes)), max(sizes), "stacks were asked for"
         costs = self.time(found, workers)
         if not sizes:
@@ -57,7 +59,7 @@ class Sharing:
         """Return how many runs a stack may have, so that no worker has nothing to do: seeds where rates are fixed,
         else whole sweeps."""
         study = self.study
-        unit, seeds = (1, study.seeds) if study.rates == "fixed" else (study.grid, study.seeds - 1)
+        unit, seeds = (study.lr_grid_size, study.seeds - 1) if study.tune_lr else (1, study.seeds)
         fitting = [n for n in (1, 2, 4, 8) if n <= seeds and -(-seeds // n) * variants >= workers]
         return [n * unit for n in fitting if 1 < n * unit <= MOST]
 

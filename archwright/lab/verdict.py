@@ -50,7 +50,7 @@ def effects(
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
     names.pop(baseline, None)
     of = {n: {r.seed: r for r in replicates if r.variant == n} for n in [baseline, *names]}
-    measured = [_measured(name, of[name], of[baseline], study.margin) for name in names]
+    measured = [_measured(name, of[name], of[baseline], study.equivalence_margin) for name in names]
     adjusted = holm([effect.p_value for effect in measured])
     superior = _superior(measured)
     found = []

@@ -25,30 +25,33 @@ def warmup_steps(schedule: Schedule, num_steps: int) -> int:
 
 
 def cosine(schedule: Cosine, step: int, warmup: int, num_steps: int) -> float:
-    """f + (1 - f) (1 + cos(pi t)) / 2, t from 0 after warm-up to 1 at the end, f = final.
+    """f + (1 - f) (1 + cos(pi t)) / 2, t from 0 after warm-up to 1 at the end, f = final_lr_fraction.
 
     Source: Loshchilov and Hutter, 2016, SGDR, equation 5, without restarts.
     """
     t = _progress(step, warmup, num_steps)
-    return schedule.final + (1 - schedule.final) * (1 + math.cos(math.pi * t)) / 2
+    return (
+        schedule.final_lr_fraction
+        + (1 - schedule.final_lr_fraction) * (1 + math.cos(math.pi * t)) / 2
+    )
 
 
 def linear(schedule: Linear, step: int, warmup: int, num_steps: int) -> float:
-    """1 - (1 - f) t, t from 0 after warm-up to 1 at the end, f = final.
+    """1 - (1 - f) t, t from 0 after warm-up to 1 at the end, f = final_lr_fraction.
 
     Source: Devlin et al., 2018, BERT, appendix A.2.
     """
-    return _line(schedule.final, _progress(step, warmup, num_steps))
+    return _line(schedule.final_lr_fraction, _progress(step, warmup, num_steps))
 
 
 def wsd(schedule: WSD, step: int, warmup: int, num_steps: int) -> float:
-    """1 until the last share `decay` of all steps, then 1 - (1 - f) t, t from 0 to 1, f = final.
+    """1 until the last share `decay_fraction` of all steps, then 1 - (1 - f) t, t from 0 to 1, f = final_lr_fraction.
 
     Source: Hu et al., 2024, MiniCPM, section 4, with the linear decay of Hägele et al., 2024,
     section 3.
     """
-    start = max(warmup, num_steps - round(schedule.decay * num_steps))
-    return _line(schedule.final, _progress(step, start, num_steps))
+    start = max(warmup, num_steps - round(schedule.decay_fraction * num_steps))
+    return _line(schedule.final_lr_fraction, _progress(step, start, num_steps))
 
 
 def constant(schedule: Constant, step: int, warmup: int, num_steps: int) -> float:
@@ -69,8 +72,8 @@ def _progress(step: int, start: int, end: int) -> float:
     return min(1.0, max(0.0, (step - start) / max(1, end - start)))
 
 
-def _line(final: float, t: float) -> float:
-    return 1 - (1 - final) * t
+def _line(final_lr_fraction: float, t: float) -> float:
+    return 1 - (1 - final_lr_fraction) * t
 
 
 SCHEDULES: dict[type[Schedule], Callable[..., float]] = {

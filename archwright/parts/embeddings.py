@@ -79,7 +79,7 @@ TRANSFORMS: dict[type[spec.Transform], Any] = {spec.DenseTransform: DenseTransfo
 
 
 class Head(Linear):
-    """logits = (g(x) W^T + b) * multiplier / divisor, then c tanh(logits / c) if capped; W may be the
+    """logits = (g(x) W^T + b) * logit_scale / logit_divisor, then c tanh(logits / c) if capped; W may be the
     embedding's table.
 
     g is the transform; without one it is x itself, or P x with P [width, dim] where the table has a width
@@ -111,7 +111,7 @@ class Head(Linear):
         super().__init__(width, vocab_size, bias=spec.bias)
         self.transform = transform
         self.project_out = Linear(dim, width) if width != dim and transform is None else None
-        self.multiplier, self.divisor = spec.multiplier, spec.divisor * divisor
+        self.logit_scale, self.logit_divisor = spec.logit_scale, spec.logit_divisor * divisor
         self.softcap = None if spec.softcap == "none" else spec.softcap
         if table is not None:
             self.weight = table
@@ -120,10 +120,10 @@ class Head(Linear):
         for before in (self.transform, self.project_out):
             x = x if before is None else before(x)
         logits = super().forward(x)
-        if self.multiplier != 1:
-            logits = logits * self.multiplier
-        if self.divisor != 1:
-            logits = logits / self.divisor
+        if self.logit_scale != 1:
+            logits = logits * self.logit_scale
+        if self.logit_divisor != 1:
+            logits = logits / self.logit_divisor
         if self.softcap is None:
             return logits
         return self.softcap * torch.tanh(logits / self.softcap)

@@ -151,18 +151,18 @@ class Experts(nn.Module):
         numbers = torch.arange(self.spec.num_experts, device=x.device)
         ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
         sent = rows[order // self.spec.top_k]
-        if self.spec.weigh == "input":
+        if self.spec.router_weight_on == "input":
             sent = sent * weights.flatten()[order, None].to(sent.dtype)
         found = self.experts(sent, sorted_experts, ends)
         # Put back and summed by token, not added up where they fall, whose order a GPU leaves to chance.
         of_token = found[order.argsort()].unflatten(0, chosen.shape)  # [tokens, top_k, dim]
-        if self.spec.weigh == "output":
+        if self.spec.router_weight_on == "output":
             of_token = of_token * weights[..., None]
-        out = (of_token.sum(1) * self.spec.routed_scale).to(found.dtype)
+        out = (of_token.sum(1) * self.spec.routed_scaling_factor).to(found.dtype)
         if self.training and torch.is_grad_enabled():
             sent_to = ends.diff(prepend=ends.new_zeros(1))
             self.auxiliary = self._auxiliary(logits, sent_to)
-            if self.spec.bias_rate:
+            if self.spec.selection_bias_update_rate:
                 self.load = sent_to if self.load is None else self.load + sent_to
         out = self._with_shared(rows, out)
         return (out if self.bias is None else out + self.bias.to(out.dtype)).view(x.shape)
@@ -196,7 +196,7 @@ class Experts(nn.Module):
         if updated and self.load is not None and self.selection_bias is not None:
             load = self.load.long()  # whole numbers: a load that equals the mean moves nothing
             short = load.sum() - self.spec.num_experts * load
-            self.selection_bias += self.spec.bias_rate * short.sign()
+            self.selection_bias += self.spec.selection_bias_update_rate * short.sign()
         self.load = None
 
     def _auxiliary(self, logits: Tensor, sent_to: Tensor) -> "Tensor | Balance":

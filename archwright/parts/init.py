@@ -52,11 +52,11 @@ class Init(ABC):
         """Return what a deviation is multiplied by where a map ends a branch."""
         if not (isinstance(module, Linear) and module.ends_branch):
             return 1.0
-        if self.spec.branch_ends == "layer":
+        if self.spec.residual_output_init == "layer":
             layer = LAYER.search(path)
             return (2 * (int(layer[1]) + 1)) ** -0.5 if layer else 1.0
         factors = {"alike": 1.0, "depth": (2 * self.num_layers) ** -0.5, "zero": 0.0}
-        return float(factors[self.spec.branch_ends])
+        return float(factors[self.spec.residual_output_init])
 
 
 class Glorot(Init):

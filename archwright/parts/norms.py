@@ -83,7 +83,7 @@ class RMSNorm(_Weighted):
 
     def __init__(self, spec: spec.RMSNorm, dim: int, heads: int | None = None) -> None:
         super().__init__(spec, dim, heads, bias=False)
-        self.narrow = spec.multiply == "narrow"
+        self.narrow = spec.scale_in == "input_dtype"
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         wide = _widened(x)

@@ -51,7 +51,7 @@ class PreNorm(Wiring):
     """x = x + f(norm(x)) for each branch f in turn (Xiong et al., 2020, figure 1b); one may have no norm."""
 
     def __init__(self, spec: spec.PreNorm, branches: list[str], new_norm: NewNorm) -> None:
-        super().__init__(spec, [name for name in branches if name != spec.unnormed], new_norm)
+        super().__init__(spec, [name for name in branches if name != spec.skip_norm], new_norm)
 
     def forward(self, x: Stream, branches: Branches) -> Stream:
         for name, branch in branches.items():

@@ -34,7 +34,7 @@ def route(
         weights = scores.gather(-1, chosen)
     if spec.scores == "softmax_of_chosen":
         weights = weights.softmax(-1)
-    if spec.renormalise:
+    if spec.normalize_weights:
         weights = weights / _size(spec, weights)
     return chosen, weights
 
@@ -100,8 +100,8 @@ def _in_best_groups(spec: spec.Experts, ranks: Tensor) -> Tensor:
 
 def _size(spec: spec.Experts, weights: Tensor) -> Tensor:
     """Return what the weights of the chosen experts are divided by."""
-    if spec.renormalise_power == 1:
+    if spec.normalize_power == 1:
         size = weights.sum(-1, keepdim=True) + 1e-20
     else:
-        size = torch.linalg.vector_norm(weights, spec.renormalise_power, dim=-1, keepdim=True)
-    return size.clamp(min=spec.renormalise_min) if spec.renormalise_min else size
+        size = torch.linalg.vector_norm(weights, spec.normalize_power, dim=-1, keepdim=True)
+    return size.clamp(min=spec.normalize_min) if spec.normalize_min else size

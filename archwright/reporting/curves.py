@@ -288,10 +288,10 @@ def _ticks(column: str) -> dict[str, Any]:
 
 
 def _clip(history: History) -> dict[str, Any]:
-    clip = history.spec.clip
-    if not isinstance(clip, float):
+    most = history.spec.max_grad_norm
+    if not isinstance(most, float):
         return {}
-    return {"layout": {"shapes": [level(clip, f"clipped above {clip:g}")]}}
+    return {"layout": {"shapes": [level(most, f"clipped above {most:g}")]}}
 
 
 def _summary(title: str, finite: Values, shown: str) -> str:

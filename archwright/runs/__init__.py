@@ -3,7 +3,7 @@
 Reading a run folder does not import torch.
 """
 
-from archwright.runs.folder import FORMAT, RUNS, RunFolder, find
+from archwright.runs.folder import RUNS, RunFolder, find
 from archwright.runs.lock import Holder
 
-__all__ = ["FORMAT", "RUNS", "Holder", "RunFolder", "find"]
+__all__ = ["RUNS", "Holder", "RunFolder", "find"]

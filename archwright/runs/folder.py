@@ -19,14 +19,13 @@ from archwright.runs.metrics import append_record, cut_records, plain, read_reco
 from archwright.runs.records import Record, well_formed
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import diff, read_run, to_toml
+from archwright.spec.renamings import FORMAT
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.toml import parse_toml
 
 if TYPE_CHECKING:
     from archwright.text.tokenizer import Tokenizer
 
-FORMAT = 1
-"""Number of the layout; a folder of a higher one is for a later archwright."""
 RUNS = Path("runs")
 """Where runs are kept when the user names no folder."""
 

@@ -77,7 +77,7 @@ class NoScale(ScoreScale):
 class LengthScale(Choice):
     """The axis of what queries are multiplied by as the text grows longer."""
 
-    axis: ClassVar[str] = "length_scale"
+    axis: ClassVar[str] = "query_temperature"
 
 
 class NoLengthScale(LengthScale):
@@ -129,21 +129,21 @@ class SoftmaxAttention(Attention):
     """Biases of all four projections."""
     scale: ScoreScale = SqrtScale()
     """What q k^T is multiplied by."""
-    length_scale: LengthScale = NoLengthScale()
+    query_temperature: LengthScale = NoLengthScale()
     """What queries are multiplied by as positions grow."""
     qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm over queries and keys (Henry et al., 2020)."""
-    qk_norm_over: Literal["head", "each_head", "projection"] = "head"
+    qk_norm_over: Literal["head", "per_head", "projection"] = "head"
     """Over a head with weights that all heads share (Qwen 3), with weights for each (Command R+), or over
     the whole projection (OLMo 2)."""
-    qk_norm_place: Literal["before", "after"] = "before"
+    qk_norm_position: Literal["before", "after"] = "before"
     """Before positions rotate, or after (Llama 4)."""
     v_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms", "weight": "none"}])
     """Norm over each head's value (Gemma 3n)."""
     value_scale: float = Field(1.0, gt=0, examples=[0.5])
     """Multiplies values (MiMo-V2)."""
-    clip: OptionalFloat = Field("none", examples=[8.0])
-    """Queries, keys and values are cut to +-clip right after their projection (MPT, DBRX, OLMo)."""
+    qkv_clip: OptionalFloat = Field("none", examples=[8.0])
+    """Queries, keys and values are cut to +-qkv_clip right after their projection (MPT, DBRX, OLMo)."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask (Gemma 2)."""
     sinks: bool = False

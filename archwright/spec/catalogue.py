@@ -35,7 +35,7 @@ ORDER = (
     "model.attention",
     "model.attention.mask",
     "model.attention.scale",
-    "model.attention.length_scale",
+    "model.attention.query_temperature",
     "model.feedforward",
     "model.head",
     "model.head.transform",

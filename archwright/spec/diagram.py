@@ -28,7 +28,7 @@ def _one_after_another(residual: Residual, branches: list[str], norm: str) -> li
     above, below = "x ─", "   "
     for name in branches:
         split = 0
-        own = "" if getattr(residual, "unnormed", "none") == name else norm
+        own = "" if getattr(residual, "skip_norm", "none") == name else norm
         for step in residual.flow.split():
             if step == "<":
                 split = len(above)

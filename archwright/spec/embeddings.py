@@ -54,7 +54,7 @@ class DenseTransform(Transform):
 
 
 class Head(Spec):
-    """logits = (x weight^T + bias) * multiplier / divisor, with a weight of shape
+    """logits = (x weight^T + bias) * logit_scale / logit_divisor, with a weight of shape
     [vocab_size, embedding.dim]."""
 
     tied: bool = False
@@ -63,9 +63,9 @@ class Head(Spec):
     """What is done to x before."""
     bias: bool = False
     """Learn an offset per token (GPT-J)."""
-    multiplier: float = Field(1.0, gt=0, examples=[0.0625])
+    logit_scale: float = Field(1.0, gt=0, examples=[0.0625])
     """What logits are multiplied by (Command R)."""
-    divisor: float = Field(1.0, gt=0, examples=[8.0])
+    logit_divisor: float = Field(1.0, gt=0, examples=[8.0])
     """What logits are divided by (Granite)."""
     softcap: OptionalFloat = Field("none", examples=[30.0])
     """c tanh(logits / c), which keeps logits within +-c (Gemma 2); "none" leaves them alone."""

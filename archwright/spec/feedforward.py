@@ -183,19 +183,19 @@ class Experts(FeedForward):
     those that come near the best one left (Liu et al., 2024, GRIN; Phi-3.5-MoE)."""
     jitter: float = Field(0.01, gt=0)
     """Of sparsemixer: what is below the best by more than twice this share is not near it."""
-    renormalise: bool = True
+    normalize_weights: bool = True
     """Divide the weights of the chosen experts by their sum."""
-    renormalise_power: float = Field(1.0, gt=0)
+    normalize_power: float = Field(1.0, gt=0)
     """Divide by (sum of w^p)^(1/p) instead, with this p (DBRX)."""
-    renormalise_min: float = Field(0.0, ge=0, examples=[1e-12])
+    normalize_min: float = Field(0.0, ge=0, examples=[1e-12])
     """Divide by this at least (ERNIE 4.5)."""
-    routed_scale: float = Field(1.0, gt=0)
+    routed_scaling_factor: float = Field(1.0, gt=0)
     """What the sum of the chosen experts is multiplied by (DeepSeek V2)."""
     router_bias: bool = False
     """A bias of the router (gpt-oss)."""
     selection_bias: bool = False
     """Numbers added to scores for choosing alone, not for weights; they have no gradient (DeepSeek V3)."""
-    bias_rate: float = Field(0.0, ge=0, examples=[0.001])
+    selection_bias_update_rate: float = Field(0.0, ge=0, examples=[0.001])
     """In training, how far each step moves the numbers that are added for choosing, which are there then: up
     for experts that fewer tokens than the mean were sent to, down for others (Wang et al., 2024,
     auxiliary-loss-free; DeepSeek V3)."""
@@ -205,7 +205,7 @@ class Experts(FeedForward):
     """Groups that a token chooses from."""
     group_score: Literal["max", "top_two"] = "max"
     """What groups are chosen by: their best expert (DeepSeek V2), or the sum of their best two (V3)."""
-    weigh: Literal["output", "input"] = "output"
+    router_weight_on: Literal["output", "input"] = "output"
     """What an expert's weight multiplies: its output, or its input (Llama 4)."""
     shared: Literal["none", "added", "averaged", "gated"] = "none"
     """An expert that all tokens go through beside those chosen, otherwise like them: added (DeepSeekMoE),
@@ -227,7 +227,7 @@ class Experts(FeedForward):
     @property
     def has_selection_bias(self) -> bool:
         """Whether numbers are added to scores for choosing alone."""
-        return self.selection_bias or self.bias_rate > 0
+        return self.selection_bias or self.selection_bias_update_rate > 0
 
     @field_validator("expert", mode="before")
     @classmethod

@@ -5,9 +5,10 @@ import json
 from typing import Any
 
 from archwright.spec.choice import Choice, Spec
+from archwright.spec.renamings import format_1
 
 FORMAT = 1
-"""Number of the hash's rule. It rises when a default changes its meaning."""
+"""Number of the hash's rule, which has the names of format 1. It rises when a default changes its meaning."""
 
 
 def fingerprint(spec: Spec) -> str:
@@ -19,10 +20,11 @@ def fingerprint(spec: Spec) -> str:
 def differing(spec: Spec) -> dict[str, Any]:
     """Return the fields that differ from their defaults, nested; a choice always says its kind."""
     fields = type(spec).model_fields
-    found: dict[str, Any] = {"kind": spec.kind} if isinstance(spec, Choice) else {}
+    found = dict([format_1(spec, "kind", spec.kind)]) if isinstance(spec, Choice) else {}
     for name, value in spec.identity().items():
         if value != fields[name].get_default(call_default_factory=True):
-            found[name] = _plain(value)
+            old_name, old_value = format_1(spec, name, value)
+            found[old_name] = _plain(old_value)
     return found
 
 

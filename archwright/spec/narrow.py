@@ -134,7 +134,7 @@ def _leave_out_experts(feedforward: Table, experts: int) -> None:
 
 def _shorten(attention: Table, share: float) -> None:
     """Fit what is counted in tokens to shorter texts."""
-    for name in ("mask", "length_scale"):
+    for name in ("mask", "query_temperature"):
         if name in attention:
             attention[name] = shortened(attention[name], share)
 

@@ -42,5 +42,6 @@ class RMSNorm(Norm):
     """Added to the mean square."""
     weight: Weight = "plain"
     """Multiply by w, by 1 + w (Gemma), or by nothing (Llama 4's query and key norm)."""
-    multiply: Literal["wide", "narrow"] = "wide"
-    """Multiply in float32 and then cast to the input's dtype (OLMo 2), or after the cast (Llama)."""
+    scale_in: Literal["float32", "input_dtype"] = "float32"
+    """Dtype of the product with the weight: float32, cast to that of the input afterwards (OLMo 2), or the
+    input's own (Llama)."""

@@ -15,6 +15,7 @@ from archwright.spec.errors import UserError, nearest
 from archwright.spec.explain import show
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.renamings import renamed
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.spec.toml import MOST_DEPTH, Unreadable, parse_toml, read_toml
@@ -84,8 +85,7 @@ def load_run(name: str | Path) -> RunSpec:
     if is_run(name):
         return _onwards(Path(name))
     path = _find(name, "runs")
-    values = read_toml(path)
-    values.pop("format", None)  # of a run folder's spec.toml
+    values = _read(path, RunSpec)
     if ONLY_RUNS & set(values):
         return _run_from(values, path)
     model = load(path)
@@ -99,9 +99,7 @@ def is_run(name: str | Path) -> bool:
 
 def read_run(path: Path) -> RunSpec:
     """Return the run that a run folder's spec.toml describes."""
-    values = read_toml(path)
-    values.pop("format", None)
-    return _located(path, RunSpec, values)
+    return _located(path, RunSpec, _read(path, RunSpec, warn=False))
 
 
 def load_study(name: str | Path) -> StudySpec:
@@ -113,9 +111,9 @@ def load_study(name: str | Path) -> StudySpec:
     return read_study(_find(name, "studies"))
 
 
-def read_study(path: Path) -> StudySpec:
-    """Return the study in a file, called as the file is where it has no name."""
-    values = read_toml(path)
+def read_study(path: Path, *, warn: bool = True) -> StudySpec:
+    """Return the study in a file, called as the file is where it has no name; warn of old keys."""
+    values = _read(path, StudySpec, warn=warn)
     values.setdefault("name", path.stem)
     return _located(path, StudySpec, values)
 
@@ -150,11 +148,12 @@ def override(spec: S, assignments: Iterable[str]) -> S:
 
 
 def assigned(assignments: Iterable[str]) -> Values:
-    """Return the value that each dotted path is given, the values of tables by paths of their own."""
+    """Return the value that each dotted path of a run is given, the values of tables by paths of their own."""
     found: Values = {}
     for assignment in assignments:
         name, _, text = assignment.partition("=")
-        for keys, value in _leaves(_keys(name.strip()), _value(text.strip())):
+        path, whole = _today(RunSpec, _keys(name.strip()), _value(text.strip()))
+        for keys, value in _leaves(path, whole):
             found[".".join(keys)] = value
     return found
 
@@ -245,15 +244,17 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
         name = name.strip()
         if not equals or not all(name.split(".")):
             lines.append(f"{show(assignment)}: expected key=value, such as {_example(spec)}")
-        elif unknown := _unknown_path(name, known):
+            continue
+        try:
+            value = _value(text.strip())
+        except Unreadable as error:
+            lines.append(f"{name}: {error}")
+            continue
+        path, value = _today(type(spec), _keys(name), value)
+        if unknown := _unknown_path(".".join(path), known):
             lines.append(unknown)
         else:
-            try:
-                value = _value(text.strip())
-            except Unreadable as error:
-                lines.append(f"{name}: {error}")
-                continue
-            for keys, inner in _leaves(_keys(name), value):
+            for keys, inner in _leaves(path, value):
                 lines += _said_twice(keys, inner, given)
                 given[keys] = inner
     return given, lines
@@ -272,6 +273,16 @@ def _leaves(keys: Keys, value: Any) -> Iterator[tuple[Keys, Any]]:
         return
     for key, inner in value.items():
         yield from _leaves((*keys, key), inner)
+
+
+def _today(cls: type[Spec], keys: Keys, value: Any) -> tuple[Keys, Any]:
+    """Return an assignment with today's keys and values."""
+    path: Keys = ()
+    table: Any = renamed(cls, _nest(keys, value), warn=True)
+    for _ in keys:
+        ((key, table),) = table.items()
+        path += (key,)
+    return path, table
 
 
 def _said_twice(keys: Keys, value: Any, given: dict[Keys, Any]) -> list[str]:
@@ -310,7 +321,7 @@ def _chain(name: str | Path, room: str, beside: Path | None = None) -> list[tupl
     current: str | Path | None = name
     while current is not None:
         path = _base(current, room, beside) if beside else _find(current, room)
-        values = read_toml(path)
+        values = _read(path, ModelSpec)
         if path.resolve() in [p.resolve() for p, _ in files]:
             raise UserError(f"{path}: base leads back to itself")
         files.insert(0, (path, values))
@@ -390,6 +401,13 @@ def _run_from(values: Values, path: Path) -> RunSpec:
     values.setdefault("name", path.stem)
     run = RunSpec(model=spec)
     return _located(path, RunSpec, merge(_dump(run), values | {"model": model}))
+
+
+def _read(path: Path, cls: type[Spec], *, warn: bool = True) -> Values:
+    """Return a file's table with today's keys; what a user wrote with older ones gets a line for each."""
+    values = read_toml(path)
+    written = values.pop("format", None)  # a run folder's spec.toml has one
+    return renamed(cls, values, warn=warn and written is None)
 
 
 def _located(path: Path, cls: type[S], values: Values) -> S:

@@ -73,7 +73,7 @@ class PreNorm(Residual):
     kind: Literal["pre"] = "pre"
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "< norm f +"
-    unnormed: Literal["none", "attention", "feedforward"] = "none"
+    skip_norm: Literal["none", "attention", "feedforward"] = "none"
     """A branch that reads the stream as it is: the first attention of ModernBERT, as its embedding was
     normed already."""
 
@@ -109,7 +109,7 @@ class Parallel(Residual):
 class NormedResidual(Residual):
     """h = norm(x), x = alpha h + f(h): the stream itself is normed (MiniMax; BLOOM's option)."""
 
-    kind: Literal["normed"] = "normed"
+    kind: Literal["norm_residual"] = "norm_residual"
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "norm < f +"
     alpha: PerBranch = Field(PerBranch(), examples=[0.5])

@@ -299,7 +299,11 @@ def sparsemixer_chooses_alone(spec: ModelSpec) -> Iterator[str]:
     for at, experts in _mixtures(spec):
         if experts.scores != "sparsemixer":
             continue
-        for name, idle in (("selection_bias", False), ("bias_rate", 0), ("num_groups", 1)):
+        for name, idle in (
+            ("selection_bias", False),
+            ("selection_bias_update_rate", 0),
+            ("num_groups", 1),
+        ):
             found = getattr(experts, name)
             if found != idle:
                 yield (
@@ -413,7 +417,7 @@ def odd_hidden_dim(spec: ModelSpec) -> Iterator[str]:
 @_suspicion("A router learns from the weights it gives.")
 def constant_weights(spec: ModelSpec) -> Iterator[str]:
     for at, experts in _mixtures(spec):
-        sums_to_one = experts.renormalise or experts.scores == "softmax_of_chosen"
+        sums_to_one = experts.normalize_weights or experts.scores == "softmax_of_chosen"
         if experts.top_k == 1 and sums_to_one:
             yield (
                 f"{at}feedforward.top_k is 1 with weights that add up to 1: the router learns nothing but "

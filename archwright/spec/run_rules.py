@@ -32,9 +32,9 @@ def _name(run: RunSpec) -> Iterator[str]:
 
 def _rows(run: RunSpec) -> Iterator[str]:
     """Each part of a batch has a row at least."""
-    if run.accumulate > run.batch_size:
+    if run.grad_accum_steps > run.batch_size:
         yield (
-            f"accumulate: found {run.accumulate}; expected at most batch_size = {run.batch_size}, "
+            f"grad_accum_steps: found {run.grad_accum_steps}; expected at most batch_size = {run.batch_size}, "
             "as each part of a batch needs a row"
         )
 

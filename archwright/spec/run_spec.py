@@ -68,7 +68,7 @@ class DataSpec(Spec):
     errors: Literal["strict", "replace"] = "strict"
     """What to do with bytes that are not UTF-8."""
     tokenizer: TokenizerSpec = TokenizerSpec()
-    documents: Literal["concatenate", "mask"] = "concatenate"
+    packing: Literal["concat", "document_mask"] = "concat"
     """Pack documents end to end, or also hide them from one another with positions of their own."""
 
 
@@ -136,28 +136,30 @@ class Schedule(Choice):
 
 
 class Cosine(Schedule):
-    """final + (1 - final) (1 + cos(pi t)) / 2, t from 0 after warm-up to 1 at the end (Loshchilov and Hutter, 2016)."""
+    """f + (1 - f) (1 + cos(pi t)) / 2, t from 0 after warm-up to 1 at the end, f = final_lr_fraction
+    (Loshchilov and Hutter, 2016)."""
 
     kind: Literal["cosine"] = "cosine"
-    final: float = Field(0.1, ge=0, le=1)
+    final_lr_fraction: float = Field(0.1, ge=0, le=1)
     """Share of the peak that is left at the end."""
 
 
 class WSD(Schedule):
-    """1, then 1 - (1 - final) t over the last share `decay` of the run, t from 0 to 1 (Hu et al., 2024)."""
+    """1, then 1 - (1 - f) t over the last share `decay_fraction` of the run, t from 0 to 1, f = final_lr_fraction
+    (Hu et al., 2024)."""
 
     kind: Literal["wsd"] = "wsd"
-    decay: float = Field(0.2, gt=0, le=1)
+    decay_fraction: float = Field(0.2, gt=0, le=1)
     """Share of the run that decays."""
-    final: float = Field(0.0, ge=0, le=1)
+    final_lr_fraction: float = Field(0.0, ge=0, le=1)
     """Share of the peak that is left at the end."""
 
 
 class Linear(Schedule):
-    """1 - (1 - final) t, t from 0 after warm-up to 1 at the end (Devlin et al., 2018)."""
+    """1 - (1 - f) t, t from 0 after warm-up to 1 at the end, f = final_lr_fraction (Devlin et al., 2018)."""
 
     kind: Literal["linear"] = "linear"
-    final: float = Field(0.0, ge=0, le=1)
+    final_lr_fraction: float = Field(0.0, ge=0, le=1)
     """Share of the peak that is left at the end."""
 
 
@@ -219,7 +221,7 @@ class MachineSpec(Spec):
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
     """fp32, or autocast to bf16 or fp16; fp8: bf16 with products inside in 8 bits, on a GPU that has them (extra
     fp8); auto: the faster one of fp32 and bf16."""
-    float32_products: Literal["auto", "highest", "medium"] = "auto"
+    float32_matmul_precision: Literal["auto", "highest", "medium"] = "auto"
     """torch's name for how float32 products are computed; auto: "medium" where that is true float32 and faster."""
     kernel: Literal["auto", "eager", "sdpa", "blockwise", "flex"] = "auto"
     """Attention kernel; auto: the fastest of sdpa and blockwise, and on CUDA flex (FlexAttention), for the
@@ -303,13 +305,13 @@ class RunSpec(Spec):
     data: DataSpec = DataSpec()
     batch_size: Tokens = 16
     """Sequences per step, each of model.context_length tokens."""
-    accumulate: Tokens = 1
+    grad_accum_steps: Tokens = 1
     """Parts a batch is cut into to save memory; gradients are summed over them."""
     budget: Annotated[str, BeforeValidator(_checked_budget)] = "3m"
     """How long to train: wall time, steps, tokens or FLOPs."""
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Cosine()
-    clip: OptionalFloat = 1.0
+    max_grad_norm: OptionalFloat = 1.0
     """Largest norm of the gradient; larger ones are scaled down to it."""
     z_loss: float = Field(0.0, ge=0, examples=[1e-4])
     """Weight of the mean square of log Z, which keeps logits from drifting (PaLM, section 5)."""

@@ -86,13 +86,13 @@ class StudySpec(Spec):
     """How often everything is repeated, each time from other initial values and in another order of data."""
     first_seed: int = Field(0, ge=0, le=2**62)
     """The first of the seeds, which follow one another."""
-    rates: Literal["tuned", "fixed"] = "tuned"
+    tune_lr: bool = True
     """Tune the learning rate of each variant for each seed, or leave it as it is given."""
-    grid: int = Field(3, ge=3, le=100)
+    lr_grid_size: int = Field(3, ge=3, le=100)
     """Learning rates in a sweep, around the best."""
-    ratio: float = Field(3.0, ge=1.4, le=10)
-    """Between neighbouring rates."""
-    margin: float = Field(0.01, gt=0, lt=1)
+    lr_ratio: float = Field(3.0, ge=1.4, le=10)
+    """Between neighbouring learning rates."""
+    equivalence_margin: float = Field(0.01, gt=0, lt=1)
     """Share of the baseline's loss below which a difference does not matter."""
     evaluation_tokens: int = Field(65_536, ge=1024, le=10**12)
     """Held-out tokens that every run is judged on, or all there are where these are fewer."""
@@ -100,7 +100,7 @@ class StudySpec(Spec):
     """Also judge on texts this many times as long as those trained on."""
     budget: Annotated[str, BeforeValidator(_checked_study_budget)] = "10m"
     """Wall time for all runs together, or steps or tokens for each run."""
-    together: Literal["auto", "none", "threads", "stacked"] = "auto"
+    parallelism: Literal["auto", "none", "processes", "ensemble"] = "auto"
     """How runs share a CPU: one after another on all cores, one on each core, or on each core several of one
     shape as one, whose numbers then are those of runs alone within rounding; auto: the fastest in all."""
     parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
@@ -131,14 +131,14 @@ OPTIONS = (
     "budget",
     "seeds",
     "first_seed",
-    "rates",
-    "grid",
-    "ratio",
+    "tune_lr",
+    "lr_grid_size",
+    "lr_ratio",
     "size",
     "match",
-    "margin",
+    "equivalence_margin",
     "lengths",
     "evaluation_tokens",
-    "together",
+    "parallelism",
 )
 """Fields of a study that the command line and the library have options for."""

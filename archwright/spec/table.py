@@ -169,8 +169,8 @@ def _qk_norm(attention: Attention) -> str:
     norm = getattr(attention, "qk_norm", None)
     if norm is None or isinstance(norm, NoNorm) or not isinstance(attention, SoftmaxAttention):
         return ""
-    over = {"head": "head", "each_head": "each head", "projection": "all heads"}
-    return f"{word(norm.kind)} over {over[attention.qk_norm_over]}, {attention.qk_norm_place} positions"
+    over = {"head": "head", "per_head": "each head", "projection": "all heads"}
+    return f"{word(norm.kind)} over {over[attention.qk_norm_over]}, {attention.qk_norm_position} positions"
 
 
 def _norm_weight(spec: ModelSpec) -> str:
@@ -194,7 +194,7 @@ def _tricks(spec: ModelSpec) -> str:
         "" if isinstance(spec.embedding.norm, NoNorm) else "embedding norm",
         _number("score cap {:g}", (getattr(n.attention, "softcap", "none") for n in layers(spec))),
         _number("logit cap {:g}", [spec.head.softcap]),
-        _number("QKV clip {:g}", (getattr(n.attention, "clip", "none") for n in layers(spec))),
+        _number("QKV clip {:g}", (getattr(n.attention, "qkv_clip", "none") for n in layers(spec))),
         "sinks" if any(getattr(n.attention, "sinks", False) for n in layers(spec)) else "",
     ]
     return ", ".join(filter(None, said))

@@ -53,16 +53,16 @@ NAMES = {
     "ratio": "hidden width over width",
     "qk_norm": "QK-norm",
     "qk_norm_over": "QK-norm over",
-    "qk_norm_place": "QK-norm",
+    "qk_norm_position": "QK-norm",
     "v_norm": "V-norm",
     "softcap": "soft cap",
 }
 """What fields are called, where that is not their name."""
 
-BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_place": "qk_norm"}
+BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_position": "qk_norm"}
 """Options that mean nothing where another choice is "none"."""
-ENDINGS = {"qk_norm_place": " positions"}
-SWITCHES = {("tied", False): "untied", ("renormalise", False): "not renormalised"}
+ENDINGS = {"qk_norm_position": " positions"}
+SWITCHES = {("tied", False): "untied", ("normalize_weights", False): "not renormalised"}
 ALWAYS = {"size", "radius", "stride", "dilation", "num_experts"}
 """Numbers that are told even where they are the default."""
 

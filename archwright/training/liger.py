@@ -182,7 +182,7 @@ def _gate(spec: Hidden) -> str:
 
 def _is_plain(head: Head) -> bool:
     """Whether logits are x W^T + b, capped or not."""
-    unscaled = (head.multiplier, head.divisor) == (1, 1)
+    unscaled = (head.logit_scale, head.logit_divisor) == (1, 1)
     return type(head) is Head and head.transform is None and head.project_out is None and unscaled
 
 

@@ -190,7 +190,7 @@ class Loop:
         what, value = ("gradient", result.grad_norm) if finite_loss else ("loss", result.loss)
         text = (
             f"the {what} became {value} at step {self.session.standing.step + 1}; {where}. "
-            "Lower optimizer.lr, lengthen schedule.warmup, or lower clip"
+            "Lower optimizer.lr, lengthen schedule.warmup, or lower max_grad_norm"
         )
         self.record("event", name="stopped", text=text)
         raise DivergedError(text)

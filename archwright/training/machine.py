@@ -113,7 +113,7 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
     check_liger(machine)
     _use_threads(machine.threads)
     # A run that began before there was a choice used the highest.
-    given = machine.float32_products
+    given = machine.float32_matmul_precision
     torch.set_float32_matmul_precision("highest" if given == "auto" else given)
     return found
 
@@ -136,7 +136,7 @@ def decide_kernel(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
 def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
     """Compute the loss in chunks where the logits of a part of a batch are many."""
     if decisions.machine.loss == "auto":
-        logits = logit_bytes(model, -(-run.batch_size // run.accumulate))
+        logits = logit_bytes(model, -(-run.batch_size // run.grad_accum_steps))
         kind = "chunked" if logits > WHOLE_LOGITS else "whole"
         decisions.decide("loss", kind, f"float32 logits would take {gigabytes(logits)}")
 
@@ -204,15 +204,15 @@ def _use_threads(threads: int | str) -> None:
 
 
 def _decide_float32(found: Decisions) -> None:
-    if found.machine.float32_products == "auto":
+    if found.machine.float32_matmul_precision == "auto":
         on_gpu = found.machine.device == "cuda"
         if on_gpu:
-            found.decide("float32_products", "highest", "true float32")
+            found.decide("float32_matmul_precision", "highest", "true float32")
         else:
             values, age = _measured(found, {}, ("error", "ratio"), measure_float32)
             best, reason = float32_choice(**values)
-            found.decide("float32_products", best, reason + age)
-    torch.set_float32_matmul_precision(found.machine.float32_products)
+            found.decide("float32_matmul_precision", best, reason + age)
+    torch.set_float32_matmul_precision(found.machine.float32_matmul_precision)
 
 
 def _decide_precision(found: Decisions) -> None:
@@ -226,7 +226,7 @@ def _decide_precision(found: Decisions) -> None:
     names = ("fp32", "bf16") if found.machine.precision == "auto" else (found.machine.precision,)
     values, age = _measured(
         found,
-        {"float32_products": found.machine.float32_products},
+        {"float32_matmul_precision": found.machine.float32_matmul_precision},
         names,
         lambda: {name: measure_peak(device, DTYPES[name]) for name in names},
     )
@@ -285,16 +285,16 @@ def _kernel_times(
         "position": layer.position.model_dump(mode="json"),
         "parts": [part.sha256 for part in run.parts],
         "precision": decisions.machine.precision,
-        "float32_products": decisions.machine.float32_products,
+        "float32_matmul_precision": decisions.machine.float32_matmul_precision,
         "shape": [*_kernel_shape(model, run)],
-        "documents": run.data.documents,
+        "packing": run.data.packing,
     }
     return _measured(decisions, question, names, times), failed
 
 
 def _kernel_shape(model: Decoder, run: RunSpec) -> tuple[int, int, int]:
     """Return rows, length and width of a part of a batch."""
-    return -(-run.batch_size // run.accumulate), model.spec.context_length, model.spec.dim
+    return -(-run.batch_size // run.grad_accum_steps), model.spec.context_length, model.spec.dim
 
 
 def _kernel_call(
@@ -304,7 +304,9 @@ def _kernel_call(
     device, dtype = torch.device(decisions.machine.device), DTYPES[decisions.machine.precision]
     shape = rows, length, _ = _kernel_shape(model, run)
     documents = None
-    if run.data.documents == "mask":  # where the borders are matters little: let there be two
+    if (
+        run.data.packing == "document_mask"
+    ):  # where the borders are matters little: let there be two
         documents = (torch.arange(length, device=device) >= length // 2).long().expand(rows, -1)
     where = places(torch.zeros(rows, length, dtype=torch.long, device=device), None, documents)
     turned = rotation(model.rotaries[layer.rotary], where) if layer.rotary else None

@@ -97,7 +97,7 @@ class Session:
             seen,
             rate=self.rate,
             precision=self.precision,
-            clip=self._clip,
+            max_grad_norm=self._max_grad_norm,
         )
         if result.finite:
             self.standing.step += 1
@@ -201,8 +201,8 @@ class Session:
         self.standing = standing
 
     @property
-    def _clip(self) -> float | None:
-        return None if self.run.clip == "none" else self.run.clip
+    def _max_grad_norm(self) -> float | None:
+        return None if self.run.max_grad_norm == "none" else self.run.max_grad_norm
 
     def _train(self, step: int, rate: float) -> StepResult:
         if not self.model.training:  # an evaluation came before; this walks through all modules
@@ -213,10 +213,10 @@ class Session:
             self.optimizers,
             rate=rate,
             precision=self.precision,
-            clip=self._clip,
+            max_grad_norm=self._max_grad_norm,
             z_loss=self.run.z_loss,
             chunked=self.run.machine.loss == "chunked",
-            accumulate=self.run.accumulate,
+            grad_accum_steps=self.run.grad_accum_steps,
         )
 
 

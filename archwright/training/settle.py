@@ -127,7 +127,7 @@ def make_model(run: RunSpec, material: Material, machine: MachineSpec) -> Decode
 def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
     """Raise a UserError where a step cannot fit into the machine's memory, before it is tried."""
     model = build(run.model, device="meta", vocab_size=num_tokens)
-    rows = -(-run.batch_size // run.accumulate)
+    rows = -(-run.batch_size // run.grad_accum_steps)
     needed = least_memory(model, rows, whole_logits=machine.loss == "whole")
     total = total_memory(machine.device)
     if needed.model > total:
@@ -139,14 +139,14 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
     if needed.total > total:
         raise UserError(
             f"batch_size: a step needs at least {gigabytes(needed.total)}, this machine has "
-            f"{gigabytes(total)}; lower batch_size or model.context_length, or raise accumulate"
+            f"{gigabytes(total)}; lower batch_size or model.context_length, or raise grad_accum_steps"
         )
 
 
 def make_batches(run: RunSpec, material: Material) -> Batches:
     """Return the run's batches."""
     length = run.model.context_length
-    return Batches(material.train, length, run.batch_size, run.seed, run.data.documents)
+    return Batches(material.train, length, run.batch_size, run.seed, run.data.packing)
 
 
 def resolved(run: RunSpec, model: Decoder) -> RunSpec:

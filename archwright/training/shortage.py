@@ -22,7 +22,7 @@ def said_if_memory_runs_out() -> Iterator[None]:
             raise
         raise UserError(
             "batch_size: a step does not fit into memory; lower batch_size or "
-            "model.context_length, raise accumulate, or make the model smaller"
+            "model.context_length, raise grad_accum_steps, or make the model smaller"
         ) from error
 
 

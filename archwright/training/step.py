@@ -59,9 +59,9 @@ def train_step(
     *,
     rate: float,
     precision: Precision,
-    clip: float | None = 1.0,
+    max_grad_norm: float | None = 1.0,
     z_loss: float = 0.0,
-    accumulate: int = 1,
+    grad_accum_steps: int = 1,
     chunked: bool = False,
 ) -> StepResult:
     """Forward and backward over the parts of a batch, clip, update: `rate` is the share of the peak rates.
@@ -74,7 +74,7 @@ def train_step(
     """
     num_valid = valid_targets(batch)
     loss, z_term, router_loss = 0.0, 0.0, 0.0
-    for part in batch.parts(accumulate):
+    for part in batch.parts(grad_accum_steps):
         loss_of = _chunked_loss if chunked else _whole_loss
         of_part = loss_of(model, part, precision, z_loss=z_loss, num_valid=num_valid)
         auxiliary = take_auxiliary(model) * (len(part.tokens) / len(batch.tokens))
@@ -83,7 +83,9 @@ def train_step(
         loss += of_part.nll_sum.item() / num_valid
         z_term += of_part.z_term.item()
     seen = Seen(loss, z_term, router_loss)
-    return update(model, optimizers, seen, rate=rate, precision=precision, clip=clip)
+    return update(
+        model, optimizers, seen, rate=rate, precision=precision, max_grad_norm=max_grad_norm
+    )
 
 
 def valid_targets(batch: TensorBatch) -> int:
@@ -98,11 +100,11 @@ def update(
     *,
     rate: float,
     precision: Precision,
-    clip: float | None,
+    max_grad_norm: float | None,
 ) -> StepResult:
     """Clip the gradients that the parameters have, update by them and drop them; see `train_step`."""
     precision.unscale(optimizers.values())
-    grad_norm = clip_gradients(_moved_by(optimizers), clip).item()
+    grad_norm = clip_gradients(_moved_by(optimizers), max_grad_norm).item()
     # A loss scale mends its own overflows.
     finite = math.isfinite(seen.loss) and (math.isfinite(grad_norm) or precision.scales)
     if finite:

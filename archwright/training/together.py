@@ -73,7 +73,7 @@ def reason_alone(run: RunSpec, model: Decoder) -> str:
         return "only runs on a CPU are stacked"
     if run.machine.compile == "block":
         return "compiled layers are not stacked"
-    if run.accumulate > 1:
+    if run.grad_accum_steps > 1:
         return "a batch that is cut into parts is too large to gain from a stack"
     if run.probes.every or run.tensorboard:
         return "probes and TensorBoard look at a run alone"

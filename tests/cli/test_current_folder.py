@@ -30,7 +30,7 @@ SMALL = f"{' '.join((*SHAPE, *MACHINE))} evaluate.max_tokens=512"
 COMMANDS = {
     "train": f"modern data.text=text.txt {SMALL} budget=2steps --quiet",
     "compare": f"modern :norm.kind=layer data.text=text.txt {SMALL} --budget 2steps --seeds 2 "
-    "--rates fixed --size given --evaluation-tokens 1024 --quiet",
+    "--no-tune-lr --size given --evaluation-tokens 1024 --quiet",
     "cache": "",
     "generate": "runs/modern --max-tokens 2",
     "eval": "runs/modern --text short.txt",

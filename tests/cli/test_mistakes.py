@@ -111,8 +111,8 @@ MISTAKES: dict[str, list[str]] = {
         "model.attention.num_heads: found 8; expected a divisor of dim = 100, or a given "
         "attention.head_dim",
     ],
-    "train modern accumulate=99": [
-        "accumulate: found 99; expected at most batch_size = 16, as each part of a batch needs a row"
+    "train modern grad_accum_steps=99": [
+        "grad_accum_steps: found 99; expected at most batch_size = 16, as each part of a batch needs a row"
     ],
     f"{TRAIN} model.vocab_size=128": [
         "model.vocab_size: found 128; expected at least 257, the size of the tokenizer, or \"auto\""

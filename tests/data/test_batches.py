@@ -111,7 +111,7 @@ def test_seeds_give_other_batches() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_ranks_share_the_batch_of_one_process(world_size: int) -> None:
     tokens = np.random.default_rng(0).integers(0, 9, 3000)
-    batches = Batches(tokens, 16, 8, documents="mask", end_of_text=0)
+    batches = Batches(tokens, 16, 8, packing="document_mask", end_of_text=0)
     for step in (0, 7, 100):
         whole = batches.at(step)
         parts = [batches.at(step, rank=r, world_size=world_size) for r in range(world_size)]
@@ -122,7 +122,7 @@ def test_ranks_share_the_batch_of_one_process(world_size: int) -> None:
 
 def test_a_batch_splits_into_parts_for_accumulation() -> None:
     tokens = np.random.default_rng(0).integers(0, 9, 3000)
-    batch = Batches(tokens, 16, 8, documents="mask", end_of_text=0).at(1)
+    batch = Batches(tokens, 16, 8, packing="document_mask", end_of_text=0).at(1)
     parts = list(batch.split(4))
     assert [len(part.tokens) for part in parts] == [2, 2, 2, 2]
     assert (np.concatenate([part.targets for part in parts]) == batch.targets).all()
@@ -133,7 +133,7 @@ def test_a_batch_splits_into_parts_for_accumulation() -> None:
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 4), min_size=30, max_size=200))
 def test_documents_have_ids_and_positions_of_their_own(tokens: list[int]) -> None:
-    batches = Batches(np.array(tokens), 12, 2, documents="mask", end_of_text=0)
+    batches = Batches(np.array(tokens), 12, 2, packing="document_mask", end_of_text=0)
     for step in range(5):
         batch = batches.at(step)
         assert batch.positions is not None
@@ -151,7 +151,7 @@ def test_documents_have_ids_and_positions_of_their_own(tokens: list[int]) -> Non
 
 def test_the_end_of_a_document_is_a_target_with_masks_too() -> None:
     tokens = np.array([0, 1, 2, 3] * 30)
-    batch = Batches(tokens, 20, 2, documents="mask", end_of_text=0).at(0)
+    batch = Batches(tokens, 20, 2, packing="document_mask", end_of_text=0).at(0)
     assert (batch.targets[batch.tokens == 3] == 0).all()
     assert (batch.tokens == 3).any()
 
@@ -160,7 +160,7 @@ def test_documents_of_a_store_are_told_apart_by_its_own_end_of_text(tmp_path: Pa
     (tmp_path / "a.txt").write_text("|".join("x" * 9 for _ in range(20)))
     documents = open_texts((str(tmp_path / "a.txt"),), DataSpec(separator="|"))
     store = prepare_documents(documents, Tokenizer(raw_bytes(["<e>"]), "<e>"))
-    batch = Batches(store, 30, 2, documents="mask").at(0)
+    batch = Batches(store, 30, 2, packing="document_mask").at(0)
     assert batch.positions is not None
     assert batch.positions.max() == 9
     assert (batch.positions[batch.tokens == 256] == 0).all()
@@ -168,7 +168,7 @@ def test_documents_of_a_store_are_told_apart_by_its_own_end_of_text(tmp_path: Pa
 
 def test_masks_without_an_end_of_text_are_refused() -> None:
     with pytest.raises(ValueError, match="end_of_text"):
-        Batches(np.arange(100), 8, 2, documents="mask")
+        Batches(np.arange(100), 8, 2, packing="document_mask")
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 16])
@@ -189,7 +189,7 @@ def test_the_shortest_text_fills_batches() -> None:
 
 def test_a_batch_takes_less_than_a_millisecond() -> None:
     tokens = np.zeros(3_000_000, np.uint16)
-    batches = Batches(tokens, 256, 16, documents="mask", end_of_text=1)
+    batches = Batches(tokens, 256, 16, packing="document_mask", end_of_text=1)
     seconds = []
     for step in range(100):
         begun = time.perf_counter()

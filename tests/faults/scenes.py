@@ -142,8 +142,8 @@ def _evaluated() -> dict[str, Any]:
 COMPARE = [
     "compare",
     *STUDY_WORDS,
-    *("--budget", "20steps", "--seeds", "2", "--rates", "fixed", "--evaluation-tokens", "1024"),
-    *("--together", "threads", "--quiet", "--out", "study", "--runs", "pool"),
+    *("--budget", "20steps", "--seeds", "2", "--no-tune-lr", "--evaluation-tokens", "1024"),
+    *("--parallelism", "processes", "--quiet", "--out", "study", "--runs", "pool"),
 ]
 
 

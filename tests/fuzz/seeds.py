@@ -27,7 +27,7 @@ STUDY_OPTIONS: dict[str, Any] = {
     "budget": "20steps",
     "seeds": 2,
     "evaluation_tokens": 1024,
-    "together": "threads",
+    "parallelism": "processes",
 }
 RUN_WORDS = (
     *("budget=6steps", "evaluate.every=3", "checkpoint.every=2", "probes.every=2"),

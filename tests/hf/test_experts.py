@@ -133,11 +133,11 @@ def test_biases_that_a_class_does_not_have_are_not_written() -> None:
     model = spec("mixtral").override("attention.bias=true")
     assert "attention.bias" in fit(model.resolved(), FAMILIES["mixtral"]).blocking[0]
     with pytest.raises(UserError, match="no published family"):
-        exportable(model.override("feedforward.weigh=input"))
+        exportable(model.override("feedforward.router_weight_on=input"))
 
 
 def test_a_bias_that_training_moves_is_written() -> None:
     spare = spec("glm4_moe", first_k_dense_replace=0).override("feedforward.selection_bias=false")
     assert fit(spare.resolved(), FAMILIES["glm4_moe"]).blocking
-    moved = spare.override("feedforward.bias_rate=0.001").resolved()
+    moved = spare.override("feedforward.selection_bias_update_rate=0.001").resolved()
     assert not fit(moved, FAMILIES["glm4_moe"]).blocking

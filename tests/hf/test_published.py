@@ -29,7 +29,7 @@ BLOCKED = {
     "gopher-280b": "position.kind",
     "gpt-3-175b": "attention.mask.kind",
     "lamda-137b": "position.kind",
-    "palm-540b": "head.divisor",
+    "palm-540b": "head.logit_divisor",
     "phi-3-small": "norm.kind",
     "textbook": "embedding.scale",
 }

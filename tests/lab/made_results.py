@@ -141,7 +141,7 @@ def results_of(made: Made) -> StudyResults:
             source="Shazeer 2020, arXiv 2002.05202",
             variants={name: ["feedforward.kind=gelu"] for name in names[1:]},
             seeds=made.seeds,
-            rates="fixed" if made.fixed else "tuned",
+            tune_lr=not made.fixed,
             lengths=tuple(length // 64 for length in made.lengths),
         ),
         folder="studies/does the activation matter",

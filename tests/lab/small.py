@@ -23,7 +23,7 @@ def words(text: Path | str, *variants: str) -> list[str]:
     return ["modern", *variants, f"data.text={text}", *COMMON]
 
 
-OPTIONS = {"budget": "20steps", "seeds": 2, "evaluation_tokens": 2048, "together": "threads"}
+OPTIONS = {"budget": "20steps", "seeds": 2, "evaluation_tokens": 2048, "parallelism": "processes"}
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def test_a_study_is_called_by_its_name_or_file_or_given_as_it_is(tmp_path: Path)
     file.write_text('baseline = ["modern"]\nlengths = [2]\n[variants]\n"a" = ["textbook"]\n')
     assert study_of(str(file)).name == "mine"
     given = StudySpec(variants={"x": ("dim=8",)}, name="given")
-    assert study_of(given, rates="fixed") == given.override("rates=fixed")
+    assert study_of(given, tune_lr=False) == given.override("rates=fixed")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_study_is_called_by_its_name_or_file_or_given_as_it_is(tmp_path: Path)
         "archwright compare textbook modern",
         "archwright compare modern :norm.kind=layer modern:norm.kind=rms:norm.eps=0.1 model.dim=64 --budget 20m",
         "archwright compare norm-kind --seeds 7 --match flops --lengths 2,4",
-        "archwright compare positions data.text=a.txt --rates fixed --size 0.5M",
+        "archwright compare positions data.text=a.txt --no-tune-lr --size 0.5M",
     ],
 )
 def test_a_command_asks_for_the_study_that_it_came_from(line: str) -> None:

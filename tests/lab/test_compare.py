@@ -113,7 +113,7 @@ def test_a_finished_study_trains_nothing_again(results: StudyResults, place: Pat
 def test_studies_share_runs(results: StudyResults, place: Path) -> None:
     before = set((place / "studies" / "runs").iterdir())
     other = compare(
-        *words("text.txt", ":feedforward.kind=gelu"), quiet=True, rates="fixed", **OPTIONS
+        *words("text.txt", ":feedforward.kind=gelu"), quiet=True, tune_lr=False, **OPTIONS
     )
     assert len(other.runs) == 4
     shared = {r.key for r in other.runs} & {r.key for r in results.runs}
@@ -149,7 +149,7 @@ def test_one_failing_run_does_not_stop_the_rest(results: StudyResults, place: Pa
 
 
 def test_a_diverged_run_counts_as_the_loss_it_started_from(place: Path) -> None:
-    found = compare(*words("text.txt", ":optimizer.lr=1e12"), quiet=True, rates="fixed", **OPTIONS)
+    found = compare(*words("text.txt", ":optimizer.lr=1e12"), quiet=True, tune_lr=False, **OPTIONS)
     wild = [r for r in found.runs if r.variant == "optimizer.lr=1e12"]
     assert all(r.diverged and r.loss == r.initial_loss for r in wild)
     assert all(4 < r.loss < 8 for r in wild)
@@ -161,7 +161,7 @@ def test_choices_from_outside_are_compared_and_asked_for_again(place: Path) -> N
     file = place / "centered_norm.py"
     shutil.copy(Path(__file__).parents[1] / "outside" / "centered_norm.py", file)
     asked = [*words("text.txt", ":norm.kind=centered"), "--budget", "20steps", "--seeds", "2"]
-    asked += ["--evaluation-tokens", "2048", "--rates", "fixed", "--out", "outside"]
+    asked += ["--evaluation-tokens", "2048", "--no-tune-lr", "--out", "outside"]
     done = archwright("compare", *asked, "--parts", str(file), cwd=place)
     assert done.returncode == 0, done.stderr
     assert "norm.kind=centered" in done.stdout
@@ -179,7 +179,7 @@ def test_length_is_judged_where_positions_reach(place: Path) -> None:
     found = compare(
         *words("text.txt", ":position.kind=learned"),
         quiet=True,
-        rates="fixed",
+        tune_lr=False,
         **OPTIONS,
         lengths=(2,),
     )
@@ -199,7 +199,7 @@ def test_a_plan_trains_nothing(place: Path) -> None:
 def test_what_a_variant_sets_is_what_is_trained(place: Path) -> None:
     """Matching takes another width, and a mask shows less than the whole text."""
     words_ = words("text.txt", ":feedforward.hidden_dim=64", ":attention.mask.kind=window")
-    foreseen = plan(*words_, rates="fixed", **OPTIONS)
+    foreseen = plan(*words_, tune_lr=False, **OPTIONS)
     found = foreseen.arms
     base, narrow, window = (arm.run.model for arm in found.values())
     assert isinstance(narrow.feedforward, Hidden)
@@ -219,7 +219,7 @@ def test_nothing_is_trained_where_two_variants_are_one(place: Path) -> None:
     (place / "h160.toml").write_text(text, encoding="utf-8")
     for act in (plan, compare):
         with pytest.raises(UserError) as caught:
-            act(*words("text.txt", "h160.toml"), rates="fixed", **OPTIONS)
+            act(*words("text.txt", "h160.toml"), tune_lr=False, **OPTIONS)
         (line,) = caught.value.lines
         assert '"h160.toml" and "modern" are the same model' in line
         assert line.endswith("what words set stays, such as :feedforward.hidden_dim=160")
@@ -236,7 +236,7 @@ def test_killed_at_any_moment_a_study_ends_with_the_same_numbers(
         "compare",
         *words("text.txt", ":norm.kind=layer"),
         *("--budget", "20steps", "--seeds", "2", "--evaluation-tokens", "2048"),
-        *("--together", "threads", "--quiet", "--out", "killed", "--runs", "killed-runs"),
+        *("--parallelism", "processes", "--quiet", "--out", "killed", "--runs", "killed-runs"),
     )
     runs = place / "killed-runs"
     kept: set[str] = set()
@@ -266,7 +266,7 @@ def test_ctrl_c_keeps_what_is_trained_and_says_how_to_go_on(place: Path) -> None
     again = command(
         "compare",
         *words("text.txt", ":norm.kind=layer"),
-        *("--budget", "3000steps", "--seeds", "2", "--together", "threads"),
+        *("--budget", "3000steps", "--seeds", "2", "--parallelism", "processes"),
         *("--out", "stopped", "--runs", "stopped-runs"),
     )
     process = subprocess.Popen(

@@ -39,23 +39,23 @@ def test_the_fastest_way_is_taken_and_says_why() -> None:
     assert stack == 6  # two whole sweeps of three
     assert why == "6 runs as one train 1.60 times the tokens of as many alone on a thread"
     assert decide(0.001)[0] == 1
-    assert decide(0.1, rates="fixed")[0] == 4  # of five seeds
+    assert decide(0.1, tune_lr=False)[0] == 4  # of five seeds
 
 
 def test_what_is_asked_for_is_not_measured() -> None:
-    assert decide(0.1, together="threads") == (1, "together=threads was asked for")
-    assert decide(-0.1, together="stacked") == (6, "stacks were asked for")
+    assert decide(0.1, parallelism="processes") == (1, "parallelism=processes was asked for")
+    assert decide(-0.1, parallelism="ensemble") == (6, "stacks were asked for")
 
 
 def test_one_variant_that_cannot_be_stacked_leaves_all_alone() -> None:
     stack, why = decide(0.1, "model.embedding.dropout=0.1")
     assert (stack, why) == (1, "b: dropout would draw other random numbers than alone")
     with pytest.raises(UserError, match="b: dropout"):
-        decide(0.1, "model.embedding.dropout=0.1", together="stacked")
+        decide(0.1, "model.embedding.dropout=0.1", parallelism="ensemble")
 
 
 def test_a_stack_leaves_no_core_without_work() -> None:
-    study = StudySpec(variants={"b": ("dim=8",)}, rates="fixed", seeds=4)
+    study = StudySpec(variants={"b": ("dim=8",)}, tune_lr=False, seeds=4)
     sharing = Sharing(study, lambda found, workers, stack=1: {}, 320)
     assert sharing.sizes(2, 2) == [2, 4]
     assert sharing.sizes(2, 4) == [2]

@@ -20,7 +20,7 @@ from tests.lab.small import OPTIONS, words, working_in
 from tests.tiny import command, surroundings
 
 VARIANT = ":norm.kind=layer"
-STACKED = OPTIONS | {"together": "stacked"}
+STACKED = OPTIONS | {"parallelism": "ensemble"}
 Losses = dict[tuple[str, int, float], float]
 
 
@@ -103,7 +103,7 @@ def test_killed_at_any_moment_a_study_of_stacks_ends_with_the_same_numbers(
         "compare",
         *words("text.txt", VARIANT),
         *("--budget", "20steps", "--seeds", "2", "--evaluation-tokens", "2048"),
-        *("--together", "stacked", "--quiet", "--out", "killed", "--runs", "killed-runs"),
+        *("--parallelism", "ensemble", "--quiet", "--out", "killed", "--runs", "killed-runs"),
     )
     runs = place / "killed-runs"
     kept: set[str] = set()

@@ -46,8 +46,8 @@ def layer(each: LayerSpec, d: int) -> int:
     if isinstance(each.residual, residuals.Parallel) and each.residual.num_norms == 1:
         num_norms = 1
     if isinstance(each.residual, residuals.PreNorm):
-        unnormed = getattr(each, each.residual.unnormed, None)
-        num_norms -= unnormed is not None and unnormed.kind != "none"
+        skip_norm = getattr(each, each.residual.skip_norm, None)
+        num_norms -= skip_norm is not None and skip_norm.kind != "none"
     return sum(branches) + num_norms * norm(each.norm, d)
 
 
@@ -64,7 +64,7 @@ def attention(each: LayerSpec, d: int) -> int:
     total += a.bias.query * width + a.bias.key * kv + a.bias.value * values + a.bias.out * d
     total += {"none": 0, "head": d * int(a.num_heads), "value": d * mixed}[a.gate]
     total += int(a.num_heads) if a.sinks else 0
-    over = {"head": (head_dim, head_dim), "projection": (width, kv), "each_head": (width, kv)}
+    over = {"head": (head_dim, head_dim), "projection": (width, kv), "per_head": (width, kv)}
     total += sum(norm(a.qk_norm, n) for n in over[a.qk_norm_over]) + norm(a.v_norm, value_dim)
     total += norm(a.out_norm, mixed)
     return total + position(each, d, int(a.num_heads), width)

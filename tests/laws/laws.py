@@ -45,7 +45,7 @@ class Case:
         """Build the model with weights of a size: smaller where no norm keeps numbers from exploding."""
         layers = self.spec.layers_by_kind.values()
         bare = any(
-            layer.norm.kind == "none" or getattr(layer.residual, "unnormed", "none") != "none"
+            layer.norm.kind == "none" or getattr(layer.residual, "skip_norm", "none") != "none"
             for layer in layers
         )
         size = size or (0.5 if bare else 1.5)

@@ -12,11 +12,11 @@ from archwright.spec.run_spec import WSD, Constant, Cosine, InverseSqrt, Linear,
 
 ALL = [
     Cosine(warmup=10),
-    Cosine(warmup=10, final=0.0),
+    Cosine(warmup=10, final_lr_fraction=0.0),
     WSD(warmup=10),
-    WSD(warmup=10, decay=0.5, final=0.2),
+    WSD(warmup=10, decay_fraction=0.5, final_lr_fraction=0.2),
     Linear(warmup=10),
-    Linear(warmup=10, final=0.3),
+    Linear(warmup=10, final_lr_fraction=0.3),
     Constant(warmup=10),
     InverseSqrt(warmup=10),
 ]
@@ -35,19 +35,19 @@ def test_warmup_is_a_line_to_the_peak(schedule):
 @pytest.mark.parametrize(
     ("schedule", "step", "share"),
     [
-        (Cosine(warmup=0, final=0.0), 50, 0.5),
-        (Cosine(warmup=0, final=0.0), 25, (2 + math.sqrt(2)) / 4),
-        (Cosine(warmup=20, final=0.1), 60, 0.55),
-        (Cosine(warmup=20, final=0.1), 100, 0.1),
-        (WSD(warmup=20, decay=0.2), 79, 1.0),
-        (WSD(warmup=20, decay=0.2), 80, 1.0),
-        (WSD(warmup=20, decay=0.2), 95, 0.25),
-        (WSD(warmup=20, decay=0.2, final=0.4), 95, 0.55),
-        (WSD(warmup=20, decay=0.2), 100, 0.0),
-        (WSD(warmup=90, decay=0.5), 89, 90 / 91),
-        (WSD(warmup=90, decay=0.5), 95, 0.5),
+        (Cosine(warmup=0, final_lr_fraction=0.0), 50, 0.5),
+        (Cosine(warmup=0, final_lr_fraction=0.0), 25, (2 + math.sqrt(2)) / 4),
+        (Cosine(warmup=20, final_lr_fraction=0.1), 60, 0.55),
+        (Cosine(warmup=20, final_lr_fraction=0.1), 100, 0.1),
+        (WSD(warmup=20, decay_fraction=0.2), 79, 1.0),
+        (WSD(warmup=20, decay_fraction=0.2), 80, 1.0),
+        (WSD(warmup=20, decay_fraction=0.2), 95, 0.25),
+        (WSD(warmup=20, decay_fraction=0.2, final_lr_fraction=0.4), 95, 0.55),
+        (WSD(warmup=20, decay_fraction=0.2), 100, 0.0),
+        (WSD(warmup=90, decay_fraction=0.5), 89, 90 / 91),
+        (WSD(warmup=90, decay_fraction=0.5), 95, 0.5),
         (Linear(warmup=20), 60, 0.5),
-        (Linear(warmup=20, final=0.5), 60, 0.75),
+        (Linear(warmup=20, final_lr_fraction=0.5), 60, 0.75),
         (Linear(warmup=20), 100, 0.0),
         (Constant(warmup=20), 99, 1.0),
         (InverseSqrt(warmup=0), 3, 0.5),
@@ -84,7 +84,7 @@ def test_no_step_jumps(schedule):
 def test_steps_after_the_end_stay(schedule):
     if not isinstance(schedule, InverseSqrt):
         end = learning_rate(schedule, 100, 100)
-        assert end == pytest.approx(getattr(schedule, "final", 1.0))
+        assert end == pytest.approx(getattr(schedule, "final_lr_fraction", 1.0))
         assert learning_rate(schedule, 5000, 100) == pytest.approx(end)
 
 

@@ -69,13 +69,13 @@ def vectors(
 ) -> list[Array]:
     """Return queries, keys and values [length, heads, head_dim] of a row, as they enter scores."""
     q, k, v = (linear(weights, name, row) for name in ("query", "key", "value"))
-    if choice.clip != "none":
-        q, k, v = (np.minimum(np.maximum(y, -choice.clip), choice.clip) for y in (q, k, v))
+    if choice.qkv_clip != "none":
+        q, k, v = (np.minimum(np.maximum(y, -choice.qkv_clip), choice.qkv_clip) for y in (q, k, v))
     assert choice.head_dim != "auto"
     q, k = (y.reshape(len(row), -1, choice.head_dim) for y in (q, k))
     v = v.reshape(len(row), kv_heads(choice), -1)
     for place in ("before", "after"):
-        if choice.qk_norm_place == place:
+        if choice.qk_norm_position == place:
             q, k = (
                 over_heads(choice, weights, f"{name}_norm", y)
                 for name, y in (("query", q), ("key", k))
@@ -83,10 +83,12 @@ def vectors(
         if place == "before" and theta is not None:
             q, k = turned(q, theta), turned(k, theta)
     v = normed(choice.v_norm, weights, "value_norm", v) * choice.value_scale
-    if isinstance(choice.length_scale, spec.LogLengthScale):
+    if isinstance(choice.query_temperature, spec.LogLengthScale):
         for t in range(len(q)):
-            step = math.floor((t + choice.length_scale.offset) / choice.length_scale.period)
-            q[t] = q[t] * (1 + choice.length_scale.coefficient * math.log(1 + step))
+            step = math.floor(
+                (t + choice.query_temperature.offset) / choice.query_temperature.period
+            )
+            q[t] = q[t] * (1 + choice.query_temperature.coefficient * math.log(1 + step))
     return [q, k, v]
 
 
@@ -120,7 +122,7 @@ def over_heads(choice: spec.SoftmaxAttention, weights: Weights, name: str, y: Ar
     if choice.qk_norm_over == "projection":
         flat = y.reshape(len(y), -1)
         return normed(choice.qk_norm, weights, name, flat).reshape(y.shape)
-    shape = y.shape[1:] if choice.qk_norm_over == "each_head" else y.shape[2:]
+    shape = y.shape[1:] if choice.qk_norm_over == "per_head" else y.shape[2:]
     if f"{name}.weight" in weights:
         assert weights[f"{name}.weight"].shape == shape
     return normed(choice.qk_norm, weights, name, y)

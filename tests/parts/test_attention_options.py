@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no scale": {"scale": {"kind": "none"}},
     **{
         f"length scale from {offset}": {
-            "length_scale": {"kind": "log", "coefficient": 0.7, "period": 3, "offset": offset}
+            "query_temperature": {"kind": "log", "coefficient": 0.7, "period": 3, "offset": offset}
         }
         for offset in (0, 1)
     },
@@ -53,13 +53,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         f"{norm} over {over} {place}": {
             "qk_norm": NORM_KINDS[norm],
             "qk_norm_over": over,
-            "qk_norm_place": place,
+            "qk_norm_position": place,
         }
         for norm, over, place in product(
-            NORM_KINDS, ("head", "each_head", "projection"), ("before", "after")
+            NORM_KINDS, ("head", "per_head", "projection"), ("before", "after")
         )
     },
-    "clip": {"clip": 0.7, "bias": True},
+    "clip": {"qkv_clip": 0.7, "bias": True},
     "wider values": {"value_head_dim": 7, "bias": True},
     "narrower values": {"value_head_dim": 3, "sinks": True, "gate": "value"},
     "value scale": {"value_scale": 0.6},
@@ -71,17 +71,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "gate of values": {"gate": "value"},
     "gate of heads": {"gate": "head"},
-    "clip before norm": {"clip": 0.5, "qk_norm": NORM_KINDS["rms"], "v_norm": NORM_KINDS["rms"]},
+    "clip before norm": {
+        "qkv_clip": 0.5,
+        "qk_norm": NORM_KINDS["rms"],
+        "v_norm": NORM_KINDS["rms"],
+    },
     "all": {
         "value_head_dim": 6,
         "bias": True,
         "scale": {"kind": "fixed", "value": 0.6},
-        "length_scale": {"kind": "log", "coefficient": 0.7, "period": 2},
+        "query_temperature": {"kind": "log", "coefficient": 0.7, "period": 2},
         "qk_norm": NORM_KINDS["layer"],
-        "qk_norm_over": "each_head",
+        "qk_norm_over": "per_head",
         "v_norm": NORM_KINDS["rms"],
         "value_scale": 1.7,
-        "clip": 0.9,
+        "qkv_clip": 0.9,
         "softcap": 0.8,
         "sinks": True,
         "gate": "value",
@@ -105,7 +109,7 @@ def made(options: dict[str, Any], position: positions.Position) -> SoftmaxAttent
     part = NORMS[type(choice.qk_norm)]
     query_norm, key_norm = {
         "head": lambda: [part(choice.qk_norm, HEAD_DIM) for _ in range(2)],
-        "each_head": lambda: [part(choice.qk_norm, HEAD_DIM, heads=n) for n in (HEADS, KV)],
+        "per_head": lambda: [part(choice.qk_norm, HEAD_DIM, heads=n) for n in (HEADS, KV)],
         "projection": lambda: [part(choice.qk_norm, HEAD_DIM * n) for n in (HEADS, KV)],
     }[choice.qk_norm_over]()
     relative = SCORE_POSITIONS.get(type(position))

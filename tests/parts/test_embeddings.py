@@ -18,11 +18,11 @@ from archwright.spec.model_spec import ModelSpec
 HEADS = [
     {},
     {"bias": True},
-    {"multiplier": 0.3},
-    {"divisor": 1.7},
+    {"logit_scale": 0.3},
+    {"logit_divisor": 1.7},
     {"softcap": 2.0},
     {"softcap": 30},
-    {"bias": True, "multiplier": 0.7, "divisor": 1.3, "softcap": 3.0},
+    {"bias": True, "logit_scale": 0.7, "logit_divisor": 1.3, "softcap": 3.0},
 ]
 
 
@@ -44,7 +44,7 @@ def test_head(options: dict[str, float]) -> None:
     for b, t, v in np.ndindex(2, 3, 6):
         pairs = zip(part.weight[v].tolist(), x[b, t].tolist(), strict=True)
         logit = math.fsum(w * y for w, y in pairs) + bias[v]
-        logit = logit * options.get("multiplier", 1) / options.get("divisor", 1)
+        logit = logit * options.get("logit_scale", 1) / options.get("logit_divisor", 1)
         cap = options.get("softcap")
         expected = logit if cap is None else cap * math.tanh(logit / cap)
         assert found[b, t, v].item() == pytest.approx(expected, rel=1e-12)
@@ -72,7 +72,7 @@ def test_gradients_of_a_head(options: dict[str, float]) -> None:
     pull = torch.randn(3, 6, dtype=torch.float64)
     part(x).backward(pull)
     weight, rows = part.weight.detach().numpy(), x.detach().numpy()
-    factor = options.get("multiplier", 1) / options.get("divisor", 1)
+    factor = options.get("logit_scale", 1) / options.get("logit_divisor", 1)
     bias = 0.0 if part.bias is None else part.bias.detach().numpy()
     logits = (rows @ weight.T + bias) * factor
     inner = pull.numpy() * factor
@@ -87,7 +87,7 @@ def test_gradients_of_a_head(options: dict[str, float]) -> None:
 def test_an_initialisation_divides_logits_as_well() -> None:
     x = torch.randn(2, 4, dtype=torch.float64)
     torch.testing.assert_close(
-        head({"divisor": 2.0}, divisor=3.0)(x) * 6, head({})(x), rtol=1e-12, atol=1e-12
+        head({"logit_divisor": 2.0}, divisor=3.0)(x) * 6, head({})(x), rtol=1e-12, atol=1e-12
     )
 
 

@@ -133,7 +133,7 @@ V3: dict[str, Any] = {
     "selection_bias": True,
     "num_groups": 2,
     "group_score": "top_two",
-    "routed_scale": 2.5,
+    "routed_scaling_factor": 2.5,
     "shared": "added",
     "shared_hidden_dim": HIDDEN,
 }
@@ -155,7 +155,7 @@ BLOCKS = [
     Block(
         "qwen2_moe",
         "Qwen2MoeSparseMoeBlock",
-        {"renormalise": False, "shared": "gated", "shared_hidden_dim": SHARED},
+        {"normalize_weights": False, "shared": "gated", "shared_hidden_dim": SHARED},
         {"shared_expert_intermediate_size": SHARED, "num_experts": EXPERTS},
         with_shared("shared_expert", **{"shared_gate.weight": "shared_expert_gate.weight"}),
     ),
@@ -163,10 +163,10 @@ BLOCKS = [
         "deepseek_v2",
         "DeepseekV2Moe",
         {
-            "renormalise": False,
+            "normalize_weights": False,
             "num_groups": 3,
             "top_groups": 1,
-            "routed_scale": 1.7,
+            "routed_scaling_factor": 1.7,
             "shared": "added",
             "shared_hidden_dim": HIDDEN,
         },
@@ -202,8 +202,8 @@ BLOCKS = [
         "Llama4TextMoe",
         {
             "scores": "sigmoid",
-            "renormalise": False,
-            "weigh": "input",
+            "normalize_weights": False,
+            "router_weight_on": "input",
             "shared": "added",
             "shared_hidden_dim": HIDDEN,
         },
@@ -213,14 +213,14 @@ BLOCKS = [
     Block(
         "phimoe",
         "PhimoeSparseMoeBlock",
-        {"scores": "sparsemixer", "renormalise": False, "jitter": 0.2},
+        {"scores": "sparsemixer", "normalize_weights": False, "jitter": 0.2},
         {"router_jitter_noise": 0.2},
         lambda t: fused(t, "router.weight"),
     ),
     Block(
         "dbrx",
         "DbrxFFN",
-        {"renormalise_power": 2.0, "top_k": 3},
+        {"normalize_power": 2.0, "top_k": 3},
         {
             "d_model": DIM,
             "ffn_config": {
@@ -245,7 +245,7 @@ BLOCKS = [
         "Ernie4_5_MoeSparseMoeBlock",
         {
             "selection_bias": True,
-            "renormalise_min": 0.6,
+            "normalize_min": 0.6,
             "shared": "added",
             "shared_hidden_dim": HIDDEN,
         },
@@ -269,21 +269,23 @@ BLOCKS = [
     Block(
         "afmoe",
         "AfmoeSparseMoeBlock",
-        SIGMOID_WITH_BIAS | {"routed_scale": 1.7, "shared": "added", "shared_hidden_dim": HIDDEN},
+        SIGMOID_WITH_BIAS
+        | {"routed_scaling_factor": 1.7, "shared": "added", "shared_hidden_dim": HIDDEN},
         {"num_experts": EXPERTS, "num_shared_experts": 1, "route_scale": 1.7},
         with_bias("expert_bias", with_shared("shared_experts", router="router.gate.weight")),
     ),
     Block(
         "hy_v3",
         "HYV3MoE",
-        SIGMOID_WITH_BIAS | {"routed_scale": 1.7, "shared": "added", "shared_hidden_dim": HIDDEN},
+        SIGMOID_WITH_BIAS
+        | {"routed_scaling_factor": 1.7, "shared": "added", "shared_hidden_dim": HIDDEN},
         {"num_shared_experts": 1, "router_scaling_factor": 1.7},
         with_bias("e_score_correction_bias", with_shared("shared_experts")),
     ),
     Block(
         "flex_olmo",
         "FlexOlmoSparseMoeBlock",
-        {"renormalise": False},
+        {"normalize_weights": False},
         {"num_experts": EXPERTS, "norm_topk_prob": False},
         fused,
     ),

@@ -24,7 +24,7 @@ SWIGLU = spec.SwiGLU(hidden_dim=16)
 
 CASES: dict[str, dict[str, Any]] = {
     "mixtral": {},
-    "qwen2": {"renormalise": False, "shared": "gated", "shared_hidden_dim": 12},
+    "qwen2": {"normalize_weights": False, "shared": "gated", "shared_hidden_dim": 12},
     "gpt-oss": {
         "scores": "softmax_of_chosen",
         "router_bias": True,
@@ -33,11 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
         ),
     },
     "deepseek v2": {
-        "renormalise": False,
+        "normalize_weights": False,
         "num_groups": 3,
         "top_groups": 2,
         "top_k": 3,
-        "routed_scale": 1.7,
+        "routed_scaling_factor": 1.7,
         "shared": "added",
         "shared_hidden_dim": 8,
     },
@@ -46,22 +46,22 @@ CASES: dict[str, dict[str, Any]] = {
         "selection_bias": True,
         "num_groups": 2,
         "group_score": "top_two",
-        "routed_scale": 2.5,
+        "routed_scaling_factor": 2.5,
         "shared": "added",
         "shared_hidden_dim": 8,
     },
     "llama 4": {
         "scores": "sigmoid",
         "top_k": 1,
-        "renormalise": False,
-        "weigh": "input",
+        "normalize_weights": False,
+        "router_weight_on": "input",
         "shared": "added",
         "shared_hidden_dim": 8,
     },
-    "phi 3.5": {"scores": "sparsemixer", "renormalise": False, "jitter": 0.3},
+    "phi 3.5": {"scores": "sparsemixer", "normalize_weights": False, "jitter": 0.3},
     "sparsemixer of three": {"scores": "sparsemixer", "jitter": 0.4, "top_k": 3},
-    "dbrx": {"renormalise_power": 2.0, "top_k": 4},
-    "ernie 4.5": {"selection_bias": True, "renormalise_min": 0.6},
+    "dbrx": {"normalize_power": 2.0, "top_k": 4},
+    "ernie 4.5": {"selection_bias": True, "normalize_min": 0.6},
     "command a+": {"scores": "sigmoid", "shared": "averaged", "shared_hidden_dim": 12},
     "jetmoe": {"scores": "softmax_of_chosen", "out_bias": True},
     "normed": {
@@ -73,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
     "odd widths": {"expert": spec.GeGLU(hidden_dim=7)},
     "all": {"top_k": 6},
     "one": {"num_experts": 1, "top_k": 1},
-    "one of six": {"scores": "sigmoid", "top_k": 1, "renormalise": True},
+    "one of six": {"scores": "sigmoid", "top_k": 1, "normalize_weights": True},
 }
 """Choices of six experts, two for each token where nothing else is said."""
 
@@ -111,13 +111,15 @@ def by_hand(part: Experts, x: Tensor) -> Tensor:
         chosen, weights = mixed_sparsely(logits.tolist(), s.top_k, s.jitter)
     else:
         chosen, weights = chosen_by_hand(part, logits)
-    if s.renormalise:
-        size = sum(w**s.renormalise_power for w in weights) ** (1 / s.renormalise_power)
-        weights = [w / max(size, s.renormalise_min) for w in weights]
+    if s.normalize_weights:
+        size = sum(w**s.normalize_power for w in weights) ** (1 / s.normalize_power)
+        weights = [w / max(size, s.normalize_min) for w in weights]
     out = torch.zeros_like(x)
     for e, w in zip(chosen, weights, strict=True):
         dense = expert(part, e)
-        out += s.routed_scale * (dense(w * x) if s.weigh == "input" else w * dense(x))
+        out += s.routed_scaling_factor * (
+            dense(w * x) if s.router_weight_on == "input" else w * dense(x)
+        )
     if part.shared is not None:
         gate = 1.0
         if s.shared == "gated":

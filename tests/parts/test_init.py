@@ -66,7 +66,12 @@ class TestGPT2:
 class TestMuP:
     def test_deviations(self) -> None:
         """Hidden matrices shrink with the width, what is looked up or read out does not."""
-        words = ("init.kind=mup", "init.std=0.05", "init.base_dim=64", "init.branch_ends=alike")
+        words = (
+            "init.kind=mup",
+            "init.std=0.05",
+            "init.base_dim=64",
+            "init.residual_output_init=alike",
+        )
         for name, weight in weights(*words, "position.kind=learned").items():
             if weight.ndim == 2:
                 inside = name.startswith("layers.")
@@ -131,8 +136,8 @@ BRANCH_ENDS = {
 @pytest.mark.parametrize("ends", BRANCH_ENDS)
 def test_what_ends_a_branch(kind: str, ends: str) -> None:
     words = (f"init.kind={kind}", "num_layers=8", "dim=128", "attention.num_heads=2")
-    found = weights(*words, f"init.branch_ends={ends}")
-    plain = weights(*words, "init.branch_ends=alike")
+    found = weights(*words, f"init.residual_output_init={ends}")
+    plain = weights(*words, "init.residual_output_init=alike")
     for name, weight in found.items():
         factor = 1.0
         if name.endswith(("out.weight", "down.weight")):

@@ -211,7 +211,7 @@ class TestBesideTransformers:
         options = {
             "query_rank": rank or "none",
             "bias": bias,
-            "norm": {"kind": "rms", "eps": 1e-6, "multiply": "narrow"},
+            "norm": {"kind": "rms", "eps": 1e-6, "scale_in": "input_dtype"},
         }
         position = positions.RoPE(pairing="interleaved")
         self.compare(version, options, position, q_lora_rank=rank, attention_bias=bias)

@@ -71,9 +71,9 @@ EVERY = [
         for b in (False, True)
     ),
     *(
-        spec.RMSNorm(weight=w, multiply=m)
+        spec.RMSNorm(weight=w, scale_in=m)
         for w in ("plain", "unit_offset", "none")
-        for m in ("wide", "narrow")
+        for m in ("float32", "input_dtype")
     ),
 ]
 ALL = pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_no_norm() -> None:
     assert NoNorm(spec.NoNorm(), DIM, 5)(x) is x
 
 
-WIDE = [choice for choice in EVERY if getattr(choice, "multiply", "wide") == "wide"]
+WIDE = [choice for choice in EVERY if getattr(choice, "scale_in", "float32") == "float32"]
 
 
 @HEADS
@@ -193,13 +193,13 @@ def test_a_narrow_product_rounds_the_normed_value_first(weight: spec.Weight) -> 
     """Llama's order differs from OLMo 2's in the last digit of bfloat16 values."""
     x = values(torch.bfloat16)
     found = {}
-    for multiply in ("wide", "narrow"):
-        norm = moved(spec.RMSNorm(weight=weight, multiply=multiply))
-        found[multiply] = norm(x)
+    for scale_in in ("float32", "input_dtype"):
+        norm = moved(spec.RMSNorm(weight=weight, scale_in=scale_in))
+        found[scale_in] = norm(x)
     w = (norm.weight.detach() + (weight == "unit_offset")).bfloat16()
     rounded = torch.from_numpy(normed(spec.RMSNorm(), x)).bfloat16()
-    assert torch.equal(found["narrow"], rounded * w)
-    assert not torch.equal(found["narrow"], found["wide"])
+    assert torch.equal(found["input_dtype"], rounded * w)
+    assert not torch.equal(found["input_dtype"], found["float32"])
 
 
 def test_one_plus_a_small_weight_is_formed_in_float32() -> None:

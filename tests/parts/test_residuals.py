@@ -54,8 +54,8 @@ def by_formula(choice: spec.Residual, x: Tensor, names: list[str], part: Any) ->
         match choice:
             case spec.PostNorm():
                 x = norm(x + beta * f(x))
-            case spec.PreNorm(unnormed=unnormed):
-                x = x + beta * f(x if name == unnormed else norm(x))
+            case spec.PreNorm(skip_norm=skip_norm):
+                x = x + beta * f(x if name == skip_norm else norm(x))
             case spec.SandwichNorm():
                 x = x + beta * part.out_norms[name](f(norm(x)))
             case spec.OutputNorm():
@@ -78,8 +78,8 @@ PLAIN = [DEEPNORM if kind is spec.DeepNorm else kind() for kind in RESIDUALS]
 UNEVEN = spec.PerBranch(attention=0.5, feedforward=-3.0)
 OTHERS = [
     *[choice.model_copy(update={"multiplier": UNEVEN}) for choice in PLAIN],
-    spec.PreNorm(unnormed="attention"),
-    spec.PreNorm(unnormed="feedforward", multiplier=UNEVEN),
+    spec.PreNorm(skip_norm="attention"),
+    spec.PreNorm(skip_norm="feedforward", multiplier=UNEVEN),
     spec.Parallel(num_norms=2),
     spec.Parallel(num_norms=2, multiplier=UNEVEN),
     spec.NormedResidual(alpha=spec.PerBranch(attention=2.5, feedforward=0.25), multiplier=UNEVEN),
@@ -104,7 +104,7 @@ def test_each_branch_has_norms_of_its_own(choice: spec.Residual) -> None:
     part = made(choice, ["attention", "feedforward"])
     factors = {m.factor for m in part.modules() if isinstance(m, Scale)}
     assert len(factors) == {"sandwich": 4, "parallel": 1}.get(choice.kind, 2)
-    bare = made(spec.PreNorm(unnormed="attention"), ["attention", "feedforward"])
+    bare = made(spec.PreNorm(skip_norm="attention"), ["attention", "feedforward"])
     assert list(bare.norms) == ["feedforward"]
     both = made(spec.Parallel(num_norms=2), ["attention", "feedforward"])
     assert len([m for m in both.modules() if isinstance(m, Scale)]) == 2

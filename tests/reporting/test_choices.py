@@ -77,7 +77,7 @@ def test_meanings_come_from_the_spec() -> None:
     rows = {row.cells[0]: row for row in choices.model_rows(ModelSpec().resolved())}
     assert rows["norm"].cells[1:] == (
         "rms",
-        "eps 1e-05, weight plain, multiply wide",
+        "eps 1e-05, weight plain, scale_in float32",
         "Scale only: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019).",
     )
 
@@ -95,7 +95,7 @@ def test_numbers_for_each_branch_are_told_as_one_where_they_are_alike(
 ) -> None:
     spec = ModelSpec().override(f"residual.{override}")
     row = next(row for row in choices.model_rows(spec.resolved()) if row.cells[0] == "residual")
-    assert row.cells[2] == f"dropout 0, multiplier {expected}, unnormed none"
+    assert row.cells[2] == f"dropout 0, multiplier {expected}, skip_norm none"
     assert row.mark == ("" if expected == "1" else "default multiplier: 1")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from archwright import checkpoint
 from archwright.checkpoint.started import FILE
-from archwright.runs import FORMAT, RunFolder, find
+from archwright.runs import RunFolder, find
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 
@@ -94,8 +94,15 @@ def test_another_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
 def test_many_differences_are_cut_short(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, SPEC).write_environment({})
     other = SPEC.override(
-        *("seed=1", "model.dim=256", "batch_size=2", "budget=1m", "clip=2.0", "z_loss=1.0"),
-        *("accumulate=2", "data.text=x", "optimizer.lr=0.1", "evaluate.every=3"),
+        *(
+            "seed=1",
+            "model.dim=256",
+            "batch_size=2",
+            "budget=1m",
+            "max_grad_norm=2.0",
+            "z_loss=1.0",
+        ),
+        *("grad_accum_steps=2", "data.text=x", "optimizer.lr=0.1", "evaluate.every=3"),
     )
     with pytest.raises(UserError, match="; and 2 more") as caught:
         RunFolder.create(tmp_path, other)

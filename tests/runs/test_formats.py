@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import archwright
-from archwright.runs import FORMAT, RunFolder
+from archwright.runs import RunFolder
 
 FOLDERS = sorted(Path(__file__).parent.glob("format-*"))
 

@@ -91,6 +91,8 @@ def test_two_norms_side_by_side_and_no_norms() -> None:
     two = diagram(modern("residual.kind=parallel", "residual.num_norms=2"), "RMSNorm")
     assert [line.count("RMSNorm") for line in two] == [1, 1, 0]
     assert "RMSNorm" not in "".join(diagram(modern("norm.kind=none"), "RMSNorm"))
-    unnormed = diagram(modern("residual.unnormed=attention"), "RMSNorm")[0]
-    assert unnormed.index("attention") < unnormed.index("RMSNorm") < unnormed.index("feed-forward")
+    skip_norm = diagram(modern("residual.skip_norm=attention"), "RMSNorm")[0]
+    assert (
+        skip_norm.index("attention") < skip_norm.index("RMSNorm") < skip_norm.index("feed-forward")
+    )
     assert "× 0.5" in diagram(modern("residual.multiplier=0.5"), "RMSNorm")[0]

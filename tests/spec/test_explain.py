@@ -59,7 +59,7 @@ dim = 3
 """
 
 LINES = """\
-norm.bias: unknown option; accepted: kind, eps, weight, multiply.
+norm.bias: unknown option; accepted: kind, eps, weight, scale_in.
 attention.bias.keys: unknown option; accepted: query, key, value, out. Did you mean "key"?
 layer_kinds.default: found the name of the layer that stands outside; expected another
 layer_kinds.local.normm: unknown option; accepted: norm, residual, position, attention, feedforward. Did you mean "norm"?

@@ -121,6 +121,6 @@ def test_a_child_can_unset_what_its_base_set(lay: Lay) -> None:
 
 def test_an_option_of_the_old_kind_is_refused(lay: Lay) -> None:
     with pytest.raises(
-        UserError, match=r"norm\.bias: unknown option; accepted: kind, eps, weight, multiply\.$"
+        UserError, match=r"norm\.bias: unknown option; accepted: kind, eps, weight, scale_in\.$"
     ):
         lay({"norm": {"kind": "layer"}}, {"norm": {"kind": "rms", "bias": False}})

@@ -178,12 +178,12 @@ class TestRuns:
 class TestOverride:
     def test_values_are_read_as_toml_and_else_as_text(self) -> None:
         run = RunSpec().override(
-            "model.dim=1_024", "data.text=a/b c.txt", 'data.separator="\\n\\n"', "clip=none",
+            "model.dim=1_024", "data.text=a/b c.txt", 'data.separator="\\n\\n"', "max_grad_norm=none",
             "optimizer.betas=[0.8, 0.9]", "model.head.tied=true", "budget=400steps", "data.field=",
             "init.from=runs/x",
         )  # fmt: skip
         assert (run.model.dim, run.data.text, run.data.separator) == (1024, ("a/b c.txt",), "\n\n")
-        assert (run.clip, run.model.head.tied, run.budget) == ("none", True, "400steps")
+        assert (run.max_grad_norm, run.model.head.tied, run.budget) == ("none", True, "400steps")
         assert (run.data.field, run.init.from_) == ("", "runs/x")
         assert run.optimizer.model_dump()["betas"] == (0.8, 0.9)
 
@@ -248,7 +248,7 @@ class TestDiff:
         assert diff(old, old.override("name=other", "source=x", "sources.dim=y")) == []
         assert diff(old, new) == [
             'norm.kind: "rms" -> "layer"',
-            'norm.multiply: "wide" -> -',
+            'norm.scale_in: "float32" -> -',
             "dim: 512 -> 64",
             "norm.bias: - -> true",
             'layer_kinds.a.norm.kind: - -> "rms"',

@@ -9,8 +9,8 @@ from archwright.spec.run_spec import RunSpec
 
 BROKEN = [
     (
-        ["accumulate=17"],
-        "accumulate: found 17; expected at most batch_size = 16, as each part of a batch needs a row",
+        ["grad_accum_steps=17"],
+        "grad_accum_steps: found 17; expected at most batch_size = 16, as each part of a batch needs a row",
     ),
     (
         ["evaluate.stride=257"],
@@ -33,7 +33,7 @@ BROKEN = [
     ),
 ]
 LEGAL = [
-    ["accumulate=16"],
+    ["grad_accum_steps=16"],
     ["evaluate.stride=256"],
     ["data.tokenizer.kind=file", "data.tokenizer.path=mine.json"],
 ]

@@ -25,7 +25,7 @@ EXPERTS = (
     "feedforward.expert.hidden_dim=16",
     "feedforward.scores=sigmoid",
     "feedforward.balance_loss=0.0",
-    f"feedforward.bias_rate={RATE}",
+    f"feedforward.selection_bias_update_rate={RATE}",
 )
 SPEC = ModelSpec(dim=16, num_layers=2, vocab_size=64, context_length=12).override(
     "attention.num_heads=2", *EXPERTS
@@ -61,13 +61,15 @@ def step(model: nn.Module, rows: TensorBatch, **settings: object) -> bool:
     return train_step(model, rows, optimizers, rate=1.0, precision=precision, **settings).finite
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_it_moves_by_the_rate_towards_the_mean_load_of_the_whole_batch(accumulate: int) -> None:
+@pytest.mark.parametrize("grad_accum_steps", [1, 3])
+def test_it_moves_by_the_rate_towards_the_mean_load_of_the_whole_batch(
+    grad_accum_steps: int,
+) -> None:
     model = build(SPEC, seed=3)
     for number in range(3):
         counts = loads(model, batch(number))
         before = [layer.feedforward.selection_bias.clone() for layer in model.layers]
-        assert step(model, batch(number), accumulate=accumulate)
+        assert step(model, batch(number), grad_accum_steps=grad_accum_steps)
         for layer, count, old in zip(model.layers, counts, before, strict=True):
             expected = old + RATE * torch.sign(count.sum() / 4 - count)
             torch.testing.assert_close(layer.feedforward.selection_bias, expected)
@@ -91,7 +93,11 @@ def test_loads_even_out() -> None:
     """A router that sends all to two of four experts is brought to send each about as much."""
     excess = {}
     for rate in (0.0, RATE):
-        words = f"feedforward.bias_rate={rate}", "feedforward.selection_bias=true", "num_layers=1"
+        words = (
+            f"feedforward.selection_bias_update_rate={rate}",
+            "feedforward.selection_bias=true",
+            "num_layers=1",
+        )
         model = build(SPEC.override(*words), seed=3)
         experts = model.layers[0].feedforward
         experts.selection_bias.copy_(torch.tensor([0.5, 0.5, 0.0, 0.0]))
@@ -107,7 +113,7 @@ def test_a_resumed_run_has_the_same_bias(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_out(monkeypatch)
-    run = longer.override(*(f"model.{word}" for word in EXPERTS), "accumulate=2")
+    run = longer.override(*(f"model.{word}" for word in EXPERTS), "grad_accum_steps=2")
     plain = train(run, tmp_path / "plain")
     with monkeypatch.context() as patch:
         at_step(patch, 4, lambda: signal.raise_signal(signal.SIGINT))

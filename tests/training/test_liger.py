@@ -87,7 +87,7 @@ def stepped(model: Decoder, machine: MachineSpec, **settings: Any) -> StepResult
         {"sgd": torch.optim.SGD([group])},
         rate=1.0,
         precision=Precision(machine.precision, device),
-        clip=None,
+        max_grad_norm=None,
         chunked=machine.loss == "chunked",
         **settings,
     )
@@ -97,7 +97,7 @@ def stepped(model: Decoder, machine: MachineSpec, **settings: Any) -> StepResult
     ("changes", "done"),
     [
         ([], "5 norms, 2 gates, 1 loss"),
-        (["norm.weight=unit_offset", "norm.eps=0.01", "norm.multiply=narrow"], "5 norms"),
+        (["norm.weight=unit_offset", "norm.eps=0.01", "norm.scale_in=input_dtype"], "5 norms"),
         (["norm.weight=none", "residual.kind=sandwich"], "9 norms, 2 gates, 1 loss"),
         (["norm.kind=layer", "residual.kind=post"], "4 norms, 2 gates, 1 loss"),
         (["norm.kind=layer", "norm.weight=unit_offset", "residual.kind=parallel"], "3 norms"),
@@ -116,7 +116,7 @@ def test_a_step_is_the_same(changes: list[str], done: str, device: torch.device)
     kind, what = fuse(fused, CHUNKED)
     assert kind == "liger"
     assert what.startswith(done)
-    settings = {"z_loss": 0.01, "accumulate": 2}
+    settings = {"z_loss": 0.01, "grad_accum_steps": 2}
     expected, found = (stepped(model, CHUNKED, **settings) for model in (plain, fused))
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     assert found.z_loss == pytest.approx(expected.z_loss, rel=1e-6)
@@ -141,10 +141,10 @@ def test_a_step_in_float16_is_the_same_but_for_rounding(device: torch.device) ->
         assert (theirs - ours).norm() < 0.01 * (ours - before[name]).norm(), name
 
 
-@pytest.mark.parametrize("multiply", ["wide", "narrow"])
+@pytest.mark.parametrize("scale_in", ["float32", "input_dtype"])
 @pytest.mark.parametrize("weight", ["plain", "unit_offset", "none"])
-def test_norms_of_narrow_numbers(multiply: Any, weight: Any, device: torch.device) -> None:
-    norm = RMSNorm(norms.RMSNorm(weight=weight, multiply=multiply, eps=1e-2), 24)
+def test_norms_of_narrow_numbers(scale_in: Any, weight: Any, device: torch.device) -> None:
+    norm = RMSNorm(norms.RMSNorm(weight=weight, scale_in=scale_in, eps=1e-2), 24)
     compare_narrow(scattered(norm.to(device)), 1, device)
 
 
@@ -248,8 +248,8 @@ def test_passes_without_gradients_are_ours() -> None:
         (["feedforward.kind=reglu"], "5 norms, 1 loss"),
         (["feedforward.kind=gelu"], "5 norms, 1 loss"),
         (["feedforward.hidden_dim=65544"], "5 norms, 1 loss"),
-        (["head.multiplier=0.5"], "5 norms, 2 gates"),
-        (["head.divisor=2"], "5 norms, 2 gates"),
+        (["head.logit_scale=0.5"], "5 norms, 2 gates"),
+        (["head.logit_divisor=2"], "5 norms, 2 gates"),
         (["embedding.dim=8"], "5 norms, 2 gates"),
         (["head.transform.kind=dense"], "6 norms, 2 gates"),
     ],

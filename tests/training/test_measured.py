@@ -208,7 +208,7 @@ def test_the_next_run_measures_nothing_and_decides_the_same(
     assert second.machine == first.machine
     assert second.peaks == first.peaks
     assert first.reasons.keys() == second.reasons.keys()
-    for key in ("float32_products", "precision", "kernel"):
+    for key in ("float32_matmul_precision", "precision", "kernel"):
         assert second.reasons[key] == f"{first.reasons[key]}, as measured on {today()}"
 
 
@@ -220,13 +220,13 @@ def today() -> str:
     ("changes", "again"),
     [
         (["model.num_layers=3", "seed=7", "budget=9steps", "optimizer.lr=0.5"], []),
-        (["batch_size=6", "accumulate=3"], []),
+        (["batch_size=6", "grad_accum_steps=3"], []),
         (["batch_size=6"], ALL[3:]),
         (["model.context_length=16"], ALL[3:]),
         (["model.dim=64"], ALL[3:]),
         (["model.attention.mask.kind=window"], ALL[3:]),
         (["model.position.kind=none"], ALL[3:]),
-        (["data.documents=mask"], ALL[3:]),
+        (["data.packing=document_mask"], ALL[3:]),
     ],
 )
 def test_a_kernel_is_measured_again_for_another_layer(
@@ -270,8 +270,8 @@ def test_other_parts_from_outside_are_measured(
     ("given", "asked"),
     [
         ({"kernel": "blockwise"}, []),
-        ({"float32_products": "highest"}, []),
-        ({"float32_products": "medium"}, ALL[1:]),
+        ({"float32_matmul_precision": "highest"}, []),
+        ({"float32_matmul_precision": "medium"}, ALL[1:]),
         ({"precision": "fp32"}, [ALL[1], *ALL[3:]]),
         ({"precision": "bf16"}, [ALL[2]]),
     ],

@@ -236,8 +236,8 @@ def test_a_probe_joins_with_a_line(
     "words",
     [
         [],
-        ["accumulate=2", "machine.precision=bf16", "model.embedding.dropout=0.1"],
-        ["optimizer.kind=muon", "machine.kernel=blockwise", "data.documents=mask"],
+        ["grad_accum_steps=2", "machine.precision=bf16", "model.embedding.dropout=0.1"],
+        ["optimizer.kind=muon", "machine.kernel=blockwise", "data.packing=document_mask"],
     ],
 )
 def test_a_run_with_probes_ends_in_the_same_weights(
@@ -285,7 +285,10 @@ def test_a_step_that_fails_is_recorded(
     run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DivergedError):
-        train(run.override("probes.every=1", "optimizer.lr=1e30", "clip=none"), tmp_path / "run")
+        train(
+            run.override("probes.every=1", "optimizer.lr=1e30", "max_grad_norm=none"),
+            tmp_path / "run",
+        )
     steps = [record["step"] for record in RunFolder(tmp_path / "run").probes()]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) == len(timeless(RunFolder(tmp_path / "run"))) + 1

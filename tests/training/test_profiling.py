@@ -23,7 +23,7 @@ SPEC = ModelSpec(dim=32, num_layers=2, vocab_size=64, context_length=24).overrid
     "attention.num_heads=4", "attention.num_kv_heads=2"
 )
 MACHINE = MachineSpec(
-    device="cpu", precision="fp32", float32_products="highest", kernel="eager", threads=1
+    device="cpu", precision="fp32", float32_matmul_precision="highest", kernel="eager", threads=1
 )
 CPU = torch.device("cpu")
 

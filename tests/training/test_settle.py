@@ -25,7 +25,7 @@ from tests.tiny import tiny_run, write_text
 AUTO = (
     "machine.threads=auto",
     "machine.precision=auto",
-    "machine.float32_products=auto",
+    "machine.float32_matmul_precision=auto",
     "machine.kernel=auto",
 )
 
@@ -58,7 +58,7 @@ def test_every_auto_becomes_a_value(run: RunSpec, material: Material) -> None:
         *(
             "device",
             "threads",
-            "float32_products",
+            "float32_matmul_precision",
             "precision",
             "kernel",
             "loss",
@@ -75,7 +75,7 @@ def test_given_values_are_kept_and_have_no_reason(run: RunSpec, material: Materi
     assert session.run.machine == MachineSpec(
         device="cpu",
         precision="fp32",
-        float32_products="highest",
+        float32_matmul_precision="highest",
         kernel="sdpa",
         loss="whole",
         compile="none",
@@ -139,7 +139,7 @@ def test_many_logits_are_computed_in_chunks(
     run: RunSpec, material: Material, given: str, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_a_part = -(-run.batch_size // 2) * run.model.context_length * 320 * 4
-    run = run.override("accumulate=2", f"machine.loss={given}", "budget=2steps")
+    run = run.override("grad_accum_steps=2", f"machine.loss={given}", "budget=2steps")
     for at_most, auto in ((of_a_part, "whole"), (of_a_part - 1, "chunked")):
         monkeypatch.setattr(machine_room, "WHOLE_LOGITS", at_most)
         session, decisions = settle(run, material, Silent())
@@ -234,12 +234,12 @@ def test_rivals_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mask", ["causal", "window"])
-@pytest.mark.parametrize("documents", ["concatenate", "mask"])
+@pytest.mark.parametrize("packing", ["concat", "document_mask"])
 def test_kernels_are_timed_on_the_runs_own_mask(
     run: RunSpec,
     material: Material,
     mask: str,
-    documents: str,
+    packing: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
@@ -248,8 +248,8 @@ def test_kernels_are_timed_on_the_runs_own_mask(
         seen.append((type(view.pattern).__name__, view.places.documents is not None, query.shape))
         return query
 
-    run = run.override(f"model.attention.mask.kind={mask}", f"data.documents={documents}")
-    run = run.override("accumulate=2", "batch_size=5")
+    run = run.override(f"model.attention.mask.kind={mask}", f"data.packing={packing}")
+    run = run.override("grad_accum_steps=2", "batch_size=5")
     for name in machine_room.RIVALS["cpu"]:
         monkeypatch.setitem(machine_room.KERNELS, name, looked_at)
     decisions = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
@@ -331,8 +331,10 @@ def test_what_cannot_be_is_said_before_it_is_tried(
 
 def test_accumulation_makes_room(run: RunSpec, material: Material) -> None:
     """The check counts a part of a batch, not the whole."""
-    settle_room.check_memory(run.override("batch_size=1000000", "accumulate=1000000"), 257, CPU)
-    with pytest.raises(UserError, match="raise accumulate"):
+    settle_room.check_memory(
+        run.override("batch_size=1000000", "grad_accum_steps=1000000"), 257, CPU
+    )
+    with pytest.raises(UserError, match="raise grad_accum_steps"):
         settle_room.check_memory(run.override("batch_size=100000000"), 257, CPU)
 
 

@@ -43,11 +43,13 @@ def stepped(model: nn.Module, rows: TensorBatch, **settings: object) -> StepResu
         model,
         rows,
         optimizers,
-        **{"rate": 0.25, "precision": FP32, "clip": None, **settings},  # type: ignore[arg-type]
+        **{"rate": 0.25, "precision": FP32, "max_grad_norm": None, **settings},  # type: ignore[arg-type]
     )
 
 
-def by_hand(model: nn.Module, rows: TensorBatch, clip: float | None, z_loss: float) -> Tensor:
+def by_hand(
+    model: nn.Module, rows: TensorBatch, max_grad_norm: float | None, z_loss: float
+) -> Tensor:
     """The formulas, with torch's own losses and AdamW: return the norm before clipping."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim < 2]
@@ -63,9 +65,9 @@ def by_hand(model: nn.Module, rows: TensorBatch, clip: float | None, z_loss: flo
     loss = loss + z_loss * logits.logsumexp(-1)[targets >= 0].square().mean()
     loss.backward()
     norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))  # type: ignore[union-attr]
-    if clip is not None and norm > clip:
+    if max_grad_norm is not None and norm > max_grad_norm:
         for p in model.parameters():
-            p.grad *= clip / norm  # type: ignore[operator]
+            p.grad *= max_grad_norm / norm  # type: ignore[operator]
     optimizer.step()
     return torch.tensor(norm)
 
@@ -75,17 +77,25 @@ def assert_equal_weights(one: nn.Module, other: nn.Module, atol: float = 1e-12) 
         torch.testing.assert_close(a, b, rtol=0, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("accumulate", [1, 2, 3, 5])
-@pytest.mark.parametrize(("clip", "z_loss"), [(None, 0.0), (0.05, 0.0), (1e3, 0.1), (0.05, 0.1)])
+@pytest.mark.parametrize("grad_accum_steps", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("max_grad_norm", "z_loss"), [(None, 0.0), (0.05, 0.0), (1e3, 0.1), (0.05, 0.1)]
+)
 def test_parts_add_up_to_the_batch(
-    model: nn.Module, accumulate: int, clip: float | None, z_loss: float
+    model: nn.Module, grad_accum_steps: int, max_grad_norm: float | None, z_loss: float
 ) -> None:
     expected = copy.deepcopy(model)
-    norm = by_hand(expected, batch(), clip, z_loss)
-    result = stepped(model, batch(), accumulate=accumulate, clip=clip, z_loss=z_loss)
+    norm = by_hand(expected, batch(), max_grad_norm, z_loss)
+    result = stepped(
+        model,
+        batch(),
+        grad_accum_steps=grad_accum_steps,
+        max_grad_norm=max_grad_norm,
+        z_loss=z_loss,
+    )
     assert result.grad_norm == pytest.approx(norm.item(), rel=1e-6)  # float32 where it is summed
     # AdamW's first update is nearly the gradient's sign: what clipping rounds hardly shows.
-    assert_equal_weights(model, expected, atol=1e-12 if clip is None else 1e-8)
+    assert_equal_weights(model, expected, atol=1e-12 if max_grad_norm is None else 1e-8)
 
 
 @pytest.mark.parametrize("num_rows", [4, 5])
@@ -110,7 +120,14 @@ def test_what_routers_ask_for_is_minimised_too(chunked: bool, num_rows: int) -> 
     norm = math.sqrt(sum(p.grad.square().sum().item() for p in expected.parameters()))  # type: ignore[union-attr]
     optimizers = build_optimizers(model, AdamW(lr=0.1, eps=1e-3))
     result = train_step(
-        model, rows, optimizers, rate=0.0, precision=FP32, clip=None, accumulate=2, chunked=chunked
+        model,
+        rows,
+        optimizers,
+        rate=0.0,
+        precision=FP32,
+        max_grad_norm=None,
+        grad_accum_steps=2,
+        chunked=chunked,
     )
     assert result.loss == pytest.approx(loss.item(), rel=1e-6)
     assert result.router_loss == pytest.approx(asked.item(), rel=1e-9)
@@ -127,7 +144,7 @@ def test_what_a_step_reports(model: nn.Module) -> None:
     valid = targets >= 0
     loss = F.cross_entropy(logits[valid], targets[valid]).item()
     z_term = 0.3 * logits.logsumexp(-1)[valid].square().mean().item()
-    result = stepped(model, rows, accumulate=2, z_loss=0.3)
+    result = stepped(model, rows, grad_accum_steps=2, z_loss=0.3)
     assert result.loss == pytest.approx(loss, rel=1e-12)  # without the z-loss
     assert result.z_loss == pytest.approx(z_term, rel=1e-12)
     assert result.finite
@@ -146,7 +163,7 @@ def test_document_masks_and_positions_are_cut_with_the_rows(model: nn.Module) ->
     rows = TensorBatch(plain.tokens, plain.targets, positions, ids)
     whole = copy.deepcopy(model)
     stepped(whole, rows)
-    stepped(model, rows, accumulate=3)
+    stepped(model, rows, grad_accum_steps=3)
     assert_equal_weights(model, whole)
     unmasked = copy.deepcopy(model)
     stepped(unmasked, plain)
@@ -163,7 +180,7 @@ def test_a_loss_that_is_no_number_updates_nothing(model: nn.Module, value: float
     optimizers = build_optimizers(model, AdamW())
     model.head.weight.data[3, 3] = value  # type: ignore[union-attr, operator]
     before = copy.deepcopy(model.state_dict())
-    result = train_step(model, batch(), optimizers, rate=1.0, precision=FP32, accumulate=2)
+    result = train_step(model, batch(), optimizers, rate=1.0, precision=FP32, grad_accum_steps=2)
     assert not result.finite
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
@@ -175,7 +192,7 @@ def test_a_gradient_that_is_no_number_updates_nothing(model: nn.Module) -> None:
     """A finite loss whose gradient overflows."""
     model.embedding.weight.register_hook(lambda grad: grad * math.inf)  # type: ignore[union-attr, operator]
     before = copy.deepcopy(model.state_dict())
-    result = stepped(model, batch(), clip=1.0)
+    result = stepped(model, batch(), max_grad_norm=1.0)
     assert math.isfinite(result.loss)
     assert not result.finite
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -197,17 +214,17 @@ def test_bf16_is_near_fp32() -> None:
     assert results["bf16"].loss != results["fp32"].loss
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("grad_accum_steps", [1, 3])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_step_with_few_logits_at_a_time_is_the_same(
-    accumulate: int, tied: bool, monkeypatch: pytest.MonkeyPatch
+    grad_accum_steps: int, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(losses, "LINEAR_CHUNK", 7 * 64 * 4)
     spec = SPEC.override(f"head.tied={str(tied).lower()}", "head.bias=true", "head.softcap=5.0")
     whole = build(spec, seed=3).double()
     chunked = copy.deepcopy(whole)
-    one = stepped(whole, batch(), z_loss=0.01, accumulate=accumulate)
-    other = stepped(chunked, batch(), z_loss=0.01, accumulate=accumulate, chunked=True)
+    one = stepped(whole, batch(), z_loss=0.01, grad_accum_steps=grad_accum_steps)
+    other = stepped(chunked, batch(), z_loss=0.01, grad_accum_steps=grad_accum_steps, chunked=True)
     assert other.loss == pytest.approx(one.loss, rel=1e-12)
     assert other.z_loss == pytest.approx(one.z_loss, rel=1e-12)
     assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-9)

@@ -41,7 +41,7 @@ CHOICES = {
     ),
     "blocks, chunks": ("machine.kernel=blockwise", "machine.loss=chunked", "z_loss=1e-3"),
     "muon": ("optimizer.kind=muon",),
-    "documents": ("data.documents=mask", "clip=0.1"),
+    "documents": ("data.packing=document_mask", "max_grad_norm=0.1"),
     "sandwich": ("model.residual.kind=sandwich", "model.embedding.dim=16"),
 }
 
@@ -84,7 +84,7 @@ def assert_alike(run: RunSpec, material: Material, loss: float, weights: float) 
     ("change", "reason"),
     [
         ("model.embedding.dropout=0.1", "dropout"),
-        ("accumulate=2", "cut into parts"),
+        ("grad_accum_steps=2", "cut into parts"),
         ("machine.compile=block", "compiled"),
         ("probes.every=5", "probes"),
         ("model.residual.kind=parallel", "reads the weights of several maps as one"),

@@ -117,7 +117,7 @@ def test_a_model_alone_gets_a_run(text: Path, tmp_path: Path) -> None:
         ("model.context_length=100000", "text is too short"),
         ("init.from=nowhere", "nowhere is no folder"),
         ("batch_size=1000000000", "lower batch_size"),
-        ("accumulate=5", "accumulate: found 5; expected at most batch_size = 4"),
+        ("grad_accum_steps=5", "grad_accum_steps: found 5; expected at most batch_size = 4"),
         ("evaluate.stride=33", r"evaluate\.stride: found 33; expected at most"),
         ("model.attention.num_kv_heads=3", r"^model\.attention\.num_kv_heads: found 3"),
     ],
@@ -179,7 +179,9 @@ def test_a_text_that_changed_is_noticed_when_its_tokens_are_gone(
 
 
 def test_a_run_that_diverges_stops(text: Path, tmp_path: Path) -> None:
-    run = tiny_run(text, "budget=60steps", "checkpoint.every=1", "optimizer.lr=1e30", "clip=none")
+    run = tiny_run(
+        text, "budget=60steps", "checkpoint.every=1", "optimizer.lr=1e30", "max_grad_norm=none"
+    )
     run = run.override("schedule.warmup=40", "evaluate.every=100")
     with pytest.raises(DivergedError) as caught:
         train(run, tmp_path / "run")
@@ -236,8 +238,8 @@ def test_spikes_are_counted(text: Path, tmp_path: Path, monkeypatch: pytest.Monk
         ["budget=1steps"],
         ["budget=1tokens"],
         ["budget=0.01s"],
-        ["budget=3steps", "batch_size=5", "accumulate=3"],
-        ["budget=2steps", "data.documents=mask"],
+        ["budget=3steps", "batch_size=5", "grad_accum_steps=3"],
+        ["budget=2steps", "data.packing=document_mask"],
         ["budget=2steps", "machine.precision=bf16"],
         ["budget=2steps", "schedule.kind=wsd", "optimizer.kind=muon"],
         ["budget=2steps", "model.position.kind=learned", "model.head.tied=true"],
@@ -268,7 +270,7 @@ def test_half_a_gradient_step_is_a_whole_one(text: Path, tmp_path: Path) -> None
     few = ("budget=4steps", "evaluate.every=100", "evaluate.final_max_tokens=100")
     losses = [
         [r["loss"] for r in timeless(train(tiny_run(text, *few, more), tmp_path / more))]
-        for more in ("accumulate=1", "accumulate=2")
+        for more in ("grad_accum_steps=1", "grad_accum_steps=2")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

@@ -18,7 +18,7 @@ INTERLEAVED = Rope(pairing="interleaved", fraction="")
 NORMS_OF_EACH = {
     "attention.qk_norm.kind": "layer",
     "attention.qk_norm.bias": False,
-    "attention.qk_norm_over": "each_head",
+    "attention.qk_norm_over": "per_head",
 }
 
 COHERE = LLAMA.but(
@@ -35,7 +35,7 @@ COHERE = LLAMA.but(
             False: Set({"attention.qk_norm.kind": "none"}),
         },
     ),
-    At("logit_scale", "head.multiplier"),
+    At("logit_scale", "head.logit_scale"),
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, ROPE, MLP_BIAS),
     defaults={

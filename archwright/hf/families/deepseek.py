@@ -62,7 +62,7 @@ LATENT = (
     At("qk_rope_head_dim", "attention.rope_head_dim"),
     At("v_head_dim", "attention.value_head_dim"),
     Set({"attention.norm.kind": "rms", "attention.norm.eps": 1e-6}),
-    Set({"attention.norm.multiply": "narrow"}),
+    Set({"attention.norm.scale_in": "input_dtype"}),
     Switch(
         "attention_bias",
         {True: Set(dict.fromkeys(BIASES, True)), False: Set(dict.fromkeys(BIASES, False))},
@@ -120,9 +120,12 @@ DEEPSEEK_V2 = BASE.but(
         sparse(
             FIRST_DENSE,
             *experts(
-                "n_routed_experts", "moe_intermediate_size", renormalise=False, balance_loss=0.0
+                "n_routed_experts",
+                "moe_intermediate_size",
+                normalize_weights=False,
+                balance_loss=0.0,
             ),
-            At("routed_scaling_factor", "feedforward.routed_scale"),
+            At("routed_scaling_factor", "feedforward.routed_scaling_factor"),
             Switch(
                 "topk_method",
                 {

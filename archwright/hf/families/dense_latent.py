@@ -60,11 +60,11 @@ def _shortest(near: float, wanted: float, read: Callable[[float], float]) -> flo
 
 def _read_base(config: Config) -> Table:
     base = config["dim_model_base"]
-    return nested("head.divisor", 1.0 if base is None else config["hidden_size"] / base)
+    return nested("head.logit_divisor", 1.0 if base is None else config["hidden_size"] / base)
 
 
 def _write_base(get: Get) -> dict[str, Any]:
-    base = round(get("dim") / get("head.divisor"))
+    base = round(get("dim") / get("head.logit_divisor"))
     return {"dim_model_base": base}
 
 

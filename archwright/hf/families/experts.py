@@ -41,12 +41,12 @@ BASE = LLAMA.but("", "", NO_ATTENTION_BIAS, without=(ATTENTION_BIAS, MLP_BIAS))
 """Llama without the biases that it can be told of."""
 
 
-def qk_norm(over: str, multiply: str = "narrow", place: str = "before") -> tuple[Lens, ...]:
+def qk_norm(over: str, scale_in: str = "input_dtype", place: str = "before") -> tuple[Lens, ...]:
     """Return the lenses of an RMS norm of queries and keys with the eps of all norms."""
-    values = {"kind": "rms", "multiply": multiply}
+    values = {"kind": "rms", "scale_in": scale_in}
     return (
         Set({f"attention.qk_norm.{key}": value for key, value in values.items()}),
-        Set({"attention.qk_norm_over": over, "attention.qk_norm_place": place}),
+        Set({"attention.qk_norm_over": over, "attention.qk_norm_position": place}),
         At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps")),
     )
 
@@ -193,7 +193,7 @@ QWEN2_MOE = BASE.but(
         sparse(
             STEPPED,
             *experts("num_experts", "moe_intermediate_size", shared="gated"),
-            At("norm_topk_prob", "feedforward.renormalise"),
+            At("norm_topk_prob", "feedforward.normalize_weights"),
             At("shared_expert_intermediate_size", "feedforward.shared_hidden_dim"),
             balance(),
         ),
@@ -246,7 +246,7 @@ QWEN3_MOE = BASE.but(
         sparse(
             STEPPED,
             *experts("num_experts", "moe_intermediate_size"),
-            At("norm_topk_prob", "feedforward.renormalise"),
+            At("norm_topk_prob", "feedforward.normalize_weights"),
             balance(),
         ),
     ),
@@ -267,7 +267,7 @@ OLMOE = BASE.but(
     *qk_norm("projection"),
     Refuse("clip_qkv", (None,)),
     *experts("num_experts", "intermediate_size"),
-    At("norm_topk_prob", "feedforward.renormalise"),
+    At("norm_topk_prob", "feedforward.normalize_weights"),
     balance(),
     defaults={
         "vocab_size": 50304,
@@ -293,10 +293,10 @@ FLEX_OLMO = BASE.but(
     "flex_olmo",
     "FlexOlmoForCausalLM",
     ATTENTION_BIAS,
-    Set({"residual.kind": "output", "norm.multiply": "narrow"}),
+    Set({"residual.kind": "output", "norm.scale_in": "input_dtype"}),
     *qk_norm("projection"),
     *experts("num_experts", "intermediate_size"),
-    At("norm_topk_prob", "feedforward.renormalise"),
+    At("norm_topk_prob", "feedforward.normalize_weights"),
     balance(),
     defaults={
         "pad_token_id": 100277,

@@ -88,12 +88,12 @@ def _read_theta(config: Config) -> Table:
 def _read_power(config: Config) -> Table:
     """Return what the norm of the chosen weights is, if they are divided by it."""
     power = said(config, "ffn_config.moe_normalize_expert_weights")
-    table: Table = {"renormalise": power is not None}
-    return {"feedforward": table if power is None else table | {"renormalise_power": float(power)}}
+    table: Table = {"normalize_weights": power is not None}
+    return {"feedforward": table if power is None else table | {"normalize_power": float(power)}}
 
 
 def _write_power(get: Get) -> dict[str, Any]:
-    power = get("feedforward.renormalise_power") if get("feedforward.renormalise") else None
+    power = get("feedforward.normalize_power") if get("feedforward.normalize_weights") else None
     return {} if power is MISSING else nested("ffn_config.moe_normalize_expert_weights", power)
 
 
@@ -133,7 +133,7 @@ DBRX = Family(
         SOFTMAX,
         Computed(_read_theta, lambda get: {"attn_config": {"rope_theta": get("position.theta")}}),
         At("attn_config.attn_pdrop", "attention.dropout"),
-        At("attn_config.clip_qkv", "attention.clip", or_none=True),
+        At("attn_config.clip_qkv", "attention.qkv_clip", or_none=True),
         At("attn_config.kv_n_heads", "attention.num_kv_heads"),
         Set({"feedforward.kind": "experts"}),
         Activation("ffn_config.ffn_act_fn.name", gated=True, path="feedforward.expert"),
@@ -191,7 +191,7 @@ GPT_OSS = BASE.but(
     "GptOssForCausalLM",
     STRETCHED,
     ATTENTION_BIAS,
-    Set({"norm.multiply": "wide", "attention.sinks": True}),
+    Set({"norm.scale_in": "float32", "attention.sinks": True}),
     Set({"feedforward.kind": "experts", "feedforward.scores": "softmax_of_chosen"}),
     Set({"feedforward.router_bias": True, "feedforward.expert.kind": "clamped_swiglu"}),
     Set({"feedforward.expert.bias.up": True, "feedforward.expert.bias.down": True}),
@@ -263,7 +263,7 @@ QUERY_KEY_NORM = Switch(
     {
         True: (
             Set({"attention.qk_norm.kind": "rms", "attention.qk_norm.weight": "none"}),
-            Set({"attention.qk_norm_over": "head", "attention.qk_norm_place": "after"}),
+            Set({"attention.qk_norm_over": "head", "attention.qk_norm_position": "after"}),
             At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps")),
         ),
         False: Set({"attention.qk_norm.kind": "none"}),
@@ -271,21 +271,21 @@ QUERY_KEY_NORM = Switch(
 )
 LENGTH_SCALE = Either(
     lambda config: bool(config["attn_temperature_tuning"]),
-    lambda get: get("attention.length_scale.kind") == "log",
+    lambda get: get("attention.query_temperature.kind") == "log",
     (
-        Set({"attention.length_scale.kind": "log", "attention.length_scale.offset": 1}),
-        At("attn_scale", "attention.length_scale.coefficient"),
-        At("floor_scale", "attention.length_scale.period"),
+        Set({"attention.query_temperature.kind": "log", "attention.query_temperature.offset": 1}),
+        At("attn_scale", "attention.query_temperature.coefficient"),
+        At("floor_scale", "attention.query_temperature.period"),
         Write({"attn_temperature_tuning": True}),
     ),
-    (Set({"attention.length_scale.kind": "none"}), Write({"attn_temperature_tuning": False})),
+    (Set({"attention.query_temperature.kind": "none"}), Write({"attn_temperature_tuning": False})),
 )
 TURNING = {
     "rope": Role(
         {"position.kind": "rope"},
         (
             Rope(pairing="interleaved", fraction=""),
-            Set({"attention.length_scale.kind": "none"}),
+            Set({"attention.query_temperature.kind": "none"}),
             QUERY_KEY_NORM,
         ),
     ),
@@ -342,8 +342,8 @@ LLAMA4_TEXT = BASE.but(
                 "num_local_experts",
                 "intermediate_size",
                 scores="sigmoid",
-                renormalise=False,
-                weigh="input",
+                normalize_weights=False,
+                router_weight_on="input",
                 shared="added",
             ),
             At(

@@ -17,7 +17,7 @@ from archwright.hf.lenses import Activation, At, Refuse, Set
 from archwright.hf.rope import Rope
 
 TANH = {"kind": "geglu", "approximate": "tanh"}
-NORM = {"norm.weight": "unit_offset", "norm.multiply": "wide"}
+NORM = {"norm.weight": "unit_offset", "norm.scale_in": "float32"}
 TWO_WAY = Refuse("use_bidirectional_attention", (None, False))
 EVERY_SECOND = Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES)
 
@@ -91,7 +91,7 @@ GEMMA3 = GEMMA2.but(
     "gemma3_text",
     "Gemma3ForCausalLM",
     Set(HEAD_NORMS),
-    Set({"attention.qk_norm.weight": "unit_offset", "attention.qk_norm.multiply": "wide"}),
+    Set({"attention.qk_norm.weight": "unit_offset", "attention.qk_norm.scale_in": "float32"}),
     ALL_EPS,
     Refuse("attn_logit_softcapping", (None,)),  # the class has the key, and leaves it aside
     without=(EPS, ROPE, At("attn_logit_softcapping", "attention.softcap", or_none=True)),

@@ -22,7 +22,7 @@ HEAD_DIM = Either(
 """The width of heads; null leaves it to dim / num_heads."""
 
 KV_HEADS = At("num_key_value_heads", "attention.num_kv_heads", same_as="num_attention_heads")
-RMS = {"norm.kind": "rms", "norm.multiply": "narrow"}
+RMS = {"norm.kind": "rms", "norm.scale_in": "input_dtype"}
 PRE_RMS = Set({"residual.kind": "pre", **RMS})
 EPS = At("rms_norm_eps", "norm.eps")
 ROPE = Rope(fraction="")

@@ -20,13 +20,13 @@ def _read_length_scale(config: Config) -> Table:
         raise UserError("config.json: rope_parameters.llama_4_scaling_beta: missing")
     period = told.get("original_max_position_embeddings") or config["max_position_embeddings"]
     scale = {"kind": "log", "coefficient": told["llama_4_scaling_beta"], "period": period}
-    return nested("attention.length_scale", scale | {"offset": 0})
+    return nested("attention.query_temperature", scale | {"offset": 0})
 
 
 def _write_length_scale(get: Get) -> dict[str, Any]:
     told = {
-        "llama_4_scaling_beta": get("attention.length_scale.coefficient"),
-        "original_max_position_embeddings": get("attention.length_scale.period"),
+        "llama_4_scaling_beta": get("attention.query_temperature.coefficient"),
+        "original_max_position_embeddings": get("attention.query_temperature.period"),
     }
     return {"rope_parameters": {k: value for k, value in told.items() if value is not MISSING}}
 

@@ -139,8 +139,8 @@ MODERNBERT_DECODER = Family(
         Layers(
             Told(lambda config, n: ["first"] + ["later"] * (n - 1), lambda roles: {}),
             {
-                "later": Role({"residual.unnormed": "none"}),
-                "first": Role({"residual.unnormed": "attention"}),
+                "later": Role({"residual.skip_norm": "none"}),
+                "first": Role({"residual.skip_norm": "attention"}),
             },
         ),
     ),

@@ -169,7 +169,7 @@ BLOOM = Family(
         At("n_head", "attention.num_heads"),
         Switch(
             "apply_residual_connection_post_layernorm",
-            {False: Set({"residual.kind": "pre"}), True: Set({"residual.kind": "normed"})},
+            {False: Set({"residual.kind": "pre"}), True: Set({"residual.kind": "norm_residual"})},
         ),
         Set({**LAYER_NORM, "position.kind": "alibi", "position.scaled": False}),
         Set({"attention.kind": "softmax", "embedding.norm.kind": "layer"}),
@@ -346,8 +346,8 @@ MPT = Family(
         Set({"position.kind": "alibi", "position.scaled": False, "attention.kind": "softmax"}),
         Either(
             lambda config: bool(config["attn_config"]["clip_qkv"]),
-            lambda get: get("attention.clip") != "none",
-            (At("attn_config.clip_qkv", "attention.clip"),),
+            lambda get: get("attention.qkv_clip") != "none",
+            (At("attn_config.clip_qkv", "attention.qkv_clip"),),
         ),
         Either(
             lambda config: config["attn_config"]["softmax_scale"] is not None,

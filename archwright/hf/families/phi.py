@@ -119,7 +119,7 @@ STABLELM = LLAMA.but(
         {
             True: (
                 Set({**QK_NORM, "attention.qk_norm.bias": False}),
-                Set({"attention.qk_norm_over": "each_head"}),
+                Set({"attention.qk_norm_over": "per_head"}),
                 At("layer_norm_eps", "attention.qk_norm.eps"),
             ),
             False: Set(NO_QK_NORM),

@@ -14,9 +14,9 @@ from archwright.hf.lenses import At, Config, Set
 
 HEAD_NORMS = {
     "attention.qk_norm.kind": "rms",
-    "attention.qk_norm.multiply": "narrow",
+    "attention.qk_norm.scale_in": "input_dtype",
     "attention.qk_norm_over": "head",
-    "attention.qk_norm_place": "before",
+    "attention.qk_norm_position": "before",
 }
 """Norms of queries and keys, as most families have them."""
 ALL_EPS = At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps"))

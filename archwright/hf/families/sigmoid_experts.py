@@ -83,8 +83,8 @@ def routed(number: str, *lenses: Lens, scale: str = "routed_scaling_factor") -> 
     """Return the lenses of a router of DeepSeek V3."""
     return (
         *experts(number, "moe_intermediate_size", **SIGMOID),
-        At("norm_topk_prob", "feedforward.renormalise"),
-        At(scale, "feedforward.routed_scale"),
+        At("norm_topk_prob", "feedforward.normalize_weights"),
+        At(scale, "feedforward.routed_scaling_factor"),
         GROUPS,
         *lenses,
     )
@@ -240,7 +240,7 @@ HY_V3 = BASE.but(
         sparse(
             FIRST_OF_LIST,
             *experts("num_experts", "moe_intermediate_size", **SIGMOID),
-            At("router_scaling_factor", "feedforward.routed_scale"),
+            At("router_scaling_factor", "feedforward.routed_scaling_factor"),
             shared("num_shared_experts"),
         ),
     ),

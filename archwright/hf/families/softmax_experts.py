@@ -94,7 +94,7 @@ ERNIE4_5_MOE = BASE.but(
         sparse(
             Told(_stretch, _write_stretch),
             *experts("moe_num_experts", "moe_intermediate_size", "moe_k", selection_bias=True),
-            At("moe_norm_min", "feedforward.renormalise_min"),
+            At("moe_norm_min", "feedforward.normalize_min"),
             shared("moe_num_shared_experts", optional=True),
             balance(top_k="moe_k"),
         ),
@@ -214,7 +214,7 @@ MIXTURE = (
             "softmax": Set({"feedforward.scores": "softmax_of_chosen"}),
             "sigmoid": (
                 Set({"feedforward.scores": "sigmoid"}),
-                At("norm_topk_prob", "feedforward.renormalise"),
+                At("norm_topk_prob", "feedforward.normalize_weights"),
             ),
         },
     ),
@@ -265,14 +265,14 @@ COHERE2_MOE = BASE.but(
     Either(
         lambda config: config["rms_norm_eps"] is not None,
         lambda get: get("norm.kind") == "rms",
-        (Set({"norm.kind": "rms", "norm.multiply": "narrow"}), At("rms_norm_eps", "norm.eps")),
+        (Set({"norm.kind": "rms", "norm.scale_in": "input_dtype"}), At("rms_norm_eps", "norm.eps")),
         (
             Set({"norm.kind": "layer", "norm.bias": False}),
             At("layer_norm_eps", "norm.eps"),
             Write({"rms_norm_eps": None}),
         ),
     ),
-    At("logit_scale", "head.multiplier"),
+    At("logit_scale", "head.logit_scale"),
     defaults={
         "vocab_size": 256000,
         "hidden_size": 8192,
@@ -339,7 +339,9 @@ PHIMOE = BASE.but(
     Rope(fraction="", kinds=("default", "longrope")),
     Computed(_read_mscale, _write_mscale),
     At("lm_head_bias", "head.bias"),
-    *experts("num_local_experts", "intermediate_size", scores="sparsemixer", renormalise=False),
+    *experts(
+        "num_local_experts", "intermediate_size", scores="sparsemixer", normalize_weights=False
+    ),
     Refuse("num_experts_per_tok", (2,)),
     At("router_jitter_noise", "feedforward.jitter"),
     balance(),

@@ -117,10 +117,10 @@ def _swapped(layer: LayerSpec) -> HalvesSwapped:
 NANOCHAT = ARCEE.but(
     "nanochat",
     "NanoChatForCausalLM",
-    Set({"norm.weight": "none", "norm.multiply": "wide"}),
+    Set({"norm.weight": "none", "norm.scale_in": "float32"}),
     Set({"embedding.norm.kind": "rms", "embedding.norm.weight": "none"}),
     Set({"attention.qk_norm.kind": "rms", "attention.qk_norm.weight": "none"}),
-    Set({"attention.qk_norm_over": "head", "attention.qk_norm_place": "after"}),
+    Set({"attention.qk_norm_over": "head", "attention.qk_norm_position": "after"}),
     At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps", "embedding.norm.eps")),
     At("final_logit_softcapping", "head.softcap", or_none=True),
     NO_MLP_BIAS,

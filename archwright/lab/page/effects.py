@@ -197,8 +197,8 @@ def _note(results: StudyResults) -> str:
         "Diamond and line: mean over paired seeds and its 95 % interval. Circles: the seeds. "
         "Grey band: one standard deviation of the difference between two means of the baseline alone, "
         "which is noise. Dashed: the margins, "
-        f"{100 * results.study.margin:g} % of the baseline's loss, within which a difference does not matter. "
-        + cut
+        f"{100 * results.study.equivalence_margin:g} % of the baseline's loss, within which a difference does not "
+        "matter. " + cut
     )
 
 

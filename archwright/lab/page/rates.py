@@ -24,7 +24,7 @@ def rates_section(results: StudyResults, series: dict[str, Series]) -> Section |
     ended = [run for run in results.runs if not run.failed and math.isfinite(run.loss)]
     if not ended:
         return None
-    if results.study.rates == "fixed":
+    if not results.study.tune_lr:
         return Section("Learning rates", [Text("Rates were not tuned."), _table(results, ended)])
     blocks: list[Block] = [
         Key(list(series.values())),

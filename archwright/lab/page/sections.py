@@ -143,7 +143,9 @@ def _known(value: float, said: Callable[[float], str]) -> str:
 def _study_facts(results: StudyResults) -> list[Fact]:
     study, baseline = results.study, results.variants[0]
     per_parameter = words.significant(results.tokens_per_run / baseline.non_embedding)
-    rates = "fixed" if study.rates == "fixed" else f"tuned for each seed over {study.grid} or more"
+    rates = (
+        "fixed" if not study.tune_lr else f"tuned for each seed over {study.lr_grid_size} or more"
+    )
     return [
         Fact("Baseline", baseline.name),
         Fact("Tokens of a run", words.exact(results.tokens_per_run)),

@@ -51,9 +51,9 @@ def _notice(results: StudyResults) -> str:
     if results.complete:
         return ""
     study = results.study
-    rates = 1 if study.rates == "fixed" else study.grid
+    rates = 1 if not study.tune_lr else study.lr_grid_size
     planned = len(results.variants) * study.seeds * rates
-    at_least = "" if study.rates == "fixed" else "at least "
+    at_least = "" if not study.tune_lr else "at least "
     return (
         f"This study is not complete: {len(results.runs)} of {at_least}{planned} runs have ended. "
         "All that follows is of these and may still change."

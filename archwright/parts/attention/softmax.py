@@ -137,12 +137,12 @@ class SoftmaxAttention(nn.Module):
 
     def _heads(self, projected: Tensor, width: int) -> Heads:
         """Cut a projection into heads, after its clip."""
-        if self.spec.clip != "none":
-            projected = projected.clamp(-self.spec.clip, self.spec.clip)
+        if self.spec.qkv_clip != "none":
+            projected = projected.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
         return projected.view(*projected.shape[:-1], -1, width)
 
     def _normed(self, q: Heads, k: Heads, v: Heads) -> tuple[Heads, Heads, Heads]:
-        if self.spec.qk_norm_place == "before":
+        if self.spec.qk_norm_position == "before":
             q, k = self._qk_normed(q, k)
         if self.value_norm is not None:
             v = self.value_norm(v)
@@ -176,7 +176,7 @@ class SoftmaxAttention(nn.Module):
             if late and view.kept is not None:
                 of_keys = rotation_at(rotary, view.kept)
             q, k = rotary.rotate(q, rotation), rotary.rotate(k, of_keys)
-        if self.spec.qk_norm_place == "after":
+        if self.spec.qk_norm_position == "after":
             q, k = self._qk_normed(q, k)
         if memory is not None and not late:
             k, v = memory.extend(k, v)
@@ -184,7 +184,7 @@ class SoftmaxAttention(nn.Module):
 
     def _lengthened(self, q: Heads, view: View) -> Heads:
         """Multiply queries by what grows with their position."""
-        scale = self.spec.length_scale
+        scale = self.spec.query_temperature
         if not isinstance(scale, spec.LogLengthScale):
             return q
         steps = (view.places.positions_or_range() + scale.offset) // scale.period
