@@ -96,7 +96,7 @@ def print_table(rows: list[list[str]]) -> None:
 
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    room = max(24, terminal_width() - indent)
+    room = max(20, terminal_width() - indent)
     for row in rows:
         start = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
         lines = textwrap.wrap(row[-1], room) or [""]

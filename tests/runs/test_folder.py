@@ -12,6 +12,7 @@ from archwright import checkpoint
 from archwright.checkpoint.started import FILE
 from archwright.runs import RunFolder, find
 from archwright.spec.errors import UserError
+from archwright.spec.renamings import FORMAT
 from archwright.spec.run_spec import RunSpec
 
 SPEC = RunSpec(name="trial", budget="10steps")

@@ -11,6 +11,7 @@ import pytest
 
 import archwright
 from archwright.runs import RunFolder
+from archwright.spec.renamings import FORMAT
 
 FOLDERS = sorted(Path(__file__).parent.glob("format-*"))
 
