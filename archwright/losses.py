@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from archwright.parts.feedforward import Balance
+from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear
 
 IGNORE = -100
@@ -95,16 +95,16 @@ def linear_cross_entropy(
     return Loss(total, nll_sum, z_term, num_targets)
 
 
-def take_auxiliary(model: nn.Module) -> Tensor:
+def pop_aux_losses(model: nn.Module) -> Tensor:
     """Return the sum of what modules asked to be minimised in their last forward, and forget it; 0 of none.
 
     Of balance losses over all layers together, f_e and p_e are means over the layers.
     """
     taken: list[Tensor] = []
-    together: dict[tuple[int, float], list[Balance]] = {}
+    together: dict[tuple[int, float], list[RouterAuxLoss]] = {}
     for module in model.modules():
         asked = vars(module).get(AUXILIARY)  # a module without it would make an error of that
-        if isinstance(asked, Balance):
+        if isinstance(asked, RouterAuxLoss):
             together.setdefault((len(asked.share), asked.factor), []).append(asked)
             taken.append(asked.rest)
         elif asked is not None:

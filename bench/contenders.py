@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archwright.training.compiling import mend_compiler
+from archwright.training.compiling import work_around_compiler_bugs
 
 if TYPE_CHECKING:
     from archwright.spec.model_spec import ModelSpec
@@ -87,7 +87,9 @@ def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
 
     def step(tokens: Tensor, targets: Tensor) -> float:
         batch = TensorBatch(tokens, targets)
-        return train_step(model, batch, optimizers, rate=1.0, precision=of_step, max_grad_norm=1.0).loss
+        return train_step(
+            model, batch, optimizers, rate=1.0, precision=of_step, max_grad_norm=1.0
+        ).loss
 
     return step
 
@@ -240,7 +242,7 @@ def peer_step(name: str, shape: Shape, precision: str, compiled: bool) -> Step:
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     if compiled:
-        mend_compiler()  # or its gradients may be garbage
+        work_around_compiler_bugs()  # or its gradients may be garbage
     run = torch.compile(loss_of) if compiled else loss_of
 
     def step(tokens: Tensor, targets: Tensor) -> float:

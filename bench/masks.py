@@ -85,7 +85,7 @@ def trainer(case: Case, kernel: str, length: int, rows: int) -> Callable[[], flo
     drawn = np.random.default_rng(0).zipf(1.3, (rows, length + 1)) % model.spec.vocab_size
     tokens = torch.from_numpy(drawn)
     documents = None if case.documents is None else case.documents(rows, length)
-    batch = TensorBatch(tokens[:, :-1], tokens[:, 1:], document_ids=documents)
+    batch = TensorBatch(tokens[:, :-1], tokens[:, 1:], segment_ids=documents)
 
     def step() -> float:
         start = timing.clock()

@@ -10,7 +10,7 @@ from torch import Tensor
 from archwright import losses
 from archwright.losses import cross_entropy, linear_cross_entropy
 from archwright.parts.embeddings import Head
-from archwright.parts.feedforward import Balance
+from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear
 from archwright.spec.embeddings import Head as HeadSpec
 
@@ -233,15 +233,15 @@ def test_linear_with_another_ignore_index(few_rows):
 class Asking(torch.nn.Module):
     """Asks for something to be minimised besides, as routers do."""
 
-    def __init__(self, asked: Tensor | Balance | None) -> None:
+    def __init__(self, asked: Tensor | RouterAuxLoss | None) -> None:
         super().__init__()
         self.auxiliary = asked
 
 
 def test_what_modules_ask_for_is_taken_once():
     model = torch.nn.Sequential(Asking(torch.tensor(2.0)), Asking(None), Asking(torch.tensor(0.5)))
-    assert losses.take_auxiliary(model).item() == 2.5
-    assert losses.take_auxiliary(model).item() == 0
+    assert losses.pop_aux_losses(model).item() == 2.5
+    assert losses.pop_aux_losses(model).item() == 0
 
 
 def test_balance_over_all_layers_is_of_their_means():
@@ -249,11 +249,11 @@ def test_balance_over_all_layers_is_of_their_means():
     dice = torch.Generator().manual_seed(0)
     shares, scores = torch.rand(2, 3, 5, generator=dice)
     asked = [
-        Asking(Balance(share, score, 0.7, torch.tensor(0.1)))
+        Asking(RouterAuxLoss(share, score, 0.7, torch.tensor(0.1)))
         for share, score in zip(shares, scores, strict=True)
     ]
     expected = 3 * 0.1 + 0.7 * (shares.mean(0) * scores.mean(0)).sum().item()
-    assert losses.take_auxiliary(torch.nn.Sequential(*asked)).item() == pytest.approx(expected)
+    assert losses.pop_aux_losses(torch.nn.Sequential(*asked)).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", ["bias", "soft-cap"])

@@ -25,14 +25,14 @@ class TokenSource(Protocol):
 class Batch:
     """Rows to train on; every array is [batch, context].
 
-    With document masks, `document_ids` numbers the documents of a row from 0 and `positions` counts
+    With document masks, `segment_ids` numbers the documents of a row from 0 and `positions` counts
     from each one's first token in the row; without, both are None.
     """
 
     tokens: Ids
     targets: Ids
     positions: Ids | None = None
-    document_ids: Ids | None = None
+    segment_ids: Ids | None = None
 
     def __getitem__(self, rows: slice) -> "Batch":
         """Return some of the rows."""
@@ -40,7 +40,7 @@ class Batch:
             self.tokens[rows],
             self.targets[rows],
             self.positions[rows] if self.positions is not None else None,
-            self.document_ids[rows] if self.document_ids is not None else None,
+            self.segment_ids[rows] if self.segment_ids is not None else None,
         )
 
     def split(self, parts: int) -> Iterator["Batch"]:

@@ -95,7 +95,7 @@ class Reader:
     def _with_context(self, tokens: Tensor) -> Tensor:
         """Return what is to be read: the new tokens, behind some of those before where it begins anew."""
         cache, num_new = self._cache, len(tokens)
-        endless = cache is not None and self.model.reads_on
+        endless = cache is not None and self.model.can_generate_indefinitely
         if cache is not None and endless and cache.num_read > max(self._switches, default=-1):
             return tokens  # and no earlier one is asked for again
         self._text = torch.cat((self._text.to(tokens.device), tokens))

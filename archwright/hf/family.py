@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from archwright.hf.keys import Held, Slot, slots
+from archwright.hf.keys import ControlledVariable, Slot, slots
 from archwright.hf.layers import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
 from archwright.spec.errors import UserError
@@ -47,8 +47,8 @@ class Family:
     defaults: Mapping[str, Any]
     lenses: Sequence[Lens]
     layers: str
-    of_layer: Mapping[str, Held]
-    of_model: Mapping[str, Held]
+    of_layer: Mapping[str, ControlledVariable]
+    of_model: Mapping[str, ControlledVariable]
     groups: Sequence[Layers] = ()
     prefix: str = "model."
     ignored: Sequence[str] = ()
@@ -61,8 +61,8 @@ class Family:
         architecture: str,
         *lenses: Lens,
         defaults: Mapping[str, Any] | None = None,
-        of_layer: Mapping[str, Held | None] | None = None,
-        of_model: Mapping[str, Held | None] | None = None,
+        of_layer: Mapping[str, ControlledVariable | None] | None = None,
+        of_model: Mapping[str, ControlledVariable | None] | None = None,
         without: Sequence[Lens | str] = (),
         **changes: Any,
     ) -> Family:
@@ -204,6 +204,8 @@ def _unstretched(spec: ModelSpec) -> ModelSpec:
     return spec
 
 
-def _changed(held: Mapping[str, Held], by: Mapping[str, Held | None] | None) -> dict[str, Held]:
+def _changed(
+    held: Mapping[str, ControlledVariable], by: Mapping[str, ControlledVariable | None] | None
+) -> dict[str, ControlledVariable]:
     changed: dict[str, Any] = {**held, **(by or {})}
     return {name: value for name, value in changed.items() if value is not None}

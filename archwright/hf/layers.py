@@ -37,7 +37,7 @@ class Role:
     lenses: Sequence[Lens] = ()
 
 
-class Pattern(Protocol):
+class MaskPattern(Protocol):
     """How a config says which layer is of which type."""
 
     def read(self, config: Config, num_layers: int) -> list[str]:
@@ -51,7 +51,7 @@ class Pattern(Protocol):
 class Layers:
     """A group of types, one of which each layer is."""
 
-    pattern: Pattern
+    pattern: MaskPattern
     roles: Mapping[str, Role]
 
     def names(self, config: Config, num_layers: int) -> list[str]:

@@ -20,7 +20,7 @@ from archwright.hf.keys import Slot
 from archwright.hf.store import Store, opened
 from archwright.hf.tokenizers import read_files, read_tokenizer
 from archwright.hf.wrappers import Wrapper
-from archwright.model.build import build_unset
+from archwright.model.build import build_uninitialized
 from archwright.model.decoder import Decoder
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -100,7 +100,7 @@ def load(
         names = _checked(family, spec, store, folder)
         with library_errors(f"{folder}: the tokenizer"):
             tokenizer = read_tokenizer(folder, spec.vocab_size, files)
-        model = build_unset(spec, device=device, dtype=_dtype(dtype, store))
+        model = build_uninitialized(spec, device=device, dtype=_dtype(dtype, store))
         _fill(model, names, store)
     CAME_FROM[model] = Origin(family.model_type, files)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
@@ -135,7 +135,7 @@ def _check_sizes(spec: ModelSpec, family: Family, store: Store, folder: Path) ->
 def _shapes(spec: ModelSpec, folder: Path) -> dict[str, Tensor]:
     """Return what a checkpoint holds of a model, without memory."""
     try:
-        return tensors_of(build_unset(spec, device="meta"))
+        return tensors_of(build_uninitialized(spec, device="meta"))
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # sizes past 64 bits
         raise UserError(f"{folder / FILE}: too large to be built: {first_line(error)}") from None
 

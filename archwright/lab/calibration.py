@@ -165,7 +165,7 @@ def judge_one_sweep(pool: Pool, rows: NDArray[np.intp], effect: float) -> Judgem
     chosen = []
     for of_arm in rows:
         losses = _losses(pool, of_arm[:1], 1.0)
-        window = plan_sweep(losses, [0], limits=pool.limits, may_slide=False).window
+        window = plan_sweep(losses, [0], limits=pool.limits, may_shift=False).window
         best = int(window[lowest([losses[0, k] for k in window])])
         chosen.append(pool.losses[of_arm[1:], best - pool.powers[0]])
     return _judged(chosen[0], chosen[1] * (1 - effect))

@@ -38,7 +38,7 @@ class Execution:
     notes: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     """Those that are run; the last ones are left out where time runs out."""
-    may_slide: bool = True
+    may_shift: bool = True
     """Whether time allows a window of rates to move for all seeds."""
     spent: float = 0.0
     """Wall time of this process, and of runs that were there before it."""
@@ -87,7 +87,7 @@ class Execution:
                 self._losses(name),
                 self.seeds,
                 study.lr_grid_size,
-                may_slide=self.may_slide,
+                may_shift=self.may_shift,
                 refine=True,
             )
             for name in self.plan.arms
@@ -126,9 +126,9 @@ class Execution:
     def run_seconds(self, name: str) -> float:
         """Return the wall time that a run of a variant takes: as measured, else as foreseen."""
         took = [r.seconds for r in self.results.values() if r.variant == name and r.seconds > 0]
-        foreseen = self.plan.run_seconds(name)
-        overhead = foreseen - self.plan.costs[name].step * self.plan.steps
-        return statistics.fmean(took) + max(0.0, overhead) if len(took) > 2 else foreseen
+        estimated = self.plan.run_seconds(name)
+        overhead = estimated - self.plan.costs[name].step * self.plan.steps
+        return statistics.fmean(took) + max(0.0, overhead) if len(took) > 2 else estimated
 
     def outstanding(self) -> dict[str, int]:
         """Return how many runs each variant still has, those included that are not wanted yet."""
@@ -204,8 +204,8 @@ class Execution:
             left_out = self.seeds.pop()
             self.notes.append(f"Seed {left_out} was left out: the runs take longer than foreseen.")
             return True
-        if self.may_slide and self._complete_without_sliding():
-            self.may_slide = False
+        if self.may_shift and self._complete_without_sliding():
+            self.may_shift = False
             self.notes.append("A grid of learning rates was not moved on: there was no time left.")
             return True
         return False
@@ -213,6 +213,6 @@ class Execution:
     def _complete_without_sliding(self) -> bool:
         grid = self.plan.study.lr_grid_size
         return not any(
-            plan_sweep(self._losses(name), self.seeds, grid, may_slide=False, refine=True).wanted
+            plan_sweep(self._losses(name), self.seeds, grid, may_shift=False, refine=True).wanted
             for name in self.plan.arms
         )

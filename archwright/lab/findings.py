@@ -9,7 +9,7 @@ import numpy as np
 from archwright.lab.execution import Execution
 from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan
-from archwright.lab.results import Held, Replicate, RunResult, StudyResults
+from archwright.lab.results import ControlledVariable, Replicate, RunResult, StudyResults
 from archwright.lab.sweep import RISE, is_narrow, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.reporting import words as say
@@ -170,20 +170,26 @@ def device_of(plan: Plan, execution: Execution) -> str:
     return f"{threads} ({name})" if name else threads
 
 
-def held(plan: Plan) -> list[Held]:
+def held(plan: Plan) -> list[ControlledVariable]:
     """Return what the variants have in common, and what they could not have."""
     base, run = plan.baseline, plan.baseline.run
     machine, tokenizer = plan.decisions.machine, plan.material.tokenizer
     arms = plan.arms.values()
     common = [
-        Held("text", ", ".join(run.data.text)),
-        Held("tokenizer", f"{run.data.tokenizer.kind}, {tokenizer.vocab_size:,} tokens"),
-        Held("tokens trained on", f"{plan.tokens_per_run:,} in {plan.steps:,} steps"),
-        Held("batch", f"{run.batch_size} texts of {run.model.context_length} tokens"),
-        Held("judged on", f"the same {plan.evaluation_tokens:,} held-out tokens"),
-        Held("seeds", "initial values drawn by parameter name, and the order of the data"),
-        Held("precision and kernel", f"{machine.precision}, {machine.kernel} attention"),
-        Held("threads", _sharing(plan)),
+        ControlledVariable("text", ", ".join(run.data.text)),
+        ControlledVariable(
+            "tokenizer", f"{run.data.tokenizer.kind}, {tokenizer.vocab_size:,} tokens"
+        ),
+        ControlledVariable("tokens trained on", f"{plan.tokens_per_run:,} in {plan.steps:,} steps"),
+        ControlledVariable("batch", f"{run.batch_size} texts of {run.model.context_length} tokens"),
+        ControlledVariable("judged on", f"the same {plan.evaluation_tokens:,} held-out tokens"),
+        ControlledVariable(
+            "seeds", "initial values drawn by parameter name, and the order of the data"
+        ),
+        ControlledVariable(
+            "precision and kernel", f"{machine.precision}, {machine.kernel} attention"
+        ),
+        ControlledVariable("threads", _sharing(plan)),
     ]
     schedules = {arm.name: _told(arm.run.schedule) for arm in arms}
     optimizers = {arm.name: _told(arm.run.optimizer, without="lr") for arm in arms}
@@ -210,14 +216,14 @@ def _sharing(plan: Plan) -> str:
     )
 
 
-def _held(what: str, by_variant: dict[str, str]) -> Held:
+def _held(what: str, by_variant: dict[str, str]) -> ControlledVariable:
     values = set(by_variant.values())
     if len(values) == 1:
-        return Held(what, values.pop())
-    return Held(what, "", by_variant, equal=False)
+        return ControlledVariable(what, values.pop())
+    return ControlledVariable(what, "", by_variant, equal=False)
 
 
-def _sizes(what: str, quantity: Any, plan: Plan) -> Held:
+def _sizes(what: str, quantity: Any, plan: Plan) -> ControlledVariable:
     base = plan.baseline.counts
     by_variant = {}
     for arm in plan.arms.values():
@@ -227,7 +233,11 @@ def _sizes(what: str, quantity: Any, plan: Plan) -> Held:
     exact = all(
         math.isclose(arm.counts.of(quantity), base.of(quantity)) for arm in plan.arms.values()
     )
-    return Held(what, f"{base.of(quantity):,.0f}") if exact else Held(what, "", by_variant, False)
+    return (
+        ControlledVariable(what, f"{base.of(quantity):,.0f}")
+        if exact
+        else ControlledVariable(what, "", by_variant, False)
+    )
 
 
 def _told(spec: Any, without: str = "") -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from archwright.lab.arms import arms, label, set_by
-from archwright.lab.masks import effective, hides_nothing
+from archwright.lab.masks import effective, is_full
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import fingerprint
@@ -103,7 +103,7 @@ def _idle_masks(model: ModelSpec, other: ModelSpec, length: int) -> Iterator[str
         if not isinstance(layer.attention, MaskedAttention):
             continue
         mask = layer.attention.mask
-        if mask not in known and hides_nothing(layer.attention, model.dim, length):
+        if mask not in known and is_full(layer.attention, model.dim, length):
             field = next((field for field in LIMITS if hasattr(mask, field)), "kind")
             at = "" if name == "default" else f"layer_kinds.{name}."
             limit = f"with {field} = {getattr(mask, field)} " if field != "kind" else ""

@@ -3,7 +3,7 @@
 import math
 from typing import cast
 
-from archwright.parts.masks import MASKS, Pattern, pairs
+from archwright.parts.masks import MASKS, MaskPattern, pairs
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.masks import Causal, Full, Mask
 from archwright.spec.model_spec import heads
@@ -12,7 +12,7 @@ EXTENTS = (("size", "dilation"), ("local_blocks", "block_size"), ("stride",), ("
 """Fields whose product is how far a mask reaches, in tokens."""
 
 
-def hides_nothing(attention: MaskedAttention, dim: int, length: int) -> bool:
+def is_full(attention: MaskedAttention, dim: int, length: int) -> bool:
     """Tell whether a mask shows what the causal mask does, or everything, in texts of `length` tokens."""
     return type(attention.mask) not in (Causal, Full) and (
         type(effective(attention, dim, length)) in (Causal, Full)
@@ -26,7 +26,7 @@ def effective(attention: MaskedAttention, dim: int, length: int) -> Mask:
     given = (
         (mask, heads(attention, dim)["num_heads"]) if getattr(mask, "per_head", False) else (mask,)
     )
-    seen = pairs(cast("Pattern", MASKS[type(mask)](*given)), length)
+    seen = pairs(cast("MaskPattern", MASKS[type(mask)](*given)), length)
     if seen == length * (length + 1) / 2 and (mask.causal or length == 1):
         return Causal()
     return Full() if seen == length**2 else mask

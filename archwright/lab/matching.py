@@ -40,7 +40,7 @@ HIDDEN_WIDTHS = frozenset(
 
 HEAD_DIM = "attention.head_dim"
 
-Held = frozenset[str]
+ControlledVariable = frozenset[str]
 """Dotted paths of values that stay."""
 
 OUTSIDE = ("embedding", "position", "head")
@@ -113,7 +113,7 @@ def _miss(spec: ModelSpec, target: Counts, match: Match, vocab_size: int) -> flo
 
 
 def _candidates(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: Held
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: ControlledVariable
 ) -> Iterator[ModelSpec]:
     """Yield the spec with other widths, those first that change least."""
     if hidden_layer(spec.feedforward) and not held & HIDDEN_WIDTHS:
@@ -126,7 +126,7 @@ def _candidates(
 
 
 def _hidden_candidates(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: Held
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: ControlledVariable
 ) -> Iterator[ModelSpec]:
     """Yield the spec with the hidden widths nearest to what is wanted, round ones first.
 
@@ -154,7 +154,7 @@ def _hidden_candidates(
 
 
 def _dim_candidates(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: Held
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: ControlledVariable
 ) -> Iterator[ModelSpec]:
     """Yield the spec at the widths nearest to what is wanted, its other widths as they are given: with heads that
     share them out, then with heads of other widths, as dim alone takes large steps."""
@@ -193,7 +193,9 @@ def _head_candidates(
     return [*filter(_allowed, wide)]
 
 
-def _with_hidden(resolved: ModelSpec, spec: ModelSpec, hidden_dim: int, held: Held) -> ModelSpec:
+def _with_hidden(
+    resolved: ModelSpec, spec: ModelSpec, hidden_dim: int, held: ControlledVariable
+) -> ModelSpec:
     """Return a spec with another hidden width; layers with one of their own keep their ratio to it, or the
     width itself where it is held."""
     layer = hidden_layer(resolved.feedforward)
@@ -227,7 +229,7 @@ def _table(layer: dict[str, Any]) -> dict[str, Any]:
     return inner
 
 
-def _dims(spec: ModelSpec, excess: float, held: Held) -> list[int]:
+def _dims(spec: ModelSpec, excess: float, held: ControlledVariable) -> list[int]:
     """Return widths to try where hidden_dim is chosen with them: the model's own, then those around the one at
     which it has the right size, as sizes grow with the square of the width."""
     right = spec.dim * excess**-0.5
@@ -237,7 +239,7 @@ def _dims(spec: ModelSpec, excess: float, held: Held) -> list[int]:
 
 
 def _nearest_dims(
-    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: Held
+    spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: ControlledVariable
 ) -> list[int]:
     """Return the few widths at which a model whose other widths stay is nearest to the right size."""
 
@@ -250,7 +252,7 @@ def _nearest_dims(
     return sorted(near, key=lambda dim: abs(size(dim) / target.of(match) - 1))
 
 
-def _other_dims(spec: ModelSpec, held: Held) -> list[int]:
+def _other_dims(spec: ModelSpec, held: ControlledVariable) -> list[int]:
     step = _step(spec, held)
     return [dim for dim in range(step, 4 * spec.dim + 1, step) if dim != spec.dim]
 
@@ -264,14 +266,14 @@ def _allowed(spec: ModelSpec) -> bool:
     return True
 
 
-def _step(spec: ModelSpec, held: Held) -> int:
+def _step(spec: ModelSpec, held: ControlledVariable) -> int:
     """Return by how much a model's width may change: a whole pair of dimensions for each head that follows it."""
     if HEAD_DIM in held:
         return 2
     return 2 * max(1, getattr(spec.resolved().attention, "num_heads", 1))
 
 
-def _with_dim(spec: ModelSpec, dim: int, held: Held) -> ModelSpec:
+def _with_dim(spec: ModelSpec, dim: int, held: ControlledVariable) -> ModelSpec:
     if dim == spec.dim:
         return spec
     return spec.override(f"dim={dim}", *_heads_follow(spec, held))
@@ -284,7 +286,7 @@ def _with_heads(spec: ModelSpec, dim: int, num_heads: int, head_dim: int) -> Mod
     )
 
 
-def _heads_follow(spec: ModelSpec, held: Held) -> list[str]:
+def _heads_follow(spec: ModelSpec, held: ControlledVariable) -> list[str]:
     """Let the width of heads follow dim where it was dim over their number."""
     resolved = spec.resolved().attention
     head_dim, num_heads = (getattr(resolved, name, 0) for name in ("head_dim", "num_heads"))

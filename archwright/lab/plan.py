@@ -15,7 +15,7 @@ from archwright.spec.read import diff, read_run, to_toml
 from archwright.spec.run_spec import AdamW, Muon, RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.training.machine import Decisions, environment
-from archwright.training.material import Material, regain
+from archwright.training.material import Material, reload_data
 
 STUDY = "study.toml"
 """What was asked for, in a study's folder."""
@@ -178,7 +178,7 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
     return Plan(
         study=study,
         arms=arms,
-        material=regain(run, folder),
+        material=reload_data(run, folder),
         decisions=Decisions(run.machine, folder.environment()["peak_flops"]),
         workers=record.workers,
         steps=record.steps,

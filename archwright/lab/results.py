@@ -128,7 +128,7 @@ class Effect:
     """Divides nats per token into bits per byte on this text."""
     baseline_loss: float = float("nan")
     """Mean of the baseline over the same seeds."""
-    reservations: Sequence[str] = ()
+    caveats: Sequence[str] = ()
     """What keeps the outcome from being more than inconclusive, such as a rate at the end of its grid."""
     sentence: str = ""
     """The outcome in a sentence."""
@@ -145,7 +145,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Held:
+class ControlledVariable:
     """Something that the variants have in common, or could not have: `value` for each variant where it
     differs."""
 
@@ -171,7 +171,7 @@ class StudyResults:
     effects: Sequence[Effect]
     grids: Mapping[str, Sequence[float]]
     """The learning rates that count, of each variant."""
-    held: Sequence[Held]
+    held: Sequence[ControlledVariable]
     tokens_per_run: int
     steps: int
     evaluation_tokens: int

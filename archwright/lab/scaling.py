@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection
 
-from archwright.lab.masks import hides_nothing, reach
+from archwright.lab.masks import is_full, reach
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.narrow import IN_BLOCKS, TOKENS, narrowed, shortened
@@ -86,7 +86,7 @@ def _fitting_mask(
         return {}
     assert isinstance(layer.attention, MaskedAttention)
     mask, share = layer.attention.mask, model.context_length / context_length
-    if hides_nothing(layer.attention, model.dim, context_length) and (size := reach(mask)):
+    if is_full(layer.attention, model.dim, context_length) and (size := reach(mask)):
         share = USUAL_SHARE * model.context_length / size
     return shortened(mask.model_dump(), share) if share < 1 else {}
 

@@ -48,7 +48,7 @@ def plan_sweep(
     seeds: Sequence[int],
     grid: int = 3,
     limits: tuple[int, int] | None = None,
-    may_slide: bool = True,
+    may_shift: bool = True,
     refine: bool = False,
 ) -> Sweep:
     """Return the window of one variant, and what must run before more can be said.
@@ -64,10 +64,10 @@ def plan_sweep(
 
     A seed with a failed run in the window does not count; a first seed that fails on its way leaves
     the placing to the next. The window stays within `limits`, two inclusive powers k; it stays where
-    the first seed put it unless it `may_slide`.
+    the first seed put it unless it `may_shift`.
     """
     window, missing = _placed(losses, seeds, _first_window(grid, limits), limits, refine)
-    for slides_left in reversed(range(SLIDES + 1 if may_slide else 1)):
+    for slides_left in reversed(range(SLIDES + 1 if may_shift else 1)):
         missing = missing or _missing(losses, seeds, window)
         finished = [s for s in seeds if all(_finished(losses, s, k) for k in window)]
         if missing or not finished:

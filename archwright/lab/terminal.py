@@ -23,7 +23,7 @@ def _line(effect: Effect) -> str:
     low, high = effect.interval.low, effect.interval.high
     if effect.outcome == "identical":
         return effect.sentence
-    why = f" because {listed([*effect.reservations])}" if effect.reservations else ""
+    why = f" because {listed([*effect.caveats])}" if effect.caveats else ""
     return (
         f"{effect.variant}: {effect.outcome}{why}, {effect.mean:+.4f} nats per token "
         f"({low:+.4f} to {high:+.4f}), {effect.bits_per_byte:+.4f} bits per byte; "

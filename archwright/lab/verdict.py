@@ -56,7 +56,7 @@ def effects(
     found = []
     for effect, p_value in zip(measured, adjusted, strict=True):
         pair = (effect.variant, baseline)
-        reservations = [
+        caveats = [
             *_too_few(effect),
             *(
                 f"the best learning rate of {n} is at an end of its grid"
@@ -67,7 +67,7 @@ def effects(
             *_mismatches(variants, pair, study),
             *_unlearnt({n: of[n] for n in pair}, unigram_entropy),
         ]
-        effect = replace(effect, holm_p_value=p_value, reservations=tuple(reservations))
+        effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats))
         outcome = _outcome(effect, effect.variant in superior)
         if _are_one(of[effect.variant], of[baseline]):
             outcome = "identical"
@@ -163,7 +163,7 @@ def _are_one(of_variant: Mapping[int, Replicate], of_baseline: Mapping[int, Repl
 
 
 def _outcome(effect: Effect, superior: bool) -> Outcome:
-    if effect.reservations:
+    if effect.caveats:
         return "inconclusive"
     if superior and abs(effect.mean) < effect.noise:
         return "below the noise"
@@ -227,8 +227,8 @@ def _claim(effect: Effect, baseline: str) -> str:
     }[effect.outcome]
     if effect.outcome == "identical":
         return words
-    if effect.reservations:
-        words += f" because {listed([*effect.reservations])}"
+    if effect.caveats:
+        words += f" because {listed([*effect.caveats])}"
     return words if math.isnan(effect.mean) else f"{words}: {_numbers(effect)}"
 
 
@@ -243,7 +243,7 @@ def _remark(effect: Effect) -> str:
     if effect.outcome == "below the noise":
         moves = "the pairs agree, but another set of seeds alone moves the mean as much"
         return f"; {moves} ({effect.noise:.{digits}f})"
-    open_still = effect.outcome == "inconclusive" and not effect.reservations
+    open_still = effect.outcome == "inconclusive" and not effect.caveats
     if open_still and excludes(effect.interval, 0.0):
         return "; the interval leaves out 0, but not with Holm's correction for several variants"
     return ""

@@ -82,7 +82,7 @@ def answer_to(job: dict[str, Any]) -> Answer:
 def _train(job: dict[str, Any]) -> Answer:
     from archwright.lab.pool import DIVERGED, outcome
     from archwright.runs import RunFolder
-    from archwright.training.finish import finish_briefly
+    from archwright.training.finish import finalize_metrics_only
     from archwright.training.loop import DivergedError
     from archwright.training.train import train_in
     from archwright.training.train_together import train_together
@@ -97,10 +97,10 @@ def _train(job: dict[str, Any]) -> Answer:
     if all(done):
         return {}
     if len(folders) > 1:
-        train_together(folders, finish_briefly, done=done, lost=lost)
+        train_together(folders, finalize_metrics_only, done=done, lost=lost)
         return {}
     try:
-        train_in(folders[0], finish_briefly, quiet=True)
+        train_in(folders[0], finalize_metrics_only, quiet=True)
     except DivergedError as error:
         lost(folders[0], error)
     return {}
@@ -126,13 +126,13 @@ def _time(job: dict[str, Any]) -> Answer:
     stack of `stack` runs, its share."""
     from archwright.runs import RunFolder
     from archwright.training.evaluation import evaluate, held_out_windows
-    from archwright.training.material import regain
+    from archwright.training.material import reload_data
     from archwright.training.settle import settled
 
     begun = time.perf_counter()
     folder = RunFolder(Path(job["folder"]))
     run = folder.spec
-    material = regain(run, folder)
+    material = reload_data(run, folder)
     session, _ = settled(folder, material)
     length = run.model.context_length
     windows = held_out_windows(

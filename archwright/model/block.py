@@ -6,9 +6,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from archwright.parts.attention import Memory
+from archwright.parts.attention import KVCache
 from archwright.parts.linear import Linear
-from archwright.parts.masks import View
+from archwright.parts.masks import AttentionMask
 from archwright.parts.positions import Rotation
 
 
@@ -37,9 +37,9 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch length dim"],
-        view: View | None = None,
+        view: AttentionMask | None = None,
         rotation: Rotation | None = None,
-        memory: Memory | None = None,
+        memory: KVCache | None = None,
         *,
         attention_mask: Tensor | None = None,
     ) -> Float[Tensor, "batch length dim"]:

@@ -14,7 +14,7 @@ from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
-from archwright.parts.masks import MASKS, Pattern
+from archwright.parts.masks import MASKS, MaskPattern
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import (
     ABSOLUTE_POSITIONS,
@@ -101,7 +101,7 @@ def build_layer(
     return layer
 
 
-def build_unset(
+def build_uninitialized(
     spec: ModelSpec,
     *,
     device: torch.device | str = "cpu",
@@ -150,7 +150,7 @@ def _take_memory(model: nn.Module, device: torch.device | str) -> None:
 class _Shared:
     """What layers share by name: masks and position encodings, one for each distinct choice."""
 
-    masks: dict[str, Pattern] = field(default_factory=dict)
+    masks: dict[str, MaskPattern] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
     relatives: dict[str, nn.Module] = field(default_factory=dict)
     choices: dict[str, Any] = field(default_factory=dict)

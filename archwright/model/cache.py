@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from archwright.parts.masks import Causal, Pattern, Prefix, View, Window
-from archwright.parts.places import Places, Read, places
+from archwright.parts.masks import AttentionMask, Causal, MaskPattern, Prefix, Window
+from archwright.parts.places import Read, TokenLayout, places
 from archwright.spec.errors import UserError
 
 FIRST_CAPACITY = 64
@@ -43,7 +43,7 @@ class Cache:
 
     def __init__(
         self,
-        masks: Mapping[str, Pattern],
+        masks: Mapping[str, MaskPattern],
         mask_of_layer: Iterable[str],
         switch_lengths: Sequence[int] = (),
     ) -> None:
@@ -59,13 +59,13 @@ class Cache:
         self._read: Read | None = None
         self._spans: Tensor | None = None
         """How long the text of each row is that was read last, where that is asked for."""
-        self._shelves: dict[int | None, Shelf] = {}
+        self._shelves: dict[int | None, SlotTable] = {}
         names = list(mask_of_layer)
         for name in filter(None, names):
             reach = _reach(masks[name])
-            self._shelves.setdefault(reach, Shelf(reach))
+            self._shelves.setdefault(reach, SlotTable(reach))
         self._layers = [
-            LayerMemory(self._shelves[_reach(masks[name])]) if name else None for name in names
+            LayerCache(self._shelves[_reach(masks[name])]) if name else None for name in names
         ]
 
     @property
@@ -73,7 +73,7 @@ class Cache:
         """Bytes of all keys and values that are held."""
         return sum(layer.num_bytes for layer in self._layers if layer is not None)
 
-    def layer(self, number: int) -> LayerMemory | None:
+    def layer(self, number: int) -> LayerCache | None:
         """Return the memory of one layer; a layer without attention has none."""
         return self._layers[number]
 
@@ -81,25 +81,25 @@ class Cache:
         self,
         tokens: Tensor,
         positions: Tensor | None,
-        document_ids: Tensor | None,
+        segment_ids: Tensor | None,
         padding_mask: Tensor | None,
         prefix_lengths: Tensor | None,
-    ) -> Places:
+    ) -> TokenLayout:
         """Return where new tokens stand behind those that were read, and make room for them.
 
         Raises:
             ValueError: shapes that do not fit, a prefix that is not read in one piece, or a text that grows
                 beyond a switch length.
         """
-        self._check(tokens, document_ids, prefix_lengths)
-        ragged = self._read is not None or padding_mask is not None or document_ids is not None
+        self._check(tokens, segment_ids, prefix_lengths)
+        ragged = self._read is not None or padding_mask is not None or segment_ids is not None
         if ragged and self._read is None:  # so far all rows were alike
             so_far = torch.full_like(tokens[:, 0], self.num_read)
             self._read = Read(so_far, None)
         where = places(
             tokens,
             positions,
-            document_ids,
+            segment_ids,
             padding_mask,
             prefix_lengths,
             start=self.num_read,
@@ -114,22 +114,22 @@ class Cache:
             self._read = _after(where)
         return where
 
-    def view(self, name: str, where: Places) -> View:
+    def view(self, name: str, where: TokenLayout) -> AttentionMask:
         """Return what new tokens see through a mask."""
         pattern = self._masks[name]
         # Where all rows are alike, one new token sees all that is kept for a mask without gaps.
         alone = where.length == 1 and self._read is None
         whole = alone and isinstance(pattern, Causal | Window)
-        return View(pattern, where, self._shelves[_reach(pattern)].seen, hides_nothing=whole)
+        return AttentionMask(pattern, where, self._shelves[_reach(pattern)].seen, is_full=whole)
 
     def _check(
-        self, tokens: Tensor, document_ids: Tensor | None, prefix_lengths: Tensor | None
+        self, tokens: Tensor, segment_ids: Tensor | None, prefix_lengths: Tensor | None
     ) -> None:
         told_apart = self._read is not None and self._read.document is not None
-        if self.num_read and (document_ids is None) == told_apart:
+        if self.num_read and (segment_ids is None) == told_apart:
             found, before = ("none", "some") if told_apart else ("some", "none")
             raise ValueError(
-                f"document_ids: found {found} beside a cache that was filled with {before}; "
+                f"segment_ids: found {found} beside a cache that was filled with {before}; "
                 "expected them in every call or in none"
             )
         if not self.num_read:
@@ -138,7 +138,7 @@ class Cache:
             raise ValueError(f"tokens: found {tokens.shape[0]} rows; the cache holds {self._batch}")
         self._check_prefix(prefix_lengths)
 
-    def _check_spans(self, where: Places, batch: int) -> None:
+    def _check_spans(self, where: TokenLayout, batch: int) -> None:
         """What was read of a text before it grew beyond a switch length was read with other angles."""
         spans = where.spans_or_end().expand(batch, -1)
         first, before = spans[:, 0], self._spans
@@ -180,12 +180,12 @@ class Cache:
             )
 
 
-def _reach(pattern: Pattern) -> int | None:
+def _reach(pattern: MaskPattern) -> int | None:
     """Return how many of the last tokens a mask can still show; None for all."""
     return None if pattern.behind is None else pattern.behind + 1
 
 
-def _after(where: Places) -> Read:
+def _after(where: TokenLayout) -> Read:
     """Return where the next token of each row would stand."""
     index = where.index_or_range()
     real = torch.ones_like(index) if where.valid is None else where.valid.long()
@@ -194,7 +194,7 @@ def _after(where: Places) -> Read:
 
 
 @dataclass
-class Shelf:
+class SlotTable:
     """The slots in which all layers of one reach keep their tokens.
 
     The n-th real token of a row lies in slot n, or n modulo the reach: what it replaces there is out of
@@ -209,7 +209,7 @@ class Shelf:
     """Slots in use before this call, in the fullest row."""
     num_used: int = 0
     """Slots in use after it."""
-    seen: Places | None = None
+    seen: TokenLayout | None = None
     """Where the keys stand that `extend` returns; None for the new tokens alone."""
     _count: Int[Tensor, " batch"] | None = None
     """Real tokens that each row has read."""
@@ -222,7 +222,7 @@ class Shelf:
         assert self.slots is not None
         return self.reach is not None and self.slots.shape[1] > 1
 
-    def take(self, where: Places, batch: int, num_read: int) -> None:
+    def take(self, where: TokenLayout, batch: int, num_read: int) -> None:
         """Decide where new tokens go, and where the keys stand that they will see."""
         self._grow(num_read + where.length)
         self.num_before = self._limited(num_read)
@@ -262,7 +262,7 @@ class Shelf:
                 grown[:, :before] = kept[:, :before]
                 self._fields[name] = grown
 
-    def _assigned(self, where: Places, batch: int) -> Tensor:
+    def _assigned(self, where: TokenLayout, batch: int) -> Tensor:
         """Return the slot of each new token: by its number in the row, or the last for what is not kept."""
         real = torch.ones(batch, where.length, dtype=torch.long, device=where.device)
         if where.valid is not None:
@@ -277,10 +277,10 @@ class Shelf:
         return torch.where(kept, order, self.capacity)
 
 
-class LayerMemory:
+class LayerCache:
     """The keys and values of one layer, or what they are made from, [batch, slots, heads, width] each."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: SlotTable) -> None:
         self._shelf = shelf
         self._held: list[Tensor] = []
 
@@ -320,7 +320,7 @@ def _grown(held: Tensor, capacity: int) -> Tensor:
     return grown
 
 
-def _fields(where: Places, batch: int) -> dict[str, Tensor]:
+def _fields(where: TokenLayout, batch: int) -> dict[str, Tensor]:
     """Return all that is known of new tokens, [batch, length] each."""
     fields = {
         "index": where.index_or_range(),
@@ -332,14 +332,16 @@ def _fields(where: Places, batch: int) -> dict[str, Tensor]:
     return {name: values.expand(batch, -1).long() for name, values in fields.items()}
 
 
-def _places(fields: dict[str, Tensor], where: Places, held: Tensor | None = None) -> Places:
+def _places(
+    fields: dict[str, Tensor], where: TokenLayout, held: Tensor | None = None
+) -> TokenLayout:
     """Return where keys stand: those in slots, followed by new ones where `held` says which slots are full."""
     valid = None
     if held is not None:
         new = where.valid
         new = held.new_ones(held.shape[0], where.length) if new is None else new
         valid = torch.cat((held, new), 1)
-    return Places(
+    return TokenLayout(
         fields["index"].shape[1],
         where.device,
         positions=fields["positions"],

@@ -12,7 +12,7 @@ from archwright.model.block import Layer
 from archwright.model.cache import Cache
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.kernels import KERNELS, prepare
-from archwright.parts.masks import Pattern, View
+from archwright.parts.masks import AttentionMask, MaskPattern
 from archwright.parts.places import places
 from archwright.parts.positions import rotation
 from archwright.spec.errors import UserError
@@ -44,7 +44,7 @@ class Decoder(nn.Module):
         layers: list[Layer],
         norm: nn.Module,
         head: Head,
-        masks: Mapping[str, Pattern],
+        masks: Mapping[str, MaskPattern],
         rotaries: Mapping[str, nn.Module],
         relatives: Mapping[str, nn.Module],
         rates: Mapping[str, float],
@@ -62,7 +62,7 @@ class Decoder(nn.Module):
         tokens: Int[Tensor, "batch length"],
         *,
         positions: Int[Tensor, "*rows length"] | None = None,
-        document_ids: Int[Tensor, "batch length"] | None = None,
+        segment_ids: Int[Tensor, "batch length"] | None = None,
         padding_mask: Bool[Tensor, "batch length"] | None = None,
         prefix_lengths: Int[Tensor, " batch"] | None = None,
         cache: Cache | None = None,
@@ -72,7 +72,7 @@ class Decoder(nn.Module):
         Args:
             positions: where the tokens stand, [batch, length] or [length]; by default 0, 1, 2, ...
                 among the real tokens of each document.
-            document_ids: tokens with different ids do not see each other.
+            segment_ids: tokens with different ids do not see each other.
             padding_mask: True where a token is real; padding is seen by no token, on whichever side
                 it stands.
             prefix_lengths: how many tokens of each row see each other whole, for prefix masks.
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         hidden = self.hidden(
             tokens,
             positions=positions,
-            document_ids=document_ids,
+            segment_ids=segment_ids,
             padding_mask=padding_mask,
             prefix_lengths=prefix_lengths,
             cache=cache,
@@ -97,16 +97,16 @@ class Decoder(nn.Module):
         tokens: Int[Tensor, "batch length"],
         *,
         positions: Int[Tensor, "*rows length"] | None = None,
-        document_ids: Int[Tensor, "batch length"] | None = None,
+        segment_ids: Int[Tensor, "batch length"] | None = None,
         padding_mask: Bool[Tensor, "batch length"] | None = None,
         prefix_lengths: Int[Tensor, " batch"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch length dim"]:
         """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
-        given = (tokens, positions, document_ids, padding_mask, prefix_lengths)
+        given = (tokens, positions, segment_ids, padding_mask, prefix_lengths)
         where = places(*given) if cache is None else cache.places(*given)
         views = {
-            name: View(mask, where) if cache is None else cache.view(name, where)
+            name: AttentionMask(mask, where) if cache is None else cache.view(name, where)
             for name, mask in self.masks.items()
         }
         rotations = {name: rotation(rotary, where) for name, rotary in self.rotaries.items()}
@@ -131,7 +131,7 @@ class Decoder(nn.Module):
         return all(layer.attention is None or bool(layer.mask) for layer in layers)
 
     @property
-    def reads_on(self) -> bool:
+    def can_generate_indefinitely(self) -> bool:
         """Whether a text may go on for ever: no layer reaches back without limit, and no position ends."""
         bounded = all(mask.behind is not None for mask in self.masks.values())
         return bounded and not self.spec.position.absolute

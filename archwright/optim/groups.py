@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from archwright.optim.eager import AdamW
 from archwright.optim.muon import Muon
-from archwright.parts.linear import Embedding, StackedLinear
+from archwright.parts.linear import Embedding, GroupedLinear
 from archwright.parts.norms import NORMS
 from archwright.spec.run_spec import AdamW as AdamWSpec
 from archwright.spec.run_spec import Muon as MuonSpec
@@ -87,7 +87,7 @@ def roles(model: nn.Module) -> dict[str, Role]:
 
 
 def _is_bias(name: str, owner: nn.Module) -> bool:
-    return isinstance(owner, StackedLinear) and name.endswith(".bias")
+    return isinstance(owner, GroupedLinear) and name.endswith(".bias")
 
 
 def _head_by_shape(model: nn.Module, found: Mapping[str, Role]) -> dict[str, Role]:

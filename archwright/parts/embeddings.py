@@ -94,7 +94,7 @@ class Head(Linear):
         divisor: of an initialisation (muP), beside the one of the spec.
     """
 
-    reads_out = True
+    is_lm_head = True
 
     def __init__(
         self,

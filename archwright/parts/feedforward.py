@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.parts.linear import Linear, StackedLinear, narrow, products
+from archwright.parts.linear import GroupedLinear, Linear, narrow, products
 from archwright.parts.routing import route
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
@@ -36,7 +36,7 @@ class Plain(nn.Module):
         width = hidden_dim(spec, dim)
         self.spec, self.activation = spec, ACTIVATIONS[type(spec)](spec)
         self.up = Linear(dim, width, bias=spec.bias.up)
-        self.down = Linear(width, dim, bias=spec.bias.down, ends_branch=True)
+        self.down = Linear(width, dim, bias=spec.bias.down, is_residual_output=True)
         self.norm = None if new_norm is None else new_norm(spec.hidden_norm, width)
 
     @property
@@ -70,7 +70,7 @@ class Gated(nn.Module):
         self.spec, self.activation = spec, GATES[type(spec)](spec)
         self.gate = Linear(dim, width, bias=spec.bias.up)
         self.up = Linear(dim, width, bias=spec.bias.up)
-        self.down = Linear(width, dim, bias=spec.bias.down, ends_branch=True)
+        self.down = Linear(width, dim, bias=spec.bias.down, is_residual_output=True)
         self.norm = None if new_norm is None else new_norm(spec.hidden_norm, width)
 
     @property
@@ -92,7 +92,7 @@ class Gated(nn.Module):
         return self.spec.kind
 
 
-class Balance(NamedTuple):
+class RouterAuxLoss(NamedTuple):
     """A layer's part in a balance loss that is taken over all layers together."""
 
     share: Float[Tensor, " experts"]
@@ -125,7 +125,7 @@ class Experts(nn.Module):
         self.spec = spec
         self.router = Linear(dim, spec.num_experts, bias=spec.router_bias)
         used = spec.top_k / spec.num_experts
-        self.experts = Stack(spec.expert, dim, spec.num_experts, new_norm, used=used)
+        self.experts = GroupedExperts(spec.expert, dim, spec.num_experts, new_norm, used=used)
         self.shared: nn.Module | None = None
         self.shared_gate = Linear(dim, 1) if spec.shared == "gated" else None
         if spec.shared != "none":
@@ -140,7 +140,7 @@ class Experts(nn.Module):
         bias = torch.zeros(spec.num_experts) if spec.has_selection_bias else None
         self.register_buffer("selection_bias", bias)
         self.selection_bias: Tensor | None
-        self.auxiliary: Tensor | Balance | None = None
+        self.auxiliary: Tensor | RouterAuxLoss | None = None
         self.load: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
@@ -199,7 +199,7 @@ class Experts(nn.Module):
             self.selection_bias += self.spec.selection_bias_update_rate * short.sign()
         self.load = None
 
-    def _auxiliary(self, logits: Tensor, sent_to: Tensor) -> "Tensor | Balance":
+    def _auxiliary(self, logits: Tensor, sent_to: Tensor) -> "Tensor | RouterAuxLoss":
         """Return balance_loss * num_experts sum of f_e p_e + router_z_loss * mean of log² Z, or what it is
         made of where that is done for all layers together."""
         s = self.spec
@@ -209,7 +209,7 @@ class Experts(nn.Module):
         z_loss = s.router_z_loss * logits.logsumexp(-1).square().mean()
         factor = s.balance_loss * s.num_experts
         if s.balance_over == "model":
-            return Balance(share, mean_score, factor, z_loss)
+            return RouterAuxLoss(share, mean_score, factor, z_loss)
         return factor * (share * mean_score).sum() + z_loss
 
     def reset_parameters(self) -> None:
@@ -222,7 +222,7 @@ class Experts(nn.Module):
         return f"{self.spec.top_k} of {self.spec.num_experts}"
 
 
-class Stack(nn.Module):
+class GroupedExperts(nn.Module):
     """All experts of a layer: a feed-forward with a stack of matrices for each of its maps.
 
     Shapes: x [rows, dim], of which expert `which` [rows], sorted; `ends` [number] says where each ends.
@@ -247,12 +247,14 @@ class Stack(nn.Module):
             )
         self.spec, self.activation = spec, functions[type(spec)](spec)
 
-        def stack(*sizes: int, bias: bool, ends_branch: bool = False) -> StackedLinear:
-            return StackedLinear(number, *sizes, used=used, bias=bias, ends_branch=ends_branch)
+        def stack(*sizes: int, bias: bool, is_residual_output: bool = False) -> GroupedLinear:
+            return GroupedLinear(
+                number, *sizes, used=used, bias=bias, is_residual_output=is_residual_output
+            )
 
         self.gate = stack(dim, width, bias=spec.bias.up) if spec.gated else None
         self.up = stack(dim, width, bias=spec.bias.up)
-        self.down = stack(width, dim, bias=spec.bias.down, ends_branch=True)
+        self.down = stack(width, dim, bias=spec.bias.down, is_residual_output=True)
         self.norm = None if new_norm is None else new_norm(spec.hidden_norm, width)
 
     def forward(

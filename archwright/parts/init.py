@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archwright.parts.linear import Embedding, Linear, StackedLinear
+from archwright.parts.linear import Embedding, GroupedLinear, Linear
 from archwright.spec import init as spec
 from archwright.spec.errors import UserError
 
@@ -50,7 +50,7 @@ class Init(ABC):
 
     def branch_end(self, module: Linear | Embedding, path: str) -> float:
         """Return what a deviation is multiplied by where a map ends a branch."""
-        if not (isinstance(module, Linear) and module.ends_branch):
+        if not (isinstance(module, Linear) and module.is_residual_output):
             return 1.0
         if self.spec.residual_output_init == "layer":
             layer = LAYER.search(path)
@@ -107,7 +107,7 @@ class MuP(Init):
         self.rates = {"matrix": 1 / self.divisor}
 
     def std(self, module: Linear | Embedding) -> float:
-        inside = isinstance(module, Linear) and not module.reads_out
+        inside = isinstance(module, Linear) and not module.is_lm_head
         return float(self.spec.std * (self.divisor**-0.5 if inside else 1.0))
 
 
@@ -156,7 +156,7 @@ def _initialise_weights(
     if id(module.weight) not in done:  # a tied table is the embedding's
         done.add(id(module.weight))
         drawn = torch.empty(module.weight.shape)
-        if isinstance(module, StackedLinear):  # more of them leave the first ones as they are
+        if isinstance(module, GroupedLinear):  # more of them leave the first ones as they are
             for i, matrix in enumerate(drawn):
                 init.draw(module, path, matrix, keyed_generator(seed, f"{path}.{i}.weight"))
         else:

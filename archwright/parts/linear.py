@@ -24,14 +24,14 @@ class Linear(nn.Module):
         reads_out: the map is the head.
     """
 
-    reads_out = False
+    is_lm_head = False
     used = 1.0
 
     def __init__(
-        self, d_in: int, d_out: int, *, bias: bool = False, ends_branch: bool = False
+        self, d_in: int, d_out: int, *, bias: bool = False, is_residual_output: bool = False
     ) -> None:
         super().__init__()
-        self.d_in, self.d_out, self.ends_branch = d_in, d_out, ends_branch
+        self.d_in, self.d_out, self.is_residual_output = d_in, d_out, is_residual_output
         self.gain = 1.0
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
@@ -43,7 +43,7 @@ class Linear(nn.Module):
         return f"{self.d_in} -> {self.d_out}" + (", bias" if self.bias is not None else "")
 
 
-class StackedLinear(Linear):
+class GroupedLinear(Linear):
     """y_i = x_i W[e_i]^T + b[e_i]: a stack of maps, W of shape [number, d_out, d_in] and b of
     [number, d_out], with a map e_i for each row; rows of one map stand together.
 
@@ -59,9 +59,9 @@ class StackedLinear(Linear):
         *,
         used: float,
         bias: bool = False,
-        ends_branch: bool = False,
+        is_residual_output: bool = False,
     ) -> None:
-        super().__init__(d_in, d_out, ends_branch=ends_branch)
+        super().__init__(d_in, d_out, is_residual_output=is_residual_output)
         self.used = used
         self.weight = nn.Parameter(torch.empty(number, d_out, d_in))
         self.bias = nn.Parameter(torch.zeros(number, d_out)) if bias else None
@@ -74,7 +74,7 @@ class StackedLinear(Linear):
     ) -> Float[Tensor, "rows d_out"]:
         """Return each row's y; `which` is the map of each row, `ends` where the rows of each map end."""
         x = narrow(x)
-        y = grouped_product(x, self.weight.to(x.dtype), ends)
+        y = grouped_linear(x, self.weight.to(x.dtype), ends)
         return y if self.bias is None else y + self.bias.to(y.dtype)[which]
 
     def extra_repr(self) -> str:
@@ -211,7 +211,7 @@ def project(
     return list(y.split([m.d_out for m in maps], dim=-1))
 
 
-def grouped_product(
+def grouped_linear(
     x: Float[Tensor, "rows d_in"],
     weight: Float[Tensor, "number d_out d_in"],
     ends: Int[Tensor, " number"],

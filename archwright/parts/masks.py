@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from archwright.parts.places import Places
+from archwright.parts.places import TokenLayout
 from archwright.spec import masks as spec
 from archwright.spec.errors import UserError
 
 
 @runtime_checkable
-class Pattern(Protocol):
+class MaskPattern(Protocol):
     """Which keys a query may see, by their index in the document.
 
     Where heads see differently, the pattern has `num_heads`, and `visible` takes a head as well.
@@ -39,7 +39,7 @@ class Pattern(Protocol):
         """Return how many keys each query sees in a text of `length` tokens, in the mean of its heads."""
 
 
-def pairs(pattern: Pattern, length: int) -> float:
+def pairs(pattern: MaskPattern, length: int) -> float:
     """Return how many (query, key) pairs a text of `length` tokens has, in the mean of its heads."""
     return float(pattern.num_keys(torch.arange(length), length).sum())
 
@@ -304,10 +304,10 @@ def given_mask(
     return GivenMask(mask | ~mask.any(-1, keepdim=True))
 
 
-def pattern_of(mask: spec.Mask, num_heads: int) -> Pattern:
+def pattern_of(mask: spec.Mask, num_heads: int) -> MaskPattern:
     """Return the pattern of a mask, for so many heads."""
     given = (mask, num_heads) if getattr(mask, "per_head", False) else (mask,)
-    made: Pattern = MASKS[type(mask)](*given)
+    made: MaskPattern = MASKS[type(mask)](*given)
     return made
 
 
@@ -328,22 +328,22 @@ MASKS: dict[type[spec.Mask], Any] = {
 
 
 @dataclass(frozen=True)
-class View:
+class AttentionMask:
     """A mask between the queries of one batch and the keys they may see: the batch's own, or those a
     cache has kept. What each query sees, whole or block by block.
 
     Padding sees itself and is seen by nothing else, so no row of weights is ever empty.
     """
 
-    pattern: Pattern | GivenMask
-    places: Places
-    kept: Places | None = None
+    pattern: MaskPattern | GivenMask
+    places: TokenLayout
+    kept: TokenLayout | None = None
     """Where the keys stand, if they are not the batch's own alone. An index below 0 is an empty slot."""
-    hides_nothing: bool = False
+    is_full: bool = False
     """Whether every query is known to see every key."""
 
     @property
-    def keys_at(self) -> Places:
+    def keys_at(self) -> TokenLayout:
         """Where the keys stand."""
         return self.places if self.kept is None else self.kept
 

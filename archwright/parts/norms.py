@@ -62,7 +62,7 @@ class LayerNorm(_Weighted):
         super().__init__(spec, dim, heads, bias=spec.bias)
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        wide = _widened(x)
+        wide = upcast(x)
         weight = self.factor(wide.dtype)
         bias = None if self.bias is None else self.bias.to(wide.dtype)
         if len(self.shape) == 1:
@@ -86,7 +86,7 @@ class RMSNorm(_Weighted):
         self.narrow = spec.scale_in == "input_dtype"
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        wide = _widened(x)
+        wide = upcast(x)
         weight = self.factor(wide.dtype)
         narrow = self.narrow and x.dtype != wide.dtype
         if weight is None or (len(self.shape) == 1 and not narrow):
@@ -135,7 +135,7 @@ class _RMSNorm(torch.autograd.Function):
         return grad.addcmul_(x, pull), grad_weight, None
 
 
-def _widened(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenLayout:
     """The places of a batch's tokens.
 
     Visibility follows `index`, the count of real tokens before a token in its document, so that it is
@@ -75,18 +75,18 @@ class Read:
 def places(
     tokens: Int[Tensor, "batch length"],
     positions: Int[Tensor, "*rows length"] | None = None,
-    document_ids: Int[Tensor, "batch length"] | None = None,
+    segment_ids: Int[Tensor, "batch length"] | None = None,
     padding_mask: Bool[Tensor, "batch length"] | None = None,
     prefix_lengths: Int[Tensor, " batch"] | None = None,
     *,
     start: int = 0,
     read: Read | None = None,
-) -> Places:
+) -> TokenLayout:
     """Return the places of a batch.
 
     Args:
         positions: given positions, of shape [batch, length] or [length].
-        document_ids: tokens with different ids do not see each other; a document is one stretch of
+        segment_ids: tokens with different ids do not see each other; a document is one stretch of
             its row.
         padding_mask: True where a token is real, False where it is padding.
         prefix_lengths: how many tokens of each row are its prefix, for masks that have one.
@@ -96,19 +96,19 @@ def places(
     Raises:
         ValueError: a shape that does not fit the tokens.
     """
-    _check(tokens, document_ids, padding_mask, prefix_lengths)
+    _check(tokens, segment_ids, padding_mask, prefix_lengths)
     valid = None if padding_mask is None else padding_mask.bool()
     index = None
-    if valid is not None or document_ids is not None or read is not None:
-        index = _index(tokens, document_ids, valid, read)
+    if valid is not None or segment_ids is not None or read is not None:
+        index = _index(tokens, segment_ids, valid, read)
     positions = index if positions is None else _rows(positions, tokens)
-    return Places(
+    return TokenLayout(
         tokens.shape[1],
         tokens.device,
         start,
         positions,
         index,
-        document_ids,
+        segment_ids,
         valid,
         prefix_lengths,
     )
@@ -116,13 +116,13 @@ def places(
 
 def _check(
     tokens: Tensor,
-    document_ids: Tensor | None,
+    segment_ids: Tensor | None,
     padding_mask: Tensor | None,
     prefix_lengths: Tensor | None,
 ) -> None:
     if tokens.ndim != 2:
         raise ValueError(f"tokens: found shape {list(tokens.shape)}; expected [batch, length]")
-    for name, given in [("document_ids", document_ids), ("padding_mask", padding_mask)]:
+    for name, given in [("segment_ids", segment_ids), ("padding_mask", padding_mask)]:
         if given is not None and given.shape != tokens.shape:
             raise ValueError(
                 f"{name}: found shape {list(given.shape)}; "

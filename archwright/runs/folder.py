@@ -251,7 +251,7 @@ class RunFolder:
                 f"{self.path} was removed while it was trained (it has no spec.toml any more): stopped."
             )
 
-    def cut_back(self, step: int) -> None:
+    def truncate_to(self, step: int) -> None:
         """Make the run what it was at `step`: later records and checkpoints go; with -1, all.
 
         For the holder of the lock, before it resumes from the checkpoint of `step`.

@@ -61,9 +61,9 @@ def _weights(folder: RunFolder) -> Path:
 
 
 def _filled(folder: RunFolder, file: Path, vocab_size: int | None) -> Decoder:
-    from archwright.model.build import build_unset
+    from archwright.model.build import build_uninitialized
 
-    model = build_unset(folder.spec.model.resolved(vocab_size))
+    model = build_uninitialized(folder.spec.model.resolved(vocab_size))
     _, new = checkpoint.take_weights(model, checkpoint.read_model(file))
     if new:
         raise UserError(f"{file}: tensors are missing: {', '.join(new)}")

@@ -7,10 +7,10 @@ from pydantic import Field
 from archwright.spec.choice import (
     AutoCount,
     AutoWidth,
+    BoolGroup,
     Choice,
     OptionalFloat,
     Probability,
-    Switches,
     Tokens,
     Width,
 )
@@ -18,7 +18,7 @@ from archwright.spec.masks import Causal, Mask
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
 
-class AttentionBias(Switches):
+class AttentionBias(BoolGroup):
     """Which projections carry a bias; `bias = true` or `false` sets all."""
 
     query: bool = False
@@ -74,19 +74,19 @@ class NoScale(ScoreScale):
     kind: Literal["none"] = "none"
 
 
-class LengthScale(Choice):
+class QueryTemperature(Choice):
     """The axis of what queries are multiplied by as the text grows longer."""
 
     axis: ClassVar[str] = "query_temperature"
 
 
-class NoLengthScale(LengthScale):
+class NoQueryTemperature(QueryTemperature):
     """Queries far along are scaled as all others."""
 
     kind: Literal["none"] = "none"
 
 
-class LogLengthScale(LengthScale):
+class LogQueryTemperature(QueryTemperature):
     """1 + coefficient ln(1 + floor((position + offset) / period)) (Llama 4, Ministral 3)."""
 
     kind: Literal["log"] = "log"
@@ -129,7 +129,7 @@ class SoftmaxAttention(Attention):
     """Biases of all four projections."""
     scale: ScoreScale = SqrtScale()
     """What q k^T is multiplied by."""
-    query_temperature: LengthScale = NoLengthScale()
+    query_temperature: QueryTemperature = NoQueryTemperature()
     """What queries are multiplied by as positions grow."""
     qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm over queries and keys (Henry et al., 2020)."""
@@ -160,7 +160,7 @@ class SoftmaxAttention(Attention):
     """Share of attention weights dropped in training."""
 
 
-class LatentBias(Switches):
+class LatentBias(BoolGroup):
     """Which maps of latent attention carry a bias; `bias = true` or `false` sets all."""
 
     query_down: bool = False

@@ -84,7 +84,7 @@ class Spec(BaseModel):
         return found
 
 
-class Alike(Spec):
+class Uniform(Spec):
     """Values of one type that are told as one where all are equal, as a plain one stands for all."""
 
     @property
@@ -94,7 +94,7 @@ class Alike(Spec):
         return values.pop() if len(values) == 1 else None
 
 
-class Switches(Alike):
+class BoolGroup(Uniform):
     """Options that are on or off; a plain `true` or `false` stands for all of them."""
 
     @model_validator(mode="before")

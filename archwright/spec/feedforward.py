@@ -4,11 +4,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from archwright.spec.choice import AutoWidth, Choice, Count, Probability, Switches
+from archwright.spec.choice import AutoWidth, BoolGroup, Choice, Count, Probability
 from archwright.spec.norms import NoNorm, Norm
 
 
-class FeedForwardBias(Switches):
+class FeedForwardBias(BoolGroup):
     """Which projections carry a bias; `bias = true` or `false` sets all."""
 
     up: bool = False

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from archwright.spec.choice import Alike, Choice, Spec
+from archwright.spec.choice import Choice, Spec, Uniform
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.explain import show
 from archwright.spec.merge import merge, validated
@@ -195,7 +195,7 @@ def even_tables(spec: Spec, prefix: str = "") -> dict[str, bool]:
     found = {}
     for name, field in type(spec).model_fields.items():
         value, path = getattr(spec, name), prefix + (field.alias or name)
-        if isinstance(value, Alike):
+        if isinstance(value, Uniform):
             found[path] = value.one is not None
         elif isinstance(value, Spec):
             found |= even_tables(value, f"{path}.")

@@ -6,10 +6,10 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from archwright.spec.choice import Alike, AutoFloat, Choice, Probability
+from archwright.spec.choice import AutoFloat, Choice, Probability, Uniform
 
 
-class PerBranch(Alike):
+class PerBranch(Uniform):
     """A number for each branch; a plain number stands for both."""
 
     attention: float = Field(1.0, examples=[0.5])

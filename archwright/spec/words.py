@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from archwright.spec.choice import Choice, Spec, Switches
+from archwright.spec.choice import BoolGroup, Choice, Spec
 from archwright.spec.model_spec import Arrangement, LayerSpec, ModelSpec
 from archwright.spec.residuals import PerBranch
 
@@ -221,7 +221,7 @@ def _with_widths(layer: LayerSpec, resolved: LayerSpec) -> LayerSpec:
 def _phrase(field: str, value: Any) -> str:
     """Return one option in words."""
     name = name_of(field)
-    if isinstance(value, Switches):
+    if isinstance(value, BoolGroup):
         on = [key for key, switch in value if switch]
         all_alike = value.one is not None
         return (name if value.one else f"no {name}") if all_alike else f"{name} of {', '.join(on)}"

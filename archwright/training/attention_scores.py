@@ -3,20 +3,24 @@
 import torch
 from torch import Tensor
 
-from archwright.parts.kernels import Scores
-from archwright.parts.masks import View
+from archwright.parts.kernels import ScoreMods
+from archwright.parts.masks import AttentionMask
 
 QUERIES = 128
 """The last queries of a row, which see the most keys."""
 
 
-def largest_logit(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
+def largest_logit(
+    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+) -> Tensor:
     """max of scale q k^T over heads, sampled queries and the keys they see, before any cap."""
     logits = _products(query, key, view) * scores.scale
     return logits.masked_fill(_hidden(query, view), -torch.inf).amax()
 
 
-def mean_entropy(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
+def mean_entropy(
+    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+) -> Tensor:
     """Mean over heads and sampled queries of -sum_k p_k ln p_k, p the weights that attention uses.
 
     A sink takes its share of each head's weights, as one more key would.
@@ -32,7 +36,7 @@ def mean_entropy(query: Tensor, key: Tensor, value: Tensor, view: View, scores: 
     return entropy.mean()
 
 
-def _products(query: Tensor, key: Tensor, view: View) -> Tensor:
+def _products(query: Tensor, key: Tensor, view: AttentionMask) -> Tensor:
     """Return q k^T of the first sequence in float32 or wider, [1, heads, queries, keys]."""
     first, length = _first(query), query.shape[1]
     start, stop = view.keys(first, length)
@@ -44,7 +48,7 @@ def _products(query: Tensor, key: Tensor, view: View) -> Tensor:
     return products
 
 
-def _hidden(query: Tensor, view: View) -> Tensor:
+def _hidden(query: Tensor, view: AttentionMask) -> Tensor:
     """Return which of the keys the sampled queries do not see, [1, 1, queries, keys]."""
     first, length = _first(query), query.shape[1]
     return ~view.block(first, length, *view.keys(first, length))[:1]

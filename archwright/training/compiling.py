@@ -28,7 +28,7 @@ def compile_parts(model: Decoder, wanted: str, *, whole_loss: bool) -> tuple[str
     on_cpu = next(model.parameters()).device.type == "cpu"
     if on_cpu and not has_compiler():
         return "none", "no C++ compiler is here, which compiling for a CPU needs"
-    mend_compiler()
+    work_around_compiler_bugs()
     for part in (*model.layers, *([model.head] if whole_loss else [])):
         part.compile()
     return wanted, "asked for"
@@ -55,7 +55,7 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def mend_compiler() -> None:
+def work_around_compiler_bugs() -> None:
     """Switch off what is known to compute wrong numbers, and let maps transpose where that is then right."""
     from torch._inductor import config, cpp_builder
 

@@ -25,7 +25,7 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     """
     session, tokenizer = loop.session, material.tokenizer
     windows = _windows(session.run, material)
-    judge(loop, folder, material)
+    final_evaluation(loop, folder, material)
     known = _known(folder, session.num_steps)
     for baseline in compressors(windows, tokenizer):
         if ("baseline", baseline.name) not in known:
@@ -50,15 +50,15 @@ def report(folder: RunFolder) -> None:
     write_report(folder)
 
 
-def finish_briefly(loop: Loop, folder: RunFolder, material: Material) -> None:
+def finalize_metrics_only(loop: Loop, folder: RunFolder, material: Material) -> None:
     """Evaluate on the held-out text and mark the run finished; only numbers stay of it."""
-    judge(loop, folder, material)
+    final_evaluation(loop, folder, material)
     folder.report_file.unlink(missing_ok=True)  # the page of an earlier stop
     loop.record("event", name="finished", text=f"{loop.session.num_steps} steps")
     shutil.rmtree(folder.checkpoints_folder, ignore_errors=True)
 
 
-def judge(loop: Loop, folder: RunFolder, material: Material) -> None:
+def final_evaluation(loop: Loop, folder: RunFolder, material: Material) -> None:
     """Record the final evaluation, and those at other lengths, as far as they are not recorded yet."""
     session = loop.session
     known = _known(folder, session.num_steps)

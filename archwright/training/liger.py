@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from archwright.losses import IGNORE, Loss
 from archwright.model.decoder import Decoder
 from archwright.parts.embeddings import Head
-from archwright.parts.feedforward import Gated, Stack
+from archwright.parts.feedforward import Gated, GroupedExperts
 from archwright.parts.linear import narrow
 from archwright.parts.norms import LayerNorm, RMSNorm
 from archwright.spec.errors import UserError
@@ -70,7 +70,9 @@ def unfuse(model: Decoder) -> None:
     for module in model.modules():
         if plain := PLAIN.get(type(module)):
             module.__class__ = plain
-        elif isinstance(module, Gated | Stack) and isinstance(module.activation, FusedGate):
+        elif isinstance(module, Gated | GroupedExperts) and isinstance(
+            module.activation, FusedGate
+        ):
             module.activation = module.activation.plain
 
 
@@ -159,7 +161,7 @@ def _fused(module: nn.Module) -> str:
     if type(module) is LayerNorm and _takes(module):
         module.__class__ = FusedLayerNorm
         return "norms"
-    if isinstance(module, Gated | Stack) and (name := _gate(module.spec)):
+    if isinstance(module, Gated | GroupedExperts) and (name := _gate(module.spec)):
         module.activation = FusedGate(module.activation, name)
         return "gates"
     return ""

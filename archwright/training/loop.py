@@ -24,14 +24,14 @@ class DivergedError(RuntimeError):
     """The loss or its gradient is no number any more; the last good checkpoint is kept."""
 
 
-class Spent(NamedTuple):
+class Elapsed(NamedTuple):
     """Wall time and processor time."""
 
     seconds: float
     cpu_seconds: float
 
 
-NOTHING = Spent(0.0, 0.0)
+NOTHING = Elapsed(0.0, 0.0)
 
 
 class Loop:
@@ -71,7 +71,7 @@ class Loop:
         """Whether the last step was made."""
         return self.session.standing.step >= self.session.num_steps
 
-    def advance(self, step: Callable[[], StepResult], spent: Spent = NOTHING) -> None:
+    def advance(self, step: Callable[[], StepResult], spent: Elapsed = NOTHING) -> None:
         """Make a step, record it, and evaluate where that is due.
 
         Args:
@@ -113,7 +113,7 @@ class Loop:
             return self.session.standing.step % every == 0
         return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
 
-    def _step(self, step: Callable[[], StepResult], spent: Spent) -> None:
+    def _step(self, step: Callable[[], StepResult], spent: Elapsed) -> None:
         begun, standing = time.perf_counter() - spent.seconds, self.session.standing
         number, rate = standing.step + 1, self.session.rate
         with self._probed(number) as probes:

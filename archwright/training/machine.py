@@ -14,7 +14,7 @@ import torch
 
 from archwright.model.decoder import Decoder
 from archwright.parts.kernels import KERNELS
-from archwright.parts.masks import View
+from archwright.parts.masks import AttentionMask
 from archwright.parts.places import places
 from archwright.parts.positions import rotation
 from archwright.planning.machine import measure_peak
@@ -315,7 +315,7 @@ def _kernel_call(
 
     def once() -> None:
         layer.attention.kernel = KERNELS[name]
-        view = View(model.masks[layer.mask], where)
+        view = AttentionMask(model.masks[layer.mask], where)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             out = layer.attention(x, view=view, rotation=turned)
         torch.autograd.grad(out.float().sum(), x)

@@ -49,7 +49,7 @@ def gather(run: RunSpec, folder: RunFolder) -> Material:
     return Material(tokenizer, stores.train, stores.held_out, len(corpus.skipped))
 
 
-def regain(run: RunSpec, folder: RunFolder) -> Material:
+def reload_data(run: RunSpec, folder: RunFolder) -> Material:
     """Return the material of a run that was begun; its tokens are made again if they are gone.
 
     Raises:

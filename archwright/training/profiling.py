@@ -173,14 +173,14 @@ class _Steps:
         with counting or nullcontext():
             with self.precision.autocast():
                 logits = self.model(self.tokens).logits
-            with meter.at_work("loss"):
+            with meter.region("loss"):
                 loss = cross_entropy(logits, self.tokens.roll(-1, 1)).total
-        meter.follow_back(loss)
+        meter.time_backward(loss)
         meter.skip("backward")
         with counting or nullcontext():
             loss.backward()
             meter.skip("update")
-            with meter.at_work("optimizer"):
+            with meter.region("optimizer"):
                 clip_gradients(self.model.parameters(), 1.0)
                 for optimizer in self.optimizers.values():
                     optimizer.step()

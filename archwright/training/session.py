@@ -25,14 +25,14 @@ from archwright.spec.run_spec import MOST, RunSpec
 from archwright.training.compiling import uncompiled
 from archwright.training.precision import Precision
 from archwright.training.probes import PASSES, Probes
-from archwright.training.step import Seen, StepResult, TensorBatch, train_step, update
+from archwright.training.step import LossStats, StepResult, TensorBatch, train_step, update
 
 PROBED_TOKENS = 4096
 """Tokens of the pass that probes look at."""
 
 
 @dataclass(config=ConfigDict(strict=True, extra="forbid"))
-class Standing:
+class TrainerState:
     """Where a training stands; with the weights and the optimizers' state, all that a resume needs."""
 
     step: Count = 0
@@ -50,7 +50,7 @@ class Session:
     def __init__(self, run: RunSpec, model: Decoder, batches: Batches) -> None:
         self.run, self.model, self.batches = run, model, batches
         self.device = torch.device(run.machine.device)
-        self.standing = Standing()
+        self.standing = TrainerState()
         self._begin()
 
     def _begin(self) -> None:
@@ -89,7 +89,7 @@ class Session:
             self.standing.step += 1
         return result
 
-    def take(self, seen: Seen) -> StepResult:
+    def take(self, seen: LossStats) -> StepResult:
         """Make this step with gradients that the model's parameters have already."""
         result = update(
             self.model,
@@ -122,7 +122,7 @@ class Session:
             self.precision.autocast(),
             probes.watching(PASSES),
         ):
-            self.model(first.tokens, positions=first.positions, document_ids=first.document_ids)
+            self.model(first.tokens, positions=first.positions, segment_ids=first.segment_ids)
         return probes
 
     def time_step(self, seconds: float) -> float:
@@ -131,7 +131,7 @@ class Session:
         Takes about `seconds`, and two steps at least. The first two do not count, where there are more.
         """
         steps = itertools.count()
-        with self._on_trial():
+        with self._state_restored():
             return median_step(lambda: self._train(next(steps), 1e-3), seconds)
 
     def gradient_norms(self) -> dict[str, float]:
@@ -150,7 +150,7 @@ class Session:
             if p.requires_grad
         ]
         try:
-            with self._on_trial():
+            with self._state_restored():
                 self._train(0, 1e-3)
         finally:
             for hook in hooks:
@@ -158,7 +158,7 @@ class Session:
         return found
 
     @contextmanager
-    def _on_trial(self) -> Iterator[None]:
+    def _state_restored(self) -> Iterator[None]:
         """Leave a session that has not trained as it was."""
         assert self.standing.step == 0
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -189,7 +189,7 @@ class Session:
         state: dict[str, Any] = checkpoint.load(path, model=self.model, optimizers=self.optimizers)
         try:
             self.precision.restore(state.pop("precision"))
-            standing = Standing(**state)
+            standing = TrainerState(**state)
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
             raise checkpoint.DamagedError(
                 f"{path} is damaged: it is none of a training."
@@ -237,7 +237,7 @@ def to_device(batch: Batch, device: torch.device) -> TensorBatch:
     def tensor(array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
-    optional = (batch.positions, batch.document_ids)
+    optional = (batch.positions, batch.segment_ids)
     return TensorBatch(
         tensor(batch.tokens),
         tensor(batch.targets),

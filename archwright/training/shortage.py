@@ -9,7 +9,7 @@ from archwright.spec.errors import UserError
 
 
 @contextmanager
-def said_if_memory_runs_out() -> Iterator[None]:
+def explain_out_of_memory() -> Iterator[None]:
     """Turn what Python and torch raise where memory runs out into what a user can do.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archwright.losses import Loss, cross_entropy, linear_cross_entropy, take_auxiliary
+from archwright.losses import Loss, cross_entropy, linear_cross_entropy, pop_aux_losses
 from archwright.optim import clip_gradients, set_learning_rates
 from archwright.training.liger import FusedHead, fused_cross_entropy
 from archwright.training.precision import Precision
@@ -21,11 +21,11 @@ class TensorBatch:
     tokens: Tensor
     targets: Tensor
     positions: Tensor | None = None
-    document_ids: Tensor | None = None
+    segment_ids: Tensor | None = None
 
     def parts(self, number: int) -> list["TensorBatch"]:
         """Cut the rows into `number` parts, as equal as can be."""
-        fields = (self.tokens, self.targets, self.positions, self.document_ids)
+        fields = (self.tokens, self.targets, self.positions, self.segment_ids)
         cut = [[None] * number if f is None else f.tensor_split(number) for f in fields]
         return [TensorBatch(*part) for part in zip(*cut, strict=True)]
 
@@ -44,7 +44,7 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LossStats:
     """What a pass over a batch came to: means in nats per token."""
 
     loss: float
@@ -77,12 +77,12 @@ def train_step(
     for part in batch.parts(grad_accum_steps):
         loss_of = _chunked_loss if chunked else _whole_loss
         of_part = loss_of(model, part, precision, z_loss=z_loss, num_valid=num_valid)
-        auxiliary = take_auxiliary(model) * (len(part.tokens) / len(batch.tokens))
+        auxiliary = pop_aux_losses(model) * (len(part.tokens) / len(batch.tokens))
         precision.scaled(of_part.total + auxiliary).backward()
         router_loss += auxiliary.item()
         loss += of_part.nll_sum.item() / num_valid
         z_term += of_part.z_term.item()
-    seen = Seen(loss, z_term, router_loss)
+    seen = LossStats(loss, z_term, router_loss)
     return update(
         model, optimizers, seen, rate=rate, precision=precision, max_grad_norm=max_grad_norm
     )
@@ -96,7 +96,7 @@ def valid_targets(batch: TensorBatch) -> int:
 def update(
     model: nn.Module,
     optimizers: Mapping[str, torch.optim.Optimizer],
-    seen: Seen,
+    seen: LossStats,
     *,
     rate: float,
     precision: Precision,
@@ -135,13 +135,13 @@ def _after_step(model: nn.Module, *, updated: bool) -> None:
 
 def _whole_loss(model: nn.Module, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:
     with precision.autocast():
-        logits = model(part.tokens, positions=part.positions, document_ids=part.document_ids).logits
+        logits = model(part.tokens, positions=part.positions, segment_ids=part.segment_ids).logits
     return cross_entropy(logits, part.targets, **settings)
 
 
 def _chunked_loss(model: Any, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:
     with precision.autocast():
-        hidden = model.hidden(part.tokens, positions=part.positions, document_ids=part.document_ids)
+        hidden = model.hidden(part.tokens, positions=part.positions, segment_ids=part.segment_ids)
         fused = isinstance(model.head, FusedHead)
         loss_of = fused_cross_entropy if fused else linear_cross_entropy
         return loss_of(hidden, model.head, part.targets, **settings)

@@ -77,7 +77,7 @@ class StepMeter:
         self._stretch()
 
     @contextmanager
-    def at_work(self, part: str) -> Iterator[None]:
+    def region(self, part: str) -> Iterator[None]:
         """Give the time of a block to a part."""
         self.enter(part)
         try:
@@ -85,7 +85,7 @@ class StepMeter:
         finally:
             self.leave()
 
-    def follow_back(self, loss: Tensor) -> None:
+    def time_backward(self, loss: Tensor) -> None:
         """Measure the backward pass of a loss whose forward pass was measured."""
         starts = [number for number, _ in self._stretches]
         for node in _nodes(loss.grad_fn):
@@ -174,7 +174,7 @@ def _attach(module: nn.Module, part: str, meter: StepMeter, attached: ExitStack)
 
 def _told(function: Callable[..., Any], part: str, meter: StepMeter) -> Callable[..., Any]:
     def told(*args: Any, **more: Any) -> Any:
-        with meter.at_work(part):
+        with meter.region(part):
             return function(*args, **more)
 
     return told

@@ -12,7 +12,7 @@ from archwright.model.decoder import Decoder
 from archwright.model.stack import Stack, obstacle
 from archwright.spec.run_spec import RunSpec
 from archwright.training.session import Session, median_step, to_device
-from archwright.training.step import Seen, TensorBatch, valid_targets
+from archwright.training.step import LossStats, TensorBatch, valid_targets
 
 
 class Together:
@@ -31,7 +31,7 @@ class Together:
         self.sessions = list(sessions)
         self.stack = Stack([session.model for session in sessions])
 
-    def gradients(self, step: int) -> list[Seen]:
+    def gradients(self, step: int) -> list[LossStats]:
         """Give the parameters of all models their gradients for the batch of a step; return what was seen."""
         first = self.sessions[0]
         batches = [to_device(s.batches.at(step), first.device) for s in self.sessions]
@@ -89,12 +89,12 @@ def _drops(values: Any) -> bool:
     return isinstance(values, (list, tuple)) and any(map(_drops, values))
 
 
-def _head_gradients(session: Session, hidden: Tensor, batch: TensorBatch) -> Seen:
+def _head_gradients(session: Session, hidden: Tensor, batch: TensorBatch) -> LossStats:
     """Compute a run's head, loss, and their gradients, as a step alone does."""
     num_valid = valid_targets(batch)
     of_run = _loss(session, hidden, batch.targets, num_valid)
     of_run.total.backward()
-    return Seen(of_run.nll_sum.item() / num_valid, of_run.z_term.item())
+    return LossStats(of_run.nll_sum.item() / num_valid, of_run.z_term.item())
 
 
 def _loss(session: Session, hidden: Tensor, targets: Tensor, num_valid: int) -> Loss:
@@ -108,7 +108,7 @@ def _loss(session: Session, hidden: Tensor, targets: Tensor, num_valid: int) -> 
 
 
 def _places(batches: Sequence[TensorBatch]) -> dict[str, Tensor]:
-    names = ("positions", "document_ids")
+    names = ("positions", "segment_ids")
     return {name: _joined(batches, name) for name in names if getattr(batches[0], name) is not None}
 
 

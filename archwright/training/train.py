@@ -23,11 +23,11 @@ from archwright.training.finish import finish, report
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.machine import Decisions, check_machine, environment
-from archwright.training.material import Material, gather, regain
+from archwright.training.material import Material, gather, reload_data
 from archwright.training.progress import Progress, progress, speaker
 from archwright.training.session import Session
 from archwright.training.settle import settle, settled, weights_file
-from archwright.training.shortage import said_if_memory_runs_out
+from archwright.training.shortage import explain_out_of_memory
 
 
 class Stopped(Exception):  # noqa: N818
@@ -42,7 +42,7 @@ class Stopped(Exception):  # noqa: N818
         super().__init__(f"stopped at step {step} and saved; go on with: {shlex.join(words)}")
 
 
-Ending = Callable[[Loop, RunFolder, Material], None]
+Finalizer = Callable[[Loop, RunFolder, Material], None]
 
 
 def train(
@@ -99,17 +99,17 @@ def resume(folder: RunFolder | str | Path, *, quiet: bool = False) -> OpenRun:
     return open_run(folder.path)
 
 
-def train_in(folder: RunFolder, ending: Ending, *, quiet: bool = False) -> None:
+def train_in(folder: RunFolder, ending: Finalizer, *, quiet: bool = False) -> None:
     """Train what is left of the run in a folder up to its `ending`, which leaves what is wanted of it.
 
     Raises:
         UserError, DivergedError, Stopped: as `resume` does.
     """
-    with folder.lock(), said_if_memory_runs_out():
+    with folder.lock(), explain_out_of_memory():
         _train(folder, ending, quiet)
 
 
-def _train(folder: RunFolder, ending: Ending, quiet: bool) -> None:
+def _train(folder: RunFolder, ending: Finalizer, quiet: bool) -> None:
     say = speaker(quiet)
     material, session, decisions = _begin(folder, say)
     _announce(session, decisions, material, say)
@@ -126,7 +126,7 @@ def _train(folder: RunFolder, ending: Ending, quiet: bool) -> None:
 def _begin(folder: RunFolder, say: Progress) -> tuple[Material, Session, Decisions]:
     """Return what a run is trained with; if that is not settled yet, settle and record it."""
     if folder.settled:
-        material = regain(folder.spec, folder)
+        material = reload_data(folder.spec, folder)
         return material, *settled(folder, material)
     with folder.nothing_or_begun():
         run = folder.spec
@@ -172,10 +172,10 @@ def _restore(folder: RunFolder, session: Session) -> str:
     """Go back to the newest checkpoint, if there is one; return how the run begins."""
     checkpoint.remove_stale(folder.checkpoints_folder)
     if checkpoint.use_latest(folder.checkpoints_folder, session.restore) is None:
-        folder.cut_back(-1)
+        folder.truncate_to(-1)
         return "started"
     step = session.standing.step
-    folder.cut_back(step)
+    folder.truncate_to(step)
     checkpoint.drop_old(folder.checkpoints_folder, step, folder.spec.checkpoint.keep)
     return "resumed" if session.standing.step else "started"
 

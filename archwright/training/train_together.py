@@ -10,19 +10,19 @@ from archwright import checkpoint
 from archwright.reporting.page import write_report
 from archwright.runs import RunFolder
 from archwright.training.interrupt import Interrupt, interruptions
-from archwright.training.loop import DivergedError, Loop, Spent
-from archwright.training.material import Material, regain
+from archwright.training.loop import DivergedError, Elapsed, Loop
+from archwright.training.material import Material, reload_data
 from archwright.training.progress import Silent
 from archwright.training.settle import settled
-from archwright.training.shortage import said_if_memory_runs_out
+from archwright.training.shortage import explain_out_of_memory
 from archwright.training.together import Together
-from archwright.training.train import Ending, Stopped, new_loop
+from archwright.training.train import Finalizer, Stopped, new_loop
 
 Lost = Callable[[RunFolder, DivergedError], None]
 
 
 def train_together(
-    folders: Sequence[RunFolder], ending: Ending, *, done: Sequence[bool], lost: Lost
+    folders: Sequence[RunFolder], ending: Finalizer, *, done: Sequence[bool], lost: Lost
 ) -> None:
     """Train what is left of the runs in settled folders up to their `ending`, in one stack.
 
@@ -38,8 +38,8 @@ def train_together(
         UserError: the text has changed, or another process trains here.
         Stopped: SIGTERM; the runs are saved.
     """
-    with _locked(folders), said_if_memory_runs_out():
-        material = regain(folders[0].spec, folders[0])
+    with _locked(folders), explain_out_of_memory():
+        material = reload_data(folders[0].spec, folders[0])
         made = [settled(folder, material) for folder in folders]
         together = Together([session for session, _ in made])
         loops = {
@@ -75,7 +75,9 @@ class _Lockstep:
         start, cpu = time.perf_counter(), time.process_time()
         seen = self.together.gradients(step)
         number = len(self.loops)
-        share = Spent((time.perf_counter() - start) / number, (time.process_time() - cpu) / number)
+        share = Elapsed(
+            (time.perf_counter() - start) / number, (time.process_time() - cpu) / number
+        )
         for i, loop in list(self.loops.items()):
             try:
                 loop.advance(partial(loop.session.take, seen[i]), share)
@@ -93,7 +95,7 @@ class _Lockstep:
 
 
 def _end(
-    loops: Mapping[int, Loop], ending: Ending, material: Material, interrupt: Interrupt
+    loops: Mapping[int, Loop], ending: Finalizer, material: Material, interrupt: Interrupt
 ) -> None:
     """Leave of each run what is wanted, one after another; of runs that were stopped, a page."""
     for loop in loops.values():
@@ -118,7 +120,7 @@ def _restore(loops: Mapping[int, Loop]) -> str:
     for loop, paths in saved.items():
         if shared:
             loop.session.restore(paths[shared[-1]])
-        loop.folder.cut_back(shared[-1] if shared else -1)
+        loop.folder.truncate_to(shared[-1] if shared else -1)
     return "resumed" if shared else "started"
 
 

@@ -45,7 +45,7 @@ def unfinished(trained: Path, place: Path, cache: Path) -> Path:
     shutil.copytree(trained / "run", place / "run")
     shutil.copytree(trained / "cache", cache, dirs_exist_ok=True)
     folder = RunFolder(place / "run")
-    folder.cut_back(2)
+    folder.truncate_to(2)
     folder.model_file.unlink()
     return folder.path
 
@@ -126,7 +126,7 @@ def test_settings_of_generate(
 
 def test_a_run_without_weights(unfinished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder(unfinished)
-    folder.cut_back(-1)
+    folder.truncate_to(-1)
     assert said(capsys, "generate", "run") == [
         "run has no weights yet: train it first with --resume"
     ]

@@ -29,7 +29,7 @@ def test_rows_are_windows_and_targets_the_next_tokens() -> None:
         assert (batch.targets == batch.tokens + 1).all()
         assert (np.diff(batch.tokens, axis=1) == 1).all()
         assert batch.positions is None
-        assert batch.document_ids is None
+        assert batch.segment_ids is None
 
 
 @settings(max_examples=60)
@@ -115,7 +115,7 @@ def test_ranks_share_the_batch_of_one_process(world_size: int) -> None:
     for step in (0, 7, 100):
         whole = batches.at(step)
         parts = [batches.at(step, rank=r, world_size=world_size) for r in range(world_size)]
-        for name in ("tokens", "targets", "positions", "document_ids"):
+        for name in ("tokens", "targets", "positions", "segment_ids"):
             joined = np.concatenate([getattr(part, name) for part in parts])
             assert (joined == getattr(whole, name)).all()
 
@@ -137,9 +137,9 @@ def test_documents_have_ids_and_positions_of_their_own(tokens: list[int]) -> Non
     for step in range(5):
         batch = batches.at(step)
         assert batch.positions is not None
-        assert batch.document_ids is not None
+        assert batch.segment_ids is not None
         for row, positions, documents in zip(
-            batch.tokens, batch.positions, batch.document_ids, strict=True
+            batch.tokens, batch.positions, batch.segment_ids, strict=True
         ):
             document, position = 0, -1
             for column, token in enumerate(row):

@@ -352,11 +352,11 @@ def _report(seed: Seed) -> object:
 def _resume(seed: Seed) -> object:
     """Train what is left of a run, and judge it."""
     from archwright.runs import RunFolder
-    from archwright.training.finish import finish_briefly
+    from archwright.training.finish import finalize_metrics_only
     from archwright.training.train import train_in
 
     folder = RunFolder.open("run")
-    train_in(folder, finish_briefly, quiet=True)
+    train_in(folder, finalize_metrics_only, quiet=True)
     kept = ("kind", "step", "loss", "nats_per_token", "num_tokens")
     numbers = [[record.get(key) for key in kept] for record in folder.metrics()]
     return digest([row for row in numbers if row[0] in ("train", "eval")][-4:])
@@ -421,12 +421,12 @@ _SESSIONS: dict[int, Any] = {}
 def _session(seed: Seed) -> Any:
     """Return a session of the run, the same for all cases of a process."""
     from archwright.runs import RunFolder
-    from archwright.training.material import regain
+    from archwright.training.material import reload_data
     from archwright.training.settle import settled
 
     if os.getpid() not in _SESSIONS:
         folder = RunFolder("run")
-        _SESSIONS[os.getpid()] = settled(folder, regain(folder.spec, folder))[0]
+        _SESSIONS[os.getpid()] = settled(folder, reload_data(folder.spec, folder))[0]
     return _SESSIONS[os.getpid()]
 
 

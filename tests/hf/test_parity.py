@@ -224,14 +224,14 @@ def test_twenty_steps_of_adamw_have_the_same_losses(name: str, tmp_path: Path) -
 
 def steps(model: nn.Module, tokens: Tensor) -> list[float]:
     """Return the losses of twenty steps."""
-    from archwright.losses import take_auxiliary
+    from archwright.losses import pop_aux_losses
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     losses = []
     for _ in range(20):
         if isinstance(model, Decoder):
             out = model(tokens).logits[:, :-1].flatten(0, 1)
-            loss = F.cross_entropy(out, tokens[:, 1:].flatten()) + take_auxiliary(model)
+            loss = F.cross_entropy(out, tokens[:, 1:].flatten()) + pop_aux_losses(model)
         else:
             loss = model(tokens, labels=tokens).loss
         optimizer.zero_grad()

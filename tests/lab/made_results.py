@@ -9,8 +9,8 @@ import numpy as np
 from scipy import stats
 
 from archwright.lab.results import (
+    ControlledVariable,
     Effect,
-    Held,
     Interval,
     Outcome,
     Point,
@@ -273,7 +273,7 @@ def _effect(variant: str, replicates: Sequence[Replicate], comparisons: int) -> 
         differences=tuple(map(float, values)),
         seeds=tuple(pairs),
         nats_per_bit_per_byte=NATS_PER_BIT_PER_BYTE,
-        reservations=("the best rate of 1 seed is at the end of its grid",) if reserved else (),
+        caveats=("the best rate of 1 seed is at the end of its grid",) if reserved else (),
         sentence=f"{variant} is {outcome} than the baseline by {mean:+.4f} nats per token.",
     )
 
@@ -300,14 +300,16 @@ def _with_trouble(run: RunResult) -> RunResult:
     return run
 
 
-def _held(names: Sequence[str]) -> list[Held]:
+def _held(names: Sequence[str]) -> list[ControlledVariable]:
     sizes = {name: f"{163_584 + 64 * i:,}" for i, name in enumerate(names)}
     return [
-        Held("Seeds", "0 to 4: order of data, held-out tokens, initial values of shared tensors"),
-        Held("Tokens", "819,200 a run, 2,048 a step"),
-        Held("Schedule", "cosine to a tenth, 40 steps of warm-up"),
-        Held("Non-embedding parameters", "within 0.5 %", sizes),
-        Held(
+        ControlledVariable(
+            "Seeds", "0 to 4: order of data, held-out tokens, initial values of shared tensors"
+        ),
+        ControlledVariable("Tokens", "819,200 a run, 2,048 a step"),
+        ControlledVariable("Schedule", "cosine to a tenth, 40 steps of warm-up"),
+        ControlledVariable("Non-embedding parameters", "within 0.5 %", sizes),
+        ControlledVariable(
             "Width of the feed-forward",
             "",
             {n: "172" if n == names[0] else "256" for n in names},

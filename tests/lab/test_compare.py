@@ -22,7 +22,7 @@ from archwright.lab.sweep import tuned
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Hidden
-from archwright.training.finish import finish_briefly
+from archwright.training.finish import finalize_metrics_only
 from archwright.training.train import train_in
 from tests.lab.small import OPTIONS, words, working_in
 from tests.tiny import archwright, command, surroundings
@@ -190,24 +190,24 @@ def test_length_is_judged_where_positions_reach(place: Path) -> None:
 
 def test_a_plan_trains_nothing(place: Path) -> None:
     before = set(place.rglob("*"))
-    foreseen = plan(*words("text.txt", ":norm.kind=rms,norm.eps=1e-3"), **OPTIONS)
-    assert foreseen.num_runs == 15
-    assert foreseen.seconds > 0
+    estimated = plan(*words("text.txt", ":norm.kind=rms,norm.eps=1e-3"), **OPTIONS)
+    assert estimated.num_runs == 15
+    assert estimated.seconds > 0
     assert {p for p in set(place.rglob("*")) - before if "cache" not in p.parts} == set()
 
 
 def test_what_a_variant_sets_is_what_is_trained(place: Path) -> None:
     """Matching takes another width, and a mask shows less than the whole text."""
     words_ = words("text.txt", ":feedforward.hidden_dim=64", ":attention.mask.kind=window")
-    foreseen = plan(*words_, tune_lr=False, **OPTIONS)
-    found = foreseen.arms
+    estimated = plan(*words_, tune_lr=False, **OPTIONS)
+    found = estimated.arms
     base, narrow, window = (arm.run.model for arm in found.values())
     assert isinstance(narrow.feedforward, Hidden)
     assert (narrow.feedforward.hidden_dim, base.dim) == (64, 32)
     assert narrow.dim > base.dim
     assert all(arm.matched for arm in found.values())
     assert window.attention.model_dump()["mask"]["size"] == base.context_length // 4
-    said = announcement(foreseen)
+    said = announcement(estimated)
     assert f"dim {narrow.dim}" in said
     assert "attention.mask.size 8 (texts have 32)" in said
 
@@ -302,7 +302,7 @@ def test_a_brief_run_leaves_numbers_alone(results: StudyResults, place: Path) ->
     assert not folder.model_file.exists()
     assert not folder.checkpoints_folder.exists()
     assert not folder.report_file.exists()
-    train_in(folder, finish_briefly, quiet=True)  # once more, to the same end
+    train_in(folder, finalize_metrics_only, quiet=True)  # once more, to the same end
     assert [r for r in folder.metrics() if r["kind"] == "eval"][-1]["nats_per_token"] == (
         results.runs[0].loss
     )

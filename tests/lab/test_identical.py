@@ -7,7 +7,7 @@ import torch
 
 from archwright.lab.arms import arms, split
 from archwright.lab.identical import refuse_identical
-from archwright.lab.masks import hides_nothing, reach
+from archwright.lab.masks import is_full, reach
 from archwright.lab.matching import count, matched
 from archwright.parts.masks import MASKS
 from archwright.spec import masks
@@ -155,5 +155,5 @@ def test_masks_that_hide_nothing_are_known(mask: masks.Mask, length: int) -> Non
     lower = torch.ones(length, length, dtype=torch.bool).tril()
     plain = bool((seen == lower).all()) or bool(seen.all())
     is_plain = isinstance(mask, (masks.Causal, masks.Full))
-    assert hides_nothing(attention, 64, length) == (plain and not is_plain)
+    assert is_full(attention, 64, length) == (plain and not is_plain)
     assert reach(mask) > 0 or is_plain or mask == masks.SymmetricWindow(radius=0)

@@ -157,7 +157,7 @@ def test_the_bootstrap_has_the_t_interval_beside_it() -> None:
 
 def test_a_reservation_stands_by_its_effect() -> None:
     results = made.two_variants()
-    reserved = replace(results.effects[0], reservations=("no power", "noisy"))
+    reserved = replace(results.effects[0], caveats=("no power", "noisy"))
     page = study_page(replace(results, effects=[reserved]))
     assert table(page, "Effects").rows[0].mark == "no power; noisy"
 

@@ -38,7 +38,7 @@ def again(out: str):
 def complaint(study: Path) -> str:
     """What is said by compare and, in the same words, by --dry-run."""
     said = []
-    for act in (lambda: again("copy"), lambda: foreseen("copy")):
+    for act in (lambda: again("copy"), lambda: estimated("copy")):
         with pytest.raises(UserError) as caught:
             act()
         (line,) = caught.value.lines
@@ -47,7 +47,7 @@ def complaint(study: Path) -> str:
     return said[0]
 
 
-def foreseen(out: str):
+def estimated(out: str):
     return plan(*words("text.txt", ":norm.kind=layer"), out=out, **ASKED)
 
 

@@ -90,12 +90,12 @@ def test_the_mean_slides_the_window_for_all():
     sweep, losses = carry_out(loss)
     assert (sweep.window, sweep.edge, sweep.seeds) == (range(0, 3), False, [0, 1, 2])
     assert {(0, 2), (1, 2), (2, 2)} <= losses.keys()
-    still, fewer = carry_out(loss, may_slide=False)
+    still, fewer = carry_out(loss, may_shift=False)
     assert (still.window, still.edge) == (range(-1, 2), True)
     assert len(fewer) == 9
     # With runs of a slide that has begun, the window that is complete still counts.
     begun = dict(fewer) | {(0, 2): 3.0}
-    assert plan_sweep(begun, [0, 1, 2], may_slide=False) == still
+    assert plan_sweep(begun, [0, 1, 2], may_shift=False) == still
 
 
 def test_a_failed_seed_does_not_count():

@@ -209,7 +209,7 @@ def test_holm_is_named_where_it_decides():
 def test_reservations_conclude_nothing_and_say_why(more, reason):
     effect = found((-0.21, -0.22, -0.20, -0.23, -0.20), **more)
     assert effect.outcome == "inconclusive"
-    assert reason in effect.reservations
+    assert reason in effect.caveats
     assert effect.sentence.startswith("Whether new is better than old is undecided because ")
     assert reason in effect.sentence
     assert "0.212 nats per token less" in effect.sentence
@@ -228,7 +228,7 @@ def test_what_concerns_others_is_no_reservation():
         variants=[variant("new", True), variant("other", False)],
         unigram_entropy=5.5,
     )
-    assert (effect.outcome, effect.reservations) == ("better", ())
+    assert (effect.outcome, effect.caveats) == ("better", ())
     unmatched = {"variants": [variant("new", False)], "options": {"match": "none"}}
     assert found((-0.21, -0.22, -0.20, -0.23, -0.20), **unmatched).outcome == "better"
 
@@ -245,7 +245,7 @@ def test_what_concerns_others_is_no_reservation():
 def test_too_few_pairs_have_endless_intervals(old, new, reason):
     [effect] = effects(replicates(old=old, new=new), study("new"), "old")
     assert effect.outcome == "inconclusive"
-    assert effect.reservations == (reason,)
+    assert effect.caveats == (reason,)
     assert (effect.interval.low, effect.interval.high) == (-math.inf, math.inf)
     assert (effect.p_value, effect.holm_p_value) == (1.0, 1.0)
     assert reason in effect.sentence

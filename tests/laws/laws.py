@@ -195,7 +195,7 @@ def narrowing(case: Case, rows: int, length: int) -> dict[str, Tensor]:
     given: dict[str, Tensor] = {}
     if case.dice.random() < 0.5:
         starts = [[int(case.dice.random() < 0.3) for _ in range(length)] for _ in range(rows)]
-        given["document_ids"] = torch.tensor(starts).cumsum(-1)
+        given["segment_ids"] = torch.tensor(starts).cumsum(-1)
     if case.dice.random() < 0.5:
         pads = [case.dice.randrange(length) for _ in range(rows)]
         column = torch.arange(length)
@@ -240,7 +240,7 @@ def visibility(case: Case) -> None:
 
 def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) -> Tensor:
     """Compose the masks of all layers, each told by its sentence: [output, input]."""
-    documents = given.get("document_ids", torch.zeros(ROWS, length).long())[row].tolist()
+    documents = given.get("segment_ids", torch.zeros(ROWS, length).long())[row].tolist()
     valid = given.get("padding_mask", torch.ones(ROWS, length).bool())[row].tolist()
     reach = torch.eye(length, dtype=torch.bool)
     for i in range(spec.num_layers):
@@ -268,7 +268,7 @@ def alone_or_in_company(case: Case) -> None:
     cut = case.dice.randrange(1, length)
     first, second = tokens[:1, :cut], tokens[:1, cut:]
     ids = torch.arange(length)[None] >= cut
-    packed = case.model(tokens[:1], document_ids=ids.long()).logits
+    packed = case.model(tokens[:1], segment_ids=ids.long()).logits
     close(packed[:, :cut], case.model(first).logits, 1e-8, "first of a packed row")
     close(packed[:, cut:], case.model(second).logits, 1e-8, "second of a packed row")
     for left in (True, False):
@@ -289,7 +289,7 @@ def cached_is_uncached(case: Case) -> None:
     given: dict[str, Tensor] = {}
     if longest_prefix(case) == 1 and case.dice.random() < 0.5:
         starts = [[int(case.dice.random() < 0.3) for _ in row] for row in tokens]
-        given["document_ids"] = torch.tensor(starts).cumsum(-1)
+        given["segment_ids"] = torch.tensor(starts).cumsum(-1)
     narrow = case.enlarged().float().use_kernel("sdpa")
     prefix = longest_prefix(case)
     whole = case.model(tokens, **given).logits

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from archwright.model import cache as caching
-from archwright.model.cache import Shelf
+from archwright.model.cache import SlotTable
 from archwright.parts import init as initialising
 from archwright.parts.attention import LatentAttention
-from archwright.parts.kernels import KERNELS, Scores, eager, sdpa
-from archwright.parts.masks import BlockSparse, Causal, View, Window
-from archwright.parts.places import Places
+from archwright.parts.kernels import KERNELS, ScoreMods, eager, sdpa
+from archwright.parts.masks import AttentionMask, BlockSparse, Causal, Window
+from archwright.parts.places import TokenLayout
 from archwright.parts.positions import Rotation
 from archwright.parts.residuals import PostNorm, PreNorm
 from archwright.spec.model_spec import ModelSpec
@@ -71,20 +71,22 @@ def padding_that_is_seen(patch: pytest.MonkeyPatch) -> None:
 
 @fault(laws.alone_or_in_company, "position.kind=sinusoidal")
 def positions_that_run_on_through_documents(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Places, "positions_or_range", lambda self: self._range())
+    patch.setattr(TokenLayout, "positions_or_range", lambda self: self._range())
 
 
 @fault(laws.kernels_agree, "attention.softcap=2.0")
 def a_kernel_without_the_soft_cap(patch: pytest.MonkeyPatch) -> None:
-    def forgetful(q: Tensor, k: Tensor, v: Tensor, view: View, scores: Scores) -> Tensor:
-        return sdpa(q, k, v, view, Scores(scores.scale, bias=scores.bias, sinks=scores.sinks))
+    def forgetful(
+        q: Tensor, k: Tensor, v: Tensor, view: AttentionMask, scores: ScoreMods
+    ) -> Tensor:
+        return sdpa(q, k, v, view, ScoreMods(scores.scale, bias=scores.bias, sinks=scores.sinks))
 
     patch.setitem(KERNELS, "sdpa", forgetful)
 
 
 @fault(laws.kernels_agree)
 def heads_that_read_the_wrong_keys(patch: pytest.MonkeyPatch) -> None:
-    def confused(q: Tensor, k: Tensor, v: Tensor, view: View, scores: Scores) -> Tensor:
+    def confused(q: Tensor, k: Tensor, v: Tensor, view: AttentionMask, scores: ScoreMods) -> Tensor:
         times = q.shape[2] // k.shape[2]
         return eager(q, k.repeat(1, 1, times, 1), v.repeat(1, 1, times, 1), view, scores)
 
@@ -93,7 +95,7 @@ def heads_that_read_the_wrong_keys(patch: pytest.MonkeyPatch) -> None:
 
 @fault(laws.kernels_agree, *SPARSE)
 def heads_that_see_through_the_masks_of_others(patch: pytest.MonkeyPatch) -> None:
-    def confused(q: Tensor, k: Tensor, v: Tensor, view: View, scores: Scores) -> Tensor:
+    def confused(q: Tensor, k: Tensor, v: Tensor, view: AttentionMask, scores: ScoreMods) -> Tensor:
         view.__dict__["dense"] = view.dense.flip(1)
         found = eager(q, k, v, view, scores)
         del view.__dict__["dense"]
@@ -112,7 +114,7 @@ def heads_that_all_see_what_the_first_sees(patch: pytest.MonkeyPatch) -> None:
 def a_piece_that_is_shifted_by_one(patch: pytest.MonkeyPatch) -> None:
     whole = caching.places
 
-    def shifted(*args: Any, start: int = 0, **given: Any) -> Places:
+    def shifted(*args: Any, start: int = 0, **given: Any) -> TokenLayout:
         return whole(*args, start=start + (start > 0), **given)
 
     patch.setattr(caching, "places", shifted)
@@ -151,20 +153,20 @@ def queries_of_one_head_in_the_latent_of_another(patch: pytest.MonkeyPatch) -> N
 
 @fault(laws.cached_rows_of_different_lengths)
 def a_cache_that_keeps_padding(patch: pytest.MonkeyPatch) -> None:
-    assigned = Shelf._assigned
+    assigned = SlotTable._assigned
 
-    def careless(self: Shelf, where: Places, batch: int) -> Tensor:
-        blind = Places(where.length, where.device, where.start)
+    def careless(self: SlotTable, where: TokenLayout, batch: int) -> Tensor:
+        blind = TokenLayout(where.length, where.device, where.start)
         return assigned(self, blind, batch)
 
-    patch.setattr(Shelf, "_assigned", careless)
+    patch.setattr(SlotTable, "_assigned", careless)
 
 
 @fault(laws.cached_rows_of_different_lengths)
 def rows_that_go_on_from_the_longest(patch: pytest.MonkeyPatch) -> None:
     after = caching._after
 
-    def level(where: Places) -> caching.Read:
+    def level(where: TokenLayout) -> caching.Read:
         read = after(where)
         return caching.Read(read.next_index.amax().expand_as(read.next_index), read.document)
 
@@ -198,13 +200,13 @@ def sinks_that_are_not_saved(patch: pytest.MonkeyPatch) -> None:
 
 def _blinded(patch: pytest.MonkeyPatch, **fields: None) -> None:
     """Let every view forget something of the batch."""
-    seen = View.block
+    seen = AttentionMask.block
 
-    def forgetful(self: View, *block: int) -> Tensor:
+    def forgetful(self: AttentionMask, *block: int) -> Tensor:
         places = self.places.__class__(**(vars(self.places) | fields))
-        return seen(View(self.pattern, places), *block)
+        return seen(AttentionMask(self.pattern, places), *block)
 
-    patch.setattr(View, "block", forgetful)
+    patch.setattr(AttentionMask, "block", forgetful)
 
 
 @pytest.mark.parametrize("planted", sorted(FAULTS))

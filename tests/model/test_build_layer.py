@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from archwright.model import build, build_layer
-from archwright.parts.masks import View
-from archwright.parts.places import Places
+from archwright.parts.masks import AttentionMask
+from archwright.parts.places import TokenLayout
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
@@ -38,12 +38,12 @@ def test_it_is_the_layer_of_the_model(name: str) -> None:
     spec = spec_of(name)
     model = build(spec, seed=5).use_kernel("sdpa").eval()
     x = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
-    where = Places(9, x.device)
+    where = TokenLayout(9, x.device)
     for i, whole in enumerate(model.layers):
         layer = build_layer(spec, i, seed=5).eval()
         rotary = model.rotaries[whole.rotary] if whole.rotary else None
         rotation = None if rotary is None else rotary(where.positions_or_range())
-        expected = whole(x, View(model.masks[whole.mask], where), rotation)
+        expected = whole(x, AttentionMask(model.masks[whole.mask], where), rotation)
         torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
         own = layer.state_dict()
         assert all(torch.equal(own[k], v) for k, v in whole.state_dict().items())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archwright.model import Decoder, build
 from archwright.model import cache as cache_room
-from archwright.model.cache import LayerMemory, Shelf
+from archwright.model.cache import LayerCache, SlotTable
 from archwright.parts.places import places
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -119,8 +119,8 @@ class TestExtend:
 
     @pytest.mark.parametrize("reach", [None, 4])
     def test_returned_are_the_keys_of_all_visible_tokens(self, reach: int | None) -> None:
-        shelf = Shelf(reach)
-        memory, read = LayerMemory(shelf), 0
+        shelf = SlotTable(reach)
+        memory, read = LayerCache(shelf), 0
         for size in (3, 1, 6, 1, 1):
             where = places(torch.zeros(1, size, dtype=torch.long), start=read)
             shelf.take(where, 1, read)
@@ -208,16 +208,16 @@ class TestRefused:
         model = small("causal")
         cache, row = model.new_cache(), tokens(1, 4)
         ids = [torch.zeros_like(row), None] if first else [None, torch.zeros_like(row)]
-        model(row, cache=cache, document_ids=ids[0])
+        model(row, cache=cache, segment_ids=ids[0])
         found, before = ("none", "some") if first else ("some", "none")
-        said = f"document_ids: found {found} beside a cache that was filled with {before}; expected"
+        said = f"segment_ids: found {found} beside a cache that was filled with {before}; expected"
         with pytest.raises(ValueError, match=said):
-            model(row, cache=cache, document_ids=ids[1])
+            model(row, cache=cache, segment_ids=ids[1])
 
     @pytest.mark.parametrize(
         "wrong",
         [
-            {"document_ids": torch.zeros(1, 3, dtype=torch.long)},
+            {"segment_ids": torch.zeros(1, 3, dtype=torch.long)},
             {"padding_mask": torch.ones(2, 2, dtype=torch.bool)},
             {"positions": torch.arange(7)},
         ],
@@ -229,7 +229,7 @@ class TestRefused:
         monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
         model, row = small("causal"), tokens(2, 8)
         cache = model.new_cache()
-        given = {"document_ids": torch.zeros(2, 4).long()} if "document_ids" in wrong else {}
+        given = {"segment_ids": torch.zeros(2, 4).long()} if "segment_ids" in wrong else {}
         with torch.no_grad():
             model(row[:, :4], cache=cache, **given)
             with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -271,12 +271,12 @@ class TestSwitch:
 
     def test_a_new_document_is_a_text_of_its_own(self, model: Decoder) -> None:
         cache, row = model.new_cache(), tokens(1, 9)
-        model(row[:, :5], cache=cache, document_ids=torch.zeros(1, 5).long())
-        model(row, cache=cache, document_ids=torch.ones(1, 9).long())
-        model(row, cache=cache, document_ids=torch.ones(1, 9).long())
-        model(row[:, :5], cache=cache, document_ids=torch.zeros(1, 5).long())
+        model(row[:, :5], cache=cache, segment_ids=torch.zeros(1, 5).long())
+        model(row, cache=cache, segment_ids=torch.ones(1, 9).long())
+        model(row, cache=cache, segment_ids=torch.ones(1, 9).long())
+        model(row[:, :5], cache=cache, segment_ids=torch.zeros(1, 5).long())
         with pytest.raises(ValueError, match=r"row 0 has \d tokens in the cache and grows to 7"):
-            model(row[:, :2], cache=cache, document_ids=torch.zeros(1, 2).long())
+            model(row[:, :2], cache=cache, segment_ids=torch.zeros(1, 2).long())
 
     def test_what_was_refused_was_not_read(self, model: Decoder) -> None:
         cache, row = model.new_cache(), tokens(1, 6)

@@ -20,7 +20,7 @@ def gradients(model, seed, packed):
     row = torch.randint(0, 64, (2, LENGTH + 1), generator=generator)
     ends = torch.rand(2, LENGTH, generator=generator) < 0.03
     ids = ends.cumsum(-1) if packed else None
-    logits = model(row[:, :-1], document_ids=ids).logits
+    logits = model(row[:, :-1], segment_ids=ids).logits
     loss = F.cross_entropy(logits.flatten(0, 1), row[:, 1:].flatten())
     return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
 

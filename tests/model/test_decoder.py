@@ -92,7 +92,7 @@ class TestDocuments:
         model.use_kernel(kernel)
         texts = [tokens(n) for n in (5, 1, 7)]
         ids = torch.cat([torch.full_like(text, 40 - i) for i, text in enumerate(texts)])
-        found = logits(model, torch.cat(texts)[None], document_ids=ids[None])[0]
+        found = logits(model, torch.cat(texts)[None], segment_ids=ids[None])[0]
         alone = torch.cat([logits(model, text[None])[0] for text in texts])
         torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-6)
 
@@ -101,7 +101,7 @@ class TestDocuments:
         packed = F.pad(torch.cat(texts), (2, 1))[None]
         ids = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1, 1, 1]])
         real = torch.tensor([[False] * 2 + [True] * 7 + [False]])
-        found = logits(model, packed, document_ids=ids, padding_mask=real)[real]
+        found = logits(model, packed, segment_ids=ids, padding_mask=real)[real]
         alone = torch.cat([logits(model, text[None])[0] for text in texts])
         torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-6)
 
@@ -178,7 +178,7 @@ class TestVisibility:
     def test_documents(self) -> None:
         ids = torch.tensor([[0, 0, 1, 1, 1]])
         expected = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).tril().bool()
-        assert torch.equal(visible(small(), 5, document_ids=ids), expected)
+        assert torch.equal(visible(small(), 5, segment_ids=ids), expected)
 
 
 class TestLayerKinds:
@@ -307,4 +307,4 @@ def test_the_spec_is_that_of_the_model() -> None:
 def test_a_text_may_go_on_where_no_layer_reaches_back_without_limit(
     choice: str, expected: bool
 ) -> None:
-    assert small(*MODELS[choice]).reads_on is expected
+    assert small(*MODELS[choice]).can_generate_indefinitely is expected

@@ -83,7 +83,7 @@ def vectors(
         if place == "before" and theta is not None:
             q, k = turned(q, theta), turned(k, theta)
     v = normed(choice.v_norm, weights, "value_norm", v) * choice.value_scale
-    if isinstance(choice.query_temperature, spec.LogLengthScale):
+    if isinstance(choice.query_temperature, spec.LogQueryTemperature):
         for t in range(len(q)):
             step = math.floor(
                 (t + choice.query_temperature.offset) / choice.query_temperature.period

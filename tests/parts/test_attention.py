@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from archwright.parts.attention import SoftmaxAttention
 from archwright.parts.kernels import KERNELS
-from archwright.parts.masks import Causal, View, Window
+from archwright.parts.masks import AttentionMask, Causal, Window
 from archwright.parts.norms import LayerNorm, NoNorm, RMSNorm
 from archwright.parts.places import places
 from archwright.parts.positions import Rotary
@@ -48,11 +48,11 @@ def made(
     return part.double()
 
 
-def view(pattern: Causal | Window | None = None) -> View:
-    return View(pattern or Causal(masks.Causal()), places(torch.zeros(2, LENGTH).long()))
+def view(pattern: Causal | Window | None = None) -> AttentionMask:
+    return AttentionMask(pattern or Causal(masks.Causal()), places(torch.zeros(2, LENGTH).long()))
 
 
-def run(part: SoftmaxAttention, x: Tensor, seen: View | None = None) -> Tensor:
+def run(part: SoftmaxAttention, x: Tensor, seen: AttentionMask | None = None) -> Tensor:
     rotary = part._shared[0]
     rotation = None if rotary is None else rotary(torch.arange(LENGTH)[None])
     out: Tensor = part(x, seen or view(), rotation)

@@ -10,9 +10,9 @@ from archwright.parts.attention import LatentAttention, SoftmaxAttention
 from archwright.parts.feedforward import Experts, Gated, Plain
 from archwright.parts.init import Glorot
 from archwright.parts.kernels import KERNELS
-from archwright.parts.masks import MASKS, View
+from archwright.parts.masks import MASKS, AttentionMask
 from archwright.parts.norms import NoNorm, RMSNorm
-from archwright.parts.places import Places
+from archwright.parts.places import TokenLayout
 from archwright.parts.positions import Rotary
 from archwright.parts.positions.relative import ALiBi
 from archwright.parts.residuals import DeepNorm
@@ -74,8 +74,8 @@ def drawn(rows: int, heads: int) -> Tensor:
 def test_alone_it_is_what_it_is_in_a_model(kind: str, mask: masks.Mask, kernel: str) -> None:
     part, x = made(kind, mask=mask), vectors()
     part.kernel = KERNELS[kernel]  # type: ignore[assignment]
-    where = Places(LENGTH, x.device)
-    view = View(MASKS[type(mask)](mask), where)
+    where = TokenLayout(LENGTH, x.device)
+    view = AttentionMask(MASKS[type(mask)](mask), where)
     rotation = part._shared[0](where.positions_or_range())  # type: ignore[index]
     with torch.no_grad():
         torch.testing.assert_close(part(x), part(x, view, rotation), rtol=0, atol=0)
@@ -117,7 +117,7 @@ def test_the_given_mask_of_a_choice_is_that_choice(kind: str, kernel: str) -> No
     window = masks.Window(size=3)
     part, x = made(kind, mask=window), vectors()
     part.kernel = KERNELS[kernel]  # type: ignore[assignment]
-    view = View(MASKS[masks.Window](window), Places(LENGTH, x.device))
+    view = AttentionMask(MASKS[masks.Window](window), TokenLayout(LENGTH, x.device))
     whole = made(kind, mask=masks.Full())
     whole.kernel = KERNELS[kernel]  # type: ignore[assignment]
     with torch.no_grad():

@@ -12,7 +12,7 @@ from torch import Tensor
 from archwright.model import build
 from archwright.parts.attention import SoftmaxAttention
 from archwright.parts.kernels import KERNELS, blocks
-from archwright.parts.masks import MASKS, View
+from archwright.parts.masks import MASKS, AttentionMask
 from archwright.parts.norms import NORMS
 from archwright.parts.places import places
 from archwright.parts.positions import SCORE_POSITIONS, Rotary
@@ -135,7 +135,9 @@ def made(options: dict[str, Any], position: positions.Position) -> SoftmaxAttent
 
 
 def run(part: SoftmaxAttention, x: Tensor) -> Tensor:
-    view = View(MASKS[type(MASK)](MASK), places(torch.zeros(x.shape[:2], dtype=torch.long)))
+    view = AttentionMask(
+        MASKS[type(MASK)](MASK), places(torch.zeros(x.shape[:2], dtype=torch.long))
+    )
     rotary = part._shared[0]
     out: Tensor = part(x, view, None if rotary is None else rotary(torch.arange(LENGTH)[None]))
     return out
@@ -279,7 +281,7 @@ def test_values_of_another_width_beside_transformers() -> None:
     turned = library.MiMoV2FlashRotaryEmbedding(config)(x, where, "sliding_attention")
     seen = torch.ones(11, 11).tril().triu(-3).bool()
     hidden = torch.zeros(11, 11).masked_fill(~seen, -torch.inf)[None, None]
-    view = View(model.masks["mask_0"], places(torch.zeros(2, 11).long()))
+    view = AttentionMask(model.masks["mask_0"], places(torch.zeros(2, 11).long()))
     with torch.no_grad():
         expected = theirs(x, position_embeddings=turned, attention_mask=hidden)[0]
         found = ours(x, view, model.rotaries["rotary_0"](where))

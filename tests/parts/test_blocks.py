@@ -8,14 +8,14 @@ from torch import Tensor
 
 from archwright.parts.kernels import blocks
 from archwright.parts.kernels.blocks import Block, Blocks, blocks_of
-from archwright.parts.masks import Causal, Full, Pattern, View, Window
+from archwright.parts.masks import AttentionMask, Causal, Full, MaskPattern, Window
 from archwright.parts.places import places
 from archwright.spec import masks as spec
 
 ROWS, LENGTH = 3, 22
 COLUMNS = torch.arange(LENGTH)
 DOCUMENTS = torch.stack([COLUMNS // 4, COLUMNS // 9, (COLUMNS > 12).long()])
-PATTERNS: dict[str, Pattern] = {
+PATTERNS: dict[str, MaskPattern] = {
     "causal": Causal(spec.Causal()),
     "window": Window(spec.Window(size=5)),
     "full": Full(spec.Full()),
@@ -28,8 +28,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "ALIGNED", 2)
 
 
-def view(pattern: str, **given: Any) -> View:
-    return View(PATTERNS[pattern], places(torch.zeros(ROWS, LENGTH).long(), **given))
+def view(pattern: str, **given: Any) -> AttentionMask:
+    return AttentionMask(PATTERNS[pattern], places(torch.zeros(ROWS, LENGTH).long(), **given))
 
 
 def table(cut: Blocks) -> list[Block]:
@@ -54,7 +54,7 @@ def shown(cut: Blocks) -> Tensor:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_they_show_what_the_mask_shows(pattern: str, documents: bool) -> None:
-    given = view(pattern, document_ids=DOCUMENTS) if documents else view(pattern)
+    given = view(pattern, segment_ids=DOCUMENTS) if documents else view(pattern)
     cut = blocks_of(given)
     assert torch.equal(shown(cut), given.dense[:, 0].expand(ROWS, -1, -1))
     pairs = [
@@ -65,25 +65,25 @@ def test_they_show_what_the_mask_shows(pattern: str, documents: bool) -> None:
 
 
 def test_rows_see_no_keys_before_their_own_documents() -> None:
-    for block in table(blocks_of(view("causal", document_ids=DOCUMENTS))):
+    for block in table(blocks_of(view("causal", segment_ids=DOCUMENTS))):
         own = DOCUMENTS[block.row_first : block.row_stop]
         starts = [int((row == row[block.first]).nonzero()[0]) for row in own]
         assert block.key_first == min(starts) // 2 * 2
         assert block.key_stop == block.stop
     # The second and third row begin in the same place at first, the first elsewhere.
-    rows = [b[:3] for b in table(blocks_of(view("causal", document_ids=DOCUMENTS)))]
+    rows = [b[:3] for b in table(blocks_of(view("causal", segment_ids=DOCUMENTS)))]
     assert (0, 1, 8) in rows
     assert (1, 3, 8) in rows
 
 
 def test_rows_with_equal_documents_are_one_block() -> None:
-    alike = view("causal", document_ids=DOCUMENTS[:1].expand(ROWS, -1))
+    alike = view("causal", segment_ids=DOCUMENTS[:1].expand(ROWS, -1))
     assert len(blocks_of(alike).table) == -(-LENGTH // 4)
 
 
 def test_pairs_grow_with_the_length_under_a_window() -> None:
     def pairs(length: int) -> int:
-        window = View(Window(spec.Window(size=5)), places(torch.zeros(1, length).long()))
+        window = AttentionMask(Window(spec.Window(size=5)), places(torch.zeros(1, length).long()))
         cut = blocks_of(window)
         assert len(cut.hiding) <= 2 * 4 * 12  # the first block's, and that of all others
         return len(cut.room)
@@ -94,5 +94,5 @@ def test_pairs_grow_with_the_length_under_a_window() -> None:
 def test_equal_masks_are_cut_once() -> None:
     first, second = (blocks_of(view("causal")) for _ in range(2))
     assert first.table is second.table
-    apart = (blocks_of(view("causal", document_ids=DOCUMENTS)) for _ in range(2))
+    apart = (blocks_of(view("causal", segment_ids=DOCUMENTS)) for _ in range(2))
     assert next(apart).table is not next(apart).table

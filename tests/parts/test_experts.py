@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright.model import build
 from archwright.parts.feedforward import FEEDFORWARDS, Experts
 from archwright.parts.init import Glorot, initialise
-from archwright.parts.linear import Linear, StackedLinear, grouped_product
+from archwright.parts.linear import GroupedLinear, Linear, grouped_linear
 from archwright.parts.norms import NORMS
 from archwright.spec import feedforward as spec
 from archwright.spec import init as init_spec
@@ -214,7 +214,7 @@ def test_grouped_product(widths: tuple[int, int], dtype: torch.dtype) -> None:
     x = torch.randn(9, widths[0], generator=dice).to(dtype).requires_grad_()
     weight = torch.randn(5, widths[1], widths[0], generator=dice).to(dtype).requires_grad_()
     ends, which = torch.tensor([0, 4, 4, 9, 9], dtype=torch.int32), [1] * 4 + [3] * 5
-    found = grouped_product(x, weight, ends)
+    found = grouped_linear(x, weight, ends)
     expected = torch.stack([weight[e] @ row for e, row in zip(which, x, strict=True)])
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
@@ -281,7 +281,7 @@ class TestAuxiliary:
 
 
 def test_each_expert_starts_as_a_dense_one_would() -> None:
-    stack, dense = StackedLinear(3, 6, 4, used=1.0), Linear(6, 4)
+    stack, dense = GroupedLinear(3, 6, 4, used=1.0), Linear(6, 4)
     glorot = Glorot(init_spec.Glorot(embedding_std=0.02), 2, 6)
     initialise(nn.ModuleDict({"up": stack}), glorot, seed=5)
     for e in range(3):

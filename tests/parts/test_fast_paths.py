@@ -69,7 +69,7 @@ def test_a_model_of_formulas_is_the_same(
     row = torch.arange(149)
     given = {
         "": {},
-        "documents": {"document_ids": torch.stack([row // 40, row // 130])},
+        "documents": {"segment_ids": torch.stack([row // 40, row // 130])},
         "padding": {"padding_mask": torch.stack([row >= 30, row < 120])},
     }[narrowed]
     model = build(load("modern").override(*SHAPE)).double()

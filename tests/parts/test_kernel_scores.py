@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.kernels import KERNELS, Scores, blocks
+from archwright.parts.kernels import KERNELS, ScoreMods, blocks
 from archwright.parts.kernels.flex import block_mask
 from archwright.parts.kernels.scores import ElementwiseBias
-from archwright.parts.masks import MASKS, Pattern, View
-from archwright.parts.places import Places, places
+from archwright.parts.masks import MASKS, AttentionMask, MaskPattern
+from archwright.parts.places import TokenLayout, places
 from archwright.spec import masks as spec
 
 LENGTH, HEADS, KV, HEAD_DIM, SCALE, CAP = 13, 4, 2, 8, 0.7, 1.3
@@ -46,18 +46,18 @@ PARTS = [
 ROW = torch.arange(LENGTH)
 NARROWED: dict[str, dict[str, Tensor]] = {
     "": {},
-    "documents": {"document_ids": torch.stack([ROW // 5, ROW // 9])},
+    "documents": {"segment_ids": torch.stack([ROW // 5, ROW // 9])},
     "padding": {"padding_mask": torch.stack([ROW >= 4, ROW <= 6])},
     "both": {
-        "document_ids": torch.stack([ROW // 5, ROW // 9]),
+        "segment_ids": torch.stack([ROW // 5, ROW // 9]),
         "padding_mask": torch.stack([ROW >= 2, ROW <= 10]),
     },
 }
 
 
-def pattern(choice: spec.Mask) -> Pattern:
+def pattern(choice: spec.Mask) -> MaskPattern:
     differ = isinstance(choice, spec.BlockSparse)
-    made: Pattern = MASKS[type(choice)](choice, *[HEADS] * differ)
+    made: MaskPattern = MASKS[type(choice)](choice, *[HEADS] * differ)
     return made
 
 
@@ -69,8 +69,10 @@ class Case:
         shapes = [(2, LENGTH, heads, HEAD_DIM) for heads in (HEADS, KV, KV)]
         shapes += [(NEAR, HEADS), (HEADS,)]
         self.given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-        self.where: Places = places(torch.zeros(2, LENGTH, dtype=torch.long), **NARROWED[narrowed])
-        self.view = View(pattern(CHOICES[mask]), self.where)
+        self.where: TokenLayout = places(
+            torch.zeros(2, LENGTH, dtype=torch.long), **NARROWED[narrowed]
+        )
+        self.view = AttentionMask(pattern(CHOICES[mask]), self.where)
 
     def by_kernel(
         self, kernel: str, parts: set[str], by_distance: bool = False, dropout: float = 0.0
@@ -82,7 +84,7 @@ class Case:
 
         positions = self.where.positions_or_range()
         bias = ElementwiseBias(value, HEADS, positions, positions, by_distance=by_distance)
-        scores = Scores(
+        scores = ScoreMods(
             SCALE,
             dropout,
             softcap=CAP if "softcap" in parts else None,
@@ -209,7 +211,7 @@ def test_flex_blocks_are_where_the_mask_shows_something(choice: Any, narrowed: b
     """FlexAttention's blocks of 128 x 128: skipped where all is hidden, and nowhere else."""
     length = 400
     ids = (torch.arange(length) >= 150).long()[None] if narrowed else None
-    view = View(pattern(choice), places(torch.zeros(1, length).long(), None, ids))
+    view = AttentionMask(pattern(choice), places(torch.zeros(1, length).long(), None, ids))
     found = block_mask(view).to_dense()[0].bool()
     assert len(found) == view.num_heads
     padded = torch.zeros(len(found), 512, 512, dtype=torch.bool)
@@ -223,7 +225,7 @@ def test_scores_are_as_wide_as_float32_whatever_the_products() -> None:
     dice = torch.Generator().manual_seed(0)
     products = (3 * torch.randn(2, HEADS, 5, 7, generator=dice)).bfloat16()
     bias = torch.randn(HEADS, 5, 7, generator=dice)
-    found = Scores(SCALE, softcap=CAP, sinks=torch.zeros(HEADS)).weights(products, None, bias)
+    found = ScoreMods(SCALE, softcap=CAP, sinks=torch.zeros(HEADS)).weights(products, None, bias)
     scores = CAP * torch.tanh(products.double() * SCALE / CAP) + bias.double()
     expected = scores.exp() / (scores.exp().sum(-1, keepdim=True) + 1)
     assert found.dtype == torch.float32

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.kernels import KERNELS, Scores, blocks
-from archwright.parts.masks import Causal, Pattern, View, Window
+from archwright.parts.kernels import KERNELS, ScoreMods, blocks
+from archwright.parts.masks import AttentionMask, Causal, MaskPattern, Window
 from archwright.parts.places import places
 from archwright.spec import masks as spec
 
@@ -17,7 +17,7 @@ HEADS = [(4, 4, 8), (6, 3, 5), (3, 1, 8), (2, 1, 11)]
 LENGTHS = [1, 14]
 """Of texts in blocks of 4: within one, and across several with a rest."""
 
-MASKS: dict[str, Pattern] = {
+MASKS: dict[str, MaskPattern] = {
     "causal": Causal(spec.Causal()),
     "window 1": Window(spec.Window(size=1)),
     "window 3": Window(spec.Window(size=3)),
@@ -57,17 +57,17 @@ def inputs(
     return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
-def views(length: int, narrowed: str, pattern: Pattern) -> View:
+def views(length: int, narrowed: str, pattern: MaskPattern) -> AttentionMask:
     row = torch.arange(length)
     given: dict[str, Any] = {
         "": {},
-        "documents": {"document_ids": torch.stack([row // 3, row // 7])},
+        "documents": {"segment_ids": torch.stack([row // 3, row // 7])},
         "padding": {"padding_mask": torch.stack([row >= length // 3, row <= length // 2])},
     }[narrowed]
-    return View(pattern, places(torch.zeros(2, length, dtype=torch.long), **given))
+    return AttentionMask(pattern, places(torch.zeros(2, length, dtype=torch.long), **given))
 
 
-def seen_by(view: View) -> Tensor:
+def seen_by(view: AttentionMask) -> Tensor:
     assert view.num_heads == 1
     return view.dense[:, 0].expand(2, -1, -1)
 
@@ -87,7 +87,7 @@ class TestExact:
             for heads, kv, values in HEADS:
                 q, k, v = inputs(length, heads, kv, values=values)
                 view = views(length, narrowed, MASKS[mask])
-                found = KERNELS[kernel](q, k, v, view, Scores(0.3)).detach().numpy()
+                found = KERNELS[kernel](q, k, v, view, ScoreMods(0.3)).detach().numpy()
                 expected = loops(q, k, v, seen_by(view).numpy(), 0.3)
                 np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
@@ -99,7 +99,9 @@ class TestExact:
                 given = inputs(length, heads, kv, values=values)
                 view = views(length, narrowed, MASKS[mask])
                 into = torch.randn(2, length, heads, values, dtype=torch.float64)
-                found = torch.autograd.grad(KERNELS[kernel](*given, view, Scores(0.3)), given, into)
+                found = torch.autograd.grad(
+                    KERNELS[kernel](*given, view, ScoreMods(0.3)), given, into
+                )
                 formula = dense(*given, seen_by(view), 0.3)
                 expected = torch.autograd.grad(formula, given, into)
                 for ours, theirs in zip(found, expected, strict=True):
@@ -110,7 +112,7 @@ class TestExact:
 class TestAll:
     def test_large_scores_do_not_overflow(self, kernel: str) -> None:
         q, k, v = (100 * x.detach().float() for x in inputs(9, 2, 2))
-        found = KERNELS[kernel](q, k, v, views(9, "", MASKS["causal"]), Scores(1.0))
+        found = KERNELS[kernel](q, k, v, views(9, "", MASKS["causal"]), ScoreMods(1.0))
         expected = loops(q, k, v, np.tril(np.ones((2, 9, 9))), 1.0)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3, atol=1e-3)
 
@@ -119,7 +121,7 @@ class TestAll:
         for mask in ("causal", "window 9"):
             q, k, v = inputs(150, 4, 2, torch.bfloat16)
             view = views(150, "", MASKS[mask])
-            found = KERNELS[kernel](q, k, v, view, Scores(0.3))
+            found = KERNELS[kernel](q, k, v, view, ScoreMods(0.3))
             assert found.dtype == torch.bfloat16
             error = found.detach().double().numpy() - loops(q, k, v, seen_by(view).numpy(), 0.3)
             assert np.abs(error).max() < 0.03
@@ -131,7 +133,7 @@ class TestAll:
         view = views(40, "", MASKS["causal"])
         torch.manual_seed(0)
         into = torch.randn(given[0].shape).bfloat16()
-        found = torch.autograd.grad(KERNELS[kernel](*given, view, Scores(0.3)), given, into)
+        found = torch.autograd.grad(KERNELS[kernel](*given, view, ScoreMods(0.3)), given, into)
         formula = dense(*exact, seen_by(view), 0.3)
         for ours, theirs in zip(
             found, torch.autograd.grad(formula, exact, into.double()), strict=True
@@ -144,8 +146,8 @@ class TestAll:
         torch.manual_seed(0)
         length, p = 64, 0.25
         zero, one = torch.zeros(200, length, 1, 4), torch.ones(200, length, 1, 4)
-        view = View(MASKS["causal"], places(torch.zeros(200, length, dtype=torch.long)))
-        out = KERNELS[kernel](zero, zero, one, view, Scores(1.0, p))
+        view = AttentionMask(MASKS["causal"], places(torch.zeros(200, length, dtype=torch.long)))
+        out = KERNELS[kernel](zero, zero, one, view, ScoreMods(1.0, p))
         kept = out * torch.arange(1, length + 1)[:, None, None] * (1 - p)
         torch.testing.assert_close(kept, kept.round(), rtol=0, atol=1e-3)  # whole numbers of keys
         assert out.mean().item() == pytest.approx(1, abs=0.01)
@@ -158,22 +160,22 @@ class TestAll:
 
         def call(*given: Tensor) -> Tensor:
             torch.manual_seed(3)
-            return KERNELS[kernel](*given, view, Scores(0.3, 0.4))
+            return KERNELS[kernel](*given, view, ScoreMods(0.3, 0.4))
 
-        assert not torch.allclose(call(*given), KERNELS[kernel](*given, view, Scores(0.3)))
+        assert not torch.allclose(call(*given), KERNELS[kernel](*given, view, ScoreMods(0.3)))
         assert torch.autograd.gradcheck(call, given)
 
     def test_inputs_may_lie_in_pieces(self, kernel: str) -> None:
         given = inputs(9, 4, 2)
         apart = [x.detach().permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2) for x in given]
         view = views(9, "", MASKS["causal"])
-        found, expected = (KERNELS[kernel](*xs, view, Scores(0.3)) for xs in (apart, given))
+        found, expected = (KERNELS[kernel](*xs, view, ScoreMods(0.3)) for xs in (apart, given))
         torch.testing.assert_close(found, expected)
 
     def test_inputs_are_left_alone(self, kernel: str) -> None:
         given = [x.detach() for x in inputs(9, 4, 2)]
         before = [x.clone() for x in given]
-        KERNELS[kernel](*given, views(9, "documents", MASKS["causal"]), Scores(0.3, 0.1))
+        KERNELS[kernel](*given, views(9, "documents", MASKS["causal"]), ScoreMods(0.3, 0.1))
         assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
 
 
@@ -183,7 +185,7 @@ def test_blocks_of_the_real_size_give_the_same(monkeypatch: pytest.MonkeyPatch) 
     for narrowed in ("", "documents", "padding"):
         for mask in ("causal", "window 9"):
             view = views(300, narrowed, MASKS[mask])
-            found = KERNELS["blockwise"](q, k, v, view, Scores(0.3))
+            found = KERNELS["blockwise"](q, k, v, view, ScoreMods(0.3))
             torch.testing.assert_close(found, dense(q, k, v, seen_by(view), 0.3))
 
 
@@ -192,13 +194,13 @@ def test_no_block_looks_where_a_mask_hides_all() -> None:
     q, k, v = (x.detach() for x in inputs(40, 2, 1))
     k[:, :16], v[:, :16] = torch.nan, torch.nan
     view = views(40, "", Window(spec.Window(size=4)))
-    out = KERNELS["blockwise"](q, k, v, view, Scores(0.3))
+    out = KERNELS["blockwise"](q, k, v, view, ScoreMods(0.3))
     assert out[:, 20:].isfinite().all()
 
 
 def test_second_gradients_are_refused_not_wrong() -> None:
     given = inputs(5, 2, 2)
-    out = KERNELS["blockwise"](*given, views(5, "", MASKS["causal"]), Scores(0.3))
+    out = KERNELS["blockwise"](*given, views(5, "", MASKS["causal"]), ScoreMods(0.3))
     (first,) = torch.autograd.grad(out.square().sum(), given[0], create_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         first.sum().backward()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright.model import Decoder, build
 from archwright.parts.attention import LatentAttention
 from archwright.parts.kernels import KERNELS
-from archwright.parts.masks import Causal, View
+from archwright.parts.masks import AttentionMask, Causal
 from archwright.parts.norms import NORMS
 from archwright.parts.places import places
 from archwright.parts.positions import SCORE_POSITIONS, Rotary
@@ -74,7 +74,7 @@ def drawn(part: LatentAttention) -> LatentAttention:
 
 
 def run(part: LatentAttention, x: Tensor) -> Tensor:
-    view = View(Causal(masks.Causal()), places(torch.zeros(x.shape[:2], dtype=torch.long)))
+    view = AttentionMask(Causal(masks.Causal()), places(torch.zeros(x.shape[:2], dtype=torch.long)))
     rotary = part._shared[0]
     where = torch.arange(x.shape[1])[None]
     out: Tensor = part(x, view, None if rotary is None else rotary(where))
@@ -200,7 +200,7 @@ class TestBesideTransformers:
                 attention_mask=hidden,
                 position_embeddings=rotary(x, torch.arange(11)[None]),
             )[0]
-            view = View(Causal(masks.Causal()), places(torch.zeros(2, 11).long()))
+            view = AttentionMask(Causal(masks.Causal()), places(torch.zeros(2, 11).long()))
             found = ours(x, view, model.rotaries["rotary_0"](torch.arange(11)[None]))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

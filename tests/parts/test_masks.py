@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archwright.parts.masks import MASKS, Causal, Pattern, View, Window, pairs
+from archwright.parts.masks import MASKS, AttentionMask, Causal, MaskPattern, Window, pairs
 from archwright.parts.places import places
 from archwright.spec import masks as spec
 
@@ -79,7 +79,7 @@ def test_all_masks_are_tested() -> None:
 
 
 @PATTERNS
-def test_the_predicate(choice: spec.Mask, pattern: Pattern) -> None:
+def test_the_predicate(choice: spec.Mask, pattern: MaskPattern) -> None:
     index = torch.arange(12)
     seen = pattern.visible(index[:, None], index[None])
     for q, k in product(range(12), repeat=2):
@@ -87,7 +87,7 @@ def test_the_predicate(choice: spec.Mask, pattern: Pattern) -> None:
 
 
 @PATTERNS
-def test_a_window_counts_the_query_s_own_key(choice: spec.Mask, pattern: Pattern) -> None:
+def test_a_window_counts_the_query_s_own_key(choice: spec.Mask, pattern: MaskPattern) -> None:
     seen = int(pattern.visible(torch.tensor(50), torch.arange(100)).sum())
     assert seen == sum(sees(choice, 50, key) for key in range(100))
     if isinstance(choice, spec.Window):
@@ -95,7 +95,7 @@ def test_a_window_counts_the_query_s_own_key(choice: spec.Mask, pattern: Pattern
 
 
 @PATTERNS
-def test_the_range_of_keys_is_as_small_as_can_be(choice: spec.Mask, pattern: Pattern) -> None:
+def test_the_range_of_keys_is_as_small_as_can_be(choice: spec.Mask, pattern: MaskPattern) -> None:
     for length in (1, 2, 9):
         for first, last in product(range(length), repeat=2):
             if first <= last:
@@ -105,7 +105,7 @@ def test_the_range_of_keys_is_as_small_as_can_be(choice: spec.Mask, pattern: Pat
 
 
 @PATTERNS
-def test_the_number_of_pairs(choice: spec.Mask, pattern: Pattern) -> None:
+def test_the_number_of_pairs(choice: spec.Mask, pattern: MaskPattern) -> None:
     for length in (1, 2, 3, 8, 41):
         expected = sum(sees(choice, q, k) for q, k in product(range(length), repeat=2))
         assert pairs(pattern, length) == expected
@@ -123,7 +123,7 @@ class TestHeads:
     ) -> None:
         choice = spec.BlockSparse(block_size=size, local_blocks=near, stride=stride)
         pattern, length = MASKS[type(choice)](choice, num_heads), 31
-        view = View(pattern, places(torch.zeros(2, length, dtype=torch.long)))
+        view = AttentionMask(pattern, places(torch.zeros(2, length, dtype=torch.long)))
         assert view.dense.shape == (1, num_heads, length, length)
         seen = torch.zeros(num_heads, length, length, dtype=torch.bool)
         for h, q, k in product(range(num_heads), range(length), range(length)):
@@ -140,7 +140,7 @@ class TestHeads:
         """A matrix of blocks for each head, blown up to tokens and cut along the diagonal."""
         size, near, blocks = 4, 3, 20
         choice = spec.BlockSparse(block_size=size, local_blocks=near, stride=stride)
-        view = View(
+        view = AttentionMask(
             MASKS[type(choice)](choice, num_heads),
             places(torch.zeros(1, size * blocks, dtype=torch.long)),
         )
@@ -156,12 +156,14 @@ class TestHeads:
 
     def test_heads_that_are_alike_have_one_mask(self) -> None:
         choice = spec.BlockSparse(per_head=False)
-        view = View(MASKS[type(choice)](choice, 8), places(torch.zeros(1, 5, dtype=torch.long)))
+        view = AttentionMask(
+            MASKS[type(choice)](choice, 8), places(torch.zeros(1, 5, dtype=torch.long))
+        )
         assert view.dense.shape == (1, 1, 5, 5)
 
 
 @st.composite
-def views(draw: st.DrawFn) -> tuple[spec.Mask, View, list[list[int]], list[list[bool]]]:
+def views(draw: st.DrawFn) -> tuple[spec.Mask, AttentionMask, list[list[int]], list[list[bool]]]:
     """Draw a mask over rows with documents and padding, wherever it stands."""
     length = draw(st.integers(1, 9))
     rows = draw(st.integers(1, 3))
@@ -174,13 +176,13 @@ def views(draw: st.DrawFn) -> tuple[spec.Mask, View, list[list[int]], list[list[
     valid = draw(st.none() | st.lists(real, min_size=rows, max_size=rows))
     where = places(
         torch.zeros(rows, length, dtype=torch.long),
-        document_ids=None if documents is None else torch.tensor(documents),
+        segment_ids=None if documents is None else torch.tensor(documents),
         padding_mask=None if valid is None else torch.tensor(valid),
     )
     documents = documents or [[0] * length] * rows
     return (
         choice,
-        View(MASKS[type(choice)](choice), where),
+        AttentionMask(MASKS[type(choice)](choice), where),
         documents,
         valid or [[True] * length] * rows,
     )
@@ -200,7 +202,7 @@ def expected(
 
 @given(views())
 def test_documents_and_padding_narrow_a_mask(
-    drawn: tuple[spec.Mask, View, list[list[int]], list[list[bool]]],
+    drawn: tuple[spec.Mask, AttentionMask, list[list[int]], list[list[bool]]],
 ) -> None:
     choice, view, documents, valid = drawn
     length = view.places.length
@@ -213,7 +215,7 @@ def test_documents_and_padding_narrow_a_mask(
 
 @given(views(), st.data())
 def test_blocks_are_pieces_of_the_whole(
-    drawn: tuple[spec.Mask, View, list[list[int]], list[list[bool]]], data: st.DataObject
+    drawn: tuple[spec.Mask, AttentionMask, list[list[int]], list[list[bool]]], data: st.DataObject
 ) -> None:
     _, view, _, _ = drawn
     length = view.places.length
@@ -242,7 +244,7 @@ class Everything:
 
 def test_padding_narrows_no_mask_that_looks_ahead() -> None:
     real = torch.tensor([[False, True, True, True, True]])
-    view = View(Everything(), places(real.long(), padding_mask=real))
+    view = AttentionMask(Everything(), places(real.long(), padding_mask=real))
     assert view.keys(0, 3) == (0, 5)
     assert view.dense[0, 0].tolist() == [
         [True, False, False, False, False],
@@ -254,8 +256,8 @@ def test_which_views_are_plain_causal() -> None:
     tokens = torch.zeros(2, 4, dtype=torch.long)
     real = torch.ones(2, 4, dtype=torch.bool)
     causal = Causal(spec.Causal())
-    assert View(causal, places(tokens)).is_plain_causal
-    assert View(causal, places(tokens, positions=torch.arange(4))).is_plain_causal
-    assert not View(causal, places(tokens, padding_mask=real)).is_plain_causal
-    assert not View(causal, places(tokens, document_ids=tokens)).is_plain_causal
-    assert not View(Window(spec.Window()), places(tokens)).is_plain_causal
+    assert AttentionMask(causal, places(tokens)).is_plain_causal
+    assert AttentionMask(causal, places(tokens, positions=torch.arange(4))).is_plain_causal
+    assert not AttentionMask(causal, places(tokens, padding_mask=real)).is_plain_causal
+    assert not AttentionMask(causal, places(tokens, segment_ids=tokens)).is_plain_causal
+    assert not AttentionMask(Window(spec.Window()), places(tokens)).is_plain_causal

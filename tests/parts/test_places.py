@@ -24,7 +24,7 @@ def test_positions_count_real_tokens() -> None:
 
 def test_positions_start_anew_in_each_document() -> None:
     documents = torch.tensor([[4, 4, 4, 9, 9], [1, 2, 2, 1, 1]])
-    where = places(TOKENS, document_ids=documents)
+    where = places(TOKENS, segment_ids=documents)
     assert where.positions_or_range().tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 0, 1]]
     assert not where.plain
 
@@ -33,7 +33,7 @@ def test_positions_start_anew_in_each_document() -> None:
 def test_documents_beside_padding(filler: int) -> None:
     real = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
     documents = torch.tensor([[filler, 5, 5, 6, 6], [5, 6, 6, 6, filler]])
-    found = places(TOKENS, document_ids=documents, padding_mask=real).positions_or_range()
+    found = places(TOKENS, segment_ids=documents, padding_mask=real).positions_or_range()
     assert found[0, 1:].tolist() == [0, 1, 0, 1]
     assert found[1, :4].tolist() == [0, 0, 1, 2]
 
@@ -42,7 +42,7 @@ def test_documents_beside_padding(filler: int) -> None:
 def test_a_text_is_as_long_as_its_real_tokens(filler: int) -> None:
     real = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
     documents = torch.tensor([[filler, 5, 5, 6, 6], [5, 6, 6, 6, filler]])
-    found = places(TOKENS, document_ids=documents, padding_mask=real).spans_or_end()
+    found = places(TOKENS, segment_ids=documents, padding_mask=real).spans_or_end()
     assert found[0, 1:].tolist() == [2, 2, 2, 2]
     assert found[1, :4].tolist() == [1, 3, 3, 3]
     assert places(TOKENS, padding_mask=real).spans_or_end().tolist() == [[4] * 5] * 2
@@ -66,7 +66,7 @@ def test_given_positions_are_kept(given: torch.Tensor) -> None:
         ({"tokens": torch.zeros(5).long()}, r"tokens: found shape \[5\]; expected \[batch, length\]"),
         ({"positions": torch.arange(4)}, r"positions: found shape \[1, 4\]; expected \[2, 5\] or \[5\]"),
         ({"positions": torch.zeros(3, 5).long()}, r"positions: found shape \[3, 5\]; expected \[2, 5\]"),
-        ({"document_ids": torch.zeros(5).long()}, r"document_ids: found shape \[5\]; expected that of"),
+        ({"segment_ids": torch.zeros(5).long()}, r"segment_ids: found shape \[5\]; expected that of"),
         ({"padding_mask": torch.ones(2, 4).bool()}, r"padding_mask: found shape \[2, 4\]; expected that"),
     ],
 )  # fmt: skip

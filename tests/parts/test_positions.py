@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.places import Places, places
+from archwright.parts.places import TokenLayout, places
 from archwright.parts.positions import Learned, Rotary, Sinusoidal
 from archwright.spec import positions as spec
 
 
-def plain(length: int) -> Places:
+def plain(length: int) -> TokenLayout:
     return places(torch.zeros(1, length, dtype=torch.long))
 
 

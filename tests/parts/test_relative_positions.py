@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from archwright.model import build
-from archwright.parts.masks import MASKS, View
+from archwright.parts.masks import MASKS, AttentionMask
 from archwright.parts.places import places
 from archwright.parts.positions import SCORE_POSITIONS
 from archwright.parts.positions.relative import ALiBi, T5Bias, TransformerXL, alibi_slopes
@@ -31,8 +31,8 @@ def made(choice: spec.Position, heads: int = HEADS, two_way: bool = False) -> An
     return part.double()
 
 
-def view(mask: masks.Mask = masks.Causal(), positions: Tensor = GIVEN) -> View:  # noqa: B008
-    return View(MASKS[type(mask)](mask), places(torch.zeros_like(positions), positions))
+def view(mask: masks.Mask = masks.Causal(), positions: Tensor = GIVEN) -> AttentionMask:  # noqa: B008
+    return AttentionMask(MASKS[type(mask)](mask), places(torch.zeros_like(positions), positions))
 
 
 def queries(heads: int = HEADS) -> Tensor:

@@ -209,7 +209,7 @@ def test_each_row_follows_its_own_length(case: str) -> None:
 def test_each_packed_document_follows_its_own_length(case: str) -> None:
     lengths = [30, LENGTH + 26, LENGTH, LENGTH + 1]
     ids = torch.cat([torch.full((n,), i % 2) for i, n in enumerate(lengths)])[None]
-    part, where = rotary(case), places(ids, document_ids=ids)
+    part, where = rotary(case), places(ids, segment_ids=ids)
     x = torch.randn(1, ids.shape[1], 1, HEAD_DIM, dtype=torch.float64)
     turned = part.rotate(x, part(where.positions_or_range(), where.spans_or_end()))
     for i, span in enumerate(lengths):

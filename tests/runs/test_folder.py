@@ -258,12 +258,12 @@ def test_cut_back(tmp_path: Path) -> None:
     (run.checkpoints_folder / ".tmp-25").mkdir()
     (run.path / ".spec.toml.123.tmp").touch()
     assert run.checkpoints() == paths
-    run.cut_back(10)
+    run.truncate_to(10)
     assert [record["step"] for record in run.metrics()] == [0, 10]
     assert [record["step"] for record in run.probes()] == [0, 10]
     assert [p.name for p in run.checkpoints_folder.iterdir()] == ["step-10"]
     assert not list(run.path.glob(".*.tmp"))
-    run.cut_back(-1)
+    run.truncate_to(-1)
     assert run.metrics() == []
     assert run.checkpoints() == {}
 

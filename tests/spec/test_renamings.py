@@ -70,12 +70,16 @@ def subclasses(cls: type) -> set[type]:
 def test_every_renaming_is_of_a_class_and_a_key_that_there_are() -> None:
     classes = {cls.__name__: cls for cls in subclasses(Spec)}
     for name, renamings in RENAMINGS.items():
-        below = [c for c in subclasses(classes[name]) if not issubclass(c, Choice) or not c.is_axis()]
+        below = [
+            c for c in subclasses(classes[name]) if not issubclass(c, Choice) or not c.is_axis()
+        ]
         for old, new, values in renamings:
             fields = [c.model_fields[new] for c in below if new in c.model_fields]
             assert fields, (name, new)
             assert old == new or all(old not in c.model_fields for c in below), (name, old)
-            taken = {f.default for f in fields} | {a for f in fields for a in _literals(f.annotation)}
+            taken = {f.default for f in fields} | {
+                a for f in fields for a in _literals(f.annotation)
+            }
             assert set(values.values()) <= taken, (name, new)
 
 
@@ -143,10 +147,14 @@ def test_a_choice_of_a_kind_keeps_a_key_that_another_kind_had() -> None:
     assert renamed(RunSpec, {"schedule": {"kind": "cosine", "decay": 0.5}}) == {
         "schedule": {"kind": "cosine", "decay": 0.5}
     }
-    assert renamed(ModelSpec, {"residual": {"multiplier": 2.0}}) == {"residual": {"multiplier": 2.0}}
+    assert renamed(ModelSpec, {"residual": {"multiplier": 2.0}}) == {
+        "residual": {"multiplier": 2.0}
+    }
 
 
-@pytest.mark.parametrize("wrong", [{"attention": 3}, {"norm": {"kind": ["rms"]}}, {"layer_kinds": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"attention": 3}, {"norm": {"kind": ["rms"]}}, {"layer_kinds": 1}]
+)
 def test_what_is_no_table_is_left_to_be_refused(wrong: dict[str, Any]) -> None:
     assert renamed(ModelSpec, wrong) == wrong
 

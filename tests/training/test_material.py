@@ -13,7 +13,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.tokenizer import Tokenizer
-from archwright.training.material import Material, gather, regain
+from archwright.training.material import Material, gather, reload_data
 
 
 @pytest.fixture
@@ -33,13 +33,13 @@ def same(one: Material, other: Material) -> bool:
 
 
 def test_material_is_regained(run: RunSpec, folder: RunFolder, cache: Path) -> None:
-    first = regain(run, folder)
+    first = reload_data(run, folder)
     shutil.rmtree(cache)
-    assert same(regain(run, folder), first)
+    assert same(reload_data(run, folder), first)
     for path in cache.glob("tokens/*/shard-*.bin"):
         path.write_bytes(bytes(path.stat().st_size))
     with pytest.warns(UserWarning, match="the cached tokens of data.text were damaged"):
-        assert same(regain(run, folder), first)
+        assert same(reload_data(run, folder), first)
 
 
 def test_records_of_the_first_releases_are_read(run: RunSpec, folder: RunFolder) -> None:
@@ -47,13 +47,13 @@ def test_records_of_the_first_releases_are_read(run: RunSpec, folder: RunFolder)
     for side in ("train", "held_out"):
         del data[side]["digest"]
     record(folder, data)
-    assert len(regain(run, folder).train) == data["train"]["num_tokens"]
+    assert len(reload_data(run, folder).train) == data["train"]["num_tokens"]
 
 
 def test_another_tokenizer_is_refused(run: RunSpec, folder: RunFolder) -> None:
     Tokenizer(raw_bytes(["<|other|>"]), "<|other|>").save(folder.tokenizer_folder)
     with pytest.raises(UserError) as caught:
-        regain(run, folder)
+        reload_data(run, folder)
     assert str(caught.value) == (
         f"{folder.path}: the tokenizer has changed since this run began; bring the old tokenizer "
         "back, or train anew with another --out"
@@ -66,7 +66,7 @@ def test_other_tokens_are_refused(run: RunSpec, folder: RunFolder, key: str) -> 
     data["held_out"][key] = 7
     record(folder, data)
     with pytest.raises(UserError, match="the row of tokens has changed since this run began"):
-        regain(run, folder)
+        reload_data(run, folder)
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,15 @@ def test_a_record_of_another_shape_is_told(
 ) -> None:
     record(folder, change(folder.environment()["data"]))
     with pytest.raises(UserError, match=r"environment\.json: found no record of the text"):
-        regain(run, folder)
+        reload_data(run, folder)
     folder.environment_file.write_text("{}")
     with pytest.raises(UserError, match=r"environment\.json: found no record of the text"):
-        regain(run, folder)
+        reload_data(run, folder)
 
 
 def test_a_store_at_an_impossible_place_is_made_again(run: RunSpec, folder: RunFolder) -> None:
-    first = regain(run, folder)
+    first = reload_data(run, folder)
     data = folder.environment()["data"]
     data["train"]["store"] = "a\0b"
     record(folder, data)
-    assert same(regain(run, folder), first)
+    assert same(reload_data(run, folder), first)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import archwright as aw
 from archwright.losses import cross_entropy
-from archwright.parts.kernels import Scores
+from archwright.parts.kernels import ScoreMods
 from archwright.parts.kernels.scores import ElementwiseBias
-from archwright.parts.masks import MASKS, View
+from archwright.parts.masks import MASKS, AttentionMask
 from archwright.parts.places import places
 from archwright.runs import RunFolder
 from archwright.spec.masks import Window
@@ -112,7 +112,7 @@ def test_the_stream_the_head_and_what_is_dead(model: aw.Decoder, tokens: Tensor)
         with Probes(model) as probes:
             logits = model(tokens).logits
         x, sizes = model.embedding(tokens), []
-        views = {name: View(mask, places(tokens)) for name, mask in model.masks.items()}
+        views = {name: AttentionMask(mask, places(tokens)) for name, mask in model.masks.items()}
         for layer in [None, *model.layers]:
             if layer is not None:
                 turns = model.rotaries[layer.rotary](torch.arange(24)[None])  # type: ignore[index]
@@ -142,7 +142,7 @@ def test_attention_is_that_of_an_explicit_softmax(
         lambda *args: given.setdefault(str(len(given)), args) and mean_entropy(*args),
     )
     with torch.no_grad(), Probes(model) as probes:
-        model(tokens, document_ids=ids)
+        model(tokens, segment_ids=ids)
     assert len(given) == 3
     for i, (q, k, _, _, *more) in enumerate(given.values()):
         scale = more[0].scale
@@ -166,12 +166,14 @@ def test_settings_of_scores_count() -> None:
     dice = torch.Generator().manual_seed(0)
     length = QUERIES + 40
     q, k = (torch.randn(2, length, heads, 8, generator=dice) * 3 for heads in (4, 2))
-    view = View(MASKS[Window](Window(size=50)), places(torch.zeros(2, length, dtype=torch.long)))
+    view = AttentionMask(
+        MASKS[Window](Window(size=50)), places(torch.zeros(2, length, dtype=torch.long))
+    )
     sinks = torch.randn(4, generator=dice)
     slopes = torch.tensor([0.5, 0.1, 0.0, 1.0])
     at = torch.arange(length)[None]
     bias = ElementwiseBias(lambda h, q, k: slopes[h] * (k - q), 4, at, at)
-    settings = Scores(0.3, softcap=2.0, bias=bias, sinks=sinks)
+    settings = ScoreMods(0.3, softcap=2.0, bias=bias, sinks=sinks)
     logits, entropies = [], []
     for head in range(4):
         for t in range(40, length):
@@ -185,7 +187,7 @@ def test_settings_of_scores_count() -> None:
     assert largest_logit(q, k, k, view, settings).item() == pytest.approx(max(logits), rel=1e-5)
     found = mean_entropy(q, k, k, view, settings).item()
     assert found == pytest.approx(sum(entropies) / len(entropies), rel=1e-5)
-    plain = mean_entropy(q, k, k, view, Scores(0.3))
+    plain = mean_entropy(q, k, k, view, ScoreMods(0.3))
     assert plain.item() != pytest.approx(found, rel=1e-3)
 
 

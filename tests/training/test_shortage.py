@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from archwright.spec.errors import UserError
-from archwright.training.shortage import said_if_memory_runs_out
+from archwright.training.shortage import explain_out_of_memory
 
 
 def too_much_for_torch() -> None:
@@ -20,11 +20,11 @@ def too_much_for_a_gpu() -> None:
 @pytest.mark.parametrize("ask", [too_much_for_torch, too_much_for_python, too_much_for_a_gpu])
 def test_it_is_one_line(ask: object) -> None:
     assert callable(ask)
-    with pytest.raises(UserError, match="lower batch_size") as caught, said_if_memory_runs_out():
+    with pytest.raises(UserError, match="lower batch_size") as caught, explain_out_of_memory():
         ask()
     assert len(caught.value.lines) == 1
 
 
 def test_other_failures_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="something else"), said_if_memory_runs_out():
+    with pytest.raises(RuntimeError, match="something else"), explain_out_of_memory():
         raise RuntimeError("something else")

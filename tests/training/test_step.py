@@ -132,9 +132,9 @@ def test_what_routers_ask_for_is_minimised_too(chunked: bool, num_rows: int) -> 
     assert result.loss == pytest.approx(loss.item(), rel=1e-6)
     assert result.router_loss == pytest.approx(asked.item(), rel=1e-9)
     assert result.grad_norm == pytest.approx(norm, rel=1e-5)
-    assert losses.take_auxiliary(model) == 0
+    assert losses.pop_aux_losses(model) == 0
     model.eval()(rows.tokens)
-    assert losses.take_auxiliary(model) == 0
+    assert losses.pop_aux_losses(model) == 0
 
 
 def test_what_a_step_reports(model: nn.Module) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
-from archwright.training.finish import finish_briefly
+from archwright.training.finish import finalize_metrics_only
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.machine import environment
 from archwright.training.material import Material, gather
@@ -134,9 +134,9 @@ def losses(folder: RunFolder) -> list[float]:
 
 def test_folders_hold_what_runs_alone_leave(longer: RunSpec, tmp_path: Path) -> None:
     stacked = begun(tmp_path / "stacked", longer)
-    train_together(stacked, finish_briefly, done=[False] * 3, lost=unexpected)
+    train_together(stacked, finalize_metrics_only, done=[False] * 3, lost=unexpected)
     for folder, alone in zip(stacked, begun(tmp_path / "alone", longer), strict=True):
-        train_in(alone, finish_briefly, quiet=True)
+        train_in(alone, finalize_metrics_only, quiet=True)
         assert folder.finished
         assert not folder.checkpoints_folder.exists()
         assert losses(folder) == pytest.approx(losses(alone), rel=1e-5)
@@ -166,7 +166,7 @@ def test_a_stack_that_is_cut_off_ends_in_the_same_numbers_bit_for_bit(
 ) -> None:
     longer = longer.override("checkpoint.every=4")
     whole, cut = (begun(tmp_path / name, longer) for name in ("whole", "cut"))
-    train_together(whole, finish_briefly, done=[False] * 3, lost=unexpected)
+    train_together(whole, finalize_metrics_only, done=[False] * 3, lost=unexpected)
     save, saved = Loop.save, []
 
     def dying(loop: Loop) -> None:  # in the midst of the saves, where runs differ in what they have
@@ -177,9 +177,9 @@ def test_a_stack_that_is_cut_off_ends_in_the_same_numbers_bit_for_bit(
 
     monkeypatch.setattr(Loop, "save", dying)
     with pytest.raises(Died):
-        train_together(cut, finish_briefly, done=[False] * 3, lost=unexpected)
+        train_together(cut, finalize_metrics_only, done=[False] * 3, lost=unexpected)
     monkeypatch.undo()
-    train_together(cut, finish_briefly, done=[False] * 3, lost=unexpected)
+    train_together(cut, finalize_metrics_only, done=[False] * 3, lost=unexpected)
     assert [losses(f) for f in cut] == [losses(f) for f in whole]
     assert [f.metrics()[-2]["nats_per_token"] for f in cut] == [
         f.metrics()[-2]["nats_per_token"] for f in whole
@@ -189,7 +189,7 @@ def test_a_stack_that_is_cut_off_ends_in_the_same_numbers_bit_for_bit(
 def test_the_page_of_an_earlier_stop_goes(longer: RunSpec, tmp_path: Path) -> None:
     (folder,) = begun(tmp_path, longer)[:1]
     folder.report_file.write_text("stopped at step 2")
-    train_in(folder, finish_briefly, quiet=True)
+    train_in(folder, finalize_metrics_only, quiet=True)
     assert folder.finished
     assert not folder.report_file.exists()
 
@@ -198,8 +198,8 @@ def test_a_run_that_is_done_keeps_its_place_so_that_no_bit_of_the_others_changes
     longer: RunSpec, tmp_path: Path
 ) -> None:
     whole, rest = (begun(tmp_path / name, longer) for name in ("whole", "rest"))
-    train_together(whole, finish_briefly, done=[False] * 3, lost=unexpected)
-    train_together(rest, finish_briefly, done=[False, True, False], lost=unexpected)
+    train_together(whole, finalize_metrics_only, done=[False] * 3, lost=unexpected)
+    train_together(rest, finalize_metrics_only, done=[False, True, False], lost=unexpected)
     assert [losses(f) for f in rest] == [losses(whole[0]), [], losses(whole[2])]
 
 
@@ -207,7 +207,7 @@ def test_a_run_that_diverges_harms_no_other(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, harmed = (begun(tmp_path / name, longer) for name in ("whole", "harmed"))
-    train_together(whole, finish_briefly, done=[False] * 3, lost=unexpected)
+    train_together(whole, finalize_metrics_only, done=[False] * 3, lost=unexpected)
     gradients = Together.gradients
 
     def broken(together: Together, step: int) -> object:
@@ -219,7 +219,7 @@ def test_a_run_that_diverges_harms_no_other(
     monkeypatch.setattr(Together, "gradients", broken)
     told: list[RunFolder] = []
     train_together(
-        harmed, finish_briefly, done=[False] * 3, lost=lambda folder, _: told.append(folder)
+        harmed, finalize_metrics_only, done=[False] * 3, lost=lambda folder, _: told.append(folder)
     )
     assert told == [harmed[1]]
     assert not harmed[1].finished

@@ -14,8 +14,8 @@ from archwright.hf.families.llama import (
     QKV_BIAS,
     ROLES,
 )
-from archwright.hf.keys import Held
-from archwright.hf.layers import Layers, Pattern, Role, Told
+from archwright.hf.keys import ControlledVariable
+from archwright.hf.layers import Layers, MaskPattern, Role, Told
 from archwright.hf.lenses import (
     MISSING,
     Activation,
@@ -85,24 +85,24 @@ def dense(*lenses: Lens, hidden: str = "intermediate_size") -> Role:
     return Role({}, (GATED, At(hidden, "feedforward.hidden_dim"), NO_MLP_BIAS, *lenses))
 
 
-def sparse(pattern: Pattern, *lenses: Lens, other: Role | None = None) -> Layers:
+def sparse(pattern: MaskPattern, *lenses: Lens, other: Role | None = None) -> Layers:
     """Return the group of layers with experts and without."""
     roles = {"sparse": Role({"feedforward.kind": "experts"}, lenses), "dense": other or dense()}
     return Layers(pattern, roles)
 
 
-def listed(prefix: str, gate: str, up: str, down: str) -> dict[str, Held]:
+def listed(prefix: str, gate: str, up: str, down: str) -> dict[str, ControlledVariable]:
     """Return the names of experts that have tensors of their own."""
     names = {gate: "gate", up: "up", down: "down"}
     return {f"{prefix}.{{e}}.{n}": f"feedforward.experts.{ours}" for n, ours in names.items()}
 
 
-def gated(prefix: str, ours: str) -> dict[str, Held]:
+def gated(prefix: str, ours: str) -> dict[str, ControlledVariable]:
     """Return the names of one gated feed-forward."""
     return {f"{prefix}.{name}_proj": f"{ours}.{name}" for name in ("gate", "up", "down")}
 
 
-NO_DENSE: dict[str, Held | None] = dict.fromkeys(gated("mlp", "feedforward"))
+NO_DENSE: dict[str, ControlledVariable | None] = dict.fromkeys(gated("mlp", "feedforward"))
 """Takes away the names of Llama's feed-forward."""
 
 MIXTRAL = BASE.but(

@@ -105,7 +105,7 @@ def _effect(effect: Effect, results: StudyResults) -> Line:
         **{"equivalence_low": equal.low, "equivalence_high": equal.high},
         "seeds": " ".join(map(str, effect.seeds)),
         "differences": " ".join(map(repr, map(float, effect.differences))),
-        "reservations": "; ".join(effect.reservations),
+        "reservations": "; ".join(effect.caveats),
     }
 
 

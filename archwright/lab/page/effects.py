@@ -242,7 +242,7 @@ def _row(effect: Effect, results: StudyResults, bootstrapped: bool) -> Row:
         f"{words.signed(100 * share, 2)} %",
         str(len(effect.seeds)),
     ]
-    return Row(cells, "; ".join(effect.reservations))
+    return Row(cells, "; ".join(effect.caveats))
 
 
 def _baseline_loss(results: StudyResults, seeds: Sequence[int]) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from archwright.lab.page.csv_files import state, tables
-from archwright.lab.results import Held, RunResult, StudyResults
+from archwright.lab.results import ControlledVariable, RunResult, StudyResults
 from archwright.reporting import words
 from archwright.reporting.document import (
     Block,
@@ -178,7 +178,7 @@ def _matched(results: StudyResults) -> str:
     return MATCHED[results.study.match]
 
 
-def _held_row(held: Held) -> Row:
+def _held_row(held: ControlledVariable) -> Row:
     """Return one row, with a line for each value that variants have of their own."""
     by_value: dict[str, list[str]] = {}
     for variant, value in held.by_variant.items():

@@ -3,7 +3,7 @@
 from typing import Any
 
 from archwright.parts.attention.latent import LatentAttention as LatentAttention
-from archwright.parts.attention.softmax import Memory as Memory
+from archwright.parts.attention.softmax import KVCache as KVCache
 from archwright.parts.attention.softmax import SoftmaxAttention as SoftmaxAttention
 from archwright.parts.attention.softmax import score_scale as score_scale
 from archwright.spec import attention as spec

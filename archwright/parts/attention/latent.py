@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.attention.alone import alone
-from archwright.parts.attention.softmax import Heads, Memory, score_scale
-from archwright.parts.kernels import KERNELS, Scores
+from archwright.parts.attention.softmax import Heads, KVCache, score_scale
+from archwright.parts.kernels import KERNELS, ScoreMods
 from archwright.parts.linear import Linear, narrow, products
-from archwright.parts.masks import View
+from archwright.parts.masks import AttentionMask
 from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
 from archwright.spec import attention as spec
@@ -70,7 +70,7 @@ class LatentAttention(nn.Module):
         self.key_up = Linear(self.rank, self.num_heads * self.widths[0])
         self.value_up = Linear(self.rank, self.num_heads * self.value_dim)
         self.out = Linear(
-            self.num_heads * self.value_dim, dim, bias=spec.bias.out, ends_branch=True
+            self.num_heads * self.value_dim, dim, bias=spec.bias.out, is_residual_output=True
         )
         self.position = None if shared else relative
         self.kernel = KERNELS["sdpa"]
@@ -95,9 +95,9 @@ class LatentAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch length dim"],
-        view: View | None = None,
+        view: AttentionMask | None = None,
         rotation: Rotation | None = None,
-        memory: Memory | None = None,
+        memory: KVCache | None = None,
         projected: Sequence[Tensor] | None = None,
         *,
         attention_mask: Tensor | None = None,
@@ -122,7 +122,12 @@ class LatentAttention(nn.Module):
         return out
 
     def _placed(
-        self, q: Heads, kept: Heads, view: View, rotation: Rotation | None, memory: Memory | None
+        self,
+        q: Heads,
+        kept: Heads,
+        view: AttentionMask,
+        rotation: Rotation | None,
+        memory: KVCache | None,
     ) -> tuple[Heads, Heads]:
         """Turn the last coordinates of queries and kept vectors, and join those that were read before.
 
@@ -150,14 +155,14 @@ class LatentAttention(nn.Module):
         narrow = self.widths[0] + self.value_dim
         return (keys - queries) * self.rank * narrow > queries * keys * (2 * self.rank - narrow)
 
-    def _expanded(self, q: Heads, kept: Heads, view: View, scores: Scores) -> Heads:
+    def _expanded(self, q: Heads, kept: Heads, view: AttentionMask, scores: ScoreMods) -> Heads:
         latent, rope_key = kept[:, :, 0, : self.rank], kept[..., self.rank :]
         k = self.key_up(latent).unflatten(-1, (self.num_heads, -1))
         k = torch.cat((k, rope_key.expand(-1, -1, self.num_heads, -1)), -1)
         v = self.value_up(latent).unflatten(-1, (self.num_heads, -1))
         return self.kernel(q, k, v, view, scores)
 
-    def _absorbed(self, q: Heads, kept: Heads, view: View, scores: Scores) -> Heads:
+    def _absorbed(self, q: Heads, kept: Heads, view: AttentionMask, scores: ScoreMods) -> Heads:
         """All heads share one key, the kept vector itself, and one value, its latent: their queries are rows of
         one product, where kernels for groups of heads would copy the key for each."""
         nope, rope = q.split(self.widths, -1)
@@ -168,13 +173,13 @@ class LatentAttention(nn.Module):
         bias = None
         if scores.bias is not None:
             bias = scores.bias.block(0, q.shape[1], 0, kept.shape[1])
-        hidden = None if view.hides_nothing else ~view.dense
+        hidden = None if view.is_full else ~view.dense
         weights = F.dropout(scores.weights(products, hidden, bias).to(kept.dtype), scores.dropout)
         mixed = torch.einsum("bhts,bsr->bthr", weights, kept[:, :, 0, : self.rank])
         return torch.einsum("bthr,hvr->bthv", mixed, to_values)
 
-    def _scores(self, bias: Any) -> Scores:
-        return Scores(
+    def _scores(self, bias: Any) -> ScoreMods:
+        return ScoreMods(
             self.scale,
             self.spec.dropout if self.training else 0.0,
             None if self.spec.softcap == "none" else self.spec.softcap,

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.attention.alone import alone
-from archwright.parts.kernels import KERNELS, Scores
+from archwright.parts.kernels import KERNELS, ScoreMods
 from archwright.parts.linear import Linear, narrow, products
-from archwright.parts.masks import View
+from archwright.parts.masks import AttentionMask
 from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
 from archwright.spec import attention as spec
@@ -22,7 +22,7 @@ Heads = Tensor
 
 
 @runtime_checkable
-class Memory(Protocol):
+class KVCache(Protocol):
     """What an attention knows of a cache."""
 
     def extend(self, *new: Tensor) -> list[Tensor]:
@@ -70,7 +70,7 @@ class SoftmaxAttention(nn.Module):
         self.query = Linear(dim, self.num_heads * self.head_dim, bias=spec.bias.query)
         self.key = Linear(dim, num_kv_heads * self.head_dim, bias=spec.bias.key)
         self.value = Linear(dim, num_kv_heads * self.value_dim, bias=spec.bias.value)
-        self.out = Linear(width, dim, bias=spec.bias.out, ends_branch=True)
+        self.out = Linear(width, dim, bias=spec.bias.out, is_residual_output=True)
         gates = {"none": 0, "head": self.num_heads, "value": width}[spec.gate]
         self.gate = Linear(dim, gates) if gates else None
         self.query_norm, self.key_norm, self.value_norm = query_norm, key_norm, value_norm
@@ -98,9 +98,9 @@ class SoftmaxAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch length dim"],
-        view: View | None = None,
+        view: AttentionMask | None = None,
         rotation: Rotation | None = None,
-        memory: Memory | None = None,
+        memory: KVCache | None = None,
         projected: Sequence[Tensor] | None = None,
         *,
         attention_mask: Tensor | None = None,
@@ -122,7 +122,7 @@ class SoftmaxAttention(nn.Module):
         q, k, v = (self._heads(p, width) for p, width in zip(projected, widths, strict=False))
         q, k, v = self._normed(q, k, v)
         q, k, v = self._placed(q, k, v, view, rotation, memory)
-        q = self._lengthened(q, view)
+        q = self._apply_query_temperature(q, view)
         relative = self._shared[1]
         bias = None
         if relative is not None:
@@ -159,9 +159,9 @@ class SoftmaxAttention(nn.Module):
         q: Heads,
         k: Heads,
         v: Heads,
-        view: View,
+        view: AttentionMask,
         rotation: Rotation | None,
-        memory: Memory | None,
+        memory: KVCache | None,
     ) -> tuple[Heads, Heads, Heads]:
         """Turn queries and keys, norm them if that comes after, and join the keys that were read before.
 
@@ -182,18 +182,18 @@ class SoftmaxAttention(nn.Module):
             k, v = memory.extend(k, v)
         return q, k, v
 
-    def _lengthened(self, q: Heads, view: View) -> Heads:
+    def _apply_query_temperature(self, q: Heads, view: AttentionMask) -> Heads:
         """Multiply queries by what grows with their position."""
         scale = self.spec.query_temperature
-        if not isinstance(scale, spec.LogLengthScale):
+        if not isinstance(scale, spec.LogQueryTemperature):
             return q
         steps = (view.places.positions_or_range() + scale.offset) // scale.period
         wide = torch.promote_types(q.dtype, torch.float32)
         factor = 1 + scale.coefficient * torch.log1p(steps.to(wide))
         return q * factor[..., None, None].to(q.dtype)
 
-    def _scores(self, bias: Any) -> Scores:
-        return Scores(
+    def _scores(self, bias: Any) -> ScoreMods:
+        return ScoreMods(
             self.scale,
             self.spec.dropout if self.training else 0.0,
             None if self.spec.softcap == "none" else self.spec.softcap,

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from archwright.parts.masks import View
-from archwright.parts.places import Places
+from archwright.parts.masks import AttentionMask
+from archwright.parts.places import TokenLayout
 
 BLOCK = 128
 """Queries per block: long enough for fast matrix products, short enough to skip what is hidden."""
@@ -53,7 +53,7 @@ class Blocks(NamedTuple):
     """Rows that these are: 1 where those of the batch are alike."""
 
 
-def blocks_of(view: View) -> Blocks:
+def blocks_of(view: AttentionMask) -> Blocks:
     """Return the blocks of a view; computed once for all layers that share it."""
     known: dict[str, Blocks] = view.__dict__.setdefault("blocks", {})
     if "cut" not in known:
@@ -69,7 +69,7 @@ def blocks_of(view: View) -> Blocks:
 @lru_cache(maxsize=32)
 def _cut_plain(pattern: Any, length: int, device: torch.device, size: int) -> Blocks:
     """Cut what the mask alone decides, the same in every batch."""
-    return _cut(View(pattern, Places(length, device)), size)
+    return _cut(AttentionMask(pattern, TokenLayout(length, device)), size)
 
 
 def _varying(blocks: Blocks) -> Blocks:
@@ -81,7 +81,7 @@ def _varying(blocks: Blocks) -> Blocks:
     return blocks
 
 
-def _cut(view: View, size: int) -> Blocks:
+def _cut(view: AttentionMask, size: int) -> Blocks:
     length, device = view.places.length, view.places.device
     table: list[Block] = []
     hiding: list[Tensor] = []

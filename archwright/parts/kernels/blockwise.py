@@ -15,12 +15,14 @@ from torch.autograd.function import once_differentiable
 
 from archwright.parts.kernels import blocks as cut
 from archwright.parts.kernels.blocks import Block, blocks_of
-from archwright.parts.kernels.scores import ElementwiseBias, Scores
+from archwright.parts.kernels.scores import ElementwiseBias, ScoreMods
 from archwright.parts.kernels.sdpa import sdpa
-from archwright.parts.masks import View
+from archwright.parts.masks import AttentionMask
 
 
-def blockwise(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
+def blockwise(
+    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+) -> Tensor:
     """The same as the reference, block by block."""
     if view.kept is not None:  # few queries: blocks would be more work than they save
         return sdpa(query, key, value, view, scores)
@@ -58,7 +60,9 @@ def _outside_compiler(name: str) -> Callable[..., Any]:
     return LEFT_OUT[name]
 
 
-def by_autograd(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
+def by_autograd(
+    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+) -> Tensor:
     """Blocks whose bias depends on more than a distance: torch's own operations, one by one."""
     kv, heads, length = key.shape[2], query.shape[2], query.shape[1]
     k, v = (x.transpose(1, 2) for x in (key, value))  # [b, kv, s, d]
@@ -79,7 +83,7 @@ def by_autograd(query: Tensor, key: Tensor, value: Tensor, view: View, scores: S
     return torch.cat(parts, 2).transpose(1, 2)
 
 
-def _by_column(scores: Scores, view: View) -> bool:
+def _by_column(scores: ScoreMods, view: AttentionMask) -> bool:
     """Whether the bias of all pairs that see each other depends on how many columns they are apart."""
     at = view.places
     by_distance = isinstance(scores.bias, ElementwiseBias) and scores.bias.by_distance
@@ -96,7 +100,7 @@ def _strip(bias: Any, queries: int, least: int, most: int, dtype: torch.dtype) -
     return moved[..., queries - 1 :]
 
 
-def _columns(view: View) -> tuple[int, int]:
+def _columns(view: AttentionMask) -> tuple[int, int]:
     """Return between which columns a block's keys lie, counted from its first query."""
     length, behind, ahead = view.places.length, view.pattern.behind, view.pattern.ahead
     least = -length if behind is None else max(-length, -behind - cut.ALIGNED)

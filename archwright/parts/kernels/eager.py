@@ -3,16 +3,18 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from archwright.parts.kernels.scores import Scores
-from archwright.parts.masks import View
+from archwright.parts.kernels.scores import ScoreMods
+from archwright.parts.masks import AttentionMask
 
 
-def eager(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
-    """softmax(scale * q k^T + mask) v, with the softmax in float32 or wider; see `Scores`."""
+def eager(
+    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+) -> Tensor:
+    """softmax(scale * q k^T + mask) v, with the softmax in float32 or wider; see `ScoreMods`."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     bias = None if scores.bias is None else scores.bias.block(0, q.shape[2], 0, k.shape[2])
-    hidden = None if view.hides_nothing else ~view.dense
+    hidden = None if view.is_full else ~view.dense
     weights = scores.weights(q @ k.transpose(-1, -2), hidden, bias).to(v.dtype)
     return (F.dropout(weights, scores.dropout) @ v).transpose(1, 2)

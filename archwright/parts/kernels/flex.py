@@ -16,12 +16,14 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from archwright.parts.kernels.scores import ElementwiseBias, Scores
+from archwright.parts.kernels.scores import ElementwiseBias, ScoreMods
 from archwright.parts.kernels.sdpa import sdpa
-from archwright.parts.masks import View
+from archwright.parts.masks import AttentionMask
 
 
-def flex(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
+def flex(
+    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+) -> Tensor:
     """The same as the reference, through FlexAttention. SDPA stands in for what that does not know:
     dropout, a bias that depends on the query's content, and gradients on a CPU."""
     on_cpu = query.device.type == "cpu" and torch.is_grad_enabled()
@@ -35,7 +37,7 @@ def flex(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) 
         k,
         v,
         score_mod=_score_mod(view, scores),
-        block_mask=None if view.hides_nothing else block_mask(view),
+        block_mask=None if view.is_full else block_mask(view),
         scale=scores.scale,
         enable_gqa=q.shape[1] != k.shape[1],
         return_aux=AuxRequest(lse=True),
@@ -47,7 +49,7 @@ def flex(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) 
     return by_token
 
 
-def block_mask(view: View) -> BlockMask:
+def block_mask(view: AttentionMask) -> BlockMask:
     """Return which blocks of (query, key) a mask shows whole, in part or not at all; made once per view."""
     known: dict[str, BlockMask] = view.__dict__.setdefault("block_mask", {})
     if "made" not in known:
@@ -65,7 +67,7 @@ def block_mask(view: View) -> BlockMask:
     return known["made"]
 
 
-def _score_mod(view: View, scores: Scores) -> Callable[..., Tensor] | None:
+def _score_mod(view: AttentionMask, scores: ScoreMods) -> Callable[..., Tensor] | None:
     """Return what becomes of one score: it is capped, and its bias added."""
     cap, bias = scores.softcap, scores.bias
     assert isinstance(bias, ElementwiseBias | None)

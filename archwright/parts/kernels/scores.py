@@ -54,7 +54,7 @@ class ElementwiseBias:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreMods:
     """weights = softmax(cap(scale q k^T) + bias) over the visible keys and the sink.
 
     cap(s) = softcap tanh(s / softcap); a sink is a key without a value, whose score is given.

@@ -5,17 +5,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archwright.parts.kernels.eager import eager
-from archwright.parts.kernels.scores import Scores
-from archwright.parts.masks import View
+from archwright.parts.kernels.scores import ScoreMods
+from archwright.parts.masks import AttentionMask
 
 
-def sdpa(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) -> Tensor:
+def sdpa(
+    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+) -> Tensor:
     """The same as the reference, through torch's fused kernels, which know no soft-cap."""
     if scores.softcap is not None:
         return eager(query, key, value, view, scores)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # [b, heads, t, d]
     causal = view.is_plain_causal and scores.plain
-    mask = None if causal or (view.hides_nothing and scores.plain) else _mask(q, k, view, scores)
+    mask = None if causal or (view.is_full and scores.plain) else _mask(q, k, view, scores)
     if scores.sinks is not None:  # a key of zeros with a score of its own, and a value of zeros
         k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
     out = F.scaled_dot_product_attention(
@@ -31,7 +33,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, view: View, scores: Scores) 
     return out.transpose(1, 2)
 
 
-def _mask(q: Tensor, k: Tensor, view: View, scores: Scores) -> Tensor:
+def _mask(q: Tensor, k: Tensor, view: AttentionMask, scores: ScoreMods) -> Tensor:
     """Return what is seen, or what is added to scores where they have a bias or a sink."""
     seen = view.dense
     if scores.plain:

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.linear import Embedding
-from archwright.parts.places import Places
+from archwright.parts.places import TokenLayout
 from archwright.spec import positions as spec
 
 
@@ -20,7 +20,7 @@ class Sinusoidal(nn.Module):
         super().__init__()
         self.spec, self.dim = spec, dim
 
-    def forward(self, places: Places) -> Float[Tensor, "rows length dim"]:
+    def forward(self, places: TokenLayout) -> Float[Tensor, "rows length dim"]:
         s, positions = self.spec, places.positions_or_range() + self.spec.offset
         # A single pair would divide by nothing; its exponent is 0 either way.
         period = max(self.dim - 2, 1) if s.spacing == "fairseq" else self.dim
@@ -51,7 +51,7 @@ class Learned(nn.Module):
         self.offset = spec.offset
         self.table = Embedding(context_length + spec.offset, dim)
 
-    def forward(self, places: Places) -> Float[Tensor, "rows length dim"]:
+    def forward(self, places: TokenLayout) -> Float[Tensor, "rows length dim"]:
         rows = self.table.weight.shape[0] - self.offset
         length = _end(places)
         if length > rows:
@@ -63,7 +63,7 @@ class Learned(nn.Module):
         return rows_of
 
 
-def _end(places: Places) -> int:
+def _end(places: TokenLayout) -> int:
     """Return the position behind the last one; given positions have values only off the meta device."""
     if places.positions is None or places.positions.is_meta:
         return places.start + places.length

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archwright.parts.kernels.scores import Bias, ElementwiseBias
 from archwright.parts.linear import Embedding, Linear
-from archwright.parts.masks import View
+from archwright.parts.masks import AttentionMask
 from archwright.parts.positions.absolute import sines
 from archwright.spec import positions as spec
 
@@ -28,7 +28,7 @@ class ALiBi(nn.Module):
         self.slopes: Tensor
         self.register_buffer("slopes", alibi_slopes(num_heads, spec.bias_max), persistent=False)
 
-    def forward(self, query: Queries, view: View, scale: float) -> tuple[Queries, Bias]:
+    def forward(self, query: Queries, view: AttentionMask, scale: float) -> tuple[Queries, Bias]:
         slopes = self.slopes * scale if self.spec.scaled else self.slopes
 
         def value(head: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class T5Bias(nn.Module):
         self.spec, self.num_heads, self.two_way = spec, num_heads, two_way
         self.table = Embedding(spec.num_buckets, num_heads)
 
-    def forward(self, query: Queries, view: View, scale: float) -> tuple[Queries, Bias]:
+    def forward(self, query: Queries, view: AttentionMask, scale: float) -> tuple[Queries, Bias]:
         table = self.table.weight
 
         def value(head: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class TransformerXL(nn.Module):
         self.content_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
         self.distance_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
 
-    def forward(self, query: Queries, view: View, scale: float) -> tuple[Queries, Bias]:
+    def forward(self, query: Queries, view: AttentionMask, scale: float) -> tuple[Queries, Bias]:
         at, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
         least, most = _distances(view)
         distances = torch.arange(least, most + 1, device=query.device)
@@ -115,7 +115,7 @@ class TransformerXL(nn.Module):
         nn.init.zeros_(self.distance_bias)
 
 
-def _distances(view: View) -> tuple[int, int]:
+def _distances(view: AttentionMask) -> tuple[int, int]:
     """Return the least and the largest distance of a query from a key; looked up where it is known."""
     at, keys = view.places, view.keys_at
     if at.positions is None and keys.positions is None:
@@ -138,7 +138,7 @@ class _DistanceBias:
 
 
 def _elementwise(
-    value: Callable[[Tensor, Tensor, Tensor], Tensor], num_heads: int, view: View
+    value: Callable[[Tensor, Tensor, Tensor], Tensor], num_heads: int, view: AttentionMask
 ) -> ElementwiseBias:
     queries, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
     return ElementwiseBias(value, num_heads, queries, keys, by_distance=True)

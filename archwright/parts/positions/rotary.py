@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.parts.places import Places
+from archwright.parts.places import TokenLayout
 from archwright.parts.positions.scaling import at_length, frequencies
 from archwright.spec import positions as spec
 from archwright.spec.positions import DynamicNTK, LongRoPE, rotary_dim
@@ -112,7 +112,7 @@ class Rotary(nn.Module):
         return f"theta {self.spec.theta:g}, {self.num_rotary} coordinates, {self.spec.pairing}"
 
 
-def rotation(rotary: nn.Module, where: Places) -> Rotation:
+def rotation(rotary: nn.Module, where: TokenLayout) -> Rotation:
     """Return what turns tokens at their places; only some encodings ask for the text's length."""
     given = [where.positions_or_range()]
     if follows_length(rotary):
