@@ -25,13 +25,13 @@ class TokenSource(Protocol):
 class Batch:
     """Rows to train on; every array is [batch, context].
 
-    With document masks, `segment_ids` numbers the documents of a row from 0 and `positions` counts
+    With document masks, `segment_ids` numbers the documents of a row from 0 and `position_ids` counts
     from each one's first token in the row; without, both are None.
     """
 
     tokens: Ids
     targets: Ids
-    positions: Ids | None = None
+    position_ids: Ids | None = None
     segment_ids: Ids | None = None
 
     def __getitem__(self, rows: slice) -> "Batch":
@@ -39,7 +39,7 @@ class Batch:
         return Batch(
             self.tokens[rows],
             self.targets[rows],
-            self.positions[rows] if self.positions is not None else None,
+            self.position_ids[rows] if self.position_ids is not None else None,
             self.segment_ids[rows] if self.segment_ids is not None else None,
         )
 

@@ -276,7 +276,7 @@ def _attention(
     number: int,
 ) -> nn.Module:
     assert attention.num_heads != "auto"
-    two_way = shared.masks[mask].ahead != 0
+    two_way = shared.masks[mask].lookahead != 0
     sizes = (dim, attention.num_heads, key_dim(attention, dim))
     relative, is_shared = shared.relative(layer.position, *sizes, two_way=two_way)
     module: nn.Module = _part(ATTENTIONS, attention)(
@@ -341,7 +341,7 @@ def _shrink(residual: DeepNorm, branches: Mapping[str, nn.Module | None]) -> Non
     for branch in branches.values():
         for name, module in branch.named_modules() if branch is not None else ():
             if isinstance(module, Linear) and name not in UNSHRUNK:
-                module.gain = residual.gain
+                module.init_gain = residual.gain
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:

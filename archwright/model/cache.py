@@ -1,6 +1,6 @@
 """The cache: keys and values of what a model has read, so that it need not read it again.
 
-Its contract is one verb, `extend`: a layer hands over the keys and values of new tokens, or what it makes
+Its contract is one verb, `update`: a layer hands over the keys and values of new tokens, or what it makes
 them from, and gets back those of all tokens that they may see. How much is kept follows from the layer's
 mask: all, or as many of the last tokens as the mask reaches back.
 
@@ -48,7 +48,7 @@ class Cache:
         switch_lengths: Sequence[int] = (),
     ) -> None:
         for pattern in masks.values():
-            if pattern.ahead != 0 and not isinstance(pattern, Prefix):
+            if pattern.lookahead != 0 and not isinstance(pattern, Prefix):
                 raise UserError(
                     f"attention.mask: {type(pattern).__name__} lets tokens see what follows them, so "
                     "that nothing can be written token by token; read texts whole, without a cache"
@@ -57,15 +57,15 @@ class Cache:
         """Tokens read, padding included."""
         self._masks, self._switch_lengths = masks, switch_lengths
         self._read: Read | None = None
-        self._spans: Tensor | None = None
+        self._lengths_so_far: Tensor | None = None
         """How long the text of each row is that was read last, where that is asked for."""
         self._shelves: dict[int | None, SlotTable] = {}
         names = list(mask_of_layer)
         for name in filter(None, names):
-            reach = _reach(masks[name])
-            self._shelves.setdefault(reach, SlotTable(reach))
+            max_length = _max_length(masks[name])
+            self._shelves.setdefault(max_length, SlotTable(max_length))
         self._layers = [
-            LayerCache(self._shelves[_reach(masks[name])]) if name else None for name in names
+            LayerCache(self._shelves[_max_length(masks[name])]) if name else None for name in names
         ]
 
     @property
@@ -106,7 +106,7 @@ class Cache:
             read=self._read,
         )
         if self._switch_lengths:
-            self._check_spans(where, tokens.shape[0])
+            self._check_lengths(where, tokens.shape[0])
         for shelf in self._shelves.values():
             shelf.take(where, tokens.shape[0], self.num_read)
         self.num_read += tokens.shape[1]
@@ -120,7 +120,9 @@ class Cache:
         # Where all rows are alike, one new token sees all that is kept for a mask without gaps.
         alone = where.length == 1 and self._read is None
         whole = alone and isinstance(pattern, Causal | Window)
-        return AttentionMask(pattern, where, self._shelves[_reach(pattern)].seen, is_full=whole)
+        return AttentionMask(
+            pattern, where, self._shelves[_max_length(pattern)].seen, is_full=whole
+        )
 
     def _check(
         self, tokens: Tensor, segment_ids: Tensor | None, prefix_lengths: Tensor | None
@@ -138,15 +140,15 @@ class Cache:
             raise ValueError(f"tokens: found {tokens.shape[0]} rows; the cache holds {self._batch}")
         self._check_prefix(prefix_lengths)
 
-    def _check_spans(self, where: TokenLayout, batch: int) -> None:
+    def _check_lengths(self, where: TokenLayout, batch: int) -> None:
         """What was read of a text before it grew beyond a switch length was read with other angles."""
-        spans = where.spans_or_end().expand(batch, -1)
-        first, before = spans[:, 0], self._spans
+        lengths_so_far = where.lengths_so_far_or_end().expand(batch, -1)
+        first, before = lengths_so_far[:, 0], self._lengths_so_far
         if before is not None:
             same = torch.ones_like(first, dtype=torch.bool)
-            if where.documents is not None:
+            if where.segment_ids is not None:
                 assert self._read is not None
-                same &= where.documents[:, 0] == self._read.document
+                same &= where.segment_ids[:, 0] == self._read.document
             for length in self._switch_lengths:
                 crossed = same & (before > 0) & (before <= length) & (first > length)
                 if crossed.any():
@@ -156,8 +158,8 @@ class Cache:
                         f"{int(first[row])}; beyond {length} tokens LongRoPE has other angles for the whole "
                         "text: give all of it to a new cache"
                     )
-        last = spans[:, -1]
-        self._spans = last if before is None else torch.where(last > 0, last, before)
+        last = lengths_so_far[:, -1]
+        self._lengths_so_far = last if before is None else torch.where(last > 0, last, before)
 
     def _check_prefix(self, prefix_lengths: Tensor | None) -> None:
         """A prefix sees itself whole, so it must come whole, in the first call."""
@@ -180,28 +182,28 @@ class Cache:
             )
 
 
-def _reach(pattern: MaskPattern) -> int | None:
+def _max_length(pattern: MaskPattern) -> int | None:
     """Return how many of the last tokens a mask can still show; None for all."""
-    return None if pattern.behind is None else pattern.behind + 1
+    return None if pattern.lookback is None else pattern.lookback + 1
 
 
 def _after(where: TokenLayout) -> Read:
     """Return where the next token of each row would stand."""
     index = where.index_or_range()
-    real = torch.ones_like(index) if where.valid is None else where.valid.long()
+    real = torch.ones_like(index) if where.padding_mask is None else where.padding_mask.long()
     last = index[:, -1] + real[:, -1]  # padding already carries the count of what was before it
-    return Read(last, None if where.documents is None else where.documents[:, -1])
+    return Read(last, None if where.segment_ids is None else where.segment_ids[:, -1])
 
 
 @dataclass
 class SlotTable:
-    """The slots in which all layers of one reach keep their tokens.
+    """The slots in which all layers of one max_length keep their tokens.
 
-    The n-th real token of a row lies in slot n, or n modulo the reach: what it replaces there is out of
+    The n-th real token of a row lies in slot n, or n modulo the max_length: what it replaces there is out of
     sight. One slot more, the last, takes what is not kept.
     """
 
-    reach: int | None
+    max_length: int | None
     capacity: int = 0
     slots: Int[Tensor, "batch length"] | None = None
     """Where the tokens of this call go."""
@@ -210,7 +212,7 @@ class SlotTable:
     num_used: int = 0
     """Slots in use after it."""
     seen: TokenLayout | None = None
-    """Where the keys stand that `extend` returns; None for the new tokens alone."""
+    """Where the keys stand that `update` returns; None for the new tokens alone."""
     _count: Int[Tensor, " batch"] | None = None
     """Real tokens that each row has read."""
     _fields: dict[str, Tensor] = field(default_factory=dict)
@@ -220,7 +222,7 @@ class SlotTable:
     def joins(self) -> bool:
         """Whether new tokens see more than the shelf holds, and so are shown beside it."""
         assert self.slots is not None
-        return self.reach is not None and self.slots.shape[1] > 1
+        return self.max_length is not None and self.slots.shape[1] > 1
 
     def take(self, where: TokenLayout, batch: int, num_read: int) -> None:
         """Decide where new tokens go, and where the keys stand that they will see."""
@@ -236,7 +238,7 @@ class SlotTable:
         for name, values in new.items():
             if name not in self._fields:
                 self._fields[name] = values.new_full((batch, self.capacity + 1), EMPTY)
-            if name == "spans":  # what was read of a text grows with it
+            if name == "lengths_so_far":  # what was read of a text grows with it
                 self._fields[name].copy_(values[:, :1].expand(-1, self.capacity + 1))
             self._fields[name].scatter_(1, self.slots, values)
         if not num_read:
@@ -249,10 +251,10 @@ class SlotTable:
             self.seen = _places(kept, where)
 
     def _limited(self, number: int) -> int:
-        return number if self.reach is None else min(number, self.reach)
+        return number if self.max_length is None else min(number, self.max_length)
 
     def _grow(self, needed: int) -> None:
-        """Double the slots until they suffice; a reach needs no more than itself."""
+        """Double the slots until they suffice; a max_length needs no more than itself."""
         before = self.capacity
         while self.capacity < self._limited(needed):
             self.capacity = self._limited(max(FIRST_CAPACITY, 2 * self.capacity, needed))
@@ -265,15 +267,15 @@ class SlotTable:
     def _assigned(self, where: TokenLayout, batch: int) -> Tensor:
         """Return the slot of each new token: by its number in the row, or the last for what is not kept."""
         real = torch.ones(batch, where.length, dtype=torch.long, device=where.device)
-        if where.valid is not None:
-            real = where.valid.long()
+        if where.padding_mask is not None:
+            real = where.padding_mask.long()
         count = real.new_zeros(batch) if self._count is None else self._count
         order = count[:, None] + real.cumsum(-1) - real
         self._count = count + real.sum(-1)
         kept = real.bool()
-        if self.reach is not None:
-            kept = kept & (order >= self._count[:, None] - self.reach)
-            order = order % self.reach
+        if self.max_length is not None:
+            kept = kept & (order >= self._count[:, None] - self.max_length)
+            order = order % self.max_length
         return torch.where(kept, order, self.capacity)
 
 
@@ -289,7 +291,7 @@ class LayerCache:
         """Bytes that are held."""
         return sum(held.nbytes for held in self._held)
 
-    def extend(self, *new: Tensor) -> list[Tensor]:
+    def update(self, *new: Tensor) -> list[Tensor]:
         """Keep keys and values of new tokens; return those of all tokens that these may see."""
         shelf = self._shelf
         if not self._held:
@@ -324,11 +326,11 @@ def _fields(where: TokenLayout, batch: int) -> dict[str, Tensor]:
     """Return all that is known of new tokens, [batch, length] each."""
     fields = {
         "index": where.index_or_range(),
-        "positions": where.positions_or_range(),
-        "spans": where.spans_or_end(),
+        "position_ids": where.position_ids_or_range(),
+        "lengths_so_far": where.lengths_so_far_or_end(),
     }
-    if where.documents is not None:
-        fields["documents"] = where.documents
+    if where.segment_ids is not None:
+        fields["segment_ids"] = where.segment_ids
     return {name: values.expand(batch, -1).long() for name, values in fields.items()}
 
 
@@ -338,15 +340,15 @@ def _places(
     """Return where keys stand: those in slots, followed by new ones where `held` says which slots are full."""
     valid = None
     if held is not None:
-        new = where.valid
+        new = where.padding_mask
         new = held.new_ones(held.shape[0], where.length) if new is None else new
         valid = torch.cat((held, new), 1)
     return TokenLayout(
         fields["index"].shape[1],
         where.device,
-        positions=fields["positions"],
+        position_ids=fields["position_ids"],
         index=fields["index"],
-        documents=fields.get("documents"),
-        valid=valid,
-        spans=fields["spans"],
+        segment_ids=fields.get("segment_ids"),
+        padding_mask=valid,
+        lengths_so_far=fields["lengths_so_far"],
     )

@@ -61,7 +61,7 @@ class Decoder(nn.Module):
         self,
         tokens: Int[Tensor, "batch length"],
         *,
-        positions: Int[Tensor, "*rows length"] | None = None,
+        position_ids: Int[Tensor, "*rows length"] | None = None,
         segment_ids: Int[Tensor, "batch length"] | None = None,
         padding_mask: Bool[Tensor, "batch length"] | None = None,
         prefix_lengths: Int[Tensor, " batch"] | None = None,
@@ -70,7 +70,7 @@ class Decoder(nn.Module):
         """Return logits for the token after each token.
 
         Args:
-            positions: where the tokens stand, [batch, length] or [length]; by default 0, 1, 2, ...
+            position_ids: where the tokens stand, [batch, length] or [length]; by default 0, 1, 2, ...
                 among the real tokens of each document.
             segment_ids: tokens with different ids do not see each other.
             padding_mask: True where a token is real; padding is seen by no token, on whichever side
@@ -84,7 +84,7 @@ class Decoder(nn.Module):
         """
         hidden = self.hidden(
             tokens,
-            positions=positions,
+            position_ids=position_ids,
             segment_ids=segment_ids,
             padding_mask=padding_mask,
             prefix_lengths=prefix_lengths,
@@ -96,14 +96,14 @@ class Decoder(nn.Module):
         self,
         tokens: Int[Tensor, "batch length"],
         *,
-        positions: Int[Tensor, "*rows length"] | None = None,
+        position_ids: Int[Tensor, "*rows length"] | None = None,
         segment_ids: Int[Tensor, "batch length"] | None = None,
         padding_mask: Bool[Tensor, "batch length"] | None = None,
         prefix_lengths: Int[Tensor, " batch"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch length dim"]:
         """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
-        given = (tokens, positions, segment_ids, padding_mask, prefix_lengths)
+        given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
         where = places(*given) if cache is None else cache.places(*given)
         views = {
             name: AttentionMask(mask, where) if cache is None else cache.view(name, where)
@@ -133,7 +133,7 @@ class Decoder(nn.Module):
     @property
     def can_generate_indefinitely(self) -> bool:
         """Whether a text may go on for ever: no layer reaches back without limit, and no position ends."""
-        bounded = all(mask.behind is not None for mask in self.masks.values())
+        bounded = all(mask.lookback is not None for mask in self.masks.values())
         return bounded and not self.spec.position.absolute
 
     @property

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.parts.linear import GroupedLinear, Linear, narrow, products
+from archwright.parts.linear import GroupedLinear, Linear, linears_joint_backward, to_autocast_dtype
 from archwright.parts.routing import route
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
@@ -83,7 +83,7 @@ class Gated(nn.Module):
     ) -> Float[Tensor, "*batch dim"]:
         """Return the branch's output; `projected` is what `inputs` make of x, where that is known."""
         if projected is None:
-            projected = products(narrow(x), self.inputs)
+            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
         hidden = F.dropout(self.activation(*projected), self.spec.dropout, self.training)
         down: Tensor = self.down(hidden if self.norm is None else self.norm(hidden))
         return down
@@ -124,8 +124,10 @@ class Experts(nn.Module):
         super().__init__()
         self.spec = spec
         self.router = Linear(dim, spec.num_experts, bias=spec.router_bias)
-        used = spec.top_k / spec.num_experts
-        self.experts = GroupedExperts(spec.expert, dim, spec.num_experts, new_norm, used=used)
+        active_fraction = spec.top_k / spec.num_experts
+        self.experts = GroupedExperts(
+            spec.expert, dim, spec.num_experts, new_norm, active_fraction=active_fraction
+        )
         self.shared: nn.Module | None = None
         self.shared_gate = Linear(dim, 1) if spec.shared == "gated" else None
         if spec.shared != "none":
@@ -235,7 +237,7 @@ class GroupedExperts(nn.Module):
         number: int,
         new_norm: NewNorm | None = None,
         *,
-        used: float,
+        active_fraction: float,
     ) -> None:
         super().__init__()
         width = hidden_dim(spec, dim)
@@ -249,7 +251,11 @@ class GroupedExperts(nn.Module):
 
         def stack(*sizes: int, bias: bool, is_residual_output: bool = False) -> GroupedLinear:
             return GroupedLinear(
-                number, *sizes, used=used, bias=bias, is_residual_output=is_residual_output
+                number,
+                *sizes,
+                active_fraction=active_fraction,
+                bias=bias,
+                is_residual_output=is_residual_output,
             )
 
         self.gate = stack(dim, width, bias=spec.bias.up) if spec.gated else None
@@ -263,7 +269,7 @@ class GroupedExperts(nn.Module):
         which: Int[Tensor, " rows"],
         ends: Int[Tensor, " number"],
     ) -> Float[Tensor, "rows dim"]:
-        x = narrow(x)
+        x = to_autocast_dtype(x)
         maps = [m for m in (self.gate, self.up) if m is not None]
         hidden = self.activation(*(m(x, which, ends) for m in maps))
         hidden = F.dropout(hidden, self.spec.dropout, self.training)

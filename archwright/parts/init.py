@@ -161,7 +161,7 @@ def _initialise_weights(
                 init.draw(module, path, matrix, keyed_generator(seed, f"{path}.{i}.weight"))
         else:
             init.draw(module, path, drawn, keyed_generator(seed, f"{path}.weight"))
-        module.weight.copy_(drawn.mul_(module.gain) if isinstance(module, Linear) else drawn)
+        module.weight.copy_(drawn.mul_(module.init_gain) if isinstance(module, Linear) else drawn)
     bias = getattr(module, "bias", None)
     if bias is not None:
         nn.init.zeros_(bias)

@@ -19,25 +19,25 @@ class Linear(nn.Module):
         ends_branch: the map writes into the residual stream; some initialisations scale it down.
 
     Attributes:
-        used: the share of the weight that a token is multiplied with.
-        gain: what the weight an initialisation draws is multiplied by (DeepNorm).
+        active_fraction: the share of the weight that a token is multiplied with.
+        init_gain: what the weight an initialisation draws is multiplied by (DeepNorm).
         reads_out: the map is the head.
     """
 
     is_lm_head = False
-    used = 1.0
+    active_fraction = 1.0
 
     def __init__(
         self, d_in: int, d_out: int, *, bias: bool = False, is_residual_output: bool = False
     ) -> None:
         super().__init__()
         self.d_in, self.d_out, self.is_residual_output = d_in, d_out, is_residual_output
-        self.gain = 1.0
+        self.init_gain = 1.0
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        return product(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.d_in} -> {self.d_out}" + (", bias" if self.bias is not None else "")
@@ -48,7 +48,7 @@ class GroupedLinear(Linear):
     [number, d_out], with a map e_i for each row; rows of one map stand together.
 
     Args:
-        used: the share of the maps that a token goes through.
+        active_fraction: the share of the maps that a token goes through.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class GroupedLinear(Linear):
         d_in: int,
         d_out: int,
         *,
-        used: float,
+        active_fraction: float,
         bias: bool = False,
         is_residual_output: bool = False,
     ) -> None:
         super().__init__(d_in, d_out, is_residual_output=is_residual_output)
-        self.used = used
+        self.active_fraction = active_fraction
         self.weight = nn.Parameter(torch.empty(number, d_out, d_in))
         self.bias = nn.Parameter(torch.zeros(number, d_out)) if bias else None
 
@@ -73,7 +73,7 @@ class GroupedLinear(Linear):
         ends: Int[Tensor, " number"],
     ) -> Float[Tensor, "rows d_out"]:
         """Return each row's y; `which` is the map of each row, `ends` where the rows of each map end."""
-        x = narrow(x)
+        x = to_autocast_dtype(x)
         y = grouped_linear(x, self.weight.to(x.dtype), ends)
         return y if self.bias is None else y + self.bias.to(y.dtype)[which]
 
@@ -95,7 +95,7 @@ class Embedding(nn.Module):
         return f"{self.weight.shape[0]} x {self.weight.shape[1]}"
 
 
-def product(
+def linear(
     x: Float[Tensor, "*batch d_in"],
     weight: Float[Tensor, "d_out d_in"],
     bias: Float[Tensor, " d_out"] | None = None,
@@ -108,7 +108,7 @@ def product(
     return F.linear(x, weight, bias)
 
 
-def products(
+def linears_joint_backward(
     x: Float[Tensor, "*batch d_in"], maps: Sequence[Linear]
 ) -> list[Float[Tensor, "*batch _"]]:
     """Apply several maps to the same x; compiled for bfloat16 on a CPU, with one backward pass for all of them.
@@ -126,11 +126,11 @@ def _transposes(x: Tensor) -> bool:
     if not (transposing and torch.compiler.is_compiling() and torch.is_grad_enabled()):
         return False
     on_cpu = x.device.type == "cpu"
-    return on_cpu and narrow(x).dtype == torch.bfloat16 and x[..., 0].numel() % 32 == 0
+    return on_cpu and to_autocast_dtype(x).dtype == torch.bfloat16 and x[..., 0].numel() % 32 == 0
 
 
 def _narrowed(x: Tensor, *parts: Tensor | None) -> list[Any]:
-    x = narrow(x)
+    x = to_autocast_dtype(x)
     return [x, *(None if part is None else part.to(x.dtype) for part in parts)]
 
 
@@ -195,7 +195,7 @@ def _apart(x: Tensor) -> Tensor:
     return out.copy_(x)
 
 
-def project(
+def fused_linears(
     x: Float[Tensor, "*batch d_in"], maps: Sequence[Linear]
 ) -> list[Float[Tensor, "*batch _"]]:
     """Apply several maps to the same x as one product, [W_1; W_2; ...] x, cut up afterwards.
@@ -207,7 +207,7 @@ def project(
         return [m(x) for m in maps]
     biases = [m.weight.new_zeros(m.d_out) if m.bias is None else m.bias for m in maps]
     bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None
-    y = product(x, torch.cat([m.weight for m in maps]), bias)
+    y = linear(x, torch.cat([m.weight for m in maps]), bias)
     return list(y.split([m.d_out for m in maps], dim=-1))
 
 
@@ -230,7 +230,7 @@ def grouped_linear(
     return torch.cat([F.linear(part, matrix) for part, matrix in parts])
 
 
-def narrow(x: Tensor) -> Tensor:
+def to_autocast_dtype(x: Tensor) -> Tensor:
     """Cast to the dtype that autocast gives matrix products; maps that share x would each cast it again."""
     kind = x.device.type
     if x.dtype != torch.float32 or not torch.amp.is_autocast_available(kind):

@@ -22,12 +22,12 @@ class MaskPattern(Protocol):
     """
 
     @property
-    def behind(self) -> int | None:
-        """The farthest key behind that any query sees, in tokens; None: no limit."""
+    def lookback(self) -> int | None:
+        """The farthest earlier key that any query sees, in tokens; None: no limit."""
 
     @property
-    def ahead(self) -> int | None:
-        """The farthest key ahead; 0 in causal masks, None: no limit."""
+    def lookahead(self) -> int | None:
+        """The farthest later key that any query sees; 0 in causal masks, None: no limit."""
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Return True where the query at `query` may see the key at `key` (shapes broadcast)."""
@@ -47,12 +47,12 @@ def pairs(pattern: MaskPattern, length: int) -> float:
 class _Reaching:
     """What follows from how far a mask reaches, for masks that reach alike from every query."""
 
-    behind: int | None = None
-    ahead: int | None = 0
+    lookback: int | None = None
+    lookahead: int | None = 0
 
     def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        start = 0 if self.behind is None else max(0, first - self.behind)
-        return start, length if self.ahead is None else min(last + self.ahead + 1, length)
+        start = 0 if self.lookback is None else max(0, first - self.lookback)
+        return start, length if self.lookahead is None else min(last + self.lookahead + 1, length)
 
 
 class Causal(_Reaching):
@@ -71,7 +71,7 @@ class Causal(_Reaching):
 class Full(_Reaching):
     """Every key."""
 
-    ahead: int | None = None
+    lookahead: int | None = None
 
     def __init__(self, spec: spec.Full) -> None:
         self.spec = spec
@@ -86,7 +86,7 @@ class Full(_Reaching):
 class Prefix(_Reaching):
     """key < size or key <= query."""
 
-    ahead: int | None = None
+    lookahead: int | None = None
 
     def __init__(self, spec: spec.Prefix, size: int | Tensor | None = None) -> None:
         self.spec, self.size = spec, spec.size if size is None else size
@@ -107,7 +107,7 @@ class Window(_Reaching):
     """query - size < key <= query: `size` keys, the query's own included."""
 
     def __init__(self, spec: spec.Window) -> None:
-        self.spec, self.behind = spec, spec.size - 1
+        self.spec, self.lookback = spec, spec.size - 1
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (key > query - self.spec.size)
@@ -120,7 +120,7 @@ class SymmetricWindow(_Reaching):
     """|query - key| <= radius."""
 
     def __init__(self, spec: spec.SymmetricWindow) -> None:
-        self.spec, self.behind, self.ahead = spec, spec.radius, spec.radius
+        self.spec, self.lookback, self.lookahead = spec, spec.radius, spec.radius
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (query - key).abs() <= self.spec.radius
@@ -134,7 +134,7 @@ class DilatedWindow(_Reaching):
     """query - key in {0, d, 2d, ..., (size - 1) d}."""
 
     def __init__(self, spec: spec.DilatedWindow) -> None:
-        self.spec, self.behind = spec, (spec.size - 1) * spec.dilation
+        self.spec, self.lookback = spec, (spec.size - 1) * spec.dilation
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         distance = query - key
@@ -154,7 +154,7 @@ class Chunked(_Reaching):
     """key <= query, both in the same chunk of `size` tokens."""
 
     def __init__(self, spec: spec.Chunked) -> None:
-        self.spec, self.behind = spec, spec.size - 1
+        self.spec, self.lookback = spec, spec.size - 1
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (key // self.spec.size == query // self.spec.size)
@@ -259,7 +259,7 @@ class GivenMask(_Reaching):
 
     mask: Bool[Tensor, "rows heads queries keys"]
     """1 row or head stands for all."""
-    ahead: ClassVar[int | None] = None  # type: ignore[misc]
+    lookahead: ClassVar[int | None] = None  # type: ignore[misc]
 
     @property
     def num_rows(self) -> int:
@@ -369,14 +369,17 @@ class AttentionMask:
         heads = torch.arange(self.num_heads, device=device)[:, None, None]
         queries = torch.arange(first, stop, device=device)[:, None]
         keys = torch.arange(key_first, key_stop, device=device)
-        seen = self.sees(row, heads, queries, keys)
+        seen = self.allows(row, heads, queries, keys)
         return seen.expand(len(row), len(heads), len(queries), len(keys))
 
     @property
     def num_rows(self) -> int:
         """Rows whose masks differ; 1 where all are alike."""
         at, kept = self.places, self.keys_at
-        given = (at.prefix, *(x for p in (at, kept) for x in (p.index, p.documents, p.valid)))
+        given = (
+            at.prefix,
+            *(x for p in (at, kept) for x in (p.index, p.segment_ids, p.padding_mask)),
+        )
         own = getattr(self.pattern, "num_rows", 1)
         return max((len(x) for x in given if x is not None), default=own)
 
@@ -385,7 +388,7 @@ class AttentionMask:
         """Heads whose masks differ; 1 where all are alike."""
         return getattr(self.pattern, "num_heads", 1)
 
-    def sees(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def allows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the query at a column of a row sees the key at a column (shapes broadcast)."""
         at, kept = self.places, self.keys_at
         here, there = (
@@ -405,14 +408,14 @@ class AttentionMask:
             seen = pattern.visible(here, there, *of_head)
         if self.kept is not None:
             seen = seen & (there >= 0)
-        if at.documents is not None and kept.documents is not None:
-            seen = seen & (at.documents[row, query] == kept.documents[row, key])
-        if kept.valid is not None:
-            seen = seen & kept.valid[row, key]
-        if at.valid is not None:
+        if at.segment_ids is not None and kept.segment_ids is not None:
+            seen = seen & (at.segment_ids[row, query] == kept.segment_ids[row, key])
+        if kept.padding_mask is not None:
+            seen = seen & kept.padding_mask[row, key]
+        if at.padding_mask is not None:
             # Padding must see something: itself, or anything where it has no place of its own.
             itself = query == key if self.kept is None else key >= 0
-            seen = torch.where(at.valid[row, query], seen, itself)
+            seen = torch.where(at.padding_mask[row, query], seen, itself)
         return seen
 
     def keys(self, first: int, stop: int) -> tuple[int, int]:
@@ -432,13 +435,13 @@ class AttentionMask:
             return [(0, length)] * self.num_rows
         if self.places.plain and self.places.index is None:
             return [self.pattern.keys(first, stop - 1, length)] * self.num_rows
-        behind, ahead = self.pattern.behind, self.pattern.ahead
-        if self.places.valid is not None:
-            start, end = 0, stop if ahead == 0 else length
+        lookback, lookahead = self.pattern.lookback, self.pattern.lookahead
+        if self.places.padding_mask is not None:
+            start, end = 0, stop if lookahead == 0 else length
         else:
-            start = 0 if behind is None else max(0, first - behind)
-            end = length if ahead is None else min(stop + ahead, length)
-        if self.places.documents is None:
+            start = 0 if lookback is None else max(0, first - lookback)
+            end = length if lookahead is None else min(stop + lookahead, length)
+        if self.places.segment_ids is None:
             return [(start, end)] * self.num_rows
         begin, finish = self._documents
         edges = zip(begin[:, first].tolist(), finish[:, stop - 1].tolist(), strict=True)
@@ -447,7 +450,7 @@ class AttentionMask:
     @cached_property
     def _documents(self) -> tuple[Tensor, Tensor]:
         """Return the columns where the document of each token begins and ends, each [rows, length]."""
-        ids, length = self.places.documents, self.places.length
+        ids, length = self.places.segment_ids, self.places.length
         assert ids is not None
         columns = torch.arange(length, device=ids.device)
         border = ids[:, 1:] != ids[:, :-1]

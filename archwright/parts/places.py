@@ -12,7 +12,7 @@ class TokenLayout:
     """The places of a batch's tokens.
 
     Visibility follows `index`, the count of real tokens before a token in its document, so that it is
-    the same with padding on either side and in a packed row. Encodings follow `positions`, which are
+    the same with padding on either side and in a packed row. Encodings follow `position_ids`, which are
     the index unless they are given. None stands for the plain case: start, start + 1, ... in every row.
     """
 
@@ -20,42 +20,42 @@ class TokenLayout:
     device: torch.device
     start: int = 0
     """The index of the first token in the plain case: how many tokens were read before."""
-    positions: Int[Tensor, "rows length"] | None = None
+    position_ids: Int[Tensor, "rows length"] | None = None
     index: Int[Tensor, "batch length"] | None = None
-    documents: Int[Tensor, "batch length"] | None = None
-    valid: Bool[Tensor, "batch length"] | None = None
+    segment_ids: Int[Tensor, "batch length"] | None = None
+    padding_mask: Bool[Tensor, "batch length"] | None = None
     prefix: Int[Tensor, " batch"] | None = None
     """Length of each row's prefix, where a batch brings its own."""
-    spans: Int[Tensor, "rows length"] | None = None
-    """How long each token's text is so far; see `spans_or_end`."""
+    lengths_so_far: Int[Tensor, "rows length"] | None = None
+    """How long each token's text is so far; see `lengths_so_far_or_end`."""
 
     @property
     def plain(self) -> bool:
         """Whether only the mask itself decides what is seen."""
-        return self.documents is None and self.valid is None and self.prefix is None
+        return self.segment_ids is None and self.padding_mask is None and self.prefix is None
 
-    def positions_or_range(self) -> Int[Tensor, "rows length"]:
+    def position_ids_or_range(self) -> Int[Tensor, "rows length"]:
         """Return positions of shape [batch, length], or [1, length] where all rows are alike."""
-        return self._range() if self.positions is None else self.positions
+        return self._range() if self.position_ids is None else self.position_ids
 
     def index_or_range(self) -> Int[Tensor, "rows length"]:
         """Return the index of shape [batch, length], or [1, length] where all rows are alike."""
         return self._range() if self.index is None else self.index
 
-    def spans_or_end(self) -> Int[Tensor, "rows length"]:
+    def lengths_so_far_or_end(self) -> Int[Tensor, "rows length"]:
         """Return the last position of each token's document, plus one: the length of its text so far."""
-        if self.spans is not None:
-            return self.spans
-        ends = self.positions_or_range() + 1
-        if self.documents is None:
-            if self.valid is not None:
-                ends = torch.where(self.valid, ends, 0)
+        if self.lengths_so_far is not None:
+            return self.lengths_so_far
+        ends = self.position_ids_or_range() + 1
+        if self.segment_ids is None:
+            if self.padding_mask is not None:
+                ends = torch.where(self.padding_mask, ends, 0)
             return ends.amax(-1, keepdim=True).expand(-1, self.length)
-        ends = ends.expand(self.documents.shape)
-        if self.valid is not None:
-            ends = ends.masked_fill(~self.valid, 0)
+        ends = ends.expand(self.segment_ids.shape)
+        if self.padding_mask is not None:
+            ends = ends.masked_fill(~self.padding_mask, 0)
         # Positions rise within a document, so its end is the largest from here to its last token.
-        stretch = _starts(self.documents).cumsum(-1)
+        stretch = _starts(self.segment_ids).cumsum(-1)
         last = torch.zeros_like(stretch).scatter_reduce(-1, stretch - 1, ends, "amax")
         return last.gather(-1, stretch - 1)
 
@@ -74,7 +74,7 @@ class Read:
 
 def places(
     tokens: Int[Tensor, "batch length"],
-    positions: Int[Tensor, "*rows length"] | None = None,
+    position_ids: Int[Tensor, "*rows length"] | None = None,
     segment_ids: Int[Tensor, "batch length"] | None = None,
     padding_mask: Bool[Tensor, "batch length"] | None = None,
     prefix_lengths: Int[Tensor, " batch"] | None = None,
@@ -85,7 +85,7 @@ def places(
     """Return the places of a batch.
 
     Args:
-        positions: given positions, of shape [batch, length] or [length].
+        position_ids: given positions, of shape [batch, length] or [length].
         segment_ids: tokens with different ids do not see each other; a document is one stretch of
             its row.
         padding_mask: True where a token is real, False where it is padding.
@@ -97,19 +97,19 @@ def places(
         ValueError: a shape that does not fit the tokens.
     """
     _check(tokens, segment_ids, padding_mask, prefix_lengths)
-    valid = None if padding_mask is None else padding_mask.bool()
+    padding_mask = None if padding_mask is None else padding_mask.bool()
     index = None
-    if valid is not None or segment_ids is not None or read is not None:
-        index = _index(tokens, segment_ids, valid, read)
-    positions = index if positions is None else _rows(positions, tokens)
+    if padding_mask is not None or segment_ids is not None or read is not None:
+        index = _index(tokens, segment_ids, padding_mask, read)
+    position_ids = index if position_ids is None else _rows(position_ids, tokens)
     return TokenLayout(
         tokens.shape[1],
         tokens.device,
         start,
-        positions,
+        position_ids,
         index,
         segment_ids,
-        valid,
+        padding_mask,
         prefix_lengths,
     )
 
@@ -136,34 +136,37 @@ def _check(
 
 
 def _index(
-    tokens: Tensor, documents: Tensor | None, valid: Tensor | None, read: Read | None
+    tokens: Tensor, segment_ids: Tensor | None, padding_mask: Tensor | None, read: Read | None
 ) -> Tensor:
     """Count the real tokens before each token in its document, those read before included."""
-    real = torch.ones_like(tokens) if valid is None else valid.long()
+    real = torch.ones_like(tokens) if padding_mask is None else padding_mask.long()
     before = real.cumsum(-1) - real
     carried = 0 if read is None else read.next_index[:, None]
-    if documents is None:
+    if segment_ids is None:
         return before + carried
-    starts = _starts(documents)
+    starts = _starts(segment_ids)
     if read is not None and read.document is not None:
-        starts[:, 0] = (documents[:, 0] != read.document) | (read.next_index == 0)
+        starts[:, 0] = (segment_ids[:, 0] != read.document) | (read.next_index == 0)
     started = starts.cumsum(-1) > 0
     first = torch.where(starts, before, 0).cummax(-1).values
     return before - first + torch.where(started, 0, carried)
 
 
-def _starts(documents: Tensor) -> Tensor:
+def _starts(segment_ids: Tensor) -> Tensor:
     """Return True where a document begins; the first token of a row begins one."""
-    starts = torch.ones_like(documents, dtype=torch.bool)
-    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    starts = torch.ones_like(segment_ids, dtype=torch.bool)
+    starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
     return starts
 
 
-def _rows(positions: Tensor, tokens: Tensor) -> Tensor:
-    positions = positions[None] if positions.ndim == 1 else positions
-    if positions.shape[-1] != tokens.shape[1] or positions.shape[0] not in (1, tokens.shape[0]):
+def _rows(position_ids: Tensor, tokens: Tensor) -> Tensor:
+    position_ids = position_ids[None] if position_ids.ndim == 1 else position_ids
+    if position_ids.shape[-1] != tokens.shape[1] or position_ids.shape[0] not in (
+        1,
+        tokens.shape[0],
+    ):
         raise ValueError(
-            f"positions: found shape {list(positions.shape)}; "
+            f"position_ids: found shape {list(position_ids.shape)}; "
             f"expected {list(tokens.shape)} or [{tokens.shape[1]}]"
         )
-    return positions
+    return position_ids

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from archwright.parts.linear import Linear, narrow, project
+from archwright.parts.linear import Linear, fused_linears, to_autocast_dtype
 from archwright.spec import residuals as spec
 from archwright.spec.errors import UserError
 
@@ -110,7 +110,9 @@ def _together(x: Tensor, branches: Branches) -> dict[str, Tensor]:
     }
     if len(branches) < 2 or not all(inputs.values()):
         return {name: branch(x) for name, branch in branches.items()}
-    projected = iter(project(narrow(x), [read for maps in inputs.values() for read in maps]))
+    projected = iter(
+        fused_linears(to_autocast_dtype(x), [read for maps in inputs.values() for read in maps])
+    )
     return {
         name: branch(x, [next(projected) for _ in inputs[name]])
         for name, branch in branches.items()

@@ -30,7 +30,7 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 def active_parameters(model: nn.Module) -> int:
     """Return the number of parameters that one token meets: all but those of experts it is not sent to."""
     unused = (
-        (1 - m.used) * sum(p.numel() for p in m.parameters(recurse=False))
+        (1 - m.active_fraction) * sum(p.numel() for p in m.parameters(recurse=False))
         for m in model.modules()
         if isinstance(m, Linear)
     )
@@ -44,7 +44,9 @@ def flops_per_token(model: Decoder, length: int) -> float:
     per query), a multiplication and an addition counting as two. Of experts those count that a token goes through.
     Norms, activations and the softmax are left out.
     """
-    products = sum(m.used * m.weight.numel() for m in model.modules() if isinstance(m, Linear))
+    products = sum(
+        m.active_fraction * m.weight.numel() for m in model.modules() if isinstance(m, Linear)
+    )
     return (1 + BACKWARD) * (2.0 * products + attention_flops(model, length))
 
 

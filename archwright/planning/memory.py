@@ -56,8 +56,8 @@ def cache_bytes(model: Decoder, length: int, per_number: int = 2) -> int:
     for layer in model.layers:
         assert isinstance(layer, Layer)
         if isinstance(layer.attention, SoftmaxAttention | LatentAttention):
-            behind = model.masks[layer.mask].behind
-            tokens = length if behind is None else min(length, behind + 1)
+            lookback = model.masks[layer.mask].lookback
+            tokens = length if lookback is None else min(length, lookback + 1)
             total += tokens * layer.attention.kept_per_token * per_number
     return total
 

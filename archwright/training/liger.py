@@ -18,7 +18,7 @@ from archwright.losses import IGNORE, Loss
 from archwright.model.decoder import Decoder
 from archwright.parts.embeddings import Head
 from archwright.parts.feedforward import Gated, GroupedExperts
-from archwright.parts.linear import narrow
+from archwright.parts.linear import to_autocast_dtype
 from archwright.parts.norms import LayerNorm, RMSNorm
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import GeGLU, Hidden, SwiGLU
@@ -135,7 +135,7 @@ def fused_cross_entropy(
 
     Shapes: hidden [..., dim], targets [...]. z_term is rounded to the dtype of products.
     """
-    rows, flat = narrow(hidden.flatten(0, -2)), targets.flatten()
+    rows, flat = to_autocast_dtype(hidden.flatten(0, -2)), targets.flatten()
     found = _liger().liger_fused_linear_cross_entropy(
         rows,
         head.weight.to(rows.dtype),

@@ -122,7 +122,7 @@ class Session:
             self.precision.autocast(),
             probes.watching(PASSES),
         ):
-            self.model(first.tokens, positions=first.positions, segment_ids=first.segment_ids)
+            self.model(first.tokens, position_ids=first.position_ids, segment_ids=first.segment_ids)
         return probes
 
     def time_step(self, seconds: float) -> float:
@@ -237,7 +237,7 @@ def to_device(batch: Batch, device: torch.device) -> TensorBatch:
     def tensor(array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
-    optional = (batch.positions, batch.segment_ids)
+    optional = (batch.position_ids, batch.segment_ids)
     return TensorBatch(
         tensor(batch.tokens),
         tensor(batch.targets),

@@ -20,12 +20,12 @@ class TensorBatch:
 
     tokens: Tensor
     targets: Tensor
-    positions: Tensor | None = None
+    position_ids: Tensor | None = None
     segment_ids: Tensor | None = None
 
     def parts(self, number: int) -> list["TensorBatch"]:
         """Cut the rows into `number` parts, as equal as can be."""
-        fields = (self.tokens, self.targets, self.positions, self.segment_ids)
+        fields = (self.tokens, self.targets, self.position_ids, self.segment_ids)
         cut = [[None] * number if f is None else f.tensor_split(number) for f in fields]
         return [TensorBatch(*part) for part in zip(*cut, strict=True)]
 
@@ -135,13 +135,17 @@ def _after_step(model: nn.Module, *, updated: bool) -> None:
 
 def _whole_loss(model: nn.Module, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:
     with precision.autocast():
-        logits = model(part.tokens, positions=part.positions, segment_ids=part.segment_ids).logits
+        logits = model(
+            part.tokens, position_ids=part.position_ids, segment_ids=part.segment_ids
+        ).logits
     return cross_entropy(logits, part.targets, **settings)
 
 
 def _chunked_loss(model: Any, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:
     with precision.autocast():
-        hidden = model.hidden(part.tokens, positions=part.positions, segment_ids=part.segment_ids)
+        hidden = model.hidden(
+            part.tokens, position_ids=part.position_ids, segment_ids=part.segment_ids
+        )
         fused = isinstance(model.head, FusedHead)
         loss_of = fused_cross_entropy if fused else linear_cross_entropy
         return loss_of(hidden, model.head, part.targets, **settings)

@@ -108,7 +108,7 @@ def _loss(session: Session, hidden: Tensor, targets: Tensor, num_valid: int) -> 
 
 
 def _places(batches: Sequence[TensorBatch]) -> dict[str, Tensor]:
-    names = ("positions", "segment_ids")
+    names = ("position_ids", "segment_ids")
     return {name: _joined(batches, name) for name in names if getattr(batches[0], name) is not None}
 
 

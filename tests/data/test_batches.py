@@ -28,7 +28,7 @@ def test_rows_are_windows_and_targets_the_next_tokens() -> None:
         assert batch.targets.flags.c_contiguous
         assert (batch.targets == batch.tokens + 1).all()
         assert (np.diff(batch.tokens, axis=1) == 1).all()
-        assert batch.positions is None
+        assert batch.position_ids is None
         assert batch.segment_ids is None
 
 
@@ -115,7 +115,7 @@ def test_ranks_share_the_batch_of_one_process(world_size: int) -> None:
     for step in (0, 7, 100):
         whole = batches.at(step)
         parts = [batches.at(step, rank=r, world_size=world_size) for r in range(world_size)]
-        for name in ("tokens", "targets", "positions", "segment_ids"):
+        for name in ("tokens", "targets", "position_ids", "segment_ids"):
             joined = np.concatenate([getattr(part, name) for part in parts])
             assert (joined == getattr(whole, name)).all()
 
@@ -126,7 +126,7 @@ def test_a_batch_splits_into_parts_for_accumulation() -> None:
     parts = list(batch.split(4))
     assert [len(part.tokens) for part in parts] == [2, 2, 2, 2]
     assert (np.concatenate([part.targets for part in parts]) == batch.targets).all()
-    assert parts[0].positions is not None
+    assert parts[0].position_ids is not None
     assert Batches(tokens, 16, 8).at(1)[:2].positions is None
 
 
@@ -136,10 +136,10 @@ def test_documents_have_ids_and_positions_of_their_own(tokens: list[int]) -> Non
     batches = Batches(np.array(tokens), 12, 2, packing="document_mask", end_of_text=0)
     for step in range(5):
         batch = batches.at(step)
-        assert batch.positions is not None
+        assert batch.position_ids is not None
         assert batch.segment_ids is not None
         for row, positions, documents in zip(
-            batch.tokens, batch.positions, batch.segment_ids, strict=True
+            batch.tokens, batch.position_ids, batch.segment_ids, strict=True
         ):
             document, position = 0, -1
             for column, token in enumerate(row):
@@ -161,9 +161,9 @@ def test_documents_of_a_store_are_told_apart_by_its_own_end_of_text(tmp_path: Pa
     documents = open_texts((str(tmp_path / "a.txt"),), DataSpec(separator="|"))
     store = prepare_documents(documents, Tokenizer(raw_bytes(["<e>"]), "<e>"))
     batch = Batches(store, 30, 2, packing="document_mask").at(0)
-    assert batch.positions is not None
-    assert batch.positions.max() == 9
-    assert (batch.positions[batch.tokens == 256] == 0).all()
+    assert batch.position_ids is not None
+    assert batch.position_ids.max() == 9
+    assert (batch.position_ids[batch.tokens == 256] == 0).all()
 
 
 def test_masks_without_an_end_of_text_are_refused() -> None:

@@ -69,7 +69,7 @@ class Case:
 
     @property
     def causal(self) -> bool:
-        return all(mask.ahead == 0 for mask in self.model.masks.values())
+        return all(mask.lookahead == 0 for mask in self.model.masks.values())
 
     def broken(self) -> list[str]:
         """Return the names of the rules that refuse the composition."""
@@ -337,7 +337,7 @@ def cached_rows_of_different_lengths(case: Case) -> None:
 
 def decodes(case: Case) -> bool:
     """Say whether a cache can be had; where not, it must say why."""
-    forbidden = [mask for mask in case.model.masks.values() if mask.ahead != 0]
+    forbidden = [mask for mask in case.model.masks.values() if mask.lookahead != 0]
     if all(hasattr(mask, "size") for mask in forbidden):
         return True
     with pytest.raises(UserError, match="see what follows"):
@@ -347,7 +347,7 @@ def decodes(case: Case) -> bool:
 
 def longest_prefix(case: Case) -> int:
     """Return how many tokens must come at once."""
-    sizes = [int(m.size) for m in case.model.masks.values() if m.ahead != 0]
+    sizes = [int(m.size) for m in case.model.masks.values() if m.lookahead != 0]
     return min([case.length, max(sizes, default=1)])
 
 

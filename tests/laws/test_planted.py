@@ -61,12 +61,12 @@ def a_mask_that_shows_the_next_token(patch: pytest.MonkeyPatch) -> None:
 
 @fault(laws.visibility)
 def documents_that_see_each_other(patch: pytest.MonkeyPatch) -> None:
-    _blinded(patch, documents=None)
+    _blinded(patch, segment_ids=None)
 
 
 @fault(laws.alone_or_in_company)
 def padding_that_is_seen(patch: pytest.MonkeyPatch) -> None:
-    _blinded(patch, valid=None)
+    _blinded(patch, padding_mask=None)
 
 
 @fault(laws.alone_or_in_company, "position.kind=sinusoidal")
@@ -122,7 +122,7 @@ def a_piece_that_is_shifted_by_one(patch: pytest.MonkeyPatch) -> None:
 
 @fault(laws.cached_is_uncached, *WINDOW)
 def a_cache_that_forgets_a_token_too_soon(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(caching, "_reach", lambda pattern: pattern.behind)
+    patch.setattr(caching, "_max_length", lambda pattern: pattern.lookback)
 
 
 @fault(laws.cached_is_uncached, "attention.kind=latent")
@@ -133,7 +133,7 @@ def a_latent_cache_that_turns_keys_by_the_place_of_queries(patch: pytest.MonkeyP
         view, rotation, memory = rest
         if memory is None:
             return placed(self, q, kept, *rest)
-        (kept,) = memory.extend(kept)
+        (kept,) = memory.update(kept)
         last = Rotation(*(table[:, -1:] for table in rotation))
         q, _ = placed(self, q, q, view, rotation, None)
         return q, self._turned(kept, self._shared[0], last)

@@ -42,7 +42,7 @@ def test_it_is_the_layer_of_the_model(name: str) -> None:
     for i, whole in enumerate(model.layers):
         layer = build_layer(spec, i, seed=5).eval()
         rotary = model.rotaries[whole.rotary] if whole.rotary else None
-        rotation = None if rotary is None else rotary(where.positions_or_range())
+        rotation = None if rotary is None else rotary(where.position_ids_or_range())
         expected = whole(x, AttentionMask(model.masks[whole.mask], where), rotation)
         torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
         own = layer.state_dict()

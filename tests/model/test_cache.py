@@ -117,22 +117,22 @@ class TestBytes:
 class TestExtend:
     """The one verb, by itself."""
 
-    @pytest.mark.parametrize("reach", [None, 4])
-    def test_returned_are_the_keys_of_all_visible_tokens(self, reach: int | None) -> None:
-        shelf = SlotTable(reach)
+    @pytest.mark.parametrize("max_length", [None, 4])
+    def test_returned_are_the_keys_of_all_visible_tokens(self, max_length: int | None) -> None:
+        shelf = SlotTable(max_length)
         memory, read = LayerCache(shelf), 0
         for size in (3, 1, 6, 1, 1):
             where = places(torch.zeros(1, size, dtype=torch.long), start=read)
             shelf.take(where, 1, read)
             new = torch.arange(read, read + size).double()[None, :, None, None]
-            keys, values = memory.extend(new, -new)
+            keys, values = memory.update(new, -new)
             read += size
             assert torch.equal(values, -keys)
             at = where if shelf.seen is None else shelf.seen
             index = at.index_or_range()[0].tolist()
             full = [i for i in range(len(index)) if index[i] >= 0]
             assert keys[0, :, 0, 0][full].tolist() == [float(index[i]) for i in full]
-            first = 0 if reach is None else max(0, read - size - reach + 1)
+            first = 0 if max_length is None else max(0, read - size - max_length + 1)
             assert set(range(first, read)) <= {index[i] for i in full}
 
     def test_what_is_kept_carries_no_gradient(self) -> None:
@@ -219,7 +219,7 @@ class TestRefused:
         [
             {"segment_ids": torch.zeros(1, 3, dtype=torch.long)},
             {"padding_mask": torch.ones(2, 2, dtype=torch.bool)},
-            {"positions": torch.arange(7)},
+            {"position_ids": torch.arange(7)},
         ],
         ids=lambda given: next(iter(given)),
     )

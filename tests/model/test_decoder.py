@@ -110,9 +110,9 @@ class TestPositions:
     def test_the_default_is_counting(self, model: Decoder) -> None:
         row = tokens(2, 6)
         given = torch.arange(6)
-        torch.testing.assert_close(logits(model, row), logits(model, row, positions=given))
+        torch.testing.assert_close(logits(model, row), logits(model, row, position_ids=given))
         rows = given.expand(2, 6)
-        torch.testing.assert_close(logits(model, row), logits(model, row, positions=rows))
+        torch.testing.assert_close(logits(model, row), logits(model, row, position_ids=rows))
 
     def test_given_positions_count(self) -> None:
         row = tokens(1, 6)
@@ -123,12 +123,12 @@ class TestPositions:
             (["position.kind=none"], False),
         ]:
             model = small(*words)
-            same = torch.allclose(logits(model, row), logits(model, row, positions=spread))
+            same = torch.allclose(logits(model, row), logits(model, row, position_ids=spread))
             assert same != differs
 
     def test_rope_knows_distances_alone(self) -> None:
         row, model = tokens(1, 6), small()
-        moved = logits(model, row, positions=torch.arange(100, 106))
+        moved = logits(model, row, position_ids=torch.arange(100, 106))
         torch.testing.assert_close(logits(model, row), moved, rtol=1e-5, atol=1e-5)
 
     def test_learned_positions_end(self) -> None:

@@ -76,7 +76,7 @@ def test_alone_it_is_what_it_is_in_a_model(kind: str, mask: masks.Mask, kernel: 
     part.kernel = KERNELS[kernel]  # type: ignore[assignment]
     where = TokenLayout(LENGTH, x.device)
     view = AttentionMask(MASKS[type(mask)](mask), where)
-    rotation = part._shared[0](where.positions_or_range())  # type: ignore[index]
+    rotation = part._shared[0](where.position_ids_or_range())  # type: ignore[index]
     with torch.no_grad():
         torch.testing.assert_close(part(x), part(x, view, rotation), rtol=0, atol=0)
 

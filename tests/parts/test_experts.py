@@ -281,7 +281,7 @@ class TestAuxiliary:
 
 
 def test_each_expert_starts_as_a_dense_one_would() -> None:
-    stack, dense = GroupedLinear(3, 6, 4, used=1.0), Linear(6, 4)
+    stack, dense = GroupedLinear(3, 6, 4, active_fraction=1.0), Linear(6, 4)
     glorot = Glorot(init_spec.Glorot(embedding_std=0.02), 2, 6)
     initialise(nn.ModuleDict({"up": stack}), glorot, seed=5)
     for e in range(3):

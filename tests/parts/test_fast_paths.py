@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from archwright.model import Decoder, build
-from archwright.parts.linear import narrow
+from archwright.parts.linear import to_autocast_dtype
 from archwright.parts.norms import RMSNorm
 from archwright.parts.positions import Rotary, Rotation
 from archwright.spec import norms as spec
@@ -115,7 +115,7 @@ def test_the_softmax_of_narrow_scores_is_computed_in_float32(dtype: torch.dtype)
 
 def test_values_are_narrowed_where_autocast_would() -> None:
     x = torch.ones(3)
-    assert narrow(x) is x
+    assert to_autocast_dtype(x) is x
     with torch.autocast("cpu", torch.bfloat16):
-        assert narrow(x).dtype == torch.bfloat16
-        assert narrow(x.double()).dtype == torch.float64
+        assert to_autocast_dtype(x).dtype == torch.bfloat16
+        assert to_autocast_dtype(x.double()).dtype == torch.float64

@@ -148,7 +148,7 @@ def test_what_ends_a_branch(kind: str, ends: str) -> None:
 def test_a_gain_multiplies_what_is_drawn() -> None:
     model = build(SPEC, seed=3)
     before = {name: p.clone() for name, p in model.named_parameters()}
-    model.layers[1].attention.value.gain = 0.25
+    model.layers[1].attention.value.init_gain = 0.25
     initialise(model, Glorot(spec.Glorot(embedding_std=1.0), 2, 256), 3)
     for name, parameter in model.named_parameters():
         factor = 0.25 if name == "layers.1.attention.value.weight" else 1.0

@@ -82,7 +82,7 @@ class Case:
         def value(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return table[(query - key) % NEAR, head]
 
-        positions = self.where.positions_or_range()
+        positions = self.where.position_ids_or_range()
         bias = ElementwiseBias(value, HEADS, positions, positions, by_distance=by_distance)
         scores = ScoreMods(
             SCALE,
@@ -97,7 +97,7 @@ class Case:
     def by_loops(self, parts: set[str]) -> np.ndarray:
         q, k, v, table, sinks = (x.detach().numpy() for x in self.given)
         seen = self.view.dense.expand(2, HEADS, -1, -1).numpy()
-        positions = self.where.positions_or_range().expand(2, -1).numpy()
+        positions = self.where.position_ids_or_range().expand(2, -1).numpy()
         out = np.zeros(q.shape)
         for b, t, h in np.ndindex(2, LENGTH, HEADS):
             g, total = h // (HEADS // KV), 0.0

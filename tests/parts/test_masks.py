@@ -230,7 +230,7 @@ def test_blocks_are_pieces_of_the_whole(
 class Everything:
     """A mask from outside that hides nothing: not even what follows."""
 
-    behind = ahead = None
+    lookback = ahead = None
 
     def visible(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (query == query) & (key == key)
@@ -257,7 +257,7 @@ def test_which_views_are_plain_causal() -> None:
     real = torch.ones(2, 4, dtype=torch.bool)
     causal = Causal(spec.Causal())
     assert AttentionMask(causal, places(tokens)).is_plain_causal
-    assert AttentionMask(causal, places(tokens, positions=torch.arange(4))).is_plain_causal
+    assert AttentionMask(causal, places(tokens, position_ids=torch.arange(4))).is_plain_causal
     assert not AttentionMask(causal, places(tokens, padding_mask=real)).is_plain_causal
     assert not AttentionMask(causal, places(tokens, segment_ids=tokens)).is_plain_causal
     assert not AttentionMask(Window(spec.Window()), places(tokens)).is_plain_causal

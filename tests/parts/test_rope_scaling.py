@@ -172,7 +172,7 @@ def test_formula(case: str, pairing: str, span: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(1, span, 2, HEAD_DIM, dtype=torch.float64)
     where = places(torch.zeros(1, span, dtype=torch.long))
-    turned = part.rotate(x, part(where.positions_or_range(), where.spans_or_end()))
+    turned = part.rotate(x, part(where.position_ids_or_range(), where.lengths_so_far_or_end()))
     for at in {0, 1, 7, span - 1}:
         for head in range(2):
             check(part, case, x[0, at, head], turned[0, at, head], at, span)
@@ -198,7 +198,7 @@ def test_each_row_follows_its_own_length(case: str) -> None:
     real[0, :70], real[1, 80:] = False, False
     part, where = rotary(case), places(real.long(), padding_mask=real)
     x = torch.randn(3, width, 1, HEAD_DIM, dtype=torch.float64)
-    turned = part.rotate(x, part(where.positions_or_range(), where.spans_or_end()))
+    turned = part.rotate(x, part(where.position_ids_or_range(), where.lengths_so_far_or_end()))
     for row, (span, first) in enumerate([(30, 70), (80, 0), (100, 0)]):
         for at in (0, 3, span - 1):
             column = first + at
@@ -211,7 +211,7 @@ def test_each_packed_document_follows_its_own_length(case: str) -> None:
     ids = torch.cat([torch.full((n,), i % 2) for i, n in enumerate(lengths)])[None]
     part, where = rotary(case), places(ids, segment_ids=ids)
     x = torch.randn(1, ids.shape[1], 1, HEAD_DIM, dtype=torch.float64)
-    turned = part.rotate(x, part(where.positions_or_range(), where.spans_or_end()))
+    turned = part.rotate(x, part(where.position_ids_or_range(), where.lengths_so_far_or_end()))
     for i, span in enumerate(lengths):
         for at in (0, 5, span - 1):
             column = sum(lengths[:i]) + at

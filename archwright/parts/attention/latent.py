@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright.parts.attention.alone import alone
 from archwright.parts.attention.softmax import Heads, KVCache, score_scale
 from archwright.parts.kernels import KERNELS, ScoreMods
-from archwright.parts.linear import Linear, narrow, products
+from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
 from archwright.parts.masks import AttentionMask
 from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
@@ -106,7 +106,7 @@ class LatentAttention(nn.Module):
         if view is None:
             view, rotation = alone(self.spec, x, self._shared[0], attention_mask)
         if projected is None:
-            projected = products(narrow(x), self.inputs)
+            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
         q = projected[0]
         if self.query_norm is not None:
             q = self.query_up(self.query_norm(q))
@@ -136,14 +136,14 @@ class LatentAttention(nn.Module):
         rotary = self._shared[0]
         late = memory is not None and follows_length(rotary)
         if late and memory is not None:
-            (kept,) = memory.extend(kept)
+            (kept,) = memory.update(kept)
         if rotary is not None and rotation is not None:
             of_keys = rotation
             if late and view.kept is not None:
                 of_keys = rotation_at(rotary, view.kept)
             q, kept = self._turned(q, rotary, rotation), self._turned(kept, rotary, of_keys)
         if memory is not None and not late:
-            (kept,) = memory.extend(kept)
+            (kept,) = memory.update(kept)
         return q, kept
 
     def _turned(self, x: Heads, rotary: Rotary, rotation: Rotation) -> Heads:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archwright.parts.attention.alone import alone
 from archwright.parts.kernels import KERNELS, ScoreMods
-from archwright.parts.linear import Linear, narrow, products
+from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
 from archwright.parts.masks import AttentionMask
 from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
@@ -25,7 +25,7 @@ Heads = Tensor
 class KVCache(Protocol):
     """What an attention knows of a cache."""
 
-    def extend(self, *new: Tensor) -> list[Tensor]:
+    def update(self, *new: Tensor) -> list[Tensor]:
         """Keep keys and values of new tokens; return those of all tokens that these may see."""
 
 
@@ -117,7 +117,7 @@ class SoftmaxAttention(nn.Module):
         if view is None:
             view, rotation = alone(self.spec, x, self._shared[0], attention_mask)
         if projected is None:
-            projected = products(narrow(x), self.inputs)
+            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
         widths = (self.head_dim, self.head_dim, self.value_dim)
         q, k, v = (self._heads(p, width) for p, width in zip(projected, widths, strict=False))
         q, k, v = self._normed(q, k, v)
@@ -170,7 +170,7 @@ class SoftmaxAttention(nn.Module):
         rotary = self._shared[0]
         late = memory is not None and follows_length(rotary)
         if late and memory is not None:
-            k, v = memory.extend(k, v)
+            k, v = memory.update(k, v)
         if rotary is not None and rotation is not None:
             of_keys = rotation
             if late and view.kept is not None:
@@ -179,7 +179,7 @@ class SoftmaxAttention(nn.Module):
         if self.spec.qk_norm_position == "after":
             q, k = self._qk_normed(q, k)
         if memory is not None and not late:
-            k, v = memory.extend(k, v)
+            k, v = memory.update(k, v)
         return q, k, v
 
     def _apply_query_temperature(self, q: Heads, view: AttentionMask) -> Heads:
@@ -187,7 +187,7 @@ class SoftmaxAttention(nn.Module):
         scale = self.spec.query_temperature
         if not isinstance(scale, spec.LogQueryTemperature):
             return q
-        steps = (view.places.positions_or_range() + scale.offset) // scale.period
+        steps = (view.places.position_ids_or_range() + scale.offset) // scale.period
         wide = torch.promote_types(q.dtype, torch.float32)
         factor = 1 + scale.coefficient * torch.log1p(steps.to(wide))
         return q * factor[..., None, None].to(q.dtype)

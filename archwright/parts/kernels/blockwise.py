@@ -87,7 +87,7 @@ def _by_column(scores: ScoreMods, view: AttentionMask) -> bool:
     """Whether the bias of all pairs that see each other depends on how many columns they are apart."""
     at = view.places
     by_distance = isinstance(scores.bias, ElementwiseBias) and scores.bias.by_distance
-    return by_distance and at.valid is None and at.positions is at.index
+    return by_distance and at.padding_mask is None and at.position_ids is at.index
 
 
 def _strip(bias: Any, queries: int, least: int, most: int, dtype: torch.dtype) -> Tensor:
@@ -102,9 +102,9 @@ def _strip(bias: Any, queries: int, least: int, most: int, dtype: torch.dtype) -
 
 def _columns(view: AttentionMask) -> tuple[int, int]:
     """Return between which columns a block's keys lie, counted from its first query."""
-    length, behind, ahead = view.places.length, view.pattern.behind, view.pattern.ahead
-    least = -length if behind is None else max(-length, -behind - cut.ALIGNED)
-    return least, length if ahead is None else min(length, cut.BLOCK + ahead)
+    length, lookback, lookahead = view.places.length, view.pattern.lookback, view.pattern.lookahead
+    least = -length if lookback is None else max(-length, -lookback - cut.ALIGNED)
+    return least, length if lookahead is None else min(length, cut.BLOCK + lookahead)
 
 
 class _Piece(NamedTuple):

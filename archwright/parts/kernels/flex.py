@@ -55,7 +55,7 @@ def block_mask(view: AttentionMask) -> BlockMask:
     if "made" not in known:
         at, kept = view.places, view.keys_at
         known["made"] = create_block_mask(
-            lambda b, h, q, k: view.sees(
+            lambda b, h, q, k: view.allows(
                 b, h, q, k
             ),  # torch counts the arguments of a plain function
             B=view.num_rows if view.num_rows > 1 else None,
@@ -73,7 +73,7 @@ def _score_mod(view: AttentionMask, scores: ScoreMods) -> Callable[..., Tensor] 
     assert isinstance(bias, ElementwiseBias | None)
     if cap is None and bias is None:
         return None
-    queries, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
+    queries, keys = view.places.position_ids_or_range(), view.keys_at.position_ids_or_range()
     row = 0 if queries.shape[0] == 1 else 1
     key_row = 0 if keys.shape[0] == 1 else 1
 

@@ -21,7 +21,7 @@ class Sinusoidal(nn.Module):
         self.spec, self.dim = spec, dim
 
     def forward(self, places: TokenLayout) -> Float[Tensor, "rows length dim"]:
-        s, positions = self.spec, places.positions_or_range() + self.spec.offset
+        s, positions = self.spec, places.position_ids_or_range() + self.spec.offset
         # A single pair would divide by nothing; its exponent is 0 either way.
         period = max(self.dim - 2, 1) if s.spacing == "fairseq" else self.dim
         return sines(positions, self.dim, s.theta, s.layout == "interleaved", period)
@@ -59,12 +59,12 @@ class Learned(nn.Module):
                 f"found {length} tokens; expected at most context_length = {rows}, "
                 "as learned positions end there"
             )
-        rows_of: Tensor = self.table(places.positions_or_range() + self.offset)
+        rows_of: Tensor = self.table(places.position_ids_or_range() + self.offset)
         return rows_of
 
 
 def _end(places: TokenLayout) -> int:
     """Return the position behind the last one; given positions have values only off the meta device."""
-    if places.positions is None or places.positions.is_meta:
+    if places.position_ids is None or places.position_ids.is_meta:
         return places.start + places.length
-    return int(places.positions.max()) + 1
+    return int(places.position_ids.max()) + 1

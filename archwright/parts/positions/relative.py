@@ -32,7 +32,7 @@ class ALiBi(nn.Module):
         slopes = self.slopes * scale if self.spec.scaled else self.slopes
 
         def value(head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            distance = k - q if view.pattern.ahead == 0 else -(k - q).abs()
+            distance = k - q if view.pattern.lookahead == 0 else -(k - q).abs()
             return slopes[head] * distance
 
         return query, _elementwise(value, self.num_heads, view)
@@ -102,7 +102,7 @@ class TransformerXL(nn.Module):
         self.distance_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
 
     def forward(self, query: Queries, view: AttentionMask, scale: float) -> tuple[Queries, Bias]:
-        at, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
+        at, keys = view.places.position_ids_or_range(), view.keys_at.position_ids_or_range()
         least, most = _distances(view)
         distances = torch.arange(least, most + 1, device=query.device)
         vectors = sines(distances, self.dim, self.theta, interleaved=False)
@@ -118,9 +118,9 @@ class TransformerXL(nn.Module):
 def _distances(view: AttentionMask) -> tuple[int, int]:
     """Return the least and the largest distance of a query from a key; looked up where it is known."""
     at, keys = view.places, view.keys_at
-    if at.positions is None and keys.positions is None:
+    if at.position_ids is None and keys.position_ids is None:
         return at.start - keys.start - keys.length + 1, at.start - keys.start + at.length - 1
-    queries, others = at.positions_or_range(), keys.positions_or_range()
+    queries, others = at.position_ids_or_range(), keys.position_ids_or_range()
     return int(queries.min() - others.max()), int(queries.max() - others.min())
 
 
@@ -140,5 +140,5 @@ class _DistanceBias:
 def _elementwise(
     value: Callable[[Tensor, Tensor, Tensor], Tensor], num_heads: int, view: AttentionMask
 ) -> ElementwiseBias:
-    queries, keys = view.places.positions_or_range(), view.keys_at.positions_or_range()
+    queries, keys = view.places.position_ids_or_range(), view.keys_at.position_ids_or_range()
     return ElementwiseBias(value, num_heads, queries, keys, by_distance=True)

@@ -114,9 +114,9 @@ class Rotary(nn.Module):
 
 def rotation(rotary: nn.Module, where: TokenLayout) -> Rotation:
     """Return what turns tokens at their places; only some encodings ask for the text's length."""
-    given = [where.positions_or_range()]
+    given = [where.position_ids_or_range()]
     if follows_length(rotary):
-        given.append(where.spans_or_end())
+        given.append(where.lengths_so_far_or_end())
     found: Rotation = rotary(*given)
     return found
 
