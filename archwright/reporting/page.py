@@ -4,7 +4,7 @@ import math
 import re
 from pathlib import Path
 
-from archwright.checkpoint import atomic_write
+from archwright.files import atomic_write
 from archwright.reporting import curves, words
 from archwright.reporting.document import Bar, Bars, Block, Page
 from archwright.reporting.history import History, read_history
