@@ -6,9 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from archwright.format import printable
+from archwright.format import duration, printable
 from archwright.lab.results import RunResult
-from archwright.reporting.words import duration
 from archwright.runs import RunFolder
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
-from archwright.format import printable
-from archwright.reporting.words import duration
+from archwright.format import duration, printable
 
 LINE_EVERY = 15.0
 """Seconds between lines where there is no terminal."""
