@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from archwright import format as fmt
 from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.progress import Progress
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load, preset_names
@@ -64,14 +63,14 @@ def run(words: Sequence[str]) -> int:
     from archwright.training.profiling import profile
 
     machine = MachineSpec(precision=options.precision, kernel=options.kernel)
-    with _bar() as told:
+    with Progress("Measuring", 1.0) as progress:
         found = profile(
             spec,
             batch_size=options.batch_size,
             length=options.length,
             machine=machine,
             seconds=options.seconds,
-            told=told,
+            told=progress.reached,
         )
     print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_said(found)))
     return 0
@@ -158,17 +157,3 @@ def _compared(found: "Profile") -> Iterator[str]:
                 f"{fmt.percent(part.num_bytes / total.num_bytes)} of the bytes, "
                 f"{fmt.percent(time)} of the time"
             )
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[float], None]]:
-    """Show on a terminal how much of the measurement is done."""
-    if not sys.stderr.isatty():
-        yield lambda share: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, refresh_per_second=2) as bar:
-        task = bar.add_task("measuring", total=1.0)
-        yield lambda share: bar.update(task, completed=share)

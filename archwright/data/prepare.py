@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from archwright.data.store import FORMAT, Index, Shard, StoreError, TokenStore, write_index
 from archwright.files import clear_errors, publishing, remove
+from archwright.progress import Progress
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Corpus, Documents
-from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
 
 SHARD = 1 << 27

@@ -11,6 +11,7 @@ from pathlib import Path
 import tokenizers
 
 from archwright.files import atomic_write, remove
+from archwright.progress import Progress
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.files import expanded, irregular
 from archwright.spec.run_spec import TokenizerSpec
@@ -27,7 +28,6 @@ from archwright.text.bpe import (
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Documents
 from archwright.text.foreign import parse, read_json
-from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
 
 SAMPLE = 100_000_000

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from archwright.files import atomic_write
+from archwright.files import atomic_write, sweep
 from archwright.text.cache import cache_folder
 
 FORMAT = 1
@@ -67,6 +67,7 @@ def measured(
     if set(values) == set(names):
         with contextlib.suppress(ValueError):  # then the next run measures again
             now = _Kept(question=question, values=dict(values), time=datetime.now(UTC))
+            sweep(file.parent, r"[0-9a-f]{32}\.json")
             atomic_write(file, now.sealed().model_dump_json(indent=2))
     return Measurement(values)
 
