@@ -1,9 +1,14 @@
-"""Values as text that a terminal may be given. A run, a checkpoint, a file's name or a model's own words may hold
-characters that move the cursor, set the clipboard or turn what follows around."""
+"""Values as text: printable, rounded to what they carry, with their unit, in columns.
 
+A run, a checkpoint, a file's name or a model's own words may hold characters that move the cursor, set the clipboard
+or turn what follows around. Texts that are given to a terminal go through `printable`.
+"""
+
+import itertools
 import math
 import re
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 QUOTED = 200
@@ -12,6 +17,8 @@ LINE = 1000
 """Most characters of an error."""
 DIGITS = 40
 """Most digits of an integer that is written out."""
+NARROWEST = 16
+"""Least characters of a column in which cells are broken."""
 
 STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, ESC and BEL among them, but tab and the end of a line
@@ -49,6 +56,142 @@ def number_text(number: int | float) -> str:
     return f"about 1e{digits:.0f}" if digits > DIGITS else str(number)
 
 
+def count(value: float) -> str:
+    """Return a number of things in three digits: 3_412_992 is `3.41M`."""
+    number, prefix = _scaled(value, ("", "k", "M", "B", "T"))
+    return f"{number}{prefix}"
+
+
+def exact(value: float) -> str:
+    """Return a whole number with its thousands set apart: `3,412,992`."""
+    return f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units: `2 min 50 s`."""
+    if 0 < seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def parameters(number: int) -> str:
+    """Return a number of parameters in three digits of millions or billions: `21.0M`, `27.0B`."""
+    unit, letter = (1e9, "B") if number >= 0.9995e9 else (1e6, "M")
+    digits = max(0, 3 - len(str(int(number / unit))))
+    return f"{number / unit:.{digits}f}{letter}"
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes in decimal units: `1.04 MB`."""
+    number, unit = _scaled(num_bytes, ("bytes", "kB", "MB", "GB", "TB"))
+    return f"{number} {unit}"
+
+
+def rate(flops_per_second: float) -> str:
+    """Return a speed of computation: `435 GFLOP/s`."""
+    number, prefix = _scaled(flops_per_second, ("", "k", "M", "G", "T", "P"))
+    return f"{number} {prefix}FLOP/s"
+
+
+def flops(value: float) -> str:
+    """Return a number of FLOPs as a budget is written: `1.23e15`."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def percent(fraction: float) -> str:
+    """Return a share in per cent: `38 %`, and `3.8 %` where a digit more is worth it."""
+    digits = 0 if abs(fraction) >= 0.0995 or fraction == 0 else 1
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def decimal(value: float, digits: int = 3) -> str:
+    """Return a number with fixed decimals, and `not finite` for infinities and NaN."""
+    return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
+
+
+def short(value: float) -> str:
+    """Return a learning rate or the like in three digits at most: `3e-3`, `3.35e-3`."""
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """Return a difference with its sign: `+0.0123`, `−0.0123`, and `–` where there is none."""
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def probability(value: float) -> str:
+    """Return a p value: `0.031`, `< 0.001`, and `–` where there is none."""
+    if not math.isfinite(value):
+        return "–"
+    return "<\N{NO-BREAK SPACE}0.001" if value < 0.001 else f"{value:.{3 if value < 0.1 else 2}f}"
+
+
+def loss(nats_per_token: float) -> str:
+    """Return a loss in the digits that two runs may differ in: `1.9894`."""
+    return decimal(nats_per_token, 4)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return a number in significant digits: `11.3`, `1,234`."""
+    if not math.isfinite(value):
+        return "not finite"
+    if abs(value) >= 10**digits:
+        return f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.{digits - 1}e}"
+    return f"{value:.{digits}g}"
+
+
+def listed(words: list[str]) -> str:
+    """Return words as a sentence holds them: `a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def columns(
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[int] = (),
+    wrapped: Collection[int] = (),
+    width: int = 0,
+    first_width: int = 0,
+) -> Iterator[str]:
+    """Yield the lines of a table, its columns two blanks apart.
+
+    Args:
+        right: numbers of the columns that are set to the right.
+        wrapped: numbers of those that share what the others leave of `width`, in which long cells are broken.
+        first_width: least width of the first column.
+    """
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    widths[:1] = [max(first_width, width) for width in widths[:1]]
+    if wrapped:
+        others = sum(width for i, width in enumerate(widths) if i not in wrapped)
+        share = (width - others - 2 * (len(widths) - 1)) // len(wrapped)
+        widths = [
+            min(w, max(NARROWEST, share)) if i in wrapped else w for i, w in enumerate(widths)
+        ]
+    for row in rows:
+        cells = [
+            textwrap.wrap(cell, width, replace_whitespace=False) if len(cell) > width else [cell]
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for line in itertools.zip_longest(*cells, fillvalue=""):
+            texts = zip(line, widths, range(len(line)), strict=True)
+            padded = [text.rjust(w) if i in right else text.ljust(w) for text, w, i in texts]
+            yield "  ".join(padded).rstrip()
+
+
 class PrintableStream:
     """A stream of text that passes on what is printable; in all else it is the stream beneath."""
 
@@ -69,3 +212,13 @@ class PrintableStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+def _scaled(value: float, prefixes: tuple[str, ...]) -> tuple[str, str]:
+    """Return three digits of a value and the prefix of the thousands they count."""
+    for prefix in prefixes:
+        short = f"{value:.0f}" if prefix == prefixes[0] else f"{float(f'{value:.3g}'):g}"
+        if abs(float(short)) < 1000 or prefix == prefixes[-1]:
+            break
+        value /= 1000
+    return short, prefix

@@ -4,7 +4,6 @@ Saves and resumes any torch module with any optimizers, without the trainer. Not
 tensors are safetensors files, the rest is JSON. Importing this room does not import torch.
 """
 
-from archwright.checkpoint.disk import DamagedError, atomic_write
 from archwright.checkpoint.steps import (
     complete,
     drop_old,
@@ -17,6 +16,7 @@ from archwright.checkpoint.steps import (
     verify,
 )
 from archwright.checkpoint.weights import read_metadata, read_model, take_weights, write_model
+from archwright.files import DamagedError, atomic_write
 
 __all__ = [
     "DamagedError",

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from archwright.checkpoint import weights
-from archwright.checkpoint.disk import DamagedError
 from archwright.checkpoint.tree import join
+from archwright.files import DamagedError
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:

@@ -12,13 +12,12 @@ import json
 import os
 import re
 import secrets
-import shutil
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from archwright.checkpoint.disk import clear_errors, is_abandoned, sync
+from archwright.files import clear_errors, is_abandoned, publishing, remove, sync
 
 FILE = ".archwright-started.jsonl"
 _FIRST = b'{"verb": '
@@ -70,8 +69,8 @@ class StartRecord:
         if names is None:
             return
         for path in self.folder.glob("*"):
-            if _written_as(path.name) in names - set(keep):
-                _remove(path)
+            if _written_as(path.name) in names - set(keep) and not path.is_symlink():
+                remove(path)  # nothing that we make is a link
         if not keep:
             self.finish()
 
@@ -150,20 +149,9 @@ def drafted(folder: Path, verb: str) -> Iterator[Path]:
     with clear_errors(folder), folders_made(folder.parent):
         _sweep_drafts(folder)
         draft = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-        draft.mkdir()
-        try:
-            record = StartRecord(draft)
-            record.begin(verb)
+        with publishing(draft, folder):
+            StartRecord(draft).begin(verb)
             yield draft
-            for path in (*draft.rglob("*"), draft):
-                sync(path)
-            if os.name == "nt" and folder.exists():  # elsewhere an empty folder makes place
-                folder.rmdir()
-            draft.replace(folder)
-            sync(folder.parent)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
         # Last: until then it says whose the draft is.
         StartRecord(folder).finish()
 
@@ -180,7 +168,7 @@ def _sweep_drafts(folder: Path) -> None:
         inside = {entry.name for entry in path.iterdir()}
         ours = record.pid == pid or (inside <= {FILE} and not record.names)
         if ours and is_abandoned(path, pid):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
 
 
 def _written_as(name: str) -> str:
@@ -191,10 +179,3 @@ def _written_as(name: str) -> str:
 
 def _is_plain(name: object) -> bool:
     return isinstance(name, str) and Path(name).name == name and name not in ("", "..", FILE)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.is_symlink():  # nothing that we make is one
-            return
-        shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -27,8 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from archwright.checkpoint import contents, rng, weights
 from archwright.checkpoint import optimizers as _optimizers
-from archwright.checkpoint.disk import DamagedError, clear_errors, remove_folder, sync
 from archwright.checkpoint.tree import split
+from archwright.files import DamagedError, clear_errors, remove_folder, sync
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:

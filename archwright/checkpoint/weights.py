@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json
 
-from archwright.checkpoint.disk import DamagedError, replacing
 from archwright.checkpoint.tree import join, split
+from archwright.files import DamagedError, replacing
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ def _print_entries(folder: str, found: "Sequence[Entry]") -> None:
 
 
 def _row(name: str, found: "Sequence[Entry]") -> str:
-    from archwright.reporting.words import size
+    from archwright.format import size
 
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.used for entry in found)))
     return f"{name:<16}{size(sum(entry.size for entry in found)):>12}   last used {used}"
@@ -72,7 +72,7 @@ def _print_cleaned(done: "Cleaned") -> None:
 
 
 def _amount(found: "Sequence[Entry]") -> str:
-    from archwright.reporting.words import size
+    from archwright.format import size
 
     entries = "1 entry" if len(found) == 1 else f"{len(found):,} entries"
     return f"{entries}, {size(sum(entry.size for entry in found))}"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from archwright.cli.words import terminal_width
-from archwright.reporting.words import count
+from archwright.format import columns, count
 from archwright.spec.counted import Counts
 from archwright.spec.diagram import diagram
 from archwright.spec.model_spec import LayerSpec, ModelSpec
@@ -118,13 +118,6 @@ def _section(title: str, rows: Mapping[str, str]) -> Iterator[str]:
 
 def _rows(rows: Mapping[str, str]) -> Iterator[str]:
     """Yield names and texts in two columns, long texts broken."""
-    import textwrap
-
-    first = max([12, *map(len, rows)])
-    for name, text in rows.items():
-        # Numbers in columns keep their blanks.
-        lines = textwrap.wrap(
-            text, max(40, terminal_width() - first - 4), replace_whitespace=False
-        ) or [""]
-        yield f"  {name:<{first}}  {lines[0] if len(lines) > 1 else text}".rstrip()
-        yield from (f"  {'':<{first}}  {line}" for line in lines[1:])
+    if rows:
+        lines = columns([*rows.items()], wrapped=(1,), width=terminal_width() - 2, first_width=12)
+        yield from (f"  {line}".rstrip() for line in lines)

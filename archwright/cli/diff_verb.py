@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from archwright.cli.models import load_model
-from archwright.cli.words import Parser, add_parts_option, load_parts, print_columns
+from archwright.cli.words import Parser, add_parts_option, load_parts, terminal_width
+from archwright.format import columns
 from archwright.spec.read import diff
 from archwright.spec.words import differences
 
@@ -32,7 +33,8 @@ def run(words: Sequence[str]) -> int:
     if options.values:
         print("\n".join(diff(old, new)) or "no difference")
     elif found := differences(old, new):
-        print_columns([("", old.name, new.name), *found])
+        rows = [("", old.name, new.name), *found]
+        print("\n".join(columns(rows, wrapped=(1, 2), width=terminal_width())))
     else:
         print("no difference")
     return 0

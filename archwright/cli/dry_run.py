@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from archwright import format as fmt
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import least_memory
-from archwright.reporting import words
 from archwright.reporting.terminal import print_resolved
 from archwright.spec.read import even_tables, flatten, told_as_one, toml_value
 from archwright.spec.run_spec import RunSpec, TokenizerSpec, parse_budget
@@ -54,7 +54,7 @@ def dry_run(run: RunSpec) -> None:
             run,
             model,
             num_steps,
-            f"{len(files):,} file{'s' * (len(files) != 1)}, {words.size(size)}",
+            f"{len(files):,} file{'s' * (len(files) != 1)}, {fmt.size(size)}",
         )
     )
     print("Nothing was trained.")
@@ -80,8 +80,8 @@ def _cost(
     yield "text", text
     yield "parameters", f"{model.num_parameters():,}"
     least = least_memory(model, rows, whole_logits=run.machine.loss == "whole").total
-    yield "memory", f"{words.size(least)} at least"
-    yield "a token", f"{words.count(flops)} FLOPs"
+    yield "memory", f"{fmt.size(least)} at least"
+    yield "a token", f"{fmt.count(flops)} FLOPs"
     yield "a step", f"{run.tokens_per_step:,} tokens"
     if num_steps:
         tokens = num_steps * run.tokens_per_step

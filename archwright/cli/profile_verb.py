@@ -2,12 +2,12 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from archwright import format as fmt
 from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.progress import Progress
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load, preset_names
@@ -63,14 +63,14 @@ def run(words: Sequence[str]) -> int:
     from archwright.training.profiling import profile
 
     machine = MachineSpec(precision=options.precision, kernel=options.kernel)
-    with _bar() as told:
+    with Progress("Measuring", 1.0) as progress:
         found = profile(
             spec,
             batch_size=options.batch_size,
             length=options.length,
             machine=machine,
             seconds=options.seconds,
-            told=told,
+            told=progress.reached,
         )
     print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_said(found)))
     return 0
@@ -100,11 +100,9 @@ def _checked(options: argparse.Namespace) -> ModelSpec:
 
 def _said(found: "Profile") -> Iterator[str]:
     """Yield the table, and below it what stands out."""
-    from archwright.reporting import words
-
     machine, total = found.machine, found.total
     yield (
-        f"{words.count(found.num_parameters)} parameters, {found.batch_size} rows of {found.length} "
+        f"{fmt.count(found.num_parameters)} parameters, {found.batch_size} rows of {found.length} "
         f"tokens, {machine.precision}, {machine.kernel} kernel, {_where(found)}"
     )
     yield ""
@@ -112,9 +110,9 @@ def _said(found: "Profile") -> Iterator[str]:
     yield ""
     yield (
         f"A plain step takes {1e3 * found.step:.4g} ms, "
-        f"{words.count(found.batch_size * found.length / found.step)} tokens/s; "
-        f"{words.percent(total.products / found.step / found.peak)} of the measured peak of matrix "
-        f"products, {words.rate(found.peak)}. Medians of {found.num_steps} steps."
+        f"{fmt.count(found.batch_size * found.length / found.step)} tokens/s; "
+        f"{fmt.percent(total.products / found.step / found.peak)} of the measured peak of matrix "
+        f"products, {fmt.rate(found.peak)}. Medians of {found.num_steps} steps."
     )
     yield from _compared(found)
 
@@ -128,26 +126,21 @@ def _table(found: "Profile") -> Iterator[str]:
     head = ("part", "ms", "share", "forward", "backward", "FLOPs", "bytes", "FLOP/s", "bytes/s")
     parts = [part for part in found.parts if part.seconds or part.num_bytes]
     rows = [head, *(_row(part, found.total) for part in (*parts, found.total))]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    for row in rows:
-        cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
-        yield "  ".join((f"{row[0]:<{widths[0]}}", *cells)).rstrip()
+    yield from fmt.columns(rows, right=range(1, len(head)))
 
 
 def _row(part: "PartProfile", total: "PartProfile") -> tuple[str, ...]:
-    from archwright.reporting import words
-
     def speed(amount: float) -> str:
-        return words.count(amount / part.seconds) if part.seconds and amount else "-"
+        return fmt.count(amount / part.seconds) if part.seconds and amount else "-"
 
     return (
         part.name,
         f"{1e3 * part.seconds:.2f}",
-        words.percent(part.seconds / total.seconds),
+        fmt.percent(part.seconds / total.seconds),
         f"{1e3 * part.forward:.2f}",
         f"{1e3 * part.backward:.2f}",
-        words.count(part.flops),
-        words.count(part.num_bytes),
+        fmt.count(part.flops),
+        fmt.count(part.num_bytes),
         speed(part.flops),
         speed(part.num_bytes),
     )
@@ -155,28 +148,12 @@ def _row(part: "PartProfile", total: "PartProfile") -> tuple[str, ...]:
 
 def _compared(found: "Profile") -> Iterator[str]:
     """Say which shares the parts have that cost more time than their arithmetic suggests."""
-    from archwright.reporting import words
-
     total = found.total
     for part in found.parts[:-1]:  # the last is the rest
         time, flops = part.seconds / total.seconds, part.flops / total.flops
         if (part.name == "norms" and part.seconds) or (flops and time > 0.03 and time > 2 * flops):
             yield (
-                f"{part.name}: {words.percent(flops)} of the FLOPs, "
-                f"{words.percent(part.num_bytes / total.num_bytes)} of the bytes, "
-                f"{words.percent(time)} of the time"
+                f"{part.name}: {fmt.percent(flops)} of the FLOPs, "
+                f"{fmt.percent(part.num_bytes / total.num_bytes)} of the bytes, "
+                f"{fmt.percent(time)} of the time"
             )
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[float], None]]:
-    """Show on a terminal how much of the measurement is done."""
-    if not sys.stderr.isatty():
-        yield lambda share: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True, refresh_per_second=2) as bar:
-        task = bar.add_task("measuring", total=1.0)
-        yield lambda share: bar.update(task, completed=share)

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from archwright.cli.card import card
 from archwright.cli.models import load_model
-from archwright.cli.words import Parser, add_parts_option, load_parts, parameters
+from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.format import columns, parameters
 from archwright.spec.counted import Counts, parameter_counts
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -103,9 +104,7 @@ def _values(
             auto = "   (auto)" if given.get(path) == "auto" else ""
             said = ": ".join(filter(None, (origin.file, origin.source)))
             rows.append((path, toml_value(value) + auto, f"# {said}" if options.blame else ""))
-    widths = [max(len(row[i]) for row in rows) for i in range(2)] if rows else [0, 0]
-    for path, text, said in rows:
-        yield f"{path:<{widths[0]}}  {text:<{widths[1]}}  {said}".rstrip()
+    yield from columns(rows) if rows else ()
 
 
 def _one(table: str, blame: Mapping[str, Origin]) -> bool:

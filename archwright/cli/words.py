@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from archwright.format import columns
 from archwright.spec.errors import UserError, nearest
 
 
@@ -90,41 +91,9 @@ def check_run_parts(run: str, given: Mapping[str, str]) -> None:
         check_parts(folder, given, same=False)
 
 
-def print_table(rows: list[list[str]]) -> None:
+def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns; the last column takes what is left of the line."""
-    import textwrap
-
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    room = max(20, terminal_width() - indent)
-    for row in rows:
-        start = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        lines = textwrap.wrap(row[-1], room) or [""]
-        print((start[:indent] + lines[0]).rstrip())
-        for line in lines[1:]:
-            print(" " * indent + line)
-    print()
-
-
-def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns that share the line: long cells are broken, none is cut."""
-    import textwrap
-
-    first = max(len(row[0]) for row in rows)
-    others = len(rows[0]) - 1
-    room = (terminal_width() - first - 2 * others) // others
-    width = max(16, min(room, max(len(cell) for row in rows for cell in row[1:])))
-    for row in rows:
-        cells = [[row[0]], *(textwrap.wrap(cell, width) or [""] for cell in row[1:])]
-        for at in range(max(map(len, cells))):
-            texts = [cell[at] if at < len(cell) else "" for cell in cells]
-            line = [texts[0].ljust(first), *(text.ljust(width) for text in texts[1:])]
-            print("  ".join(line).rstrip())
-
-
-def parameters(number: int) -> str:
-    """Return a number of parameters in millions, or in billions."""
-    return f"{number / 1e6:,.1f}M" if number < 1e9 else f"{number / 1e9:,.1f}B"
+    print("\n".join(columns(rows, wrapped=[len(rows[0]) - 1], width=terminal_width())) + "\n")
 
 
 def terminal_width() -> int:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from array import array
 from collections import deque
@@ -17,16 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archwright.data.store import FORMAT, Index, Shard, StoreError, TokenStore, write_index
-from archwright.text.cache import (
-    cache_folder,
-    mark_used,
-    only_one,
-    remove,
-    sync_folder,
-    writing,
-)
+from archwright.files import clear_errors, publishing, remove
+from archwright.progress import Progress
+from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Corpus, Documents
-from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
 
 SHARD = 1 << 27
@@ -95,18 +88,15 @@ def _made(place: Path, documents: Documents, tokenizer: Tokenizer, shard: int) -
     """Write a store beside its place and move it there when all of it is on the disk."""
     for unfinished in [place, *place.parent.glob(f".tmp-{place.name}-*")]:
         remove(unfinished)
-    with writing(place.parent):
-        unfinished = Path(tempfile.mkdtemp(prefix=f".tmp-{place.name}-", dir=place.parent))
-        try:
-            with Writer(unfinished, tokenizer, shard) as writer:
-                for encoded in _encoded(documents, tokenizer):
-                    writer.add(encoded)
-                writer.finish(documents.fingerprint)
-            sync_folder(unfinished)
-            unfinished.rename(place)
-            sync_folder(place.parent)
-        finally:
-            remove(unfinished)
+    draft = place.with_name(f".tmp-{place.name}-{os.getpid()}")
+    with (
+        clear_errors(place.parent, SETTING),
+        publishing(draft, place),
+        Writer(draft, tokenizer, shard) as writer,
+    ):
+        for encoded in _encoded(documents, tokenizer):
+            writer.add(encoded)
+        writer.finish(documents.fingerprint)
     return TokenStore(place)
 
 
@@ -242,8 +232,6 @@ class Writer:
         for name, values in (("offsets", self.offsets), ("bytes", self.document_bytes)):
             with (self.folder / f"{name}.npy").open("wb") as file:
                 np.save(file, np.frombuffer(values, np.int64))
-                file.flush()
-                os.fsync(file.fileno())
         index = Index(
             dtype="uint16" if dtype_for(self.tokenizer.vocab_size) == np.uint16 else "uint32",
             num_tokens=self.num_tokens,
@@ -269,8 +257,6 @@ class Writer:
         self.filled = 0
 
     def _close_shard(self) -> None:
-        self.file.flush()
-        os.fsync(self.file.fileno())
         self.file.close()
         digest = self.hasher.hexdigest()
         self.shards.append(Shard(file=self.path.name, num_tokens=self.filled, digest=digest))

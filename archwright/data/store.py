@@ -11,8 +11,8 @@ import psutil
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from archwright.progress import Progress
 from archwright.spec.errors import UserError
-from archwright.text.progress import Progress
 
 FORMAT = 1
 """Of the folder's layout."""

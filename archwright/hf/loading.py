@@ -22,12 +22,12 @@ from archwright.hf.tokenizers import read_files, read_tokenizer
 from archwright.hf.wrappers import Wrapper
 from archwright.model.build import build_uninitialized
 from archwright.model.decoder import Decoder
+from archwright.progress import Progress
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import flatten
 from archwright.text.foreign import library_errors
 from archwright.text.json_table import first_line
-from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
 
 NAMED = 3

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from archwright.checkpoint import atomic_write
-from archwright.checkpoint.disk import sweep
 from archwright.checkpoint.started import StartRecord, folders_made
+from archwright.files import atomic_write, sweep
 from archwright.lab import plan as plans
 from archwright.lab.asked import command_of, load, study_of
 from archwright.lab.execution import Execution

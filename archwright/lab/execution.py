@@ -4,16 +4,17 @@ import math
 import shlex
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from archwright.lab import pool
 from archwright.lab.groups import Cell, Groups, cells_of
 from archwright.lab.plan import Plan, file_of
-from archwright.lab.progress import Progress
 from archwright.lab.results import Replicate, RunResult
 from archwright.lab.sweep import Sweep, plan_sweep, replicate
 from archwright.lab.workers import Done, Workers
+from archwright.progress import Silent
 from archwright.runs import RunFolder
 from archwright.training.interrupt import Interrupt
 
@@ -25,6 +26,16 @@ LEAST_SEEDS = 3
 
 GLANCE = 0.5
 """Seconds between looks at the runs."""
+
+
+class Display(Silent):
+    """Shows which runs are done, which go on, and how long the rest takes; this one shows nothing."""
+
+    def update(self, execution: "Execution", running: Mapping[Cell, RunFolder]) -> None:
+        """Show where a study stands."""
+
+    def ended(self, run: RunResult) -> None:
+        """Show that a run ended."""
 
 
 @dataclass
@@ -48,7 +59,7 @@ class Execution:
         self._groups = Groups(self.plan, self.runs_folder)
         self._started: set[Cell] = set()
 
-    def run(self, workers: Workers, show: Progress, interrupt: Interrupt) -> bool:
+    def run(self, workers: Workers, show: Display, interrupt: Interrupt) -> bool:
         """Train all that is wanted; return False where an interrupt came first.
 
         A run that fails does not keep the others from being made.
@@ -177,7 +188,7 @@ class Execution:
         folder = self._folder(cell)
         self.results[cell] = pool.read(folder, cell.variant, cell.seed, rate, self.command(cell))
 
-    def _end(self, done: Done, show: Progress) -> None:
+    def _end(self, done: Done, show: Display) -> None:
         assert isinstance(done.name, tuple)
         group: tuple[Cell, ...] = done.name
         why = done.why or "it was stopped"

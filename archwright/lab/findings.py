@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from archwright import format as fmt
 from archwright.lab.execution import Execution
 from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan
 from archwright.lab.results import ControlledVariable, Replicate, RunResult, StudyResults
 from archwright.lab.sweep import RISE, is_narrow, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
-from archwright.reporting import words as say
 from archwright.runs import RunFolder
 from archwright.spec.read import flatten
 from archwright.training.material import Material
@@ -71,7 +71,7 @@ def announcement(plan: Plan) -> str:
     at_once = f"{plan.workers}{stacked} at a time with {threads} thread{'s' * (threads != 1)} each"
     seeds = plan.study.seed_numbers
     lines = [
-        f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {say.duration(plan.seconds)}",
+        f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
         f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on "
         f"{plan.evaluation_tokens:,} held-out tokens",
         *(f"  {_announced(arm, plan)}" for arm in plan.arms.values()),
@@ -97,7 +97,7 @@ def _announced(arm: Arm, plan: Plan) -> str:
     window = plan_sweep({}, [0], plan.study.lr_grid_size).window
     powers = window if plan.study.tune_lr else range(1)
     rates = ", ".join(f"{plan.rate(arm.name, k):.3g}" for k in powers)
-    return f"{arm.name}: {size}; learning rate {rates}; {say.duration(plan.run_seconds(arm.name))} a run"
+    return f"{arm.name}: {size}; learning rate {rates}; {fmt.duration(plan.run_seconds(arm.name))} a run"
 
 
 def _shape(arm: Arm, base: Arm) -> Iterator[str]:

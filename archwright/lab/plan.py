@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from archwright.checkpoint import atomic_write
+from archwright.files import atomic_write
 from archwright.lab import plan_file
 from archwright.lab.arms import with_rate
 from archwright.lab.matching import Counts, hidden_layer

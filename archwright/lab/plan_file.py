@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from archwright.checkpoint import atomic_write
+from archwright.files import atomic_write
 from archwright.lab.matching import Counts
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError

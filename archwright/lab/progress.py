@@ -2,99 +2,47 @@
 
 import json
 import os
-import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from archwright.format import printable
+from archwright import progress as shown
+from archwright.format import duration, printable
+from archwright.lab.execution import Display, Execution
+from archwright.lab.groups import Cell
 from archwright.lab.results import RunResult
-from archwright.reporting.words import duration
 from archwright.runs import RunFolder
 
-if TYPE_CHECKING:
-    from archwright.lab.execution import Execution
-    from archwright.lab.groups import Cell
 
-
-class Progress(Protocol):
-    """Shows which runs are done, which go on, and how long the rest takes."""
-
-    def __enter__(self) -> "Progress": ...
-    def __exit__(self, *_: object) -> None: ...
-    def update(self, execution: "Execution", running: "Mapping[Cell, RunFolder]") -> None:
-        """Show where a study stands."""
-
-    def ended(self, run: RunResult) -> None:
-        """Show that a run ended."""
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-
-
-def progress(quiet: bool) -> Progress:
+def progress(quiet: bool) -> Display:
     """Return the display for this terminal."""
     if quiet:
-        return Silent()
-    return Table() if sys.stderr.isatty() else Lines()
+        return Display()
+    return Table() if shown.is_watched() else Lines()
 
 
-class Silent:
-    """Says nothing."""
-
-    def __enter__(self) -> "Silent":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, execution: "Execution", running: "Mapping[Cell, RunFolder]") -> None:
-        pass
-
-    def ended(self, run: RunResult) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-
-class Lines(Silent):
+class Lines(shown.Lines, Display):
     """A line for each run."""
 
     def __init__(self) -> None:
         self._left = ""
 
-    def update(self, execution: "Execution", running: "Mapping[Cell, RunFolder]") -> None:
+    def update(self, execution: Execution, running: Mapping[Cell, RunFolder]) -> None:
         self._left = left(execution, running)
 
     def ended(self, run: RunResult) -> None:
-        print(printable(f"{told(run)}  {self._left}".rstrip()), file=sys.stderr, flush=True)
-
-    def say(self, text: str) -> None:
-        print(printable(text), file=sys.stderr, flush=True)
+        self.say(f"{told(run)}  {self._left}".rstrip())
 
 
-class Table(Silent):
+class Table(shown.Live, Display):
     """A row for each variant and a column for each seed, with the lowest loss so far."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(stderr=True)
-        self._live = Live(console=self._console, auto_refresh=False)
+        super().__init__(Live(console=shown.console(), auto_refresh=False))
 
-    def __enter__(self) -> "Table":
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def update(self, execution: "Execution", running: "Mapping[Cell, RunFolder]") -> None:
-        self._live.update(_table(execution, running), refresh=True)
-
-    def say(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False)
+    def update(self, execution: Execution, running: Mapping[Cell, RunFolder]) -> None:
+        self.live.update(_table(execution, running), refresh=True)
 
 
 def told(run: RunResult) -> str:
@@ -106,7 +54,7 @@ def told(run: RunResult) -> str:
     return f"{what}  loss {run.loss:.4f}  {duration(run.seconds)}{diverged}"
 
 
-def left(execution: "Execution", running: "Mapping[Cell, RunFolder]") -> str:
+def left(execution: Execution, running: Mapping[Cell, RunFolder]) -> str:
     """Say how many runs are done and how long the others take."""
     begun = sum(
         _done(execution, folder) * execution.run_seconds(cell.variant)
@@ -117,7 +65,7 @@ def left(execution: "Execution", running: "Mapping[Cell, RunFolder]") -> str:
     return f"{len(execution.results)} of {total} runs, about {duration(seconds)} left"
 
 
-def _done(execution: "Execution", folder: RunFolder) -> float:
+def _done(execution: Execution, folder: RunFolder) -> float:
     return last_step(folder) / execution.plan.steps
 
 
@@ -138,7 +86,7 @@ def last_step(folder: RunFolder) -> int:
     return 0
 
 
-def _table(execution: "Execution", running: "Mapping[Cell, RunFolder]") -> Any:
+def _table(execution: Execution, running: Mapping[Cell, RunFolder]) -> Any:
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -155,7 +103,7 @@ def _table(execution: "Execution", running: "Mapping[Cell, RunFolder]") -> Any:
     return table
 
 
-def _cell(execution: "Execution", running: "Mapping[Cell, RunFolder]", name: str, seed: int) -> str:
+def _cell(execution: Execution, running: Mapping[Cell, RunFolder], name: str, seed: int) -> str:
     losses = [r.loss for c, r in execution.results.items() if (c.variant, c.seed) == (name, seed)]
     best = f"{min(losses):.3f}" if losses else ""
     shares = [

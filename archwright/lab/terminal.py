@@ -1,8 +1,7 @@
 """What a study prints at its end."""
 
-from archwright.format import printable
+from archwright.format import duration, listed, printable
 from archwright.lab.results import Effect, StudyResults
-from archwright.reporting.words import duration, listed
 
 
 def print_results(results: StudyResults, *, quiet: bool = False) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from archwright.format import count, listed
 from archwright.lab.results import Effect, Interval, Outcome, Replicate, RunResult, Variant
 from archwright.lab.statistics import (
     equivalence_interval,
@@ -14,7 +15,6 @@ from archwright.lab.statistics import (
     paired_p_value,
     t_interval,
 )
-from archwright.reporting.words import count, listed
 from archwright.spec.study_spec import StudySpec
 
 ALPHA = 0.05

@@ -75,8 +75,3 @@ def total_memory(device: str) -> int:
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory)
     return int(psutil.virtual_memory().total)
-
-
-def gigabytes(num_bytes: int) -> str:
-    """Return bytes as `12.3 GB`."""
-    return f"{num_bytes / 1e9:,.3g} GB" if num_bytes < 1e12 else f"{num_bytes / 1e12:,.0f} TB"

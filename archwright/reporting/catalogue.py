@@ -4,7 +4,7 @@ source, who made it, and how to ask for it."""
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from archwright.reporting.words import listed
+from archwright.format import listed
 from archwright.spec.catalogue import (
     BASE,
     TOP,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.reporting import words
+from archwright import format as fmt
 from archwright.reporting.document import Axis, Chart
 from archwright.reporting.history import History, Line
 from archwright.reporting.result import as_nats_per_token
@@ -163,7 +163,7 @@ def _held_out(history: History) -> list[Trace]:
     if not history.evals:
         return []
     said = [
-        f"{words.decimal(line['bits_per_byte'])} bits per byte, at step {words.exact(line['step'])}"
+        f"{fmt.decimal(line['bits_per_byte'])} bits per byte, at step {fmt.exact(line['step'])}"
         for line in history.evals
     ]
     return [
@@ -195,7 +195,7 @@ def _spikes(history: History) -> list[Trace]:
             "name": "loss spike",
             "along": along(history, at),
             "y": history.train["loss"][at],
-            "customdata": [f"step {words.exact(e['step'])}. {e.get('text', '')}" for e in spikes],
+            "customdata": [f"step {fmt.exact(e['step'])}. {e.get('text', '')}" for e in spikes],
             "marker": {"symbol": "triangle-down", "size": 11, "color": "$alarm"},
             "hovertemplate": "%{customdata}",
         }
@@ -209,7 +209,7 @@ def _levels(history: History) -> list[dict[str, Any]]:
     return [
         level(
             as_nats_per_token(line["bits_per_byte"], history.evals[-1]),
-            f"{line['name']}, {words.decimal(line['bits_per_byte'])} bits per byte",
+            f"{line['name']}, {fmt.decimal(line['bits_per_byte'])} bits per byte",
         )
         for line in history.compressors
     ]
@@ -296,13 +296,11 @@ def _clip(history: History) -> dict[str, Any]:
 
 def _summary(title: str, finite: Values, shown: str) -> str:
     low, high, last = (_shown(v, shown) for v in (finite.min(), finite.max(), finite[-1]))
-    return (
-        f"{title} over {words.exact(len(finite))} steps: from {low} to {high}, at the end {last}."
-    )
+    return f"{title} over {fmt.exact(len(finite))} steps: from {low} to {high}, at the end {last}."
 
 
 def _shown(value: float, shown: str) -> str:
-    return words.count(value) if shown.endswith("s") else format(value, shown)
+    return fmt.count(value) if shown.endswith("s") else format(value, shown)
 
 
 def _loss_summary(history: History) -> str:
@@ -313,7 +311,7 @@ def _loss_summary(history: History) -> str:
     trained = f"Training loss goes from {losses[0]:.2f} to {last:.2f} nats per token"
     last_eval = history.evals[-1]["nats_per_token"] if history.evals else None
     held_out = f"; held-out loss ends at {last_eval:.2f}" if last_eval else ""
-    return f"{trained} over {words.exact(len(losses))} steps{held_out}."
+    return f"{trained} over {fmt.exact(len(losses))} steps{held_out}."
 
 
 def _loss_note(history: History) -> str:
@@ -321,14 +319,14 @@ def _loss_note(history: History) -> str:
     notes = []
     read = {line["num_bytes"]: None for line in history.evals}
     if len(read) > 1:
-        first, *_, last = map(words.size, read)
+        first, *_, last = map(fmt.size, read)
         notes.append(f"Held-out points read {first} of the text, the last one {last}.")
     if history.evals and history.compressors:
         notes.append("Dotted: the loss at which the model would equal each compressor.")
     if len(losses) > 2 * BUCKETS:
         notes.append(
-            f"Of {words.exact(len(losses))} steps, the lowest and highest value in each of "
-            f"{words.exact(BUCKETS)} stretches are drawn; metrics.jsonl has all."
+            f"Of {fmt.exact(len(losses))} steps, the lowest and highest value in each of "
+            f"{fmt.exact(BUCKETS)} stretches are drawn; metrics.jsonl has all."
         )
     return " ".join(notes)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.reporting import words
+from archwright import format as fmt
 from archwright.reporting.document import Chart
 from archwright.reporting.history import History, Line
 
@@ -269,6 +269,6 @@ def _summary(picture: Picture, rows: Sequence[str], values: Values) -> str:
     finite = values[np.isfinite(values)]
     if not len(finite):
         return f"{picture.title}: nothing finite was seen."
-    low, high = words.significant(finite.min()), words.significant(finite.max())
-    steps = f"{words.exact(values.shape[1])} step{'s' * (values.shape[1] != 1)}"
+    low, high = fmt.significant(finite.min()), fmt.significant(finite.max())
+    steps = f"{fmt.exact(values.shape[1])} step{'s' * (values.shape[1] != 1)}"
     return f"{picture.title} of {len(rows)} rows over {steps}: from {low} to {high}."

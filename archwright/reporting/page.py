@@ -4,8 +4,9 @@ import math
 import re
 from pathlib import Path
 
-from archwright.checkpoint import atomic_write
-from archwright.reporting import curves, words
+from archwright import format as fmt
+from archwright.files import atomic_write
+from archwright.reporting import curves
 from archwright.reporting.document import Bar, Bars, Block, Page
 from archwright.reporting.history import History, read_history
 from archwright.reporting.result import Result, notice, result_of, verdict
@@ -57,7 +58,7 @@ def _bars(history: History, result: Result) -> list[Block]:
     reached = {"this model": bits}
     reached |= {line["name"]: line["bits_per_byte"] for line in history.compressors}
     bars = [
-        Bar(name, value, words.decimal(value), strong=name == "this model")
+        Bar(name, value, fmt.decimal(value), strong=name == "this model")
         for name, value in sorted(reached.items(), key=lambda item: item[1])
     ]
     return [Bars("Bits per byte of held-out text, fewer is better", bars)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.reporting import words
+from archwright import format as fmt
 from archwright.reporting.history import History, Line
 
 WARM_UP_SHARE = 0.1
@@ -68,26 +68,26 @@ def verdict(history: History, result: Result) -> tuple[str, str]:
         what = "held-out" if last else "training"
         return f"The {what} loss is not finite", f"for {how}."
     if not last:
-        head = f"{words.decimal(loss)} nats per token in training"
+        head = f"{fmt.decimal(loss)} nats per token in training"
         return head, f"reached by {how}, not yet evaluated on held-out text."
-    head = f"{words.decimal(loss)} bits per byte on held-out text"
-    perplexity = f"perplexity {words.significant(last['perplexity'])} per token (base e)"
+    head = f"{fmt.decimal(loss)} bits per byte on held-out text"
+    perplexity = f"perplexity {fmt.significant(last['perplexity'])} per token (base e)"
     return head, f"reached by {how}: {_beside(history, last)}{perplexity}."
 
 
 def notice(history: History, result: Result) -> str:
     """Return what a reader must know before trusting the verdict, or nothing."""
     lines = []
-    planned = f" of {words.exact(history.planned_steps)}" if history.planned_steps else ""
+    planned = f" of {fmt.exact(history.planned_steps)}" if history.planned_steps else ""
     if history.state != "finished" and result.steps:
-        where = f"at step {words.exact(result.steps)}{planned}"
+        where = f"at step {fmt.exact(result.steps)}{planned}"
         stops = [event.get("text", "") for event in history.events if event["name"] == "stopped"]
         said = stops[-1].rstrip(".") if stops else ""
         reason = f": {said}" if history.state == "stopped" and said else ""
         how = "was stopped" if history.state == "stopped" else "has not finished; it stands"
         lines.append(f"This run {how} {where}{reason}.")
     if result.held_out and result.held_out["step"] < result.steps:
-        lines.append(f"Last evaluated at step {words.exact(result.held_out['step'])}.")
+        lines.append(f"Last evaluated at step {fmt.exact(result.held_out['step'])}.")
     lines.append(_part_only(history, result))
     return " ".join(filter(None, lines))
 
@@ -114,17 +114,17 @@ def _beside(history: History, last: Line) -> str:
     for line in history.compressors:
         difference = round(last["bits_per_byte"], 3) - round(line["bits_per_byte"], 3)
         side = "below" if difference < 0 else "above" if difference > 0 else "level with"
-        sides[side].append(f"{line['name']} ({words.decimal(line['bits_per_byte'])})")
-    said = [f"{side} {words.listed(names)}" for side, names in sides.items() if names]
+        sides[side].append(f"{line['name']} ({fmt.decimal(line['bits_per_byte'])})")
+    said = [f"{side} {fmt.listed(names)}" for side, names in sides.items() if names]
     return " but ".join(said) + ", with " if said else ""
 
 
 def _how(history: History, result: Result) -> str:
     """Say what reached the result: parameters, tokens, time and device."""
     number = result.num_parameters
-    model = f"a model of {words.count(number)} parameters" if number else "the model"
+    model = f"a model of {fmt.count(number)} parameters" if number else "the model"
     at = result.held_out or {"tokens": result.tokens, "seconds": result.seconds}
-    effort = f"after {words.count(at['tokens'])} tokens in {words.duration(at['seconds'])}"
+    effort = f"after {fmt.count(at['tokens'])} tokens in {fmt.duration(at['seconds'])}"
     where = device(history)
     return f"{model} {effort}" + (f" on {where}" if where else "")
 
@@ -136,7 +136,7 @@ def _part_only(history: History, result: Result) -> str:
     if read >= whole:
         return ""
     return (
-        f"The last evaluation read {words.size(read)} of the {words.size(whole)} "
+        f"The last evaluation read {fmt.size(read)} of the {fmt.size(whole)} "
         "of held-out text that the compressors read."
     )
 

@@ -4,8 +4,9 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from archwright import format as fmt
 from archwright.format import printable
-from archwright.reporting import choices, curves, heat_maps, words
+from archwright.reporting import choices, curves, heat_maps
 from archwright.reporting.document import Fact, Facts, Row, Section, Table, Text, Verbatim
 from archwright.reporting.history import History
 from archwright.reporting.result import Result
@@ -34,7 +35,7 @@ def probes(history: History, result: Result) -> Section | None:
     drawn = heat_maps.heat_maps(history)
     every = history.spec.probes.every
     said = (
-        f"Inside the model at the first step and every {words.exact(every)} steps: training from left "
+        f"Inside the model at the first step and every {fmt.exact(every)} steps: training from left "
         "to right, layers from below upwards. probes.jsonl has all numbers."
     )
     return Section("Probes", [Text(said), *drawn]) if drawn else None
@@ -47,8 +48,8 @@ def events(history: History, result: Result) -> Section | None:
     rows = [
         Row(
             (
-                words.exact(event["step"]),
-                words.duration(event.get("seconds", 0.0)),
+                fmt.exact(event["step"]),
+                fmt.duration(event.get("seconds", 0.0)),
                 event["name"].replace("_", " "),
                 event.get("text", ""),
             )
@@ -127,29 +128,29 @@ def _held_out_facts(history: History, result: Result) -> list[Fact]:
     if not last:
         return [Fact("Evaluation", "none yet")]
     return [
-        Fact("Bits per byte", words.decimal(last["bits_per_byte"])),
+        Fact("Bits per byte", fmt.decimal(last["bits_per_byte"])),
         *(
-            Fact(line["name"], words.decimal(line["bits_per_byte"]), "bits per byte")
+            Fact(line["name"], fmt.decimal(line["bits_per_byte"]), "bits per byte")
             for line in history.compressors
         ),
-        Fact("Loss", words.loss(last["nats_per_token"]), "nats per token"),
-        Fact("Perplexity", words.significant(last["perplexity"], 4), "per token, base e"),
-        Fact("Tokens", words.exact(last["num_tokens"])),
-        Fact("Size", words.size(last["num_bytes"])),
+        Fact("Loss", fmt.loss(last["nats_per_token"]), "nats per token"),
+        Fact("Perplexity", fmt.significant(last["perplexity"], 4), "per token, base e"),
+        Fact("Tokens", fmt.exact(last["num_tokens"])),
+        Fact("Size", fmt.size(last["num_bytes"])),
     ]
 
 
 def _training_facts(history: History, result: Result) -> list[Fact]:
-    planned = f"of {words.exact(history.planned_steps)}" if history.planned_steps else ""
+    planned = f"of {fmt.exact(history.planned_steps)}" if history.planned_steps else ""
     return [
-        Fact("Steps", words.exact(result.steps), planned),
-        Fact("Tokens", words.exact(result.tokens)),
-        Fact("Time", words.duration(result.seconds)),
-        *_fact("FLOPs", result.flops, words.flops),
-        *_fact("Loss at the end", result.train_loss, words.loss, "nats per token"),
-        *_fact("Speed", result.tokens_per_second, words.count, "tokens/s, median"),
-        *_fact("Utilisation", result.utilisation, words.percent, "of measured peak"),
-        *_fact("Memory", result.memory_bytes, words.size, "highest"),
+        Fact("Steps", fmt.exact(result.steps), planned),
+        Fact("Tokens", fmt.exact(result.tokens)),
+        Fact("Time", fmt.duration(result.seconds)),
+        *_fact("FLOPs", result.flops, fmt.flops),
+        *_fact("Loss at the end", result.train_loss, fmt.loss, "nats per token"),
+        *_fact("Speed", result.tokens_per_second, fmt.count, "tokens/s, median"),
+        *_fact("Utilisation", result.utilisation, fmt.percent, "of measured peak"),
+        *_fact("Memory", result.memory_bytes, fmt.size, "highest"),
         Fact("Loss spikes", str(result.spikes)),
     ]
 
@@ -157,11 +158,11 @@ def _training_facts(history: History, result: Result) -> list[Fact]:
 def _model_facts(history: History, result: Result) -> list[Fact]:
     model = history.spec.model
     return [
-        *_fact("Parameters", result.num_parameters, words.exact),
-        *_fact("FLOPs per token", history.flops_per_token, words.flops, "in training"),
+        *_fact("Parameters", result.num_parameters, fmt.exact),
+        *_fact("FLOPs per token", history.flops_per_token, fmt.flops, "in training"),
         Fact("Layers", str(model.num_layers)),
         Fact("Width", str(model.dim)),
-        Fact("Context", words.exact(model.context_length), "tokens"),
+        Fact("Context", fmt.exact(model.context_length), "tokens"),
         Fact("Vocabulary", _shown(model.vocab_size), "tokens"),
     ]
 
@@ -178,7 +179,7 @@ def _texts(history: History, result: Result) -> list[Facts]:
     data = history.environment.get("data")
     if not data:
         return []
-    passes = Fact("Passes over it", words.significant(result.tokens / data["train"]["num_tokens"]))
+    passes = Fact("Passes over it", fmt.significant(result.tokens / data["train"]["num_tokens"]))
     return [
         Facts(
             {
@@ -191,9 +192,9 @@ def _texts(history: History, result: Result) -> list[Facts]:
 
 def _text_facts(text: Mapping[str, Any]) -> list[Fact]:
     return [
-        Fact("Size", words.size(text["num_bytes"])),
-        Fact("Tokens", words.exact(text["num_tokens"])),
-        Fact("Documents", words.exact(text["num_documents"])),
+        Fact("Size", fmt.size(text["num_bytes"])),
+        Fact("Tokens", fmt.exact(text["num_tokens"])),
+        Fact("Documents", fmt.exact(text["num_documents"])),
     ]
 
 
@@ -222,17 +223,17 @@ def _environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
         *(
             Fact(
                 _LABELS.get(key, key.replace("_", " ").capitalize()),
-                words.size(value) if key.endswith("bytes") else _shown(value),
+                fmt.size(value) if key.endswith("bytes") else _shown(value),
             )
             for key, value in environment.items()
             if key != "peak_flops"
         ),
         *(
-            Fact(f"Matrix products in {precision}", words.rate(peak), "measured")
+            Fact(f"Matrix products in {precision}", fmt.rate(peak), "measured")
             for precision, peak in peaks.items()
         ),
     ]
 
 
 def _shown(value: Any) -> str:
-    return words.exact(value) if isinstance(value, int) else str(value)
+    return fmt.exact(value) if isinstance(value, int) else str(value)

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from archwright import format as fmt
 from archwright.format import printable
-from archwright.reporting import words
 from archwright.reporting.history import History, read_history
 from archwright.reporting.result import Result, device, notice, result_of
 from archwright.runs import RunFolder
@@ -57,31 +57,31 @@ def _quality(history: History, result: Result) -> list[Line]:
     last = result.held_out
     if not last:
         loss = result.train_loss
-        trained = [] if loss is None else [("training loss", words.loss(loss), "nats per token")]
+        trained = [] if loss is None else [("training loss", fmt.loss(loss), "nats per token")]
         return [*trained, ("held-out loss", "none", "not evaluated yet")]
     beside = sorted(history.compressors, key=lambda line: float(line["bits_per_byte"]))
     return [
-        ("held-out loss", words.loss(last["nats_per_token"]), "nats per token"),
-        ("perplexity", words.significant(last["perplexity"], 4), "per token, base e"),
-        ("bits per byte", words.decimal(last["bits_per_byte"]), "this model" if beside else ""),
-        *(("", words.decimal(line["bits_per_byte"]), line["name"]) for line in beside),
+        ("held-out loss", fmt.loss(last["nats_per_token"]), "nats per token"),
+        ("perplexity", fmt.significant(last["perplexity"], 4), "per token, base e"),
+        ("bits per byte", fmt.decimal(last["bits_per_byte"]), "this model" if beside else ""),
+        *(("", fmt.decimal(line["bits_per_byte"]), line["name"]) for line in beside),
     ]
 
 
 def _effort(history: History, result: Result) -> list[Line]:
-    steps = f"{words.exact(result.steps)} step{'s' if result.steps != 1 else ''}"
+    steps = f"{fmt.exact(result.steps)} step{'s' if result.steps != 1 else ''}"
     share = result.utilisation
-    peak = f"tokens/s, {words.percent(share)} of the measured peak" if share else "tokens/s"
+    peak = f"tokens/s, {fmt.percent(share)} of the measured peak" if share else "tokens/s"
     model, speed = result.num_parameters, result.tokens_per_second
     where = device(history)
     return [
-        *([("model", words.count(model), "parameters")] if model else []),
+        *([("model", fmt.count(model), "parameters")] if model else []),
         (
             "training",
-            words.count(result.tokens),
-            f"tokens in {steps}, {words.duration(result.seconds)}",
+            fmt.count(result.tokens),
+            f"tokens in {steps}, {fmt.duration(result.seconds)}",
         ),
-        *([("speed", words.count(speed), peak)] if speed else []),
+        *([("speed", fmt.count(speed), peak)] if speed else []),
         *([("device", "", where)] if where else []),
     ]
 

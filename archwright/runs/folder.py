@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import from_json
 
 from archwright import checkpoint
-from archwright.checkpoint import atomic_write
-from archwright.checkpoint.disk import clear_errors, sweep
 from archwright.checkpoint.started import StartRecord, missing, remove_empty
+from archwright.files import atomic_write, clear_errors, sweep
 from archwright.runs.lock import BusyError, Holder, locked
 from archwright.runs.metrics import append_record, cut_records, plain, read_records
 from archwright.runs.records import Record, well_formed

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from archwright.checkpoint.disk import atomic_write, clear_errors
+from archwright.files import atomic_write, clear_errors
 from archwright.spec.errors import UserError
 
 

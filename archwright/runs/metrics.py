@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from archwright.checkpoint.disk import atomic_write, clear_errors
+from archwright.files import atomic_write, clear_errors
 from archwright.runs.records import Record, read_record
 
 

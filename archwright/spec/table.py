@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from archwright.format import parameters
 from archwright.spec.attention import Attention, LatentAttention, SoftmaxAttention
 from archwright.spec.counted import parameter_counts
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
@@ -61,12 +62,7 @@ def row_of(spec: ModelSpec) -> Row:
 def short(cells: dict[str, str]) -> dict[str, str]:
     """Return cells for reading, with the number of parameters in three digits."""
     text = cells["parameters"]
-    if not text.isdigit():
-        return cells
-    number = int(text)
-    unit, letter = (1e9, "B") if number >= 0.9995e9 else (1e6, "M")
-    digits = max(0, 3 - len(str(int(number / unit))))
-    return cells | {"parameters": f"{number / unit:.{digits}f}{letter}"}
+    return cells | {"parameters": parameters(int(text))} if text.isdigit() else cells
 
 
 def year(source: str) -> str:

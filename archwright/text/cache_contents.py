@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from archwright.files import remove
 from archwright.spec.errors import UserError
-from archwright.text.cache import cache_folder, listed, only_one, remove, sweep
+from archwright.text.cache import cache_folder, listed, only_one, sweep
 
 HASH = r"[0-9a-f]{32}"
 KINDS = {

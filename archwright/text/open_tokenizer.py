@@ -10,6 +10,8 @@ from pathlib import Path
 
 import tokenizers
 
+from archwright.files import atomic_write, remove
+from archwright.progress import Progress
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.files import expanded, irregular
 from archwright.spec.run_spec import TokenizerSpec
@@ -23,10 +25,9 @@ from archwright.text.bpe import (
     raw_bytes,
     train_bpe,
 )
-from archwright.text.cache import cache_folder, mark_used, only_one, remove, writing
+from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Documents
 from archwright.text.foreign import parse, read_json
-from archwright.text.progress import Progress
 from archwright.text.tokenizer import Tokenizer
 
 SAMPLE = 100_000_000
@@ -154,8 +155,8 @@ def _cached(path: Path, special: list[str]) -> tokenizers.Tokenizer | None:
         if not digest.exists():
             if content != _rebuilt(merges_of(inner) or [], special):
                 return None
-            with contextlib.suppress(OSError):  # of a cache that may only be read
-                _write_whole(digest, _digest(content))
+            with contextlib.suppress(UserError):  # of a cache that may only be read
+                atomic_write(digest, _digest(content), setting=SETTING)
     except (OSError, ValueError):
         return None
     mark_used(path)
@@ -172,23 +173,10 @@ def _rebuilt(merges: list[tuple[bytes, bytes]], special: list[str]) -> bytes:
 
 def _keep(path: Path, content: bytes) -> None:
     """Put a tokenizer into the cache; until its hash is there, it is checked otherwise."""
-    with writing(path.parent):
-        for file in (_digest_file(path), path):
-            remove(file)
-        for file, value in ((path, content), (_digest_file(path), _digest(content))):
-            _write_whole(file, value)
-
-
-def _write_whole(file: Path, content: bytes) -> None:
-    unfinished = file.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        with unfinished.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    for file in (_digest_file(path), path):
+        remove(file)
+    for file, value in ((path, content), (_digest_file(path), _digest(content))):
+        atomic_write(file, value, setting=SETTING)
 
 
 def _digest_file(path: Path) -> Path:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from archwright.files import clear_errors
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.files import expanded, irregular
-from archwright.text.cache import writing
 
 STDIN = "-"
 STDLIB = "stdlib"
@@ -148,7 +148,7 @@ def _relative(path: Path, root: Path) -> str:
 def _spooled() -> Path:
     """Copy standard input to a temporary file, which is removed when this process ends."""
     with (
-        writing(Path(tempfile.gettempdir())),
+        clear_errors(Path(tempfile.gettempdir()), "TMPDIR"),
         tempfile.NamedTemporaryFile(prefix="archwright-", delete=False) as file,
     ):
         path = Path(file.name)

@@ -12,13 +12,14 @@ from typing import Any
 import psutil
 import torch
 
+from archwright.format import size
 from archwright.model.decoder import Decoder
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import AttentionMask
 from archwright.parts.places import places
 from archwright.parts.positions import rotation
 from archwright.planning.machine import measure_peak
-from archwright.planning.memory import WHOLE_LOGITS, gigabytes, logit_bytes
+from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.spec.version import version
@@ -138,7 +139,7 @@ def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
     if decisions.machine.loss == "auto":
         logits = logit_bytes(model, -(-run.batch_size // run.grad_accum_steps))
         kind = "chunked" if logits > WHOLE_LOGITS else "whole"
-        decisions.decide("loss", kind, f"float32 logits would take {gigabytes(logits)}")
+        decisions.decide("loss", kind, f"float32 logits would take {size(logits)}")
 
 
 def environment(decisions: Decisions) -> dict[str, Any]:

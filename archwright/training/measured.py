@@ -11,8 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from archwright.checkpoint import atomic_write
-from archwright.checkpoint.disk import sweep
+from archwright.files import atomic_write, sweep
 from archwright.text.cache import cache_folder
 
 FORMAT = 1

@@ -1,44 +1,36 @@
 """What the user sees of a run while it goes: a live bar on a terminal, now and then a line elsewhere."""
 
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
-from typing import Protocol, Self
+from contextlib import contextmanager
 
-from archwright.format import printable
-from archwright.reporting.words import duration
+from archwright import progress as shown
+from archwright.format import duration
 
 LINE_EVERY = 15.0
 """Seconds between lines where there is no terminal."""
 
 
-class Progress(Protocol):
-    """Shows steps, loss and speed."""
+class Progress(shown.Silent):
+    """Shows steps, loss and speed; this one shows nothing."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show a step that was done."""
 
-    def doing(self, what: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
         """Show, while the block lasts, what is done between two steps."""
+        yield
 
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
+
+Silent = Progress
 
 
 def progress(num_steps: int, start: int, quiet: bool) -> "Progress":
     """Return the progress display for this terminal."""
     if quiet:
         return Silent()
-    if sys.stderr.isatty():
+    if shown.is_watched():
         return Bar(num_steps, start)
     return Lines(num_steps, start)
 
@@ -48,35 +40,14 @@ def speaker(quiet: bool) -> "Progress":
     return Silent() if quiet else Lines()
 
 
-class Silent:
-    """Says nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        pass
-
-    @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        yield
-
-    def say(self, text: str) -> None:
-        pass
-
-
-class Bar(Silent):
+class Bar(shown.Live, Progress):
     """A bar with loss, tokens per second and time left."""
 
     def __init__(self, num_steps: int, start: int) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
-        self._bar = RichProgress(
+        bar = RichProgress(
             TextColumn("{task.description:<10}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -84,35 +55,26 @@ class Bar(Silent):
             TextColumn("{task.fields[speed]} tokens/s"),
             TimeRemainingColumn(),
             TextColumn("left"),
-            console=Console(stderr=True),
+            console=shown.console(),
             refresh_per_second=2,  # each redraw takes time from the cores that train
         )
-        self._task = self._bar.add_task(
+        super().__init__(bar)
+        self._task = bar.add_task(
             "training", total=num_steps, completed=start, loss=float("nan"), speed="-"
         )
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         speed = f"{tokens_per_second:,.0f}"
-        self._bar.update(self._task, completed=step, loss=loss, speed=speed)
+        self.live.update(self._task, completed=step, loss=loss, speed=speed)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        self._bar.update(self._task, description=what, refresh=True)
+        self.live.update(self._task, description=what, refresh=True)
         yield
-        self._bar.update(self._task, description="training")
-
-    def say(self, text: str) -> None:
-        self._bar.console.print(printable(text), markup=False, highlight=False)
+        self.live.update(self._task, description="training")
 
 
-class Lines(Silent):
+class Lines(shown.Lines, Progress):
     """A line every quarter of a minute, for logs."""
 
     def __init__(self, num_steps: int = 0, start: int = 0) -> None:
@@ -130,6 +92,3 @@ class Lines(Silent):
             f"step {step:,} of {self.num_steps:,}  loss {loss:.3f}  "
             f"{tokens_per_second:,.0f} tokens/s" + (f"  {duration(left)} left" if left else "")
         )
-
-    def say(self, text: str) -> None:
-        print(printable(text), file=sys.stderr, flush=True)

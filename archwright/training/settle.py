@@ -6,11 +6,12 @@ from typing import Any
 
 from archwright import checkpoint
 from archwright.data.batches import Batches
+from archwright.format import size
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.optim import warmup_steps
 from archwright.planning.cost import flops_per_token
-from archwright.planning.memory import gigabytes, least_memory, total_memory
+from archwright.planning.memory import least_memory, total_memory
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, Muon, RunSpec, parse_budget
@@ -133,13 +134,13 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
     if needed.model > total:
         raise UserError(
             f"model: {model.num_parameters():,} parameters, their gradients and moments need "
-            f"{gigabytes(needed.model)}, this machine has {gigabytes(total)}; lower model.dim or "
+            f"{size(needed.model)}, this machine has {size(total)}; lower model.dim or "
             "model.num_layers"
         )
     if needed.total > total:
         raise UserError(
-            f"batch_size: a step needs at least {gigabytes(needed.total)}, this machine has "
-            f"{gigabytes(total)}; lower batch_size or model.context_length, or raise grad_accum_steps"
+            f"batch_size: a step needs at least {size(needed.total)}, this machine has "
+            f"{size(total)}; lower batch_size or model.context_length, or raise accumulate"
         )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from archwright.checkpoint.disk import sweep
 from archwright.checkpoint.started import FILE, StartRecord, drafted, folders_made
+from archwright.files import sweep
 from archwright.spec.errors import UserError
 
 

@@ -260,7 +260,8 @@ def test_a_full_cache(
     with disk(place, 20) as folder:
         monkeypatch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
         (line,) = said(capsys, *same_run(trained), "--out", "run")
-        assert "the disk is full. Free some space, or set ARCHWRIGHT_CACHE" in line
+        assert "cannot be written: No space left on device" in line
+        assert "Free some space, or set ARCHWRIGHT_CACHE to" in line
         assert not (place / "run").exists()
 
 

@@ -142,9 +142,12 @@ def test_a_damaged_store_is_made_again(documents: Documents, tokenizer: Tokenize
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (errno.ENOSPC, "the disk is full"),
-        (errno.EROFS, "read-only file system"),
-        (errno.EACCES, "may not be written"),
+        (errno.ENOSPC, "No space left on device"),
+        (errno.EROFS, "Read-only file system"),
+        (
+            errno.EACCES,
+            "Permission denied. Set ARCHWRIGHT_CACHE to a folder that you may write to.",
+        ),
         (errno.EIO, "Input/output error"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from archwright.checkpoint import atomic_write
+from archwright.files import atomic_write
 from archwright.spec.errors import UserError
 from tests.faults.cases import Stage
 from tests.faults.disk import Blow

@@ -337,9 +337,7 @@ def test_an_export_is_flushed_before_it_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr(
-        "archwright.checkpoint.started.sync", lambda path: done.append(Path(path).name)
-    )
+    monkeypatch.setattr("archwright.files.sync", lambda path: done.append(Path(path).name))
     replace = Path.replace
     monkeypatch.setattr(
         Path, "replace", lambda self, to: (done.append("renamed"), replace(self, to))[1]

@@ -14,7 +14,6 @@ from archwright.planning.machine import measure_peak
 from archwright.planning.memory import (
     WHOLE_LOGITS,
     cache_bytes,
-    gigabytes,
     least_memory,
     total_memory,
 )
@@ -195,14 +194,6 @@ def test_the_least_memory() -> None:
 
 def test_there_is_memory() -> None:
     assert 5e8 < total_memory("cpu") < 1e14
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(12_345_678_900, "12.3 GB"), (500_000_000, "0.5 GB"), (25.3e12, "25 TB"), (9e15, "9,000 TB")],
-)
-def test_gigabytes(value: float, text: str) -> None:
-    assert gigabytes(int(value)) == text
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -24,7 +24,7 @@ def test_what_is_shown_where(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shown(bar: Bar) -> str:
     console = Console(file=io.StringIO(), width=150, force_terminal=True, color_system=None)
-    console.print(bar._bar.get_renderable())
+    console.print(bar.live.get_renderable())
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
@@ -34,8 +34,8 @@ def test_the_bar_shows_loss_speed_and_time_left(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "stderr", Terminal())
     clock = {"now": 100.0}
     bar = Bar(1000, 200)
-    monkeypatch.setattr(bar._bar, "get_time", lambda: clock["now"])
-    bar._bar.reset(bar._task, completed=200)
+    monkeypatch.setattr(bar.live, "get_time", lambda: clock["now"])
+    bar.live.reset(bar._task, completed=200)
     for i in range(1, 5):  # ten steps a second
         clock["now"] += 5
         bar.update(200 + 50 * i, 2.5, 12345.6)
@@ -55,14 +55,14 @@ def test_the_bar_counts_pauses_as_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     clock = {"now": 0.0}
     bar = Bar(100, 0)
-    monkeypatch.setattr(bar._bar, "get_time", lambda: clock["now"])
-    bar._bar.reset(bar._task)
+    monkeypatch.setattr(bar.live, "get_time", lambda: clock["now"])
+    bar.live.reset(bar._task)
     for i in range(1, 11):
         clock["now"] += 1
         bar.update(i, 2.5, 1000.0)
         with bar.doing("evaluating"):
             clock["now"] += 1
-    left = bar._bar.tasks[0].time_remaining
+    left = bar.live.tasks[0].time_remaining
     assert left == pytest.approx(180, rel=0.15)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from archwright.checkpoint import atomic_write
+from archwright.files import atomic_write
 from archwright.lab.results import Effect, Replicate, RunResult, StudyResults
 
 Line = dict[str, Any]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from archwright import format as fmt
 from archwright.lab.page.rates import best_rate
 from archwright.lab.page.styles import FEW, short_names, shortened, trace
 from archwright.lab.results import Point, RunResult, StudyResults
-from archwright.reporting import words
 from archwright.reporting.curves import time_unit
 from archwright.reporting.document import Axis, Chart, Key, Section, Series
 
@@ -72,7 +72,7 @@ def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section
     chart = Chart(
         name="lengths",
         title="Loss on longer texts",
-        summary=_ends(spreads, lambda s: f"at {words.exact(s.at['x'])} tokens"),
+        summary=_ends(spreads, lambda s: f"at {fmt.exact(s.at['x'])} tokens"),
         traces=_traces(series, spreads, ".4f", along=False),
         layout={
             "hovermode": "x unified",
@@ -80,7 +80,7 @@ def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section
                 "type": "log",
                 "title": {"text": "tokens of a text"},
                 "tickvals": lengths,
-                "ticktext": [words.exact(length) for length in lengths],
+                "ticktext": [fmt.exact(length) for length in lengths],
                 "hoverformat": ",.0f",
                 "unifiedhovertitle": {"text": "%{x} tokens"},
             },
@@ -105,13 +105,13 @@ def _loss_chart(
     losses: Mapping[str, Sequence[Spread]],
     chosen: Mapping[str, Sequence[RunResult]],
 ) -> Chart:
-    rates = {name: words.short(runs[0].rate) for name, runs in chosen.items() if runs}
+    rates = {name: fmt.short(runs[0].rate) for name, runs in chosen.items() if runs}
     told = set(rates.values()) if len(set(rates.values())) == 1 else map(" ".join, rates.items())
-    where = words.listed(list(told)) if len(rates) <= FEW else "see Learning rates"
+    where = fmt.listed(list(told)) if len(rates) <= FEW else "see Learning rates"
     return Chart(
         name="loss",
         title="Held-out loss",
-        summary=_ends(losses, lambda s: f"after {words.count(s.at['tokens'])} tokens"),
+        summary=_ends(losses, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
         traces=_traces(series, losses, ".4f"),
         unit="nats per token",
         note=f"Mean over seeds at the rate that is best for all seeds together ({where}). "
@@ -128,7 +128,7 @@ def _difference_chart(
     return Chart(
         name="difference",
         title=f"Difference to {shortened(baseline)} on the way",
-        summary=_ends(differences, lambda s: f"after {words.count(s.at['tokens'])} tokens"),
+        summary=_ends(differences, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
         traces=_traces(series, differences, "+.4f"),
         layout={"shapes": [{**zero, "line": {"width": 1, "color": "$ink"}}]},
         unit="nats per token, below 0 is better",

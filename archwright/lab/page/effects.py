@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from archwright import format as fmt
 from archwright.lab.page.styles import plotly_text, shortened, trace, wrapped
 from archwright.lab.results import Effect, Interval, StudyResults
-from archwright.reporting import words
 from archwright.reporting.document import Block, Chart, Row, Section, Series, Table, Text
 
 Shape = dict[str, Any]
@@ -116,7 +116,7 @@ def _mean(place: _Place, effect: Effect, series: Series) -> dict[str, Any]:
         cliponaxis=True,
         hovertemplate=f"{wrapped(effect.variant, 40)}<br>{_sentence(effect)}"
         f"<br>95 %: {interval_words(interval)} ({interval.method})"
-        f"<br>{words.signed(effect.bits_per_byte)} bits per byte<extra></extra>",
+        f"<br>{fmt.signed(effect.bits_per_byte)} bits per byte<extra></extra>",
     )
 
 
@@ -131,7 +131,7 @@ def _seeds(place: _Place, effect: Effect) -> dict[str, Any]:
         "marker": {"size": 7, "symbol": "circle-open", "color": "$muted", "line": {"width": 1.5}},
         "cliponaxis": True,
         "hovertext": [
-            f"seed {seed}: {words.signed(nats)} nats per token<br>{words.signed(bits)} bits per byte"
+            f"seed {seed}: {fmt.signed(nats)} nats per token<br>{fmt.signed(bits)} bits per byte"
             for seed, nats, bits in zip(effect.seeds, effect.differences, per_byte, strict=True)
         ],
         "hovertemplate": f"{wrapped(effect.variant, 40)}<br>%{{hovertext}}<extra></extra>",
@@ -232,14 +232,14 @@ def _row(effect: Effect, results: StudyResults, bootstrapped: bool) -> Row:
     cells = [
         effect.variant,
         effect.outcome,
-        words.signed(effect.mean),
+        fmt.signed(effect.mean),
         interval_words(effect.interval),
         *([interval_words(effect.t_interval)] if bootstrapped else []),
-        words.probability(effect.p_value),
-        words.probability(effect.holm_p_value),
+        fmt.probability(effect.p_value),
+        fmt.probability(effect.holm_p_value),
         f"{interval_words(effect.equivalence)}, margin {effect.margin:.4f}",
-        words.signed(effect.bits_per_byte),
-        f"{words.signed(100 * share, 2)} %",
+        fmt.signed(effect.bits_per_byte),
+        f"{fmt.signed(100 * share, 2)} %",
         str(len(effect.seeds)),
     ]
     return Row(cells, "; ".join(effect.caveats))
@@ -253,12 +253,12 @@ def _baseline_loss(results: StudyResults, seeds: Sequence[int]) -> float:
 
 def interval_words(interval: Interval) -> str:
     """Return an interval as `−0.0190 to −0.0056`."""
-    ends = words.signed(interval.low), words.signed(interval.high)
+    ends = fmt.signed(interval.low), fmt.signed(interval.high)
     return f"{ends[0]} to {ends[1]}"
 
 
 def _sentence(effect: Effect) -> str:
-    return f"{effect.outcome}, {words.signed(effect.mean)} nats per token"
+    return f"{effect.outcome}, {fmt.signed(effect.mean)} nats per token"
 
 
 def _columns(effects: Sequence[Effect]) -> dict[str, list[Any]]:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+from archwright import format as fmt
 from archwright.lab.page.styles import FEW, plotly_text, short_names, trace
 from archwright.lab.results import Replicate, RunResult, StudyResults
-from archwright.reporting import words
 from archwright.reporting.document import Block, Chart, Key, Row, Section, Series, Table, Text
 
 Trace = dict[str, Any]
@@ -193,7 +193,7 @@ def _grids(
                 marker={"size": 9, "color": f"${style.color}", "symbol": "line-ns-open"},
                 showlegend=False,
                 hovertemplate=f"{plotly_text(short[name])}<br>rates that count: "
-                f"{', '.join(map(words.short, grid))}<extra></extra>",
+                f"{', '.join(map(fmt.short, grid))}<extra></extra>",
             )
 
 
@@ -219,10 +219,10 @@ def _row(results: StudyResults, ended: Sequence[RunResult], name: str) -> Row:
     return Row(
         (
             name,
-            f"{words.short(_geometric_mean(rates))}" if rates else "–",
-            f"{words.short(min(rates))} to {words.short(max(rates))}" if rates else "–",
+            f"{fmt.short(_geometric_mean(rates))}" if rates else "–",
+            f"{fmt.short(min(rates))} to {fmt.short(max(rates))}" if rates else "–",
             _known_rate(best_rate(results, name)),
-            ", ".join(words.short(rate) for rate in sorted(results.grids.get(name, ()))) or "–",
+            ", ".join(fmt.short(rate) for rate in sorted(results.grids.get(name, ()))) or "–",
             f"{sum(r.at_edge for r in replicates)} of {len(replicates)} seeds",
             _number_of(r.diverged for r in results.runs if r.variant == name),
             _number_of(bool(r.failed) for r in results.runs if r.variant == name),
@@ -231,7 +231,7 @@ def _row(results: StudyResults, ended: Sequence[RunResult], name: str) -> Row:
 
 
 def _known_rate(rate: float) -> str:
-    return words.short(rate) if math.isfinite(rate) else "–"
+    return fmt.short(rate) if math.isfinite(rate) else "–"
 
 
 def _number_of(flags: Iterator[bool]) -> str:
@@ -264,7 +264,7 @@ def _geometric_mean(values: Sequence[float]) -> float:
 def _said(results: StudyResults, ended: Sequence[RunResult], name: str) -> str:
     losses = losses_by_rate([run for run in ended if run.variant == name])
     swept = ", ".join(
-        f"{words.loss(fmean(found))} at {words.short(rate)}" for rate, found in losses.items()
+        f"{fmt.loss(fmean(found))} at {fmt.short(rate)}" for rate, found in losses.items()
     )
     return f"{name}: {swept}." if swept else f"{name}: no run has ended."
 

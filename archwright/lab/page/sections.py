@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 
+from archwright import format as fmt
 from archwright.lab.page.csv_files import state, tables
-from archwright.lab.results import ControlledVariable, RunResult, StudyResults
-from archwright.reporting import words
+from archwright.lab.results import Held, RunResult, StudyResults
 from archwright.reporting.document import (
     Block,
     Fact,
@@ -75,7 +75,7 @@ def runs_section(results: StudyResults) -> Section:
     number = f"All {len(rows)} runs with their commands"
     files = tables(results)
     said = (
-        f"{words.listed(list(files))} in {results.folder} have all numbers of this page, unrounded."
+        f"{fmt.listed(list(files))} in {results.folder} have all numbers of this page, unrounded."
     )
     blocks: list[Block] = []
     if rows:
@@ -107,13 +107,13 @@ def _cost_rows(results: StudyResults) -> list[Row]:
         Row(
             (
                 variant.name,
-                _known(speeds[variant.name], words.count),
-                _known(speeds[variant.name] / (baseline or math.nan), words.percent),
-                _known(_median(r.seconds for r in _ended(results, variant.name)), words.duration),
-                _known(_largest(r.memory_bytes for r in _ended(results, variant.name)), words.size),
-                words.exact(variant.non_embedding),
-                words.exact(variant.parameters),
-                words.flops(variant.flops_per_token),
+                _known(speeds[variant.name], fmt.count),
+                _known(speeds[variant.name] / (baseline or math.nan), fmt.percent),
+                _known(_median(r.seconds for r in _ended(results, variant.name)), fmt.duration),
+                _known(_largest(r.memory_bytes for r in _ended(results, variant.name)), fmt.size),
+                fmt.exact(variant.non_embedding),
+                fmt.exact(variant.parameters),
+                fmt.flops(variant.flops_per_token),
             )
         )
         for variant in results.variants
@@ -142,28 +142,26 @@ def _known(value: float, said: Callable[[float], str]) -> str:
 
 def _study_facts(results: StudyResults) -> list[Fact]:
     study, baseline = results.study, results.variants[0]
-    per_parameter = words.significant(results.tokens_per_run / baseline.non_embedding)
-    rates = (
-        "fixed" if not study.tune_lr else f"tuned for each seed over {study.lr_grid_size} or more"
-    )
+    per_parameter = fmt.significant(results.tokens_per_run / baseline.non_embedding)
+    rates = "fixed" if study.rates == "fixed" else f"tuned for each seed over {study.grid} or more"
     return [
         Fact("Baseline", baseline.name),
-        Fact("Tokens of a run", words.exact(results.tokens_per_run)),
+        Fact("Tokens of a run", fmt.exact(results.tokens_per_run)),
         Fact("Tokens per parameter", per_parameter, "outside embedding and head"),
-        Fact("Steps of a run", words.exact(results.steps)),
+        Fact("Steps of a run", fmt.exact(results.steps)),
         Fact("Seeds", str(study.seeds), "everything is repeated with each"),
         Fact("Learning rates", rates),
         Fact("Matched", _matched(results)),
-        Fact("Held-out tokens", words.exact(results.evaluation_tokens)),
+        Fact("Held-out tokens", fmt.exact(results.evaluation_tokens)),
         Fact("Device", results.device),
-        Fact("Wall time", _known(results.seconds, words.duration), _foreseen(results)),
+        Fact("Wall time", _known(results.seconds, fmt.duration), _foreseen(results)),
         *([Fact("Source of the question", study.source)] if study.source else []),
     ]
 
 
 def _foreseen(results: StudyResults) -> str:
     known = math.isfinite(results.predicted_seconds) and results.predicted_seconds > 0
-    return f"{words.duration(results.predicted_seconds)} foreseen" if known else ""
+    return f"{fmt.duration(results.predicted_seconds)} foreseen" if known else ""
 
 
 MATCHED = {
@@ -189,5 +187,5 @@ def _held_row(held: ControlledVariable) -> Row:
 
 def _run_row(run: RunResult) -> Row:
     told = f"failed: {run.failed}" if run.failed else state(run)
-    loss = words.loss(run.loss) if math.isfinite(run.loss) else "–"
-    return Row((run.variant, str(run.seed), words.short(run.rate), loss, told, run.command))
+    loss = fmt.loss(run.loss) if math.isfinite(run.loss) else "–"
+    return Row((run.variant, str(run.seed), fmt.short(run.rate), loss, told, run.command))

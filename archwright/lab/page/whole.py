@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from archwright.checkpoint import atomic_write
+from archwright.files import atomic_write
 from archwright.lab.page import curves, effects, rates, sections
 from archwright.lab.page.styles import series_of
 from archwright.lab.results import StudyResults

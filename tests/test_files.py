@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from archwright.checkpoint import atomic_write
-from archwright.checkpoint.disk import remove_folder
+from archwright.files import atomic_write, remove_folder
 from archwright.spec.errors import UserError
 
 

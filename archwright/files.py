@@ -16,23 +16,26 @@ class DamagedError(UserError):
     """A file that is cut short, changed or missing: an older copy may still be good."""
 
 
-def atomic_write(path: str | Path, content: bytes | str) -> None:
+def atomic_write(path: str | Path, content: bytes | str, *, setting: str = "") -> None:
     """Put `content` at `path`: at any instant a reader sees the old file or the new one, whole.
+
+    Args:
+        setting: as of `clear_errors`.
 
     Raises:
         UserError: the disk is full or the folder read-only; the old file is then untouched.
     """
     data = content.encode() if isinstance(content, str) else content
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with replacing(path, setting=setting) as temporary, temporary.open("wb") as file:
         file.write(data)
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, *, setting: str = "") -> Iterator[Path]:
     """Yield a temporary path to write to; it takes the place of `path` when the block is done."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with clear_errors(path):
+    with clear_errors(path, setting):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
@@ -46,12 +49,36 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def clear_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to write `path` into one line for the user."""
+def publishing(draft: Path, folder: Path) -> Iterator[None]:
+    """Make the folder `draft`; when the block is done it takes the place of `folder`, which is missing or empty.
+
+    All in it is then on the disk. Nothing is left of it if the block fails.
+    """
+    try:
+        draft.mkdir()
+        yield
+        for path in (*draft.rglob("*"), draft):
+            sync(path)
+        if os.name == "nt" and folder.exists():  # elsewhere an empty folder makes place
+            folder.rmdir()
+        draft.replace(folder)
+        sync(folder.parent)
+    except BaseException:
+        remove(draft)
+        raise
+
+
+@contextlib.contextmanager
+def clear_errors(path: Path, setting: str = "") -> Iterator[None]:
+    """Turn the operating system's refusal to write `path` into one line for the user.
+
+    Args:
+        setting: variable of the environment that says where `path` is; by default the user has named it.
+    """
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {_reason(error, path)}") from error
+        raise UserError(f"{path} cannot be written: {_reason(error, path, setting)}") from error
 
 
 def sync(path: Path) -> None:
@@ -90,6 +117,15 @@ def is_abandoned(path: Path, pid: int) -> bool:
 _DAY = 86_400.0  # seconds
 
 
+def remove(path: Path) -> None:
+    """Remove a file, a link (not what it leads to) or a folder, as far as that is allowed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
 def remove_folder(folder: Path) -> None:
     """Remove `folder`, hidden first, so that dying half-way leaves nothing that looks whole."""
     hidden = folder.with_name(f".tmp-removed-{folder.name.lstrip('.')}")
@@ -113,11 +149,16 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: OSError, path: Path) -> str:
+def _reason(error: OSError, path: Path, setting: str) -> str:
     """Say what went wrong and what to do, ending in a full stop."""
     what = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"{what}{_free(path)}. Free some space, or choose another folder."
+        elsewhere = (
+            f"set {setting} to a folder on another disk" if setting else "choose another folder"
+        )
+        return f"{what}{_free(path)}. Free some space, or {elsewhere}."
+    if setting:
+        return f"{what}. Set {setting} to a folder that you may write to."
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{what}. Choose a folder that you may write to."
     return f"{what}."

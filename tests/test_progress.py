@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from archwright.text import progress as module
-from archwright.text.progress import Progress
+from archwright import progress as module
+from archwright.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -32,3 +32,12 @@ def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_file_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(io.StringIO(), monkeypatch, patience=-1) == ""
+
+
+def test_shares_are_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(module, "PATIENCE", -1)
+    with Progress("Measuring", 1.0) as progress:
+        progress.reached(0.5)
+    assert "50%" in stream.getvalue()

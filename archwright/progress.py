@@ -1,0 +1,112 @@
+"""Progress on standard error: something live on a terminal, lines elsewhere, nothing where quiet is asked for."""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from archwright.format import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+
+PATIENCE = 1.0
+"""Seconds of work before a bar of bytes or shares appears."""
+
+
+class Silent:
+    """Shows nothing; also the base of what shows something."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+
+
+class Lines(Silent):
+    """Prints lines."""
+
+    def say(self, text: str) -> None:
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+class Live(Silent):
+    """Keeps a bar or a table of rich in place; lines that stay go above it."""
+
+    def __init__(self, live: Any) -> None:
+        self.live = live
+
+    def __enter__(self) -> Self:
+        self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def say(self, text: str) -> None:
+        self.live.console.print(printable(text), markup=False, highlight=False)
+
+
+def is_watched() -> bool:
+    """Return whether standard error is a terminal."""
+    return sys.stderr.isatty()
+
+
+def console() -> "Console":
+    """Return standard error as rich has it."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+class Progress(Silent):
+    """A bar that vanishes at the end; it appears on a terminal once the work has taken PATIENCE.
+
+    Args:
+        what: the work.
+        total: of what is counted, in bytes; or 1.0 where shares are.
+    """
+
+    def __init__(self, what: str, total: float) -> None:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as Bar
+
+        amount = TaskProgressColumn() if isinstance(total, float) else DownloadColumn()
+        columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+        self.bar = Bar(*columns, console=console(), transient=True, refresh_per_second=2)
+        self.task = self.bar.add_task(what, total=total)
+        self._shown_from = time.monotonic() + PATIENCE if is_watched() else math.inf
+        self._shown = False
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self.bar.stop()
+
+    def counted(self, result: T, size: Callable[[T], int]) -> T:
+        """Advance by the size of a result, and hand it on."""
+        self._show()
+        self.bar.advance(self.task, size(result))
+        return result
+
+    def reached(self, amount: float) -> None:
+        """Show how much is done."""
+        self._show()
+        self.bar.update(self.task, completed=amount)
+
+    def _show(self) -> None:
+        if not self._shown and time.monotonic() > self._shown_from:
+            self.bar.start()
+            self._shown = True
