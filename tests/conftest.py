@@ -10,6 +10,7 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import selection
 from tests.sentences import Sentences
 from tests.visitor import Visitor
 
@@ -40,8 +41,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    selection.declare(config)
     if config.getoption("--renew-sentences") and config.getoption("numprocesses", None):
         raise pytest.UsageError("--renew-sentences writes one file: leave out -n")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    selection.apply(items)
 
 
 @pytest.fixture

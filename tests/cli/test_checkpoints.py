@@ -11,6 +11,8 @@ from archwright.cli import main
 from archwright.text.bpe import raw_bytes
 from archwright.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("dim=32", "num_layers=2", "vocab_size=320", "feedforward.hidden_dim=48")
 HEADS = ("attention.num_heads=2", "attention.num_kv_heads=1", "context_length=64")
 

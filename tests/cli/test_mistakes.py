@@ -60,6 +60,7 @@ def test_what_does_not_fit_into_memory(
     assert not (files / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_2_and_lines_on_standard_error(files: Path) -> None:
     done = archwright("train", "modern", "data.text=note.txt", "--out", "here", cwd=files)
     assert done.returncode == 2
@@ -69,6 +70,7 @@ def test_the_process_ends_with_2_and_lines_on_standard_error(files: Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_the_corrected_command_works(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing that a mistake leaves is in its way."""
     assert said(capsys, *TRAIN.replace("notes.txt", "note.txt").split())

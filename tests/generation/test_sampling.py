@@ -98,6 +98,7 @@ def test_a_model_that_sees_only_so_far_reads_on(model: Decoder) -> None:
     assert tokens(model, temperature=0.0) == text[3:]
 
 
+@pytest.mark.slow
 def test_the_seed_decides(model: Decoder) -> None:
     first = tokens(model, seed=5)
     torch.manual_seed(1)
@@ -117,6 +118,7 @@ def test_it_stops_before_the_stop_token(model: Decoder) -> None:
     assert tokens(model, temperature=0.0, stop=stop) == plain[: plain.index(stop)]
 
 
+@pytest.mark.slow
 def test_rows_without_a_token_never_come(model: Decoder) -> None:
     with torch.no_grad():
         model.head.weight[50:] *= 100

@@ -313,6 +313,7 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
+@pytest.mark.slow
 def test_an_export_that_was_killed_when_it_was_whole_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,8 @@ from archwright.training.train import train_in
 from tests.lab.small import OPTIONS, words, working_in
 from tests.tiny import archwright, command, surroundings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

@@ -13,6 +13,8 @@ from archwright.lab.compare import compare, plan
 from archwright.spec.errors import UserError
 from tests.lab.small import OPTIONS, words, working_in
 
+pytestmark = pytest.mark.slow
+
 ASKED = OPTIONS | {"rates": "fixed", "budget": "2steps"}
 
 

@@ -90,6 +90,7 @@ def test_the_bootstrap_is_that_of_its_definition():
     assert found.high - values.mean() > values.mean() - found.low  # this sample's long tail
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([0.0, 1.0, 1.0 + 1e-13, -2.0]), min_size=10, max_size=12))
 def test_the_bootstrap_is_never_nan(values):
     found = bootstrap_interval(values)
@@ -97,6 +98,7 @@ def test_the_bootstrap_is_never_nan(values):
     assert found.high >= np.mean(values) - 1e-9
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize(("n", "trials"), [(3, 3000), (5, 3000), (10, 600), (16, 300)])
 def test_intervals_cover_as_often_as_they_say(n, trials):
     rng = np.random.default_rng(n)

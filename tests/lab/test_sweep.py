@@ -199,6 +199,7 @@ def test_refined_windows_too_are_of_one_size_in_any_order(table, order: random.R
     assert all((s, k) in losses for s in options["seeds"] for k in sweep.window)
 
 
+@pytest.mark.slow
 @given(
     table=st.dictionaries(
         st.tuples(st.integers(0, 3), st.integers(-12, 12)), LOSSES | st.just(math.nan), max_size=100

@@ -82,6 +82,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kernel", KERNELS)
 class TestExact:
+    @pytest.mark.sampled(fast=12)
     def test_values_are_those_of_the_loops(self, kernel: str, mask: str, narrowed: str) -> None:
         for length in LENGTHS:
             for heads, kv, values in HEADS:
@@ -91,6 +92,7 @@ class TestExact:
                 expected = loops(q, k, v, seen_by(view).numpy(), 0.3)
                 np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
+    @pytest.mark.sampled(fast=12)
     def test_gradients_are_those_of_the_formula(
         self, kernel: str, mask: str, narrowed: str
     ) -> None:

@@ -198,6 +198,7 @@ def expected(
     return sees(choice, *(sum(valid[start:i]) for i in (query, key)))
 
 
+@pytest.mark.slow
 @given(views())
 def test_documents_and_padding_narrow_a_mask(
     drawn: tuple[spec.Mask, View, list[list[int]], list[list[bool]]],
@@ -211,6 +212,7 @@ def test_documents_and_padding_narrow_a_mask(
     assert dense.any(-1).all()  # no row of weights is empty
 
 
+@pytest.mark.slow
 @given(views(), st.data())
 def test_blocks_are_pieces_of_the_whole(
     drawn: tuple[spec.Mask, View, list[list[int]], list[list[bool]]], data: st.DataObject

@@ -139,6 +139,7 @@ def test_a_rule_looks_at_layer_kinds_too() -> None:
         enforce(spec)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(model_specs())
 def test_what_no_rule_forbids_resolves(spec: ModelSpec) -> None:
