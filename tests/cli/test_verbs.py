@@ -179,6 +179,7 @@ def test_an_axis_is_found_by_name_and_by_path(
     assert out(capsys, "list", "choices", name) == out(capsys, "list", "choices", "mask")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["relu", "feedforward.relu", "feedforward.kind=relu", "ReLU"])
 def test_list_choices_of_a_kind(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "list", "choices", name)

@@ -72,6 +72,7 @@ def test_the_asked_quantity_is_equal(word: str, match: Match) -> None:
     assert found.num_layers == other.num_layers
 
 
+@pytest.mark.slow
 def test_without_a_hidden_layer_dim_is_chosen() -> None:
     base, other = pair(":feedforward.kind=none")
     found, equal = matched(other, count(base, 1024), "non_embedding", 1024)

@@ -40,6 +40,7 @@ def test_half_widths_of_the_table(n, half):
     assert (found.high - found.low) / 2 / values.std(ddof=1) == pytest.approx(half, abs=1e-3)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=9))
 def test_p_value_and_interval_agree(values):
     p = paired_p_value(values)

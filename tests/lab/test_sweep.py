@@ -227,6 +227,7 @@ def test_any_order_of_any_losses_ends_alike(table, grid, limits, order: random.R
     assert plan_sweep(losses | more, **options) == sweep
 
 
+@pytest.mark.slow
 @given(table=st.lists(LOSSES, min_size=60, max_size=60), factor=st.sampled_from([0.25, 2.0, 64.0]))
 def test_the_window_knows_no_unit(table, factor):
     def loss(seed, k, scale=1.0):

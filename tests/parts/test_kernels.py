@@ -116,6 +116,7 @@ class TestAll:
         expected = loops(q, k, v, np.tril(np.ones((2, 9, 9))), 1.0)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3, atol=1e-3)
 
+    @pytest.mark.slow
     def test_bfloat16_is_as_near_as_it_can_be(self, kernel: str) -> None:
         """Inputs are exact in bfloat16, so that only the kernel's own rounding counts."""
         for mask in ("causal", "window 9"):
@@ -154,6 +155,7 @@ class TestAll:
         assert kept[:, -1].mean().item() == pytest.approx(length * (1 - p), rel=0.02)
         assert kept[:, -1, 0, 0].var().item() == pytest.approx(length * p * (1 - p), rel=0.3)
 
+    @pytest.mark.slow
     def test_dropout_has_the_gradient_of_what_it_kept(self, kernel: str) -> None:
         given = [x.detach()[..., :2].requires_grad_() for x in inputs(6, 2, 1)]
         view = views(6, "padding", MASKS["causal"])

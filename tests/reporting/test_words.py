@@ -74,6 +74,7 @@ def test_perplexities() -> None:
     assert words.significant(1e304, 4) == "1.000e+304"
 
 
+@pytest.mark.slow
 def test_lists() -> None:
     assert words.listed(["a"]) == "a"
     assert words.listed(["a", "b", "c"]) == "a, b and c"
