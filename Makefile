@@ -6,8 +6,10 @@ PEERS := .venv-peers
 # Cases of each kind of file in `make fuzz`.
 N ?= 2000
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# As many processes as there are cores; long files first, each in one process.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test laws mutants fuzz faults check bench bench-full docs clean
+.PHONY: help demo test test-fast test-slow laws mutants fuzz faults check bench bench-full docs clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -15,8 +17,15 @@ help:  ## list the verbs
 demo: $(VENV)/.installed  ## train a language model on this CPU in three minutes
 	$(BIN)/archwright train demo
 
-test: $(VENV)/.installed-dev check  ## run all checks and tests, in as many processes as there are cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+test-fast: $(VENV)/.installed-dev  ## run the quick tests of every room (a minute)
+	$(PYTEST) -m "not slow and not release"
+
+test: $(VENV)/.installed-dev check  ## run all checks, and every test that a change must pass (8 minutes)
+	$(PYTEST) -m "not release"
+
+test-slow: $(VENV)/.installed-dev  ## run what `make test` samples: the other cases, and a thousand compositions
+	$(PYTEST) -m release
+	$(MAKE) laws
 
 laws: $(VENV)/.installed-dev  ## try a thousand random architectures against every law (6 minutes)
 	COMPOSITIONS=1000 $(BIN)/python -m pytest tests/laws tests/test_tiny_presets.py -s

@@ -10,6 +10,8 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import selection
+from tests.sentences import Sentences
 from tests.visitor import Visitor
 
 ROOMS = ("parts", "model", "losses", "optim", "generation")
@@ -28,6 +30,31 @@ settings.register_profile(
     "same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--renew-sentences",
+        action="store_true",
+        help="write what is answered now into tests/sentences.toml, in place of what was expected",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    selection.declare(config)
+    if config.getoption("--renew-sentences") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--renew-sentences writes one file: leave out -n")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    selection.apply(items)
+
+
+@pytest.fixture
+def sentences(request: pytest.FixtureRequest) -> Sentences:
+    """The exact sentences of `tests/sentences.toml`."""
+    return Sentences(renew=request.config.getoption("--renew-sentences"))
 
 
 @pytest.fixture

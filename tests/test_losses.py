@@ -65,6 +65,7 @@ def test_value_and_gradient_are_those_of_the_formula(dtype, z_loss, chunk_size):
     torch.testing.assert_close(gradient.double(), exact.double(), rtol=2 * step, atol=smallest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("z_loss", [0.0, 0.1])
 def test_gradcheck(z_loss, chunk_size):
     logits, targets = batch(dtype=torch.float64, spread=1.0)
@@ -310,6 +311,7 @@ def test_linear_without_gradients_and_without_targets(few_rows):
     assert not head.weight.grad.any()
 
 
+@pytest.mark.slow
 def test_linear_never_holds_all_logits():
     """The largest tensor made is the gradient of the head, or a chunk."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -79,6 +79,7 @@ def test_a_recipe_keeps_the_rules(name: str) -> None:
     enforce(load_run(name).model)
 
 
+@pytest.mark.slow
 def test_the_numbers_of_parameters_are_those_of_the_built_models() -> None:
     assert parameter_counts() == count(), "run `make docs`"
 

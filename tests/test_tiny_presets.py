@@ -44,6 +44,7 @@ DISTINCT = list({small(name).hash(): name for name in reversed(NAMES)}.values())
 ALL_LAWS = int(os.environ.get("COMPOSITIONS", "0")) >= 1000
 
 
+@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tiny_model_has_every_choice_and_every_kind_of_layer(name: str) -> None:
     model, tiny = load(name), load(name).tiny()
@@ -57,6 +58,7 @@ def test_a_tiny_model_has_every_choice_and_every_kind_of_layer(name: str) -> Non
     assert tiny.name == f"{name}-tiny"
 
 
+@pytest.mark.sampled(fast=8)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tiny_model_is_tiny_and_its_heads_share_keys_alike(name: str) -> None:
     model, tiny = load(name).resolved(), load(name).tiny().resolved()
@@ -79,6 +81,7 @@ def shape(attention: LatentAttention) -> list[float]:
     return [int(width) / int(own) for width in widths]
 
 
+@pytest.mark.sampled(fast=3, full=40)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_a_tiny_model_learns(name: str) -> None:
     model = build(small(name), seed=0)
@@ -96,6 +99,7 @@ def test_a_tiny_model_learns(name: str) -> None:
     assert sum(losses[-4:]) < sum(losses[:4]) - 0.4
 
 
+@pytest.mark.sampled(fast=4, full=60)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_a_tiny_model_obeys_the_laws(name: str) -> None:
     """A quarter of the laws for each, in turn; all of them in `make laws`."""

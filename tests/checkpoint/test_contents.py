@@ -75,6 +75,7 @@ def put(value: Any) -> Callable[[Any, Any], None]:
     return lambda holder, key: holder.__setitem__(key, value)
 
 
+@pytest.mark.slow
 def test_every_place_of_the_state_may_hold_anything(saved: Path, tmp_path: Path) -> None:
     tree = json.loads((saved / "state.json").read_text())
     refused = taken = 0

@@ -16,6 +16,8 @@ from archwright import checkpoint
 from archwright.checkpoint import DamagedError
 from archwright.spec.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 class Tied(nn.Module):
     """Everything that a state can hold: ties, buffers, 0-dim and bfloat16 tensors, extra state."""

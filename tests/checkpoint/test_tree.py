@@ -42,6 +42,7 @@ def same(a: object, b: object) -> bool:
     return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
+@pytest.mark.slow
 @given(trees)
 def test_round_trip_through_strict_json(tree: object) -> None:
     tensors: dict[str, torch.Tensor] = {}

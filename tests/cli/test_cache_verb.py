@@ -13,6 +13,7 @@ from tests.tiny import tiny_run, tiny_words, write_text
 BPE = ("data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300", "budget=1steps")
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_is_told_shown_and_emptied(
     place: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,9 @@ from archwright import hf
 from archwright.cli import main
 from archwright.text.bpe import raw_bytes
 from archwright.text.tokenizer import Tokenizer
+from tests.tiny import MACHINE
+
+pytestmark = pytest.mark.slow
 
 SMALL = ("dim=32", "num_layers=2", "vocab_size=320", "feedforward.hidden_dim=48")
 HEADS = ("attention.num_heads=2", "attention.num_kv_heads=1", "context_length=64")
@@ -37,14 +40,14 @@ def test_an_imported_run_is_used_like_any_other(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["import", "llama"]) == 0
-    Path("notes.txt").write_text("".join(f"{i} is a number.\n" for i in range(3000)), "utf-8")
+    Path("notes.txt").write_text("".join(f"{i} is a number.\n" for i in range(600)), "utf-8")
     capsys.readouterr()
     assert main(["eval", "runs/llama", "--text", "notes.txt", "--json"]) == 0
     before = json.loads(capsys.readouterr().out)
     assert main(["generate", "runs/llama", "--prompt", "a", "--max-tokens", "3"]) == 0
     assert main(["show", "runs/llama"]) == 0
     assert main(["train", "--resume", "runs/llama"]) == 0  # there is nothing left to do
-    words = ["train", "runs/llama", "data.text=notes.txt", "budget=30steps", "--quiet"]
+    words = ["train", "runs/llama", "data.text=notes.txt", "budget=30steps", "--quiet", *MACHINE]
     assert main([*words, "optimizer.lr=0.01"]) == 0
     run = aw.open_run("runs/llama-onwards")
     assert run.spec.model.norm == aw.load("runs/llama").norm

@@ -14,6 +14,8 @@ from archwright.cli.main import VERBS
 from archwright.lab.workers import PACKAGE, START
 from tests.tiny import MACHINE, ROOT, SHAPE, archwright, command, surroundings, write_text
 
+pytestmark = pytest.mark.slow
+
 NAMES = (
     *("filelock", "jinja2", "numpy", "platformdirs", "plotly", "psutil", "pydantic", "rich"),
     *("safetensors", "scipy", "tiktoken", "tokenizers", "tomli_w", "torch", "transformers"),

@@ -74,6 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("verb", VERBS)
 def test_nothing_of_it_reaches_the_terminal(
     verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -84,6 +84,7 @@ def test_what_the_machine_decided_stays(
     )
 
 
+@pytest.mark.slow
 def test_a_folder_in_use(unfinished: Path, place: Path) -> None:
     with RunFolder(unfinished).lock():
         done = archwright("train", "--resume", "run", cwd=place)
@@ -223,6 +224,7 @@ def read_only(folder: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It fills up in the middle of the run; with space made, the same command goes on."""
     with disk(place, 1500) as folder:

@@ -31,6 +31,7 @@ def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
     return code, *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_norm_from_outside(
     words: list[str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_norm_from_outside(
     assert (written.returncode, written.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_changed_file(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """For training it is another run; for the rest, worth a word."""
     assert typed(capsys, *words, *PARTS, "--quiet") == (0, "", "")
@@ -79,6 +81,7 @@ def test_a_changed_file(words: list[str], capsys: pytest.CaptureFixture[str]) ->
     )
 
 
+@pytest.mark.slow
 def test_without_its_file_a_run_says_what_it_needs(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

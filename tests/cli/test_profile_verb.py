@@ -7,6 +7,8 @@ import pytest
 from archwright.cli import main
 from tests.cli.typing_commands import said
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     *("profile", "modern", "dim=32", "num_layers=2", "vocab_size=128"),
     *("attention.num_heads=2", "attention.num_kv_heads=1"),

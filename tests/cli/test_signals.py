@@ -18,6 +18,7 @@ def steps(folder: RunFolder) -> list[int]:
     return [record["step"] for record in folder.metrics() if record["kind"] == "train"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 def test_signals_save_and_leave(place: Path) -> None:
     text = write_text(place / "text.txt", 100)

@@ -47,6 +47,7 @@ def out(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("words", QUICK)
 def test_quick_verbs_import_nothing_heavy(words: str, place: Path) -> None:
     program = (
@@ -101,6 +102,7 @@ def test_as_a_module_and_with_a_code(place: Path) -> None:
     assert done.stderr.startswith("archwright: ")
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading_is_no_error(place: Path) -> None:
     with subprocess.Popen(
         command("schema", "run"),
@@ -136,6 +138,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "archwright show NAME" in last
 
 
+@pytest.mark.slow
 def test_list_in_other_formats(capsys: pytest.CaptureFixture[str]) -> None:
     written = list(csv.DictReader(io.StringIO(out(capsys, "list", "--format", "csv"))))
     records = json.loads(out(capsys, "list", "models", "--format", "json"))
@@ -168,6 +171,7 @@ def test_list_choices_of_an_axis(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"Used by bloom-1\.1b, .* and \d+ more\.", " ".join(text.split()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mask", "attention.mask", "model.attention.mask", "mask.kind"])
 def test_an_axis_is_found_by_name_and_by_path(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -175,6 +179,7 @@ def test_an_axis_is_found_by_name_and_by_path(
     assert out(capsys, "list", "choices", name) == out(capsys, "list", "choices", "mask")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["relu", "feedforward.relu", "feedforward.kind=relu", "ReLU"])
 def test_list_choices_of_a_kind(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "list", "choices", name)
@@ -185,6 +190,7 @@ def test_list_choices_of_a_kind(name: str, capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+@pytest.mark.slow
 def test_list_choices_of_tables_and_of_what_cannot_be_had(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -418,6 +424,7 @@ def test_dry_run_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> Non
     assert 'no file or folder "none.txt"' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trained, trained again, shown, evaluated, made to write, reported, listed."""
     text = write_text(place / "text.txt", 100)
@@ -451,6 +458,7 @@ def test_a_run_from_the_command_line(place: Path, capsys: pytest.CaptureFixture[
     assert out(capsys, "list", "runs").splitlines()[1].split()[:2] == ["runs/small", "finished"]
 
 
+@pytest.mark.slow
 def test_a_recipe_of_ones_own(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_text(place / "text.txt", 100)
     words = tiny_words("text.txt", "budget=2steps", "evaluate.final_max_tokens=50")
@@ -463,6 +471,7 @@ def test_a_recipe_of_ones_own(place: Path, capsys: pytest.CaptureFixture[str]) -
     assert RunFolder("runs/mine").spec.model.dim == 32
 
 
+@pytest.mark.slow
 def test_standard_input(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,6 +490,7 @@ def test_standard_input(
     )
 
 
+@pytest.mark.slow
 def test_what_a_console_cannot_show_is_replaced(place: Path) -> None:
     write_text(place / "text.txt", 100)
     words = tiny_words("text.txt", "budget=1steps", "evaluate.final_max_tokens=50")

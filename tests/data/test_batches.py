@@ -32,6 +32,7 @@ def test_rows_are_windows_and_targets_the_next_tokens() -> None:
         assert batch.segment_ids is None
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     num_tokens=st.integers(5, 400),

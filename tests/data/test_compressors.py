@@ -24,6 +24,7 @@ def documents(tmp_path: Path) -> Documents:
     return open_texts((str(tmp_path),), DataSpec())
 
 
+@pytest.mark.slow
 def test_sizes_are_those_of_the_modules_on_the_concatenation(documents: Documents) -> None:
     zipped = io.BytesIO()
     with gzip.GzipFile(filename="", fileobj=zipped, mode="wb", compresslevel=9) as file:

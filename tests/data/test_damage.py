@@ -89,6 +89,7 @@ def files(cache: Path) -> Iterator[Path]:
             yield path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_any_damage_to_any_file_heals(
@@ -132,6 +133,7 @@ def test_a_cache_of_the_first_releases_is_used(
     assert {path: after[path] for path in before} == before
 
 
+@pytest.mark.sampled(fast=8)
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -34,6 +34,7 @@ def letters(n: int) -> str:
     return "".join(chr(0x61 + i // 26 % 26) + chr(0x61 + i % 26) for i in range(n))[:n]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -87,6 +87,7 @@ def test_any_size_of_batches_holds_the_same(
     check(prepare_documents(documents, tokenizer), TEXTS, tokenizer)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

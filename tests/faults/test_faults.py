@@ -70,6 +70,7 @@ def test_what_holds_passes_at_every_event(tmp_path: Path) -> None:
         assert problems(found, Blow(at, errno.ENOSPC)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("do", "error", "seen"),
     [

@@ -27,6 +27,7 @@ from tests.fuzz.targets import TARGETS, Target
 from tests.tiny import ROOT, surroundings
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs fork")
 def test_no_reader_falls() -> None:
     """Nothing falls, hangs, grows, is taken in silence or answered so that nobody can read it."""

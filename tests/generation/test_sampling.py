@@ -30,6 +30,7 @@ def drawn(number: int = 4000, **settings: Any) -> Counter[int]:
     return Counter(draw(LOGITS, generator=generator, **given) for _ in range(number))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
     weights = [math.exp(x / temperature) for x in LOGITS.tolist()]
@@ -67,6 +68,7 @@ def test_tokens_that_hold_exactly_so_much_are_enough(top_p: float, number: int) 
     assert len(found) == number
 
 
+@pytest.mark.slow
 def test_top_p_counts_among_the_top_k() -> None:
     """Of the two likeliest, the first holds 0.731."""
     assert set(drawn(1000, top_k=2, top_p=0.7)) == {1}
@@ -77,6 +79,7 @@ def tokens(model: Decoder, prompt: Tensor = PROMPT, **settings: Any) -> list[int
     return list(sample(model, prompt, **{"max_tokens": 20} | settings))
 
 
+@pytest.mark.slow
 def test_greedy_is_the_argmax_and_begins_anew_with_the_last_half(model: Decoder) -> None:
     text = PROMPT.tolist()
     read = list(text)
@@ -88,6 +91,7 @@ def test_greedy_is_the_argmax_and_begins_anew_with_the_last_half(model: Decoder)
     assert tokens(model.train(), temperature=0.0) == text[3:]
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_only_so_far_reads_on(model: Decoder) -> None:
     spec = model.spec.override("attention.mask.kind=window", "attention.mask.size=3")
     model = build(spec, seed=2).eval()
@@ -98,6 +102,7 @@ def test_a_model_that_sees_only_so_far_reads_on(model: Decoder) -> None:
     assert tokens(model, temperature=0.0) == text[3:]
 
 
+@pytest.mark.slow
 def test_the_seed_decides(model: Decoder) -> None:
     first = tokens(model, seed=5)
     torch.manual_seed(1)
@@ -117,6 +122,7 @@ def test_it_stops_before_the_stop_token(model: Decoder) -> None:
     assert tokens(model, temperature=0.0, stop=stop) == plain[: plain.index(stop)]
 
 
+@pytest.mark.slow
 def test_rows_without_a_token_never_come(model: Decoder) -> None:
     with torch.no_grad():
         model.head.weight[50:] *= 100

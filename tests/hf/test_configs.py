@@ -24,6 +24,7 @@ def test_it_is_read_from_a_table_a_file_or_a_folder(tmp_path: Path) -> None:
         assert found == spec.model_copy(update={"name": "mine"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mixtral", "gpt2"])
 def test_it_is_that_of_the_loaded_model(name: str, tmp_path: Path) -> None:
     build(name).save_pretrained(tmp_path)

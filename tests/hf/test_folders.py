@@ -228,6 +228,7 @@ def test_shards_are_written_and_read(tmp_path: Path) -> None:
         assert torch.equal(own, other), name
 
 
+@pytest.mark.slow
 def test_a_tied_head_that_is_repeated_is_read_and_another_one_is_not_lost(tmp_path: Path) -> None:
     spec = SPEC.override("head.tied=true")
     hf.save(aw.build(spec), tmp_path / "tied")
@@ -287,6 +288,7 @@ print(peak() - before, sum(p.nbytes for p in loaded.model.parameters()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is counted otherwise")
 def test_the_peak_is_the_model_and_its_largest_tensor(tmp_path: Path) -> None:
     big = SPEC.override("dim=512", "num_layers=24", "attention.num_heads=8", "vocab_size=4096")
@@ -313,6 +315,7 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
+@pytest.mark.slow
 def test_an_export_that_was_killed_when_it_was_whole_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

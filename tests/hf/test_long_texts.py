@@ -43,6 +43,7 @@ def written_by(theirs: Any, text: Tensor, number: int, *, cached: bool) -> list[
     return [int(token) for token in found[0, len(text) :]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 12])
 def test_text_across_the_switch_of_longrope_is_that_of_the_uncached_pass(
     tmp_path: Path, window: int | None
@@ -62,6 +63,7 @@ def test_text_across_the_switch_of_longrope_is_that_of_the_uncached_pass(
         logits = reader.read(text[-1:])
 
 
+@pytest.mark.slow
 def test_a_text_that_begins_anew_crosses_the_switch_again(tmp_path: Path) -> None:
     """At its longest a text goes on from its last half, which is shorter than the original length."""
     _, ours = pair(tmp_path, "phi3", **PHI | {"max_position_embeddings": 40})
@@ -85,6 +87,7 @@ def test_dynamic_ntk_acts_beyond_the_length_of_the_config(tmp_path: Path, length
         torch.testing.assert_close(Reader(ours).read(text), expected, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_text_under_dynamic_ntk_is_that_of_the_library_up_to_the_first_turned_cache(
     tmp_path: Path,
 ) -> None:

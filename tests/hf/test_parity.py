@@ -65,6 +65,7 @@ def noise(pair: Pair, name: str) -> float:
     return float((both[0] - both[1]).abs().max())
 
 
+@pytest.mark.sampled(fast=4, full=60)
 def test_logits_are_those_of_the_published_implementation(
     pair: Pair, request: pytest.FixtureRequest
 ) -> None:
@@ -78,6 +79,7 @@ def test_logits_are_those_of_the_published_implementation(
         assert difference <= 3 * noise(pair, name)
 
 
+@pytest.mark.sampled(fast=4, full=60)
 def test_padding_on_the_left_gives_the_logits_of_the_text_alone(pair: Pair) -> None:
     model, text = pair.ours.model, pair.tokens[:1, :30]
     padded = F.pad(text, (7, 0), value=5)
@@ -88,6 +90,7 @@ def test_padding_on_the_left_gives_the_logits_of_the_text_alone(pair: Pair) -> N
     torch.testing.assert_close(beside, alone, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled(fast=4, full=60)
 def test_gradients_are_those_of_the_published_implementation(pair: Pair, tmp_path: Path) -> None:
     labels = pair.tokens.masked_fill(~pair.real, -100)
     theirs = pair.theirs
@@ -132,6 +135,7 @@ def gradients(pair: Pair, folder: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in mine.items() if name in parameters}
 
 
+@pytest.mark.sampled(fast=4, full=60)
 def test_written_and_read_by_the_library_it_is_the_same(pair: Pair, tmp_path: Path) -> None:
     family = hf.save(pair.ours.model, tmp_path / "out")
     assert family == pair.theirs.config.model_type
@@ -168,6 +172,7 @@ def test_steeper_slopes_are_those_of_the_config(
     assert hf.load(tmp_path / "out").spec.position == ours.spec.position
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_here_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     folder = save(build(name), tmp_path)
@@ -176,6 +181,7 @@ def test_what_is_not_here_is_refused_in_one_line(name: str, tmp_path: Path) -> N
     assert len(refused.value.lines) == 1
 
 
+@pytest.mark.sampled(fast=8)
 @pytest.mark.parametrize("name", sorted(hf.FAMILIES))
 def test_defaults_are_those_of_the_class(name: str) -> None:
     """A config.json may leave out whatever is the default of its class."""
@@ -210,6 +216,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 """One model of each kind of block, and the auxiliary loss of those whose library has one."""
 
 
+@pytest.mark.sampled(fast=1, full=6)
 @pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_of_adamw_have_the_same_losses(name: str, tmp_path: Path) -> None:
     changes = TRAINED[name]

@@ -49,6 +49,7 @@ def spec_of(name: str) -> ModelSpec:
     return hf.FAMILIES[config["model_type"]].spec(config, name=name)
 
 
+@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_is_read_written_and_read(name: str) -> None:
     spec = spec_of(name)
@@ -59,6 +60,7 @@ def text_type(name: str) -> str:
     return str(text_config(PUBLISHED[name]["config"])[0]["model_type"])
 
 
+@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("preset", OF_PRESET)
 def test_a_published_config_is_the_preset_of_its_model(preset: str) -> None:
     """But for what only training knows, and lengths that nothing in the model depends on."""
@@ -66,12 +68,14 @@ def test_a_published_config_is_the_preset_of_its_model(preset: str) -> None:
     assert list(differences(own, spec_of(OF_PRESET[preset]))) == []
 
 
+@pytest.mark.sampled(fast=5)
 @pytest.mark.parametrize("name", SIZED)
 def test_a_published_config_has_the_published_number_of_parameters(name: str) -> None:
     model = build(spec_of(name), device="meta")
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]["parameters"]
 
 
+@pytest.mark.sampled(fast=8)
 @pytest.mark.parametrize("preset", preset_names("models"))
 def test_a_preset_is_written_as_the_family_of_its_model(preset: str) -> None:
     found = nearest_fit(load(preset))
@@ -83,6 +87,7 @@ def test_a_preset_is_written_as_the_family_of_its_model(preset: str) -> None:
     assert found.family.model_type == expected
 
 
+@pytest.mark.sampled(fast=8)
 @pytest.mark.parametrize("name", sorted(hf.FAMILIES))
 def test_other_words_for_keys_are_those_of_the_class(name: str) -> None:
     """A class with words of its own reads those of others, and writes some into config.json."""

@@ -28,6 +28,7 @@ def config_with(name: str, key: str) -> dict[str, Any]:
     return {**small, key: not hf.FAMILIES[name].defaults[key]}
 
 
+@pytest.mark.sampled(fast=40)
 @pytest.mark.parametrize(("name", "key"), OPPOSITE)
 def test_the_opposite_of_a_default_is_written_and_read_back(name: str, key: str) -> None:
     family, config = hf.FAMILIES[name], config_with(name, key)

@@ -33,6 +33,7 @@ def pair(word: str, size: float = 2e5) -> tuple[ModelSpec, ModelSpec]:
     return first.model, second.model
 
 
+@pytest.mark.sampled(fast=6)
 @pytest.mark.parametrize(
     "word",
     [
@@ -57,6 +58,7 @@ def test_every_choice_can_be_made_equal_in_size(word: str) -> None:
     assert getattr(found, axis).kind == word.partition("=")[2]
 
 
+@pytest.mark.sampled(fast=4)
 @pytest.mark.parametrize("match", ["non_embedding", "parameters", "flops"])
 @pytest.mark.parametrize(
     "word", ["textbook", ":num_layers=2", ":num_layers=7", ":head.tied=true", ":dim=48"]
@@ -70,6 +72,7 @@ def test_the_asked_quantity_is_equal(word: str, match: Match) -> None:
     assert found.num_layers == other.num_layers
 
 
+@pytest.mark.slow
 def test_without_a_hidden_layer_dim_is_chosen() -> None:
     base, other = pair(":feedforward.kind=none")
     found, equal = matched(other, count(base, 1024), "non_embedding", 1024)
@@ -92,6 +95,7 @@ def test_nothing_is_changed_where_nothing_is_to_be_equal() -> None:
     assert matched(other, count(other, 1024), "none", 1024) == (other, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "word",
     [
@@ -192,6 +196,7 @@ def test_shapes_have_about_the_size_and_a_sensible_proportion(size: float) -> No
     assert 6 <= dim / num_layers <= 130
 
 
+@pytest.mark.sampled(fast=4, full=40)
 @pytest.mark.parametrize("name", [name for name in preset_names("models") if name != "modern"])
 def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
     base, other = pair(name)

@@ -13,7 +13,9 @@ from archwright.lab.compare import compare, plan
 from archwright.spec.errors import UserError
 from tests.lab.small import OPTIONS, words, working_in
 
-ASKED = OPTIONS | {"tune_lr": False, "budget": "2steps"}
+pytestmark = pytest.mark.slow
+
+ASKED = OPTIONS | {"rates": "fixed", "budget": "2steps"}
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ def test_half_widths_of_the_table(n, half):
     assert (found.high - found.low) / 2 / values.std(ddof=1) == pytest.approx(half, abs=1e-3)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=9))
 def test_p_value_and_interval_agree(values):
     p = paired_p_value(values)
@@ -90,6 +91,7 @@ def test_the_bootstrap_is_that_of_its_definition():
     assert found.high - values.mean() > values.mean() - found.low  # this sample's long tail
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([0.0, 1.0, 1.0 + 1e-13, -2.0]), min_size=10, max_size=12))
 def test_the_bootstrap_is_never_nan(values):
     found = bootstrap_interval(values)
@@ -97,6 +99,7 @@ def test_the_bootstrap_is_never_nan(values):
     assert found.high >= np.mean(values) - 1e-9
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize(("n", "trials"), [(3, 3000), (5, 3000), (10, 600), (16, 300)])
 def test_intervals_cover_as_often_as_they_say(n, trials):
     rng = np.random.default_rng(n)

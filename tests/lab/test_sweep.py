@@ -199,6 +199,7 @@ def test_refined_windows_too_are_of_one_size_in_any_order(table, order: random.R
     assert all((s, k) in losses for s in options["seeds"] for k in sweep.window)
 
 
+@pytest.mark.slow
 @given(
     table=st.dictionaries(
         st.tuples(st.integers(0, 3), st.integers(-12, 12)), LOSSES | st.just(math.nan), max_size=100
@@ -226,6 +227,7 @@ def test_any_order_of_any_losses_ends_alike(table, grid, limits, order: random.R
     assert plan_sweep(losses | more, **options) == sweep
 
 
+@pytest.mark.slow
 @given(table=st.lists(LOSSES, min_size=60, max_size=60), factor=st.sampled_from([0.25, 2.0, 64.0]))
 def test_the_window_knows_no_unit(table, factor):
     def loss(seed, k, scale=1.0):

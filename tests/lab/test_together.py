@@ -19,6 +19,8 @@ from archwright.spec.errors import UserError
 from tests.lab.small import OPTIONS, words, working_in
 from tests.tiny import command, surroundings
 
+pytestmark = pytest.mark.slow
+
 VARIANT = ":norm.kind=layer"
 STACKED = OPTIONS | {"parallelism": "ensemble"}
 Losses = dict[tuple[str, int, float], float]

@@ -132,6 +132,7 @@ def test_outcomes(differences, outcome, words):
     assert "nan" not in effect.sentence
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.floats(-0.2, 0.2), min_size=5, max_size=5),
     st.floats(-0.2, 0.2),
@@ -162,6 +163,7 @@ def test_margins_are_the_studys():
     assert found(differences, options={"equivalence_margin": 0.001}).outcome == "inconclusive"
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1.2, 14), min_size=2, max_size=5), st.randoms(use_true_random=False))
 def test_several_variants_share_the_level_as_holm_says(t_values, order):
     """By definition: in order of p, each at alpha / (those left); whatever the order of the variants."""

@@ -97,6 +97,7 @@ def test_at_the_end_all_processes_leave(tmp_path: Path) -> None:
     assert (tmp_path / "left").read_text() == "left left "
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGTERM")
 def test_a_worker_leaves_when_who_gave_it_work_is_gone(tmp_path: Path) -> None:
     process = subprocess.Popen(

@@ -1,7 +1,10 @@
 """The number of parameters of a model, from its spec alone: formulas, no modules."""
 
+from functools import singledispatch
+
 from archwright.spec import norms, positions, residuals
 from archwright.spec.attention import LatentAttention, SoftmaxAttention
+from archwright.spec.choice import Choice
 from archwright.spec.embeddings import DenseTransform, Transform
 from archwright.spec.feedforward import XIELU, Experts, Hidden
 from archwright.spec.model_spec import LayerSpec, ModelSpec
@@ -37,9 +40,11 @@ def head_in(transform: Transform, d: int, width: int) -> int:
 
 def layer(each: LayerSpec, d: int) -> int:
     """Return the number of parameters of one layer, shared tables left out."""
-    branches = [
-        f(each, d) for f, kind in ((attention, each.attention), (feedforward, each.feedforward)) if kind.kind != "none"
-    ]  # fmt: skip
+    branches = []
+    if each.attention.kind != "none":
+        branches.append(mixer(each.attention, each, d))
+    if each.feedforward.kind != "none":
+        branches.append(feedforward(each.feedforward, d))
     num_norms = len(branches)
     if isinstance(each.residual, residuals.SandwichNorm):
         num_norms *= 2
@@ -51,12 +56,14 @@ def layer(each: LayerSpec, d: int) -> int:
     return sum(branches) + num_norms * norm(each.norm, d)
 
 
-def attention(each: LayerSpec, d: int) -> int:
-    a = each.attention
-    if isinstance(a, LatentAttention):
-        width = int(a.num_heads) * (int(a.nope_head_dim) + int(a.rope_head_dim))
-        return latent_attention(a, d) + position(each, d, int(a.num_heads), width)
-    assert isinstance(a, SoftmaxAttention)
+@singledispatch
+def mixer(choice: Choice, each: LayerSpec, d: int) -> int:
+    """Return the parameters of a choice of attention; a new one registers its formula."""
+    raise NotImplementedError(f"no closed formula for {type(choice).__name__}: mixer.register it")
+
+
+@mixer.register
+def softmax_attention(a: SoftmaxAttention, each: LayerSpec, d: int) -> int:
     head_dim, value_dim = int(a.head_dim), int(a.value_head_dim)
     width, kv = int(a.num_heads) * head_dim, int(a.num_kv_heads) * head_dim
     mixed, values = int(a.num_heads) * value_dim, int(a.num_kv_heads) * value_dim
@@ -70,7 +77,8 @@ def attention(each: LayerSpec, d: int) -> int:
     return total + position(each, d, int(a.num_heads), width)
 
 
-def latent_attention(a: LatentAttention, d: int) -> int:
+@mixer.register
+def latent_attention(a: LatentAttention, each: LayerSpec, d: int) -> int:
     heads, rank, rope = int(a.num_heads), int(a.kv_rank), int(a.rope_head_dim)
     nope, value = int(a.nope_head_dim), int(a.value_head_dim)
     queries = d * heads * (nope + rope)
@@ -78,7 +86,8 @@ def latent_attention(a: LatentAttention, d: int) -> int:
         queries = a.query_rank * (d + heads * (nope + rope) + a.bias.query_down)
         queries += norm(a.norm, a.query_rank)
     keys = (d + a.bias.latent) * rank + norm(a.norm, rank) + (d + a.bias.rope_key) * rope
-    return queries + keys + rank * heads * (nope + value) + (heads * value + a.bias.out) * d
+    total = queries + keys + rank * heads * (nope + value) + (heads * value + a.bias.out) * d
+    return total + position(each, d, heads, heads * (nope + rope))
 
 
 def position(each: LayerSpec, d: int, num_heads: int, width: int) -> int:
@@ -91,17 +100,23 @@ def position(each: LayerSpec, d: int, num_heads: int, width: int) -> int:
     return 0
 
 
-def feedforward(each: LayerSpec, d: int) -> int:
-    f = each.feedforward
-    if isinstance(f, Experts):
-        shared = 0
-        if f.shared != "none":
-            shared = (
-                hidden_layer(f.expert, int(f.shared_hidden_dim), d, 1) + (f.shared == "gated") * d
-            )
-        router = f.num_experts * (d + f.router_bias) + f.out_bias * d
-        return router + shared + hidden_layer(f.expert, int(f.expert.hidden_dim), d, f.num_experts)
-    assert isinstance(f, Hidden)
+@singledispatch
+def feedforward(f: Choice, d: int) -> int:
+    """Return the parameters of a choice of feed-forward; a new one registers its formula."""
+    raise NotImplementedError(f"no closed formula for {type(f).__name__}: feedforward.register it")
+
+
+@feedforward.register
+def experts(f: Experts, d: int) -> int:
+    shared = 0
+    if f.shared != "none":
+        shared = hidden_layer(f.expert, int(f.shared_hidden_dim), d, 1) + (f.shared == "gated") * d
+    router = f.num_experts * (d + f.router_bias) + f.out_bias * d
+    return router + shared + hidden_layer(f.expert, int(f.expert.hidden_dim), d, f.num_experts)
+
+
+@feedforward.register
+def dense(f: Hidden, d: int) -> int:
     return hidden_layer(f, int(f.hidden_dim), d, 1)
 
 

@@ -163,6 +163,7 @@ def goes_on_with(verb: str, before: dict[str, Any]) -> set[str]:
     return runs.get(verb, set()) if "spec.toml" in before else set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_every_file_that_was_there_is_as_it_was(
     part: int, world: World, capsys: pytest.CaptureFixture[str]

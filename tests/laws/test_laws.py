@@ -19,6 +19,8 @@ from archwright.spec.model_spec import ModelSpec
 from tests.laws.laws import LAWS, Case, close
 from tests.strategies import model_specs
 
+pytestmark = pytest.mark.slow
+
 COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
 """How many that no rule refuses must be seen."""
 

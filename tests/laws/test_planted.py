@@ -26,6 +26,8 @@ from tests.laws import laws
 from tests.laws.laws import Case
 from tests.parts.test_residuals import test_formula as wiring_formula
 
+pytestmark = pytest.mark.slow
+
 SMALL = ModelSpec(dim=16, num_layers=2, vocab_size=33, context_length=12).override(
     "attention.num_heads=4", "attention.num_kv_heads=2", "attention.head_dim=4"
 )

@@ -46,6 +46,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_gradients_are_those_of_eager_layers(case: tuple[str, ...]) -> None:
     """In a process of its own, where no shape checks stand between the compiler and the model."""

@@ -34,6 +34,7 @@ def test_each_is_refused_or_runs(spec: ModelSpec, length: int, kernel: str) -> N
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(model_specs())
 def test_kernels_agree_on_each(spec: ModelSpec) -> None:

@@ -57,6 +57,7 @@ KERNEL = pytest.mark.parametrize("kernel", KERNELS)
 
 
 class TestPadding:
+    @pytest.mark.sampled(fast=8)
     @KERNEL
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_padded_rows_are_as_if_alone(self, model: Decoder, side: str, kernel: str) -> None:
@@ -87,6 +88,7 @@ class TestPadding:
 
 
 class TestDocuments:
+    @pytest.mark.sampled(fast=6)
     @KERNEL
     def test_packed_documents_are_as_if_alone(self, model: Decoder, kernel: str) -> None:
         model.use_kernel(kernel)

@@ -35,6 +35,7 @@ def losses(model: Decoder, steps: int, lr: float = 3e-3, narrow: bool = False) -
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("narrow", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("preset", ["modern", "textbook"])
 def test_a_tiny_model_learns_a_small_text_by_heart(preset: str, narrow: bool) -> None:
@@ -84,6 +85,7 @@ print(torch._dynamo.utils.counters["frames"]["ok"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "backend"),
     [

@@ -68,6 +68,7 @@ def drawn(rows: int, heads: int) -> Tensor:
     return mask | torch.eye(LENGTH, dtype=torch.bool).roll(3, 0)
 
 
+@pytest.mark.sampled(fast=4)
 @KERNEL
 @KIND
 @pytest.mark.parametrize("mask", [masks.Causal(), masks.Full(), masks.Window(size=4)], ids=str)

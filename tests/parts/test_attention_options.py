@@ -178,6 +178,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 4)
 
 
+@pytest.mark.sampled(fast=60)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("position", ["none", "rope", "alibi"])
 @pytest.mark.parametrize("options", OPTIONS)
@@ -190,6 +191,7 @@ def test_values(options: str, position: str, kernel: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.sampled(fast=20)
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "blockwise"])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_gradients(options: str, kernel: str) -> None:
@@ -243,6 +245,7 @@ def test_a_position_that_depends_on_content(options: str, kernel: str) -> None:
     np.testing.assert_allclose(found, by_loops(part, x, position), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_values_of_another_width_beside_transformers() -> None:
     """A sliding layer of MiMo-V2: scaled values narrower than keys, sinks, rotation of a part."""
     library = pytest.importorskip("transformers.models.mimo_v2_flash.modeling_mimo_v2_flash")

@@ -81,6 +81,7 @@ def test_rows_with_equal_documents_are_one_block() -> None:
     assert len(blocks_of(alike).table) == -(-LENGTH // 4)
 
 
+@pytest.mark.slow
 def test_pairs_grow_with_the_length_under_a_window() -> None:
     def pairs(length: int) -> int:
         window = AttentionMask(Window(spec.Window(size=5)), places(torch.zeros(1, length).long()))

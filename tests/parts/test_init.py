@@ -89,6 +89,7 @@ class TestMuP:
         assert build(SPEC.override("init.kind=mup", "init.base_dim=64")).rates == {"matrix": 0.25}
         assert build(SPEC).rates == {}
 
+    @pytest.mark.slow
     def test_every_width_moves_alike(self) -> None:
         """The coordinate check: how far the logits and the last vectors are from 0 after a few steps."""
         for kind, alike in (("mup", True), ("gpt2", False)):

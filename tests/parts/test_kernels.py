@@ -82,6 +82,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kernel", KERNELS)
 class TestExact:
+    @pytest.mark.sampled(fast=12)
     def test_values_are_those_of_the_loops(self, kernel: str, mask: str, narrowed: str) -> None:
         for length in LENGTHS:
             for heads, kv, values in HEADS:
@@ -91,6 +92,7 @@ class TestExact:
                 expected = loops(q, k, v, seen_by(view).numpy(), 0.3)
                 np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
+    @pytest.mark.sampled(fast=12)
     def test_gradients_are_those_of_the_formula(
         self, kernel: str, mask: str, narrowed: str
     ) -> None:
@@ -116,6 +118,7 @@ class TestAll:
         expected = loops(q, k, v, np.tril(np.ones((2, 9, 9))), 1.0)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3, atol=1e-3)
 
+    @pytest.mark.slow
     def test_bfloat16_is_as_near_as_it_can_be(self, kernel: str) -> None:
         """Inputs are exact in bfloat16, so that only the kernel's own rounding counts."""
         for mask in ("causal", "window 9"):
@@ -154,6 +157,7 @@ class TestAll:
         assert kept[:, -1].mean().item() == pytest.approx(length * (1 - p), rel=0.02)
         assert kept[:, -1, 0, 0].var().item() == pytest.approx(length * p * (1 - p), rel=0.3)
 
+    @pytest.mark.slow
     def test_dropout_has_the_gradient_of_what_it_kept(self, kernel: str) -> None:
         given = [x.detach()[..., :2].requires_grad_() for x in inputs(6, 2, 1)]
         view = views(6, "padding", MASKS["causal"])

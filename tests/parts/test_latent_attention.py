@@ -119,6 +119,7 @@ def by_loops(part: LatentAttention, x: Tensor, position: positions.Position) -> 
     return np.stack(rows)
 
 
+@pytest.mark.sampled(fast=30)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("options", OPTIONS)
@@ -282,6 +283,7 @@ def test_a_cache_keeps_the_latent_and_the_rotary_key_alone() -> None:
     assert cache.num_bytes == 8 * 3 * 2 * (tokens + 1) * (20 + 6)  # one slot takes what is not kept
 
 
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("position", ["rope", "none", "alibi", "t5", "transformer_xl"])
 @pytest.mark.parametrize("rank", [1, 4, 40])
 def test_with_and_without_keys_and_values(

@@ -200,6 +200,7 @@ def expected(
     return sees(choice, *(sum(valid[start:i]) for i in (query, key)))
 
 
+@pytest.mark.slow
 @given(views())
 def test_documents_and_padding_narrow_a_mask(
     drawn: tuple[spec.Mask, AttentionMask, list[list[int]], list[list[bool]]],
@@ -213,6 +214,7 @@ def test_documents_and_padding_narrow_a_mask(
     assert dense.any(-1).all()  # no row of weights is empty
 
 
+@pytest.mark.slow
 @given(views(), st.data())
 def test_blocks_are_pieces_of_the_whole(
     drawn: tuple[spec.Mask, AttentionMask, list[list[int]], list[list[bool]]], data: st.DataObject

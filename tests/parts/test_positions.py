@@ -143,6 +143,7 @@ class TestRotary:
         once, each = part(torch.arange(4)[None]), part(torch.arange(4).expand(3, 4))
         torch.testing.assert_close(part.rotate(x, once), part.rotate(x, each), rtol=0, atol=0)
 
+    @pytest.mark.slow
     def test_gradients(self, pairing: str) -> None:
         part = rotary(pairing, fraction=0.5)
         rotation = part(torch.tensor([[3, 9]]))

@@ -68,6 +68,7 @@ def test_a_model_names_every_axis() -> None:
     assert set(PATHS) == set(TABLES)
 
 
+@pytest.mark.sampled(fast=12)
 @ALL
 class TestEvery:
     def test_shape_and_dtype(self, axis: str, choice: type[Choice]) -> None:

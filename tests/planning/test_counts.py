@@ -10,6 +10,7 @@ from archwright.planning.counts import count
 from archwright.spec.read import load, preset_names
 
 
+@pytest.mark.slow
 def test_every_preset_is_counted_without_memory() -> None:
     found = count()
     assert list(found) == preset_names("models")

@@ -22,6 +22,7 @@ PLAIN = {("schedule", "constant")}
 """Kinds that nobody had to invent."""
 
 
+@pytest.mark.slow
 def test_the_page_is_the_one_that_the_choices_make() -> None:
     assert markdown() == PAGE, "run `make docs`"
 
@@ -59,6 +60,7 @@ def test_every_option_says_what_it_is() -> None:
             assert option.asks, option.name
 
 
+@pytest.mark.slow
 def test_the_page_renders_as_it_is_meant() -> None:
     html = MarkdownIt("commonmark").enable("table").render(PAGE)
     assert html.count("<table>") == PAGE.count("|---|---|---|---|")
@@ -112,6 +114,7 @@ def test_an_option_builds_as_it_is_asked_for(asks: tuple[str, ...]) -> None:
     assert all(ask.removeprefix("model.") in PAGE for ask in given.values())
 
 
+@pytest.mark.slow
 def test_the_file_and_the_python_on_the_page_say_the_same() -> None:
     (table,) = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
     assert tomllib.loads(table)["attention"] == {"mask": {"kind": "window", "size": 64}}
@@ -145,6 +148,7 @@ def _written(values: object, path: str, value: str) -> bool:
     return str(values) == value or value.startswith("[") or float(value) == values
 
 
+@pytest.mark.slow
 def test_the_module_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "FILE", tmp_path / "catalogue.md")
     catalogue.write()

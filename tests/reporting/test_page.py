@@ -94,6 +94,7 @@ def test_the_command_and_the_spec_repeat_the_run(made: Any, tmp_path: Path) -> N
     assert load_run(saved) == run.spec
 
 
+@pytest.mark.slow
 def test_long_runs_stay_small_and_keep_their_peaks(made: Any) -> None:
     lines = [
         {"kind": "train", **made.at(step), "loss": 3.0, "grad_norm": 0.5, "lr": 1e-3}

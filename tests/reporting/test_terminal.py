@@ -5,6 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from archwright.reporting.page import write_report
@@ -101,6 +102,7 @@ def test_resolved_values_stand_in_groups_and_long_ones_stay_whole() -> None:
     )
 
 
+@pytest.mark.slow
 def test_rich_and_plotly_are_imported_when_something_is_drawn() -> None:
     code = (
         "import sys, archwright.reporting.terminal, archwright.reporting.page;"

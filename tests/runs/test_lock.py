@@ -49,6 +49,7 @@ def change(folder: Path, **values: object) -> Holder:
     return Holder(**json.loads(file.read_text()))
 
 
+@pytest.mark.slow
 def test_a_second_process_is_kept_off_and_told_by_whom(
     tmp_path: Path, other: subprocess.Popen
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_reused_process_number_is_no_holder(tmp_path: Path, other: subprocess.
         assert before.pid == os.getpid()
 
 
+@pytest.mark.slow
 def test_a_process_of_another_host_is_not_declared_dead(
     tmp_path: Path, other: subprocess.Popen
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_process_of_another_host_is_not_declared_dead(
         assert before is None
 
 
+@pytest.mark.slow
 def test_a_child_that_outlives_its_parent_still_holds(
     tmp_path: Path, other: subprocess.Popen
 ) -> None:

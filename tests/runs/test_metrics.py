@@ -134,6 +134,7 @@ def test_a_cut_that_is_interrupted_cuts_nothing(
     assert read_records(path) == [record(1), record(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     """In a process of its own, as the limit would hold for the report of the tests too."""

@@ -165,6 +165,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from([*RunSpec.model_fields]), VALUES, max_size=3))
 def test_whatever_a_file_holds_is_accepted_or_explained(values: dict[str, Any]) -> None:

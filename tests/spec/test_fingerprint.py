@@ -54,6 +54,7 @@ def test_files_of_choices_are_part_of_it() -> None:
     assert len(hashes) == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(model_specs(), model_specs())
 def test_different_models_have_different_hashes(one: ModelSpec, other: ModelSpec) -> None:

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import pkgutil, sys
 import archwright.spec
@@ -18,6 +20,7 @@ print(*sorted({"torch", "numpy", "archwright.parts"} & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_specs_import_no_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True

@@ -12,6 +12,7 @@ from tests.strategies import model_specs
 
 
 class TestResolved:
+    @pytest.mark.slow
     @settings(max_examples=60)
     @given(model_specs())
     def test_it_has_no_auto_and_resolves_to_itself(self, spec: ModelSpec) -> None:

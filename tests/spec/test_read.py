@@ -20,11 +20,13 @@ def lines(caught: pytest.ExceptionInfo[UserError]) -> tuple[str, ...]:
 
 
 class TestToml:
+    @pytest.mark.slow
     @settings(max_examples=60)
     @given(model_specs())
     def test_a_model_returns_from_its_toml(self, spec: ModelSpec) -> None:
         assert validated(ModelSpec, tomllib.loads(to_toml(spec))) == spec
 
+    @pytest.mark.slow
     @settings(max_examples=40)
     @given(run_specs())
     def test_a_run_returns_from_its_toml(self, spec: RunSpec) -> None:

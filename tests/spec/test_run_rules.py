@@ -6,32 +6,9 @@ from archwright.spec.errors import UserError
 from archwright.spec.read import load_run, preset_names
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
+from tests.sentences import Sentences, lines_of
 
-BROKEN = [
-    (
-        ["grad_accum_steps=17"],
-        "grad_accum_steps: found 17; expected at most batch_size = 16, as each part of a batch needs a row",
-    ),
-    (
-        ["evaluate.stride=257"],
-        "evaluate.stride: found 257; expected at most model.context_length = 256, or tokens are left "
-        "out",
-    ),
-    (
-        ["data.tokenizer.path=mine.json"],
-        'data.tokenizer.path: given beside data.tokenizer.kind = "bpe", which reads no file; '
-        'expected kind = "file"',
-    ),
-    (
-        ["data.tokenizer.kind=file"],
-        'data.tokenizer.path: found nothing; data.tokenizer.kind = "file" expects the path of a '
-        "tokenizer.json",
-    ),
-    (
-        ["model.encoder.kind=stack"],
-        'model.encoder.kind: found "stack"; expected "none": only decoders can be built so far',
-    ),
-]
+BROKEN = lines_of("run_rules")
 LEGAL = [
     ["grad_accum_steps=16"],
     ["evaluate.stride=256"],
@@ -39,11 +16,11 @@ LEGAL = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), BROKEN, ids=[words[0] for words, _ in BROKEN])
-def test_each_rule_is_broken_by_its_example_alone(words: list[str], said: str) -> None:
+@pytest.mark.parametrize("words", BROKEN)
+def test_each_rule_is_broken_by_its_example_alone(words: str, sentences: Sentences) -> None:
     with pytest.raises(UserError) as caught:
-        enforce_run(RunSpec().override(*words))
-    assert caught.value.lines == (said,)
+        enforce_run(RunSpec().override(words))
+    sentences.check("run_rules", words, caught.value.lines)
 
 
 @pytest.mark.parametrize("kind", ["full", "prefix", "symmetric_window"])
@@ -64,10 +41,10 @@ def test_what_is_legal_passes(words: list[str]) -> None:
 
 
 def test_all_broken_rules_of_a_run_and_its_model_are_said_at_once() -> None:
-    words = [word for words, _ in BROKEN if words != ["data.tokenizer.kind=file"] for word in words]
+    broken = {words: lines for words, lines in BROKEN.items() if "=file" not in words}
     with pytest.raises(UserError) as caught:
-        enforce_run(RunSpec().override(*words))
-    assert caught.value.lines == tuple(said for words, said in BROKEN if "=file" not in words[0])
+        enforce_run(RunSpec().override(*broken))
+    assert caught.value.lines == tuple(line for lines in broken.values() for line in lines)
 
 
 @pytest.mark.parametrize("name", [*preset_names("runs"), *preset_names("models")])

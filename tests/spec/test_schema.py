@@ -18,6 +18,7 @@ from tests.strategies import model_specs, run_specs
 MODEL, RUN = (jsonschema.Draft202012Validator(file_schema(cls)) for cls in (ModelSpec, RunSpec))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validator", [MODEL, RUN])
 def test_it_is_a_schema(validator: jsonschema.Draft202012Validator) -> None:
     jsonschema.Draft202012Validator.check_schema(validator.schema)
@@ -30,6 +31,7 @@ def test_it_accepts_the_presets(room: str, validator: jsonschema.Draft202012Vali
         validator.validate(tomllib.loads(file.read_text()))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(model_specs(), run_specs())
 def test_it_accepts_every_spec(model: ModelSpec, run: RunSpec) -> None:

@@ -31,6 +31,7 @@ def changed(spec: ModelSpec, asks: tuple[str, ...]) -> ModelSpec:
     return spec.override(*(ask.removeprefix("model.") for ask in asks))
 
 
+@pytest.mark.sampled(fast=60)
 @pytest.mark.parametrize(("before", "asks"), ASKED.values(), ids=ASKED)
 def test_whatever_is_changed_is_told(before: tuple[str, ...], asks: tuple[str, ...]) -> None:
     old = changed(load("modern"), before)
@@ -44,6 +45,7 @@ def test_whatever_is_changed_is_told(before: tuple[str, ...], asks: tuple[str, .
     assert all(before != after for _, before, after in found)
 
 
+@pytest.mark.sampled(fast=20)
 @pytest.mark.parametrize("name", preset_names("models"))
 def test_a_model_does_not_differ_from_itself_and_differs_from_others(name: str) -> None:
     spec, modern = load(name), load("modern")

@@ -47,6 +47,7 @@ def as_first_released(texts: list[str], vocab_size: int) -> str:
     return str(tokenizer.to_str())
 
 
+@pytest.mark.slow
 def test_ordinary_text_gives_the_tokenizer_it_always_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [CODE, PROBE, "x" * LONGEST]
     before = as_first_released(texts, 1000)
@@ -92,6 +93,7 @@ def test_of_equally_frequent_pairs_that_of_the_lower_ids_is_merged(text: str) ->
     assert tokenizer.merges == reference(text, len(tokenizer.merges))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [LETTERS, "a" * 1_000_000, " " * 1_000_000, "".join(map(chr, range(0x4E00, 0x9F00))) * 10],
@@ -138,6 +140,7 @@ train_bpe(texts(), 30_000, ["<e>"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_training_ends_with_the_process_that_asked_for_it(
@@ -180,6 +183,7 @@ def test_what_fails_in_the_text_is_raised(monkeypatch: pytest.MonkeyPatch) -> No
         train_bpe(texts(), 400, [END])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_run_of_blanks_that_the_fast_way_cannot_take_is_encoded() -> None:
     tokenizer = Tokenizer(train_here(["a b   c    d"], 280, [END]), END)
     text = " " * 700_000 + "x"

@@ -57,6 +57,7 @@ def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
     assert names(file, tmp_path / "b.txt") == ["a.txt"]
 
 
+@pytest.mark.slow
 def test_the_library_has_no_tests_and_no_installed_packages() -> None:
     files = find_files(["stdlib"])
     root = Path(sysconfig.get_paths()["stdlib"])

@@ -29,6 +29,7 @@ TEXT = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(text=TEXT)
 def test_fast_ids_are_those_of_the_saved_file(text: str) -> None:
@@ -38,6 +39,7 @@ def test_fast_ids_are_those_of_the_saved_file(text: str) -> None:
     assert BPE.encode(text).tolist() == plain.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.slow
 def test_every_character_is_classified_alike_by_both_libraries() -> None:
     # Unicode tables of another version would show here, in ids of words with that character.
     blocks = (range(0x21, 0xD800), range(0xE000, 0x3400 << 2), range(0x1F000, 0x20000))
@@ -105,6 +107,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
         assert (again.end_of_text, again.is_fast) == (tokenizer.end_of_text, True)
 
 
+@pytest.mark.slow
 def test_a_saved_folder_is_opened_by_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     BPE.save(tmp_path)
@@ -347,6 +350,7 @@ def test_texts_are_encoded_as_if_joined(tokenizer: Tokenizer, texts: list[str]) 
         assert list(tokenizer.encode_iterable(texts, allowed_special=allowed)) == whole
 
 
+@pytest.mark.slow
 def test_a_stream_is_encoded_in_little_memory() -> None:
     lines = (f"line {i} of a text that has no end\n" for i in count())
     ids = BPE.encode_iterable(lines, allowed_special="all")

@@ -39,6 +39,7 @@ def faults(setting: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 def test_memory_is_kept() -> None:
     assert faults("tuned") < 100 < faults("default")

@@ -89,6 +89,7 @@ def test_it_stays_where_nothing_was_updated_or_only_looked_at() -> None:
         assert not layer.feedforward.selection_bias.any()
 
 
+@pytest.mark.slow
 def test_loads_even_out() -> None:
     """A router that sends all to two of four experts is brought to send each about as much."""
     excess = {}
@@ -109,6 +110,7 @@ def test_loads_even_out() -> None:
     assert excess[RATE] < 0.2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_bias(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ aw.train("modern", *sys.argv[1:], out="run", quiet=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_no_compiler_and_nothing_that_draws(tmp_path: Path, optimizer: str) -> None:
     (tmp_path / "text.txt").write_text("Something to train on, again and again.\n" * 200, "utf-8")

@@ -23,6 +23,8 @@ from archwright.training.train import Stopped
 from tests.tiny import write_text
 from tests.training.whole import Died, at_step, die, leave_out, run_of_twelve, timeless, train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ import pytest
 from archwright.runs import RunFolder
 from tests.tiny import archwright, command, surroundings, tiny_words, write_text
 
+pytestmark = pytest.mark.slow
+
 STEPS = 50
 FREE = {"seconds", "cpu_seconds", "tokens_per_second", "utilisation", "memory_bytes"}
 """What differs between any two runs."""

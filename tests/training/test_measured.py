@@ -146,6 +146,7 @@ def _ask_often(cache: str) -> None:
         assert Ruler().ask() == {"a": 1.0, "b": 1.25}
 
 
+@pytest.mark.slow
 def test_processes_at_once_harm_nothing(cache: Path) -> None:
     """At any moment the file is whole, and nothing else is left in the folder."""
     context = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
@@ -307,6 +308,7 @@ def test_a_kernel_that_failed_is_tried_again(
     assert tried == ["sdpa", "flex"] * 2
 
 
+@pytest.mark.slow
 def test_a_run_trains_the_same_whether_it_measured_or_not(run: RunSpec, tmp_path: Path) -> None:
     """Measuring draws random numbers; the run must not see them."""
     free = run.override(

@@ -234,6 +234,7 @@ def test_a_probe_joins_with_a_line(
     assert list(probes.values["largest_output"]) == ["layers.0", "layers.1", "layers.2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -259,6 +260,7 @@ def test_a_run_with_probes_ends_in_the_same_weights(
         assert all(math.isfinite(number) for number in numbers)
 
 
+@pytest.mark.slow
 def test_a_record_belongs_to_its_step(run: RunSpec, tmp_path: Path) -> None:
     """The root of the summed squares of all layers is the gradient's norm in the metrics."""
     folder = train(run.override("probes.every=3"), tmp_path / "probed")
@@ -268,6 +270,7 @@ def test_a_record_belongs_to_its_step(run: RunSpec, tmp_path: Path) -> None:
         assert whole == pytest.approx(norms[record["step"]], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_record(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def profiled(spec: ModelSpec = SPEC, **settings: Any) -> profiling.Profile:
     return profiling.profile(spec, **{"machine": MACHINE, "seconds": 0.01, **settings})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -49,6 +50,7 @@ def test_products_add_up_to_the_plan(words: list[str]) -> None:
     assert found.total.products == pytest.approx(per_token * 3 * 24, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_plan_is_what_torch_counts() -> None:
     """The reference kernel computes the square of which a causal mask leaves (T + 1) / 2T to be seen."""
     model = aw.build(SPEC).use_kernel("eager")
@@ -64,6 +66,7 @@ def test_the_plan_is_what_torch_counts() -> None:
     assert products["norms"] == products["loss"] == products["optimizer"] == 0
 
 
+@pytest.mark.slow
 def test_time_is_charged_to_who_spends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five norms that sleep 4 ms forward and 8 ms backward."""
 
@@ -141,6 +144,7 @@ def test_costs_of_operations() -> None:
     assert counted(torch.nn.functional.embedding, rows, table) == (0, 0, 2 * 3 * 8 * 4)
 
 
+@pytest.mark.slow
 def test_settings_are_kept() -> None:
     seen: list[float] = []
     found = profiled(length=10, batch_size=2, seconds=0.05, told=seen.append)
@@ -154,6 +158,7 @@ def test_settings_are_kept() -> None:
     assert [part["name"] for part in record["parts"]][-1] == "other"
 
 
+@pytest.mark.slow
 def test_precision_changes_no_products_and_no_update() -> None:
     wide = profiled(batch_size=2)
     narrow = profiled(batch_size=2, machine=MACHINE.model_copy(update={"precision": "bf16"}))

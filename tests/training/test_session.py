@@ -77,6 +77,7 @@ def assert_same(one: Any, other: Any) -> None:
         assert np.array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_timing_leaves_all_as_it_was(run: RunSpec, material: Material, optimizer: str) -> None:
     run = run.override(f"optimizer.kind={optimizer}", "model.embedding.dropout=0.2")

@@ -395,6 +395,7 @@ def test_shapes_that_do_not_fit_are_named_one_by_one(trained: Path, text: Path) 
     assert all("shape" in line for line in caught.value.lines)
 
 
+@pytest.mark.slow
 def test_weights_bring_their_tokenizer(text: Path, tmp_path: Path) -> None:
     bpe = ("data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300")
     few = ("budget=1steps", "evaluate.final_max_tokens=100")

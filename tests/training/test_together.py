@@ -46,6 +46,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES)
 def test_each_run_of_a_stack_is_what_it_is_alone(
     text: Path, material: Material, changes: Sequence[str]
@@ -54,6 +55,7 @@ def test_each_run_of_a_stack_is_what_it_is_alone(
     assert_alike(run, material, loss=1e-5, weights=1e-4)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_each_run_is_what_it_is_alone_as_far_as_that_rounds(
     text: Path, material: Material
 ) -> None:
@@ -132,6 +134,7 @@ def losses(folder: RunFolder) -> list[float]:
     return [record["loss"] for record in folder.metrics() if record["kind"] == "train"]
 
 
+@pytest.mark.slow
 def test_folders_hold_what_runs_alone_leave(longer: RunSpec, tmp_path: Path) -> None:
     stacked = begun(tmp_path / "stacked", longer)
     train_together(stacked, finalize_metrics_only, done=[False] * 3, lost=unexpected)

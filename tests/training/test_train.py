@@ -55,6 +55,7 @@ def test_what_a_run_leaves(longer: RunSpec, tmp_path: Path, nothing_left_out: No
     assert all(torch.equal(weights[name], last[name]) for name in weights)
 
 
+@pytest.mark.slow
 def test_metrics_are_complete(longer: RunSpec, tmp_path: Path) -> None:
     folder = train(longer.override("z_loss=1e-4"), tmp_path / "run")
     records = folder.metrics()
@@ -74,6 +75,7 @@ def test_metrics_are_complete(longer: RunSpec, tmp_path: Path) -> None:
     assert {r["num_bytes"] for r in records if r["kind"] == "baseline"} == {last["num_bytes"]}
 
 
+@pytest.mark.slow
 def test_the_environment_says_where_and_how(
     longer: RunSpec, tmp_path: Path, nothing_left_out: None
 ) -> None:
@@ -89,6 +91,7 @@ def test_the_environment_says_where_and_how(
     assert found["data"]["train"]["num_tokens"] > found["data"]["held_out"]["num_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_it_returns_the_trained_model(longer: RunSpec, tmp_path: Path) -> None:
     run = archwright.train(longer, out=tmp_path / "run", quiet=True)
     weights = checkpoint.read_model(run.folder.model_file)
@@ -97,6 +100,7 @@ def test_it_returns_the_trained_model(longer: RunSpec, tmp_path: Path) -> None:
     assert archwright.generate(run, "the", max_tokens=5).startswith("the")
 
 
+@pytest.mark.slow
 def test_a_model_alone_gets_a_run(text: Path, tmp_path: Path) -> None:
     model = tiny_run(text).model
     changes = (f"data.text={text}", "data.tokenizer.kind=bytes", "budget=1steps", "batch_size=2")
@@ -109,6 +113,7 @@ def test_a_model_alone_gets_a_run(text: Path, tmp_path: Path) -> None:
 # Mistakes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -140,6 +145,7 @@ def test_a_mistake_leaves_what_was_there(run: RunSpec, tmp_path: Path) -> None:
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_died_before_it_began_makes_place(
     run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +159,7 @@ def test_a_run_that_died_before_it_began_makes_place(
     assert train(other, tmp_path / "run").spec.seed == 9
 
 
+@pytest.mark.slow
 def test_a_run_that_trained_does_not_make_place(longer: RunSpec, tmp_path: Path) -> None:
     folder = train(longer, tmp_path / "run")
     before = {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()}
@@ -162,6 +169,7 @@ def test_a_run_that_trained_does_not_make_place(longer: RunSpec, tmp_path: Path)
     assert {p: p.read_bytes() for p in folder.path.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_text_that_changed_is_noticed_when_its_tokens_are_gone(
     longer: RunSpec, text: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -201,6 +209,7 @@ def test_a_run_that_diverges_stops(text: Path, tmp_path: Path) -> None:
 # Learning ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_it_memorises_a_small_text(tmp_path: Path, optimizer: str) -> None:
     words = "In the beginning was the word, and the word was written by a very small model."
@@ -222,6 +231,7 @@ def test_it_memorises_a_small_text(tmp_path: Path, optimizer: str) -> None:
     assert written == words
 
 
+@pytest.mark.slow
 def test_spikes_are_counted(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("archwright.training.loop.is_spike", lambda loss, recent: len(recent) == 3)
     run = tiny_run(text, "budget=5steps", "evaluate.every=100")
@@ -265,6 +275,7 @@ def test_a_tiny_held_out_text(text: Path, tmp_path: Path) -> None:
     assert timeless(folder, "eval")[-1]["num_bytes"] == 2
 
 
+@pytest.mark.slow
 def test_half_a_gradient_step_is_a_whole_one(text: Path, tmp_path: Path) -> None:
     """Accumulation, through the whole trainer."""
     few = ("budget=4steps", "evaluate.every=100", "evaluate.final_max_tokens=100")
@@ -278,6 +289,7 @@ def test_half_a_gradient_step_is_a_whole_one(text: Path, tmp_path: Path) -> None
 # TensorBoard -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_what_the_metrics_get(longer: RunSpec, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -297,5 +309,6 @@ def test_tensorboard_gets_what_the_metrics_get(longer: RunSpec, tmp_path: Path) 
     assert [event.step for event in events.Scalars("held_out/bits_per_byte")] == [5, 10, 12]
 
 
+@pytest.mark.slow
 def test_without_tensorboard_nothing_is_written(longer: RunSpec, tmp_path: Path) -> None:
     assert not (train(longer, tmp_path / "run").path / "tensorboard").exists()

@@ -7,7 +7,7 @@ from statistics import median
 
 from archwright import format as fmt
 from archwright.lab.page.csv_files import state, tables
-from archwright.lab.results import Held, RunResult, StudyResults
+from archwright.lab.results import ControlledVariable, RunResult, StudyResults
 from archwright.reporting.document import (
     Block,
     Fact,
@@ -143,7 +143,7 @@ def _known(value: float, said: Callable[[float], str]) -> str:
 def _study_facts(results: StudyResults) -> list[Fact]:
     study, baseline = results.study, results.variants[0]
     per_parameter = fmt.significant(results.tokens_per_run / baseline.non_embedding)
-    rates = "fixed" if study.rates == "fixed" else f"tuned for each seed over {study.grid} or more"
+    rates = f"tuned for each seed over {study.lr_grid_size} or more" if study.tune_lr else "fixed"
     return [
         Fact("Baseline", baseline.name),
         Fact("Tokens of a run", fmt.exact(results.tokens_per_run)),
