@@ -89,7 +89,7 @@ def test_a_record_of_another_shape_is_told(
         left_out,
         pytest.raises(UserError, match=r"environment\.json: found no record of the text"),
     ):
-        regain(run, folder)
+        reload_data(run, folder)
     folder.environment_file.write_text("{}")
     with pytest.raises(UserError, match=r"environment\.json: found no record of the text"):
         reload_data(run, folder)
