@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from archwright.hf.keys import ControlledVariable, Slot, slots
+from archwright.hf.defaults import class_defaults
+from archwright.hf.keys import Held, Slot, slots
 from archwright.hf.layers import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
 from archwright.spec.errors import UserError
@@ -30,7 +32,6 @@ class Family:
 
     Args:
         architecture: the class that `architectures` names.
-        defaults: what the class takes for each key that a config leaves out.
         lenses: correspondences of config and spec; later ones count over earlier ones.
         groups: types that layers have, one of each group.
         layers: what the names of layer `{i}` begin with.
@@ -40,11 +41,11 @@ class Family:
             layers behind the last, which predict further tokens.
         spellings: other words for keys, with the words that lenses use.
         endings: how names of old files end, and how they would today.
+        undeclared: defaults of keys for which the class of `transformers` declares nothing, or null.
     """
 
     model_type: str
     architecture: str
-    defaults: Mapping[str, Any]
     lenses: Sequence[Lens]
     layers: str
     of_layer: Mapping[str, ControlledVariable]
@@ -54,15 +55,21 @@ class Family:
     ignored: Sequence[str] = ()
     spellings: Mapping[str, str] = field(default_factory=dict)
     endings: Mapping[str, str] = field(default_factory=dict)
+    undeclared: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """What the class takes for each key that a config leaves out."""
+        return _filled(class_defaults(self.model_type), self.undeclared)
 
     def but(
         self,
         model_type: str,
         architecture: str,
         *lenses: Lens,
-        defaults: Mapping[str, Any] | None = None,
-        of_layer: Mapping[str, ControlledVariable | None] | None = None,
-        of_model: Mapping[str, ControlledVariable | None] | None = None,
+        undeclared: Mapping[str, Any] | None = None,
+        of_layer: Mapping[str, Held | None] | None = None,
+        of_model: Mapping[str, Held | None] | None = None,
         without: Sequence[Lens | str] = (),
         **changes: Any,
     ) -> Family:
@@ -77,7 +84,7 @@ class Family:
             self,
             model_type=model_type,
             architecture=architecture,
-            defaults={**self.defaults, **(defaults or {})},
+            undeclared={**self.undeclared, **(undeclared or {})},
             lenses=(*kept, *lenses),
             of_layer=_changed(self.of_layer, of_layer),
             of_model=_changed(self.of_model, of_model),
@@ -209,3 +216,14 @@ def _changed(
 ) -> dict[str, ControlledVariable]:
     changed: dict[str, Any] = {**held, **(by or {})}
     return {name: value for name, value in changed.items() if value is not None}
+
+
+def _filled(declared: Mapping[str, Any], undeclared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return defaults with others in the place of null, within tables too."""
+    filled = dict(declared)
+    for key, value in undeclared.items():
+        if filled.get(key) is None:
+            filled[key] = value
+        elif isinstance(value, Mapping) and isinstance(filled[key], Mapping):
+            filled[key] = _filled(filled[key], value)
+    return filled

@@ -50,22 +50,6 @@ LAYER_KEYS = {
 BERT = Family(
     "bert",
     "BertLMHeadModel",
-    defaults={
-        "vocab_size": 30522,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-        "max_position_embeddings": 512,
-        "layer_norm_eps": 1e-12,
-        "is_decoder": False,
-        "add_cross_attention": False,
-        "position_embedding_type": "absolute",
-        "tie_word_embeddings": True,
-    },
     lenses=(
         *SIZES,
         Set({"residual.kind": "post", **LAYER_NORM, "attention.kind": "softmax"}),
@@ -110,6 +94,7 @@ BERT = Family(
         r"bert\.embeddings\.position_ids",
     ),
     endings={".gamma": ".weight", ".beta": ".bias"},
+    undeclared={"position_embedding_type": "absolute"},
 )
 
 
@@ -119,14 +104,6 @@ BIG_BIRD = BERT.but(
     Refuse("attention_type", ("original_full",)),
     Refuse("rescale_embeddings", (False,)),
     Refuse("use_bias", (True,)),
-    defaults={
-        "vocab_size": 50358,
-        "hidden_act": "gelu_new",
-        "max_position_embeddings": 4096,
-        "attention_type": "block_sparse",
-        "rescale_embeddings": False,
-        "use_bias": True,
-    },
     of_model={
         "bert.pooler.weight": Constant(lambda spec: torch.zeros(spec.dim, spec.dim), read=False),
         "bert.pooler.bias": Constant(lambda spec: torch.zeros(spec.dim), read=False),
@@ -156,7 +133,6 @@ ROBERTA = BERT.but(
     "RobertaForCausalLM",
     Computed(_read_positions, _write_positions),
     Set({"head.transform.activation": "gelu"}),
-    defaults={"vocab_size": 50265, "pad_token_id": 1},
     layers="roberta.encoder.layer.{i}.",
     of_model={
         **dict.fromkeys(BERT.of_model),
@@ -201,12 +177,6 @@ ROFORMER = BERT.but(
     Set({"position.kind": "rope", "position.pairing": "interleaved"}),
     Refuse("rotary_value", (False,)),
     Computed(_read_width, lambda get: {"embedding_size": get("dim")}),
-    defaults={
-        "vocab_size": 50000,
-        "embedding_size": None,
-        "max_position_embeddings": 1536,
-        "rotary_value": False,
-    },
     layers="roformer.encoder.layer.{i}.",
     of_model={
         **dict.fromkeys(BERT.of_model),
@@ -252,19 +222,6 @@ def _unread(*before: int) -> Constant:
 XLNET = Family(
     "xlnet",
     "XLNetLMHeadModel",
-    defaults={
-        "vocab_size": 32000,
-        "d_model": 1024,
-        "n_layer": 24,
-        "n_head": 16,
-        "d_inner": 4096,
-        "ff_activation": "gelu",
-        "attn_type": "bi",
-        "layer_norm_eps": 1e-12,
-        "dropout": 0.1,
-        "clamp_len": -1,
-        "tie_word_embeddings": True,
-    },
     lenses=(
         At("vocab_size", "vocab_size"),
         At("d_model", "dim"),

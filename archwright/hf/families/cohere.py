@@ -38,19 +38,6 @@ COHERE = LLAMA.but(
     At("logit_scale", "head.logit_scale"),
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, ROPE, MLP_BIAS),
-    defaults={
-        "vocab_size": 256000,
-        "hidden_size": 8192,
-        "intermediate_size": 22528,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 64,
-        "max_position_embeddings": 8192,
-        "layer_norm_eps": 1e-5,
-        "logit_scale": 0.0625,
-        "rope_theta": 500_000.0,
-        "use_qk_norm": False,
-        "tie_word_embeddings": True,
-    },
     of_layer={
         "input_layernorm": "residual.norms.shared",
         "post_attention_layernorm": None,
@@ -66,7 +53,6 @@ COHERE2 = COHERE.but(
         INTERLEAVED,
         *(lens for lens in COHERE.lenses if isinstance(lens, Switch) and lens.key == "use_qk_norm"),
     ),
-    defaults={"rope_theta": 10_000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
     of_layer=dict.fromkeys(HEAD_NORM_NAMES),
     groups=(
         Layers(
@@ -77,6 +63,7 @@ COHERE2 = COHERE.but(
             },
         ),
     ),
+    undeclared={"sliding_window_pattern": 4, "use_qk_norm": False},
 )
 
 COHERE_FAMILIES = (COHERE, COHERE2)

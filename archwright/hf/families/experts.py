@@ -110,17 +110,6 @@ MIXTRAL = BASE.but(
     "MixtralForCausalLM",
     *experts("num_local_experts", "intermediate_size"),
     balance(),
-    defaults={
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 4096 * 32,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "sliding_window": None,
-        "num_experts_per_tok": 2,
-        "num_local_experts": 8,
-        "router_aux_loss_coef": 0.001,
-    },
     groups=(Layers(ALL_OR_NONE, ROLES),),
     of_layer=NO_DENSE
     | {"block_sparse_moe.gate": "feedforward.router"}
@@ -157,28 +146,6 @@ QWEN2_MOE = BASE.but(
     "qwen2_moe",
     "Qwen2MoeForCausalLM",
     Switch("qkv_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)}),
-    defaults={
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "max_position_embeddings": 32768,
-        "qkv_bias": True,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        "layer_types": None,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": None,
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "num_experts_per_tok": 4,
-        "num_experts": 60,
-        "norm_topk_prob": False,
-        "router_aux_loss_coef": 0.001,
-    },
     groups=(
         Layers(
             Told(
@@ -211,23 +178,6 @@ QWEN3_MOE = BASE.but(
     "Qwen3MoeForCausalLM",
     ATTENTION_BIAS,
     *qk_norm("head"),
-    defaults={
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": None,
-        "moe_intermediate_size": 768,
-        "num_experts_per_tok": 8,
-        "num_experts": 128,
-        "norm_topk_prob": False,
-        "router_aux_loss_coef": 0.001,
-    },
     groups=(
         Layers(
             Told(
@@ -269,20 +219,6 @@ OLMOE = BASE.but(
     *experts("num_experts", "intermediate_size"),
     At("norm_topk_prob", "feedforward.normalize_weights"),
     balance(),
-    defaults={
-        "vocab_size": 50304,
-        "hidden_size": 2048,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "clip_qkv": None,
-        "num_experts_per_tok": 8,
-        "num_experts": 64,
-        "router_aux_loss_coef": 0.01,
-        "norm_topk_prob": False,
-    },
     of_layer=NO_DENSE
     | {"mlp.gate": "feedforward.router", **QUERY_KEY_NORM}
     | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
@@ -298,16 +234,6 @@ FLEX_OLMO = BASE.but(
     *experts("num_experts", "intermediate_size"),
     At("norm_topk_prob", "feedforward.normalize_weights"),
     balance(),
-    defaults={
-        "pad_token_id": 100277,
-        "vocab_size": 100352,
-        "max_position_embeddings": 4096,
-        "rope_theta": 500_000.0,
-        "num_experts_per_tok": 5,
-        "num_experts": 7,
-        "router_aux_loss_coef": 0.01,
-        "norm_topk_prob": False,
-    },
     of_layer=NO_DENSE
     | {
         "input_layernorm": None,

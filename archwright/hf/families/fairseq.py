@@ -23,23 +23,6 @@ LAYER_KEYS = {
 OPT = Family(
     "opt",
     "OPTForCausalLM",
-    defaults={
-        "vocab_size": 50272,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "ffn_dim": 3072,
-        "max_position_embeddings": 2048,
-        "do_layer_norm_before": True,
-        "_remove_final_layer_norm": False,
-        "word_embed_proj_dim": None,
-        "dropout": 0.1,
-        "attention_dropout": 0.0,
-        "num_attention_heads": 12,
-        "activation_function": "relu",
-        "enable_bias": True,
-        "layer_norm_elementwise_affine": True,
-        "tie_word_embeddings": True,
-    },
     lenses=(
         *SIZES,
         Switch(
@@ -81,21 +64,6 @@ OPT = Family(
 XGLM = Family(
     "xglm",
     "XGLMForCausalLM",
-    defaults={
-        "vocab_size": 256008,
-        "max_position_embeddings": 2048,
-        "d_model": 1024,
-        "ffn_dim": 4096,
-        "num_layers": 24,
-        "attention_heads": 16,
-        "activation_function": "gelu",
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "activation_dropout": 0.0,
-        "scale_embedding": True,
-        "add_cross_attention": False,
-        "tie_word_embeddings": True,
-    },
     lenses=(
         At("vocab_size", "vocab_size"),
         At("max_position_embeddings", "context_length"),
@@ -129,20 +97,6 @@ XGLM = Family(
 BIOGPT = Family(
     "biogpt",
     "BioGptForCausalLM",
-    defaults={
-        "vocab_size": 42384,
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-        "max_position_embeddings": 1024,
-        "scale_embedding": True,
-        "activation_dropout": 0.0,
-        "tie_word_embeddings": True,
-    },
     lenses=(
         *SIZES,
         Set({"residual.kind": "pre", **LAYER_NORM, "norm.eps": 1e-5, "attention.kind": "softmax"}),
@@ -170,18 +124,6 @@ BIOGPT = Family(
 CTRL = Family(
     "ctrl",
     "CTRLLMHeadModel",
-    defaults={
-        "vocab_size": 246534,
-        "n_positions": 256,
-        "n_embd": 1280,
-        "dff": 8192,
-        "n_layer": 48,
-        "n_head": 16,
-        "resid_pdrop": 0.1,
-        "embd_pdrop": 0.1,
-        "layer_norm_epsilon": 1e-6,
-        "tie_word_embeddings": True,
-    },
     lenses=(
         *GPT_SIZES,
         Set({"residual.kind": "pre", **LAYER_NORM, "attention.kind": "softmax"}),

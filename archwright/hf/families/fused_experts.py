@@ -44,11 +44,6 @@ GRANITEMOE = GRANITE.but(
     *experts("num_local_experts", "intermediate_size", scores="softmax_of_chosen"),
     balance(),
     without=(MLP_BIAS,),
-    defaults={
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "router_aux_loss_coef": 0.001,
-    },
     of_layer=NO_DENSE
     | {
         "block_sparse_moe.router.layer": "feedforward.router",
@@ -68,7 +63,6 @@ GRANITEMOESHARED = GRANITEMOE.but(
             At("shared_intermediate_size", "feedforward.shared_hidden_dim"),
         ),
     ),
-    defaults={"shared_intermediate_size": 0},
     of_layer={
         "shared_mlp.input_linear": Fused(
             ("feedforward.shared.gate", "feedforward.shared.up"), Rows()
@@ -100,26 +94,6 @@ def _write_power(get: Get) -> dict[str, Any]:
 DBRX = Family(
     "dbrx",
     "DbrxForCausalLM",
-    defaults={
-        "vocab_size": 32000,
-        "d_model": 2048,
-        "n_heads": 16,
-        "n_layers": 24,
-        "max_seq_len": 2048,
-        "resid_pdrop": 0.0,
-        "emb_pdrop": 0.0,
-        "attn_config": {"attn_pdrop": 0.0, "clip_qkv": None, "kv_n_heads": 1},
-        "ffn_config": {
-            "ffn_act_fn": {"name": "silu"},
-            "ffn_hidden_size": 3584,
-            "moe_num_experts": 4,
-            "moe_top_k": 1,
-            "moe_loss_weight": 0.01,
-            "moe_normalize_expert_weights": 1.0,
-        },
-        "rope_theta": 10_000.0,
-        "tie_word_embeddings": False,
-    },
     lenses=(
         At("vocab_size", "vocab_size"),
         At("d_model", "dim"),
@@ -172,6 +146,7 @@ DBRX = Family(
         "num_hidden_layers": "n_layers",
         "max_position_embeddings": "max_seq_len",
     },
+    undeclared={"ffn_config": {"ffn_act_fn": {"name": "silu"}}},
 )
 
 GATE_UP_WEIGHTS = tuple(f"{name}.weight" for name in GATE_UP)
@@ -201,26 +176,6 @@ GPT_OSS = BASE.but(
     At("swiglu_alpha", "feedforward.expert.sharpness"),
     At("swiglu_limit", "feedforward.expert.limit"),
     balance(),
-    defaults={
-        "vocab_size": 201088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "attention_bias": True,
-        "sliding_window": 128,
-        "layer_types": None,
-        "rope_theta": 150_000.0,
-        "num_experts_per_tok": 4,
-        "num_local_experts": 128,
-        "swiglu_alpha": 1.702,
-        "swiglu_limit": 7.0,
-        "router_aux_loss_coef": 0.001,
-    },
     groups=(Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES),),
     of_layer=NO_DENSE
     | {
@@ -301,32 +256,6 @@ LLAMA4_TEXT = BASE.but(
     "llama4_text",
     "Llama4ForCausalLM",
     ATTENTION_BIAS,
-    defaults={
-        "vocab_size": 202048,
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
-        "intermediate_size_mlp": 16384,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 4096 * 32,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "num_experts_per_tok": 1,
-        "num_local_experts": 16,
-        "moe_layers": None,
-        "interleave_moe_layer_step": 1,
-        "use_qk_norm": True,
-        "no_rope_layers": None,
-        "no_rope_layer_interval": 4,
-        "attention_chunk_size": 8192,
-        "layer_types": None,
-        "attn_temperature_tuning": True,
-        "floor_scale": 8192,
-        "attn_scale": 0.1,
-        "router_aux_loss_coef": 0.001,
-    },
     groups=(
         Layers(Listed(otherwise=_near), {"full_attention": CAUSAL, "chunked_attention": CHUNKED}),
         Layers(

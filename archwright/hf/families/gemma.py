@@ -30,19 +30,6 @@ GEMMA = LLAMA.but(
     NO_MLP_BIAS,
     TWO_WAY,
     without=(GATED, MLP_BIAS),
-    defaults={
-        "vocab_size": 256000,
-        "hidden_size": 3072,
-        "intermediate_size": 24576,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-        "use_bidirectional_attention": None,
-    },
 )
 
 VAULT_GEMMA = LLAMA.but(
@@ -55,24 +42,12 @@ VAULT_GEMMA = LLAMA.but(
     At("final_logit_softcapping", "head.softcap", or_none=True),
     NO_MLP_BIAS,
     without=(GATED, MLP_BIAS),
-    defaults={
-        **GEMMA.defaults,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    },
     of_layer={
         "post_attention_layernorm": None,
         "pre_feedforward_layernorm": "residual.norms.feedforward",
     },
     groups=(EVERY_SECOND,),
+    undeclared={"use_bidirectional_attention": None},
 )
 
 GEMMA2 = VAULT_GEMMA.but(
@@ -95,16 +70,6 @@ GEMMA3 = GEMMA2.but(
     ALL_EPS,
     Refuse("attn_logit_softcapping", (None,)),  # the class has the key, and leaves it aside
     without=(EPS, ROPE, At("attn_logit_softcapping", "attention.softcap", or_none=True)),
-    defaults={
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
-        "rope_theta": 1_000_000.0,
-        "rope_local_base_freq": 10_000.0,
-        "sliding_window_pattern": 6,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "use_bidirectional_attention": False,
-    },
     of_layer=HEAD_NORM_NAMES,
     groups=(
         Layers(
@@ -129,6 +94,11 @@ GEMMA3 = GEMMA2.but(
             },
         ),
     ),
+    undeclared={
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window_pattern": 6,
+    },
 )
 
 GEMMA_FAMILIES = (GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA)

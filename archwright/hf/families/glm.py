@@ -20,19 +20,8 @@ GLM = LLAMA.but(
     Set({"attention.bias.out": False}),
     NO_MLP_BIAS,
     without=(ROPE, ATTENTION_BIAS, MLP_BIAS),
-    defaults={
-        "pad_token_id": 151329,
-        "vocab_size": 151552,
-        "intermediate_size": 13696,
-        "num_hidden_layers": 40,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1.5625e-7,
-        "partial_rotary_factor": 0.5,
-        "attention_bias": True,
-    },
     of_layer={"mlp.gate_proj": None, "mlp.up_proj": None, "mlp.gate_up_proj": GATE_UP},
+    undeclared={"partial_rotary_factor": 0.5},
 )
 
 GLM4 = GLM.but(

@@ -90,22 +90,6 @@ BY_LAYER = Switch(
 GPT2 = Family(
     "gpt2",
     "GPT2LMHeadModel",
-    defaults={
-        "vocab_size": 50257,
-        "n_positions": 1024,
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
-        "n_inner": None,
-        "activation_function": "gelu_new",
-        "resid_pdrop": 0.1,
-        "embd_pdrop": 0.1,
-        "attn_pdrop": 0.1,
-        "layer_norm_epsilon": 1e-5,
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "tie_word_embeddings": True,
-    },
     lenses=(
         *GPT_SIZES,
         *GPT_DROPOUTS,
@@ -144,7 +128,6 @@ GPT1 = GPT2.but(
     Set({"residual.kind": "post"}),
     Activation("afn", gated=False, names={"gelu": {"kind": "gelu", "approximate": "tanh"}}),
     At("n_embd", "feedforward.hidden_dim", times=4),
-    defaults={"vocab_size": 40478, "n_positions": 512, "afn": "gelu"},
     of_model={
         "transformer.wte": None,
         "transformer.wpe": None,
@@ -159,28 +142,18 @@ GPT1 = GPT2.but(
         "scale_attn_by_inverse_layer_idx",
     ),
     ignored=(r".*\.attn\.bias", r".*position_ids"),
+    undeclared={
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+    },
 )
 
 
 GPT_NEO = Family(
     "gpt_neo",
     "GPTNeoForCausalLM",
-    defaults={
-        "vocab_size": 50257,
-        "max_position_embeddings": 2048,
-        "hidden_size": 2048,
-        "num_layers": 24,
-        "num_heads": 16,
-        "intermediate_size": None,
-        "window_size": 256,
-        "attention_types": [[["global", "local"], 12]],
-        "activation_function": "gelu_new",
-        "resid_dropout": 0.0,
-        "embed_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": True,
-    },
     lenses=(
         At("vocab_size", "vocab_size"),
         At("max_position_embeddings", "context_length"),
@@ -227,6 +200,7 @@ GPT_NEO = Family(
     prefix="transformer.",
     ignored=(r".*\.attn\.attention\.(bias|masked_bias)",),
     spellings={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+    undeclared={"attention_types": [[["global", "local"], 12]]},
 )
 
 
@@ -246,21 +220,6 @@ def _write_rotary_dim(get: Get) -> dict[str, object]:
 GPT_J = Family(
     "gptj",
     "GPTJForCausalLM",
-    defaults={
-        "vocab_size": 50400,
-        "n_positions": 2048,
-        "n_embd": 4096,
-        "n_layer": 28,
-        "n_head": 16,
-        "rotary_dim": 64,
-        "n_inner": None,
-        "activation_function": "gelu_new",
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": False,
-    },
     lenses=(
         *GPT_SIZES,
         *GPT_DROPOUTS,
@@ -311,7 +270,6 @@ GPT_BIGCODE = GPT2.but(
         (Set({"attention.num_kv_heads": 1}), Write({"multi_query": True})),
         (Write({"multi_query": False}),),
     ),
-    defaults={"activation_function": "gelu_pytorch_tanh", "multi_query": True},
     of_layer={
         # One key-value head: queries, key, value; otherwise the three of each head together.
         "attn.c_attn": Fused(QKV, lambda layer: _bigcode(layer)),
@@ -320,6 +278,7 @@ GPT_BIGCODE = GPT2.but(
         "mlp.c_proj": "feedforward.down",
     },
     without=("scale_attn_by_inverse_layer_idx",),
+    undeclared={"scale_attn_by_inverse_layer_idx": False},
 )
 
 

@@ -33,13 +33,7 @@ GRANITE = LLAMA.but(
     At("residual_multiplier", ("residual.multiplier.attention", "residual.multiplier.feedforward")),
     Set({"attention.scale.kind": "fixed"}),
     At("attention_multiplier", "attention.scale.value"),
-    At("logits_scaling", "head.logit_divisor"),
-    defaults={
-        "embedding_multiplier": 1.0,
-        "residual_multiplier": 1.0,
-        "attention_multiplier": 1.0,
-        "logits_scaling": 1.0,
-    },
+    At("logits_scaling", "head.divisor"),
 )
 
 
@@ -89,19 +83,6 @@ GRANITE_SWA = GRANITE.but(
     "GraniteSWAForCausalLM",
     Set({"attention.sinks": True}),
     without=(ROPE,),
-    defaults={
-        "vocab_size": 100352,
-        "hidden_size": 2560,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-        "sliding_window": 128,
-        "layer_rope_theta": None,
-    },
     of_layer={"self_attn.sinks": "attention.sinks"},
     groups=(
         Layers(Listed(otherwise=first_of(4)), ROLES),

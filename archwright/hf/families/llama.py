@@ -61,23 +61,6 @@ NO_MLP_BIAS = Set({"feedforward.bias.up": False, "feedforward.bias.down": False}
 LLAMA = Family(
     "llama",
     "LlamaForCausalLM",
-    defaults={
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": None,
-        "head_dim": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "mlp_bias": False,
-    },
     lenses=(
         *SIZES,
         HEAD_DIM,
@@ -107,6 +90,7 @@ LLAMA = Family(
     },
     of_model={"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "head"},
     ignored=(r".*\.rotary_emb\.inv_freq",),
+    undeclared={"head_dim": None},
 )
 
 MISTRAL = LLAMA.but(
@@ -115,12 +99,6 @@ MISTRAL = LLAMA.but(
     NO_ATTENTION_BIAS,
     NO_MLP_BIAS,
     without=(ATTENTION_BIAS, MLP_BIAS),
-    defaults={
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
     groups=(Layers(ALL_OR_NONE, ROLES),),
 )
 

@@ -30,26 +30,17 @@ CWM = MINISTRAL.but(
     MLP_BIAS,
     Write({"bos_token_id": 0}),  # the class demands one
     without=(NO_MLP_BIAS,),
-    defaults={
-        "vocab_size": 128256,
-        "hidden_size": 6144,
-        "intermediate_size": 21504,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 48,
-        "head_dim": 128,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
+    groups=(Layers(Listed(otherwise=first_of(4)), ROLES),),
+    undeclared={
         "rope_parameters": {
             "rope_type": "llama3",
-            "rope_theta": 1_000_000.0,
+            "rope_theta": 1000000.0,
             "factor": 16.0,
             "original_max_position_embeddings": 8192,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
-        },
-        "sliding_window": 8192,
+        }
     },
-    groups=(Layers(Listed(otherwise=first_of(4)), ROLES),),
 )
 
 
@@ -60,19 +51,6 @@ SEED_OSS = LLAMA.but(
     bias("attention_out_bias", "attention", "out"),
     At("residual_dropout", "residual.dropout"),
     without=(ATTENTION_BIAS,),
-    defaults={
-        "vocab_size": 155136,
-        "intermediate_size": 27648,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 80,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 524288,
-        "attention_bias": True,
-        "attention_out_bias": False,
-        "attention_dropout": 0.1,
-        "residual_dropout": 0.1,
-    },
 )
 
 HELIUM = LLAMA.but(
@@ -83,18 +61,6 @@ HELIUM = LLAMA.but(
     bias("attention_bias", "attention", "query", "key", "value"),
     Set({"attention.bias.out": False}),
     without=(ROPE, ATTENTION_BIAS),
-    defaults={
-        "vocab_size": 48000,
-        "hidden_size": 2560,
-        "intermediate_size": 7040,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 20,
-        "head_dim": 128,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-8,
-        "rope_theta": 100_000.0,
-    },
 )
 
 ERNIE4_5 = LLAMA.but(
@@ -104,20 +70,6 @@ ERNIE4_5 = LLAMA.but(
     bias("use_bias", "attention", "query", "key", "value", "out"),
     bias("use_bias", "feedforward", "up", "down"),
     without=(ROPE, ATTENTION_BIAS, MLP_BIAS, DROPOUT),
-    defaults={
-        "vocab_size": 103424,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 18,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": True,
-        "use_bias": False,
-    },
 )
 
 
@@ -137,19 +89,6 @@ PHI3 = MISTRAL.but(
     At("resid_pdrop", "residual.dropout"),
     At("embd_pdrop", "embedding.dropout"),
     without=(ROPE,),
-    defaults={
-        "pad_token_id": 32000,
-        "vocab_size": 32064,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_key_value_heads": None,
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": None,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-    },
     of_layer={
         "self_attn.q_proj": None,
         "self_attn.k_proj": None,
@@ -182,21 +121,6 @@ SMOLLM3 = LLAMA.but(
     "smollm3",
     "SmolLM3ForCausalLM",
     without=(ROPE,),
-    defaults={
-        "pad_token_id": 128004,
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-        "rope_theta": 2_000_000.0,
-        "tie_word_embeddings": True,
-        "no_rope_layers": None,
-        "no_rope_layer_interval": 4,
-        "use_sliding_window": False,
-        "sliding_window": None,
-    },
     groups=(
         Layers(
             Told(
@@ -235,7 +159,6 @@ HUNYUAN = LLAMA.but(
     HUNYUAN_ROPE,
     NO_MLP_BIAS,
     without=(EPS, ROPE, MLP_BIAS),
-    defaults={"vocab_size": 290943, "rms_norm_eps": 1e-5},
     of_layer={
         "self_attn.query_layernorm": "attention.query_norm",
         "self_attn.key_layernorm": "attention.key_norm",
@@ -250,17 +173,6 @@ BITNET = LLAMA.but(
     At("rms_norm_eps", ("norm.eps", "attention.out_norm.eps", "feedforward.hidden_norm.eps")),
     NO_MLP_BIAS,
     without=(EPS, MLP_BIAS),
-    defaults={
-        "vocab_size": 128256,
-        "hidden_size": 2560,
-        "intermediate_size": 6912,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 5,
-        "hidden_act": "relu2",
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-    },
     of_layer={
         "self_attn.attn_sub_norm": "attention.out_norm",
         "mlp.ffn_sub_norm": "feedforward.norm",

@@ -35,15 +35,10 @@ MINISTRAL3 = MISTRAL.but(
     "ministral3",
     "Ministral3ForCausalLM",
     Computed(_read_length_scale, _write_length_scale),
-    defaults={
-        "vocab_size": 131072,
-        "num_hidden_layers": 34,
-        "head_dim": 128,
-        "max_position_embeddings": 262144,
-        "rms_norm_eps": 1e-5,
+    undeclared={
         "rope_parameters": {
             "rope_type": "yarn",
-            "rope_theta": 1_000_000.0,
+            "rope_theta": 1000000.0,
             "factor": 16.0,
             "original_max_position_embeddings": 16384,
             "beta_fast": 32.0,
@@ -51,8 +46,7 @@ MINISTRAL3 = MISTRAL.but(
             "mscale": 1.0,
             "mscale_all_dim": 1.0,
             "llama_4_scaling_beta": 0.1,
-        },
-        "sliding_window": None,
+        }
     },
 )
 

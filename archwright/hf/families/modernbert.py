@@ -51,31 +51,6 @@ def _one_of(config: Config, num_layers: int) -> list[str]:
 MODERNBERT_DECODER = Family(
     "modernbert-decoder",
     "ModernBertDecoderForCausalLM",
-    defaults={
-        "pad_token_id": 50283,
-        "vocab_size": 50368,
-        "hidden_size": 768,
-        "intermediate_size": 1152,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 12,
-        "hidden_activation": "gelu",
-        "max_position_embeddings": 8192,
-        "norm_eps": 1e-5,
-        "norm_bias": False,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "embedding_dropout": 0.0,
-        "mlp_bias": False,
-        "mlp_dropout": 0.0,
-        "decoder_bias": True,
-        "classifier_bias": False,
-        "classifier_activation": "gelu",
-        "local_attention": 128,
-        "global_attn_every_n_layers": 3,
-        "global_rope_theta": 160_000.0,
-        "local_rope_theta": 10_000.0,
-        "tie_word_embeddings": True,
-    },
     lenses=(
         *SIZES,
         Set({"residual.kind": "pre", "norm.kind": "layer", "embedding.norm.kind": "layer"}),
@@ -144,6 +119,11 @@ MODERNBERT_DECODER = Family(
             },
         ),
     ),
+    undeclared={
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+    },
 )
 
 MODERNBERT_FAMILIES = (MODERNBERT_DECODER,)

@@ -38,23 +38,6 @@ FEEDFORWARD_NAMES = {
 GPT_NEOX = Family(
     "gpt_neox",
     "GPTNeoXForCausalLM",
-    defaults={
-        "vocab_size": 50432,
-        "hidden_size": 6144,
-        "num_hidden_layers": 44,
-        "num_attention_heads": 64,
-        "intermediate_size": 24576,
-        "hidden_act": "gelu",
-        "rotary_pct": 0.25,
-        "rope_theta": 10_000.0,
-        "attention_dropout": 0.0,
-        "hidden_dropout": 0.0,
-        "max_position_embeddings": 2048,
-        "layer_norm_eps": 1e-5,
-        "use_parallel_residual": True,
-        "attention_bias": True,
-        "tie_word_embeddings": False,
-    },
     lenses=(
         *SIZES,
         Switch(
@@ -90,6 +73,7 @@ GPT_NEOX = Family(
     },
     prefix="gpt_neox.",
     ignored=(r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+    undeclared={"rotary_pct": 0.25},
 )
 
 
@@ -112,16 +96,6 @@ GPT_NEOX_JAPANESE = GPT_NEOX.but(
     "GPTNeoXJapaneseForCausalLM",
     Set({"residual.kind": "pre", **NO_QKV_BIASES, **NO_FEEDFORWARD_BIASES}),
     Computed(_read_multiple, _write_multiple),
-    defaults={
-        "vocab_size": 32000,
-        "hidden_size": 2560,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "intermediate_multiple_size": 4,
-        "rotary_pct": 1.0,
-        "attention_dropout": 0.1,
-        "tie_word_embeddings": True,
-    },
     # The last layer alone has a bias, that of its attention's output.
     groups=(
         Layers(
@@ -143,24 +117,13 @@ GPT_NEOX_JAPANESE = GPT_NEOX.but(
         "attention.dense_bias": "attention.out.bias",
     },
     without=("use_parallel_residual", "attention_bias", "intermediate_size"),
+    undeclared={"rotary_pct": 1.0},
 )
 
 
 BLOOM = Family(
     "bloom",
     "BloomForCausalLM",
-    defaults={
-        "vocab_size": 250880,
-        "hidden_size": 64,
-        "n_layer": 2,
-        "n_head": 8,
-        "layer_norm_epsilon": 1e-5,
-        "apply_residual_connection_post_layernorm": False,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "seq_length": 2048,
-        "tie_word_embeddings": True,
-    },
     lenses=(
         At("vocab_size", "vocab_size"),
         At("hidden_size", "dim"),
@@ -201,32 +164,12 @@ BLOOM = Family(
         "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
     },
+    undeclared={"seq_length": 2048},
 )
 
 FALCON = Family(
     "falcon",
     "FalconForCausalLM",
-    defaults={
-        "vocab_size": 65024,
-        "hidden_size": 4544,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 71,
-        "num_ln_in_parallel_attn": None,
-        "layer_norm_epsilon": 1e-5,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "num_kv_heads": None,
-        "alibi": False,
-        "new_decoder_architecture": False,
-        "multi_query": True,
-        "parallel_attn": True,
-        "bias": False,
-        "max_position_embeddings": 2048,
-        "rope_theta": 10_000.0,
-        "ffn_hidden_size": None,
-        "activation": "gelu",
-        "tie_word_embeddings": True,
-    },
     lenses=(
         *SIZES,
         Set({**LAYER_NORM, "attention.kind": "softmax"}),
@@ -312,28 +255,6 @@ def _is_new(get: Get) -> bool:
 MPT = Family(
     "mpt",
     "MptForCausalLM",
-    defaults={
-        "d_model": 2048,
-        "n_heads": 16,
-        "n_layers": 24,
-        "max_seq_len": 2048,
-        "vocab_size": 50368,
-        "layer_norm_epsilon": 1e-5,
-        "emb_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-        "attn_config": {
-            "attn_type": "multihead_attention",
-            "clip_qkv": None,
-            "softmax_scale": None,
-            "prefix_lm": False,
-            "qk_ln": False,
-            "alibi": True,
-            "alibi_bias_max": 8,
-        },
-        "logit_scale": None,
-        "no_bias": True,
-        "tie_word_embeddings": True,
-    },
     lenses=(
         At("vocab_size", "vocab_size"),
         At("n_layers", "num_layers"),

@@ -26,7 +26,6 @@ OLMO = LLAMA.but(
     At("clip_qkv", "attention.qkv_clip", or_none=True),
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, MLP_BIAS),
-    defaults={"vocab_size": 50304, "clip_qkv": None},
 )
 
 OUTPUT_NORM_NAMES: dict[str, ControlledVariable | None] = {
@@ -44,7 +43,6 @@ OLMO2 = LLAMA.but(
     ALL_EPS,
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, MLP_BIAS),
-    defaults={"vocab_size": 50304, "rms_norm_eps": 1e-5},
     of_layer={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
 )
 
@@ -52,7 +50,6 @@ OLMO3 = OLMO2.but(
     "olmo3",
     "Olmo3ForCausalLM",
     without=(ROPE,),
-    defaults={"rope_theta": 500_000.0, "sliding_window": 4096},
     groups=(
         Layers(
             Listed(otherwise=every(4, "full_attention", "sliding_attention")),
@@ -92,14 +89,6 @@ EXAONE4 = LLAMA.but(
     NO_ATTENTION_BIAS,
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, ROPE, ATTENTION_BIAS, MLP_BIAS),
-    defaults={
-        "vocab_size": 102400,
-        "intermediate_size": 16384,
-        "num_key_value_heads": 32,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 4,
-    },
     of_layer={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
     groups=(
         Layers(

@@ -32,18 +32,6 @@ PHI = LLAMA.but(
             False: Set(NO_QK_NORM),
         },
     ),
-    defaults={
-        "vocab_size": 51200,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 24,
-        "hidden_act": "gelu_new",
-        "layer_norm_eps": 1e-5,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-        "partial_rotary_factor": 0.5,
-        "qk_layernorm": False,
-    },
     of_layer={
         "input_layernorm": "residual.norms.shared",
         "post_attention_layernorm": None,
@@ -66,6 +54,7 @@ PHI = LLAMA.but(
         "attention_bias",
         "mlp_bias",
     ),
+    undeclared={"partial_rotary_factor": 0.5},
 )
 
 PERSIMMON = PHI.but(
@@ -73,17 +62,6 @@ PERSIMMON = PHI.but(
     "PersimmonForCausalLM",
     Set({"residual.kind": "pre", "head.bias": False}),
     At("hidden_dropout", "residual.dropout"),
-    defaults={
-        "vocab_size": 262144,
-        "hidden_size": 4096,
-        "intermediate_size": 16384,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 64,
-        "hidden_act": "relu2",
-        "max_position_embeddings": 16384,
-        "qk_layernorm": True,
-        "hidden_dropout": 0.0,
-    },
     of_layer={
         "input_layernorm": "residual.norms.attention",
         "post_attention_layernorm": "residual.norms.feedforward",
@@ -97,6 +75,12 @@ PERSIMMON = PHI.but(
         "mlp.dense_4h_to_h": "feedforward.down",
     },
     without=("num_key_value_heads", "embd_pdrop", "resid_pdrop"),
+    undeclared={
+        "num_key_value_heads": None,
+        "partial_rotary_factor": 0.5,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    },
 )
 
 STABLELM = LLAMA.but(
@@ -125,19 +109,6 @@ STABLELM = LLAMA.but(
             False: Set(NO_QK_NORM),
         },
     ),
-    defaults={
-        "vocab_size": 50304,
-        "hidden_size": 2560,
-        "intermediate_size": 6912,
-        "max_position_embeddings": 4096,
-        "num_key_value_heads": 32,
-        "layer_norm_eps": 1e-5,
-        "hidden_dropout": 0.0,
-        "partial_rotary_factor": 0.25,
-        "use_qkv_bias": False,
-        "qk_layernorm": False,
-        "use_parallel_residual": False,
-    },
     of_layer={
         "input_layernorm": (
             "residual.norms.shared",
@@ -147,6 +118,7 @@ STABLELM = LLAMA.but(
         "self_attn.k_layernorm.norms.{e}": "attention.key_norm",
     },
     without=(ROPE, "rms_norm_eps", "attention_bias", "mlp_bias"),
+    undeclared={"partial_rotary_factor": 0.25},
 )
 
 STARCODER2 = LLAMA.but(
@@ -159,22 +131,6 @@ STARCODER2 = LLAMA.but(
     Activation("hidden_act", gated=False),
     At("intermediate_size", "feedforward.hidden_dim"),
     Switch("use_bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}),
-    defaults={
-        "vocab_size": 49152,
-        "hidden_size": 3072,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 2,
-        "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 4096,
-        "norm_epsilon": 1e-5,
-        "sliding_window": None,
-        "embedding_dropout": 0.0,
-        "residual_dropout": 0.0,
-        "use_bias": True,
-        "tie_word_embeddings": True,
-    },
     groups=(Layers(ALL_OR_NONE, ROLES),),
     of_layer={
         "mlp.gate_proj": None,

@@ -52,15 +52,6 @@ QWEN2 = LLAMA.but(
     Set(QKV_BIAS | {"attention.bias.out": False}),
     NO_MLP_BIAS,
     without=(ATTENTION_BIAS, MLP_BIAS),
-    defaults={
-        "vocab_size": 151936,
-        "intermediate_size": 22016,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
     groups=(Layers(UPPER_LAYERS, ROLES),),
 )
 
@@ -71,7 +62,6 @@ QWEN3 = LLAMA.but(
     ALL_EPS,
     NO_MLP_BIAS,
     without=(EPS, MLP_BIAS),
-    defaults={**QWEN2.defaults, "head_dim": 128},
     of_layer=HEAD_NORM_NAMES,
     groups=QWEN2.groups,
 )

@@ -68,28 +68,6 @@ ERNIE4_5_MOE = BASE.but(
     "Ernie4_5_MoeForCausalLM",
     Set({"position.pairing": "interleaved"}),
     Refuse("use_bias", (False,)),
-    defaults={
-        "vocab_size": 103424,
-        "hidden_size": 2560,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": True,
-        "use_bias": False,
-        "moe_intermediate_size": 1536,
-        "moe_k": 6,
-        "moe_num_experts": 64,
-        "moe_num_shared_experts": 2,
-        "moe_layer_start_index": 1,
-        "moe_layer_end_index": -1,
-        "moe_layer_interval": 1,
-        "moe_norm_min": 1e-12,
-        "router_aux_loss_coef": 0.001,
-    },
     groups=(
         sparse(
             Told(_stretch, _write_stretch),
@@ -109,6 +87,7 @@ ERNIE4_5_MOE = BASE.but(
     },
     ignored=(*BASE.ignored, r".*mtp.*"),
     spellings={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+    undeclared={"attention_dropout": 0.0},
 )
 
 
@@ -155,13 +134,6 @@ HUNYUAN_V1_MOE = BASE.but(
     _one("moe_topk", "feedforward.top_k"),
     At("intermediate_size", ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim")),
     Computed(_read_shared, lambda get: {}),
-    defaults={
-        "vocab_size": 290943,
-        "rms_norm_eps": 1e-5,
-        "num_experts": 1,
-        "moe_topk": 1,
-        "num_shared_expert": 1,
-    },
     of_layer=NO_DENSE
     | {
         "self_attn.query_layernorm": "attention.query_norm",
@@ -171,6 +143,7 @@ HUNYUAN_V1_MOE = BASE.but(
         **gated("mlp.shared_mlp", "feedforward.shared"),
     },
     spellings={"num_local_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
+    undeclared={"num_shared_expert": 1},
 )
 
 
@@ -272,33 +245,7 @@ COHERE2_MOE = BASE.but(
             Write({"rms_norm_eps": None}),
         ),
     ),
-    At("logit_scale", "head.logit_scale"),
-    defaults={
-        "vocab_size": 256000,
-        "hidden_size": 8192,
-        "intermediate_size": 22528,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 64,
-        "head_dim": 128,
-        "max_position_embeddings": 8192,
-        "layer_norm_eps": 1e-5,
-        "rms_norm_eps": None,
-        "tie_word_embeddings": True,
-        "logit_scale": 0.0625,
-        "sliding_window": 4096,
-        "layer_types": None,
-        "mlp_layer_types": None,
-        "first_k_dense_replace": 0,
-        "prefix_dense_sliding_window_pattern": 1,
-        "prefix_dense_intermediate_size": None,
-        "sliding_window_pattern": 4,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "num_shared_experts": 0,
-        "shared_expert_combination_strategy": "average",
-        "expert_selection_fn": "softmax",
-        "norm_topk_prob": True,
-    },
+    At("logit_scale", "head.multiplier"),
     groups=(Layers(Told(_read_types, _write_types), _roles()),),
     of_layer={
         "input_layernorm": "residual.norms.shared",
@@ -307,6 +254,7 @@ COHERE2_MOE = BASE.but(
         **EXPERTS,
         **gated("mlp.shared_experts", "feedforward.shared"),
     },
+    undeclared={"first_k_dense_replace": 0},
 )
 
 
@@ -346,20 +294,6 @@ PHIMOE = BASE.but(
     At("router_jitter_noise", "feedforward.jitter"),
     balance(),
     without=(ROPE,),
-    defaults={
-        "vocab_size": 32064,
-        "intermediate_size": 6400,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 4096 * 32,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1_000_000.0,
-        "sliding_window": None,
-        "lm_head_bias": False,
-        "num_experts_per_tok": 2,
-        "num_local_experts": 16,
-        "router_jitter_noise": 0.01,
-        "router_aux_loss_coef": 0.001,
-    },
     groups=(Layers(ALL_OR_NONE, ROLES),),
     of_layer=NO_DENSE
     | {"block_sparse_moe.gate": "feedforward.router"}

@@ -25,13 +25,6 @@ ARCEE = LLAMA.but(
     "ArceeForCausalLM",
     PLAIN,
     without=(GATED,),
-    defaults={
-        "hidden_size": 2560,
-        "intermediate_size": 18432,
-        "hidden_act": "relu2",
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-    },
     of_layer={"mlp.gate_proj": None},
 )
 
@@ -43,14 +36,7 @@ NEMOTRON = ARCEE.but(
     At("norm_eps", "norm.eps"),
     Rope(),
     without=(PRE_RMS, EPS, ROPE),
-    defaults={
-        "vocab_size": 256000,
-        "hidden_size": 6144,
-        "intermediate_size": 24576,
-        "num_attention_heads": 48,
-        "norm_eps": 1e-5,
-        "partial_rotary_factor": 0.5,
-    },
+    undeclared={"partial_rotary_factor": 0.5},
 )
 
 JAIS2 = ARCEE.but(
@@ -60,16 +46,6 @@ JAIS2 = ARCEE.but(
     Set({"norm.weight": "plain"}),
     At("layer_norm_eps", "norm.eps"),
     without=(PRE_RMS, EPS),
-    defaults={
-        "vocab_size": 150272,
-        "hidden_size": 3328,
-        "intermediate_size": 26624,
-        "num_attention_heads": 26,
-        "max_position_embeddings": 8192,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "layer_norm_eps": 1e-5,
-    },
 )
 
 APERTUS = ARCEE.but(
@@ -80,22 +56,6 @@ APERTUS = ARCEE.but(
     ALL_EPS,
     NO_MLP_BIAS,
     without=(PLAIN, EPS, MLP_BIAS),
-    defaults={
-        "vocab_size": 131072,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "hidden_act": "xielu",
-        "max_position_embeddings": 65536,
-        "rope_theta": 12_000_000.0,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 12_000_000.0,
-            "factor": 8.0,
-            "original_max_position_embeddings": 8192,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-        },
-    },
     of_layer={
         "input_layernorm": None,
         "post_attention_layernorm": None,
@@ -106,6 +66,16 @@ APERTUS = ARCEE.but(
         "mlp.act_fn.beta": Constant(lambda spec: torch.tensor(0.5)),
         "mlp.act_fn.eps": Constant(lambda spec: torch.tensor(-1e-6)),
         **HEAD_NORM_NAMES,
+    },
+    undeclared={
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 12000000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        }
     },
 )
 
@@ -125,16 +95,6 @@ NANOCHAT = ARCEE.but(
     At("final_logit_softcapping", "head.softcap", or_none=True),
     NO_MLP_BIAS,
     without=(EPS, MLP_BIAS),
-    defaults={
-        "vocab_size": 50304,
-        "hidden_size": 768,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 6,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "final_logit_softcapping": 15.0,
-    },
     of_layer={
         "self_attn.q_proj": Fused(("attention.query",), _swapped),
         "self_attn.k_proj": Fused(("attention.key",), _swapped),

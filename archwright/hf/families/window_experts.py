@@ -42,25 +42,6 @@ EXAONE_MOE = BASE.but(
     "exaone_moe",
     "ExaoneMoeForCausalLM",
     *qk_norm("head"),
-    defaults={
-        "vocab_size": 102400,
-        "intermediate_size": 16384,
-        "num_key_value_heads": 32,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 4,
-        "layer_types": None,
-        "mlp_layer_types": None,
-        "first_k_dense_replace": 1,
-        "moe_intermediate_size": 1024,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "num_shared_experts": 1,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "n_group": 1,
-        "topk_group": 1,
-    },
     groups=(
         Layers(_each("sliding_window_pattern"), NEAR_TURNED),
         sparse(
@@ -89,27 +70,6 @@ AFMOE = BASE.but(
     ),
     Refuse("score_func", ("sigmoid",)),
     Refuse("route_norm", (True,)),
-    defaults={
-        "vocab_size": 200192,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_attention_heads": 16,
-        "head_dim": 128,
-        "max_position_embeddings": 16384,
-        "rms_norm_eps": 1e-5,
-        "num_dense_layers": 1,
-        "moe_intermediate_size": 1408,
-        "num_experts": 64,
-        "num_experts_per_tok": 6,
-        "num_shared_experts": 2,
-        "route_scale": 1.0,
-        "score_func": "sigmoid",
-        "route_norm": True,
-        "global_attn_every_n_layers": 4,
-        "sliding_window": 1024,
-        "layer_types": None,
-        "mup_enabled": False,
-    },
     groups=(
         Layers(_each("global_attn_every_n_layers"), NEAR_TURNED),
         sparse(
@@ -135,6 +95,7 @@ AFMOE = BASE.but(
         **gated("mlp.shared_experts", "feedforward.shared"),
         **QUERY_KEY_NORM,
     },
+    undeclared={"score_func": "sigmoid", "route_norm": True},
 )
 
 
@@ -161,34 +122,6 @@ MIMO_V2_FLASH = BASE.but(
     At("v_head_dim", "attention.value_head_dim"),
     At("attention_value_scale", "attention.value_scale"),
     without=(ROPE, KV_HEADS),
-    defaults={
-        "vocab_size": 152576,
-        "intermediate_size": 16384,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 4,
-        "head_dim": 192,
-        "v_head_dim": 128,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "partial_rotary_factor": 0.334,
-        "rope_parameters": {
-            "full_attention": {"rope_theta": 5_000_000.0},
-            "sliding_attention": {"rope_theta": 10_000.0},
-        },
-        "sliding_window": 129,
-        "sliding_window_size": None,
-        "layer_types": None,
-        "mlp_layer_types": None,
-        "attention_value_scale": 0.707,
-        "moe_intermediate_size": 2048,
-        "num_experts_per_tok": 8,
-        "n_routed_experts": 256,
-        "routed_scaling_factor": 1.0,
-        "n_group": 1,
-        "topk_group": 1,
-        "norm_topk_prob": True,
-    },
     groups=(
         Layers(
             Listed(
@@ -218,6 +151,14 @@ MIMO_V2_FLASH = BASE.but(
     },
     ignored=(*BASE.ignored, r"model\.mtp\..*"),
     spellings={"num_local_experts": "n_routed_experts"},
+    undeclared={
+        "partial_rotary_factor": 0.334,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 5000000.0},
+            "sliding_attention": {"rope_theta": 10000.0},
+        },
+        "sliding_window_size": None,
+    },
 )
 
 WINDOW_EXPERTS_FAMILIES = (EXAONE_MOE, AFMOE, MIMO_V2_FLASH)

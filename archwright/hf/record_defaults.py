@@ -1,0 +1,46 @@
+"""`python -m archwright.hf.record_defaults` writes defaults.json from the installed release of `transformers`."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from archwright.hf.defaults import FILE
+from archwright.hf.families import FAMILIES
+
+NOT_ARCHITECTURE = ("bos_token_id", "eos_token_id", "initializer_range", "model_type", "use_cache")
+"""Fields of most classes that no family reads."""
+
+
+def generate(model_types: Iterable[str]) -> dict[str, Any]:
+    """Return the table of the file, from the installed release of `transformers`."""
+    import transformers
+
+    classes = transformers.CONFIG_MAPPING
+    return {
+        "transformers": transformers.__version__,
+        "defaults": {name: _declared(classes[name]) for name in model_types},
+    }
+
+
+def _declared(config_class: Any) -> dict[str, Any]:
+    """Return the defaults that a class declares; not those it computes from other values of a config, as it
+    does the number of key heads."""
+    from transformers import PreTrainedConfig
+
+    theta = getattr(config_class, "default_theta", None)
+    declared: dict[str, Any] = {"rope_theta": theta} if isinstance(theta, float) else {}
+    common = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    for field in dataclasses.fields(config_class):
+        if field.name in common or field.name in NOT_ARCHITECTURE:
+            continue
+        factory = field.default_factory
+        value = field.default if factory is dataclasses.MISSING else factory()
+        if isinstance(value, str | int | float | list | dict | None):
+            declared[field.name] = value
+    return declared | {name: _declared(part) for name, part in config_class.sub_configs.items()}
+
+
+if __name__ == "__main__":
+    text = json.dumps(generate(FAMILIES), indent=1, sort_keys=True)
+    FILE.write_text(text + "\n", encoding="utf-8")
