@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from archwright.hf.defaults import class_defaults
-from archwright.hf.keys import Held, Slot, slots
+from archwright.hf.keys import Mapped, Slot, slots
 from archwright.hf.layers import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
 from archwright.spec.errors import UserError
@@ -48,8 +48,8 @@ class Family:
     architecture: str
     lenses: Sequence[Lens]
     layers: str
-    of_layer: Mapping[str, ControlledVariable]
-    of_model: Mapping[str, ControlledVariable]
+    of_layer: Mapping[str, Mapped]
+    of_model: Mapping[str, Mapped]
     groups: Sequence[Layers] = ()
     prefix: str = "model."
     ignored: Sequence[str] = ()
@@ -68,8 +68,8 @@ class Family:
         architecture: str,
         *lenses: Lens,
         undeclared: Mapping[str, Any] | None = None,
-        of_layer: Mapping[str, Held | None] | None = None,
-        of_model: Mapping[str, Held | None] | None = None,
+        of_layer: Mapping[str, Mapped | None] | None = None,
+        of_model: Mapping[str, Mapped | None] | None = None,
         without: Sequence[Lens | str] = (),
         **changes: Any,
     ) -> Family:
@@ -212,8 +212,8 @@ def _unstretched(spec: ModelSpec) -> ModelSpec:
 
 
 def _changed(
-    held: Mapping[str, ControlledVariable], by: Mapping[str, ControlledVariable | None] | None
-) -> dict[str, ControlledVariable]:
+    held: Mapping[str, Mapped], by: Mapping[str, Mapped | None] | None
+) -> dict[str, Mapped]:
     changed: dict[str, Any] = {**held, **(by or {})}
     return {name: value for name, value in changed.items() if value is not None}
 

@@ -47,7 +47,7 @@ class Constant:
     read: bool = True
 
 
-ControlledVariable = str | Fused | When | Constant | tuple[str | When, ...]
+Mapped = str | Fused | When | Constant | tuple[str | When, ...]
 """What a foreign module or tensor holds: ours by name, as it is or in a layout, the one of several that there
 is, or nothing of ours.
 
@@ -114,8 +114,8 @@ def slots(
     tensors: Mapping[str, Tensor],
     *,
     layers: str,
-    of_layer: Mapping[str, ControlledVariable],
-    of_model: Mapping[str, ControlledVariable],
+    of_layer: Mapping[str, Mapped],
+    of_model: Mapping[str, Mapped],
 ) -> dict[str, Slot]:
     """Return every foreign tensor of a model by name.
 
@@ -142,7 +142,7 @@ def slots(
 
 def _slots(
     foreign: str,
-    held: ControlledVariable,
+    held: Mapped,
     prefix: str,
     tensors: Mapping[str, Tensor],
     layer: LayerSpec,

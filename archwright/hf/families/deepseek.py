@@ -12,7 +12,7 @@ from archwright.hf.families.sigmoid_experts import (
     routed,
     shared,
 )
-from archwright.hf.keys import ControlledVariable, Fused
+from archwright.hf.keys import Fused, Mapped
 from archwright.hf.layouts import ByGroup, Rows
 from archwright.hf.lenses import MISSING, At, Computed, Config, Get, Refuse, Set, Switch, Table
 from archwright.hf.rope import mscale
@@ -76,7 +76,7 @@ PAIRING = Switch(
     "rope_interleave",
     {True: Set({"position.pairing": "interleaved"}), False: Set({"position.pairing": "half"})},
 )
-LATENT_NAMES: dict[str, ControlledVariable | None] = {
+LATENT_NAMES: dict[str, Mapped | None] = {
     "self_attn.k_proj": None,
     "self_attn.v_proj": None,
     "self_attn.q_a_proj": "attention.query_down",

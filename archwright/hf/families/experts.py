@@ -14,7 +14,7 @@ from archwright.hf.families.llama import (
     QKV_BIAS,
     ROLES,
 )
-from archwright.hf.keys import ControlledVariable
+from archwright.hf.keys import Mapped
 from archwright.hf.layers import Layers, MaskPattern, Role, Told
 from archwright.hf.lenses import (
     MISSING,
@@ -91,18 +91,18 @@ def sparse(pattern: MaskPattern, *lenses: Lens, other: Role | None = None) -> La
     return Layers(pattern, roles)
 
 
-def listed(prefix: str, gate: str, up: str, down: str) -> dict[str, ControlledVariable]:
+def listed(prefix: str, gate: str, up: str, down: str) -> dict[str, Mapped]:
     """Return the names of experts that have tensors of their own."""
     names = {gate: "gate", up: "up", down: "down"}
     return {f"{prefix}.{{e}}.{n}": f"feedforward.experts.{ours}" for n, ours in names.items()}
 
 
-def gated(prefix: str, ours: str) -> dict[str, ControlledVariable]:
+def gated(prefix: str, ours: str) -> dict[str, Mapped]:
     """Return the names of one gated feed-forward."""
     return {f"{prefix}.{name}_proj": f"{ours}.{name}" for name in ("gate", "up", "down")}
 
 
-NO_DENSE: dict[str, ControlledVariable | None] = dict.fromkeys(gated("mlp", "feedforward"))
+NO_DENSE: dict[str, Mapped | None] = dict.fromkeys(gated("mlp", "feedforward"))
 """Takes away the names of Llama's feed-forward."""
 
 MIXTRAL = BASE.but(

@@ -33,7 +33,7 @@ GRANITE = LLAMA.but(
     At("residual_multiplier", ("residual.multiplier.attention", "residual.multiplier.feedforward")),
     Set({"attention.scale.kind": "fixed"}),
     At("attention_multiplier", "attention.scale.value"),
-    At("logits_scaling", "head.divisor"),
+    At("logits_scaling", "head.logit_divisor"),
 )
 
 

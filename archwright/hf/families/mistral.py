@@ -14,7 +14,7 @@ MINISTRAL = MISTRAL.but(
 )
 
 
-def _read_length_scale(config: Config) -> Table:
+def _read_query_temperature(config: Config) -> Table:
     told = config.get("rope_scaling") or config["rope_parameters"]
     if told.get("llama_4_scaling_beta") is None:
         raise UserError("config.json: rope_parameters.llama_4_scaling_beta: missing")
@@ -23,7 +23,7 @@ def _read_length_scale(config: Config) -> Table:
     return nested("attention.query_temperature", scale | {"offset": 0})
 
 
-def _write_length_scale(get: Get) -> dict[str, Any]:
+def _write_query_temperature(get: Get) -> dict[str, Any]:
     told = {
         "llama_4_scaling_beta": get("attention.query_temperature.coefficient"),
         "original_max_position_embeddings": get("attention.query_temperature.period"),
@@ -34,7 +34,7 @@ def _write_length_scale(get: Get) -> dict[str, Any]:
 MINISTRAL3 = MISTRAL.but(
     "ministral3",
     "Ministral3ForCausalLM",
-    Computed(_read_length_scale, _write_length_scale),
+    Computed(_read_query_temperature, _write_query_temperature),
     undeclared={
         "rope_parameters": {
             "rope_type": "yarn",

@@ -13,7 +13,7 @@ from archwright.hf.families.llama import (
     WINDOW,
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
-from archwright.hf.keys import ControlledVariable
+from archwright.hf.keys import Mapped
 from archwright.hf.layers import Layers, Listed, Role, Told, every
 from archwright.hf.lenses import At, Config, Set
 from archwright.hf.rope import Rope
@@ -28,7 +28,7 @@ OLMO = LLAMA.but(
     without=(PRE_RMS, EPS, MLP_BIAS),
 )
 
-OUTPUT_NORM_NAMES: dict[str, ControlledVariable | None] = {
+OUTPUT_NORM_NAMES: dict[str, Mapped | None] = {
     "input_layernorm": None,
     "post_attention_layernorm": "residual.norms.attention",
     "post_feedforward_layernorm": "residual.norms.feedforward",

@@ -245,7 +245,7 @@ COHERE2_MOE = BASE.but(
             Write({"rms_norm_eps": None}),
         ),
     ),
-    At("logit_scale", "head.multiplier"),
+    At("logit_scale", "head.logit_scale"),
     groups=(Layers(Told(_read_types, _write_types), _roles()),),
     of_layer={
         "input_layernorm": "residual.norms.shared",
