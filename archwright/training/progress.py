@@ -27,6 +27,9 @@ class Progress(Protocol):
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show a step that was done."""
 
+    def expect(self, num_steps: int) -> None:
+        """Take note that the run has another number of steps."""
+
     def doing(self, what: str) -> AbstractContextManager[None]:
         """Show, while the block lasts, what is done between two steps."""
 
@@ -58,6 +61,9 @@ class Silent:
         pass
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        pass
+
+    def expect(self, num_steps: int) -> None:
         pass
 
     @contextmanager
@@ -102,6 +108,9 @@ class Bar(Silent):
         speed = f"{tokens_per_second:,.0f}"
         self._bar.update(self._task, completed=step, loss=loss, speed=speed)
 
+    def expect(self, num_steps: int) -> None:
+        self._bar.update(self._task, total=num_steps)
+
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         self._bar.update(self._task, description=what, refresh=True)
@@ -119,6 +128,9 @@ class Lines(Silent):
         self.num_steps, self._first = num_steps, start
         self._begun = time.monotonic()
         self._shown = -LINE_EVERY
+
+    def expect(self, num_steps: int) -> None:
+        self.num_steps = num_steps
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         passed = time.monotonic() - self._begun
