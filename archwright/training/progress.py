@@ -17,8 +17,10 @@ class Progress(shown.Silent):
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show a step that was done."""
 
-    @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def expect(self, num_steps: int) -> None:
+        """Take note that the run has another number of steps."""
+
+    def doing(self, what: str) -> AbstractContextManager[None]:
         """Show, while the block lasts, what is done between two steps."""
         yield
 
@@ -40,7 +42,30 @@ def speaker(quiet: bool) -> "Progress":
     return Silent() if quiet else Lines()
 
 
-class Bar(shown.Live, Progress):
+class Silent:
+    """Says nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        pass
+
+    def expect(self, num_steps: int) -> None:
+        pass
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        yield
+
+    def say(self, text: str) -> None:
+        pass
+
+
+class Bar(Silent):
     """A bar with loss, tokens per second and time left."""
 
     def __init__(self, num_steps: int, start: int) -> None:
@@ -67,6 +92,9 @@ class Bar(shown.Live, Progress):
         speed = f"{tokens_per_second:,.0f}"
         self.live.update(self._task, completed=step, loss=loss, speed=speed)
 
+    def expect(self, num_steps: int) -> None:
+        self._bar.update(self._task, total=num_steps)
+
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         self.live.update(self._task, description=what, refresh=True)
@@ -81,6 +109,9 @@ class Lines(shown.Lines, Progress):
         self.num_steps, self._first = num_steps, start
         self._begun = time.monotonic()
         self._shown = -LINE_EVERY
+
+    def expect(self, num_steps: int) -> None:
+        self.num_steps = num_steps
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         passed = time.monotonic() - self._begun
