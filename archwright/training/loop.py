@@ -136,7 +136,7 @@ class Loop:
         self.session.plan(num_steps)
         self.progress.expect(num_steps)
 
-    def _step(self, step: Callable[[], StepResult], spent: Spent) -> None:
+    def _step(self, step: Callable[[], StepResult], spent: Elapsed) -> None:
         begun, standing = time.perf_counter() - spent.seconds, self.session.standing
         number, rate = standing.step + 1, self.session.rate
         with self._probed(number) as probes:

@@ -20,7 +20,8 @@ class Progress(shown.Silent):
     def expect(self, num_steps: int) -> None:
         """Take note that the run has another number of steps."""
 
-    def doing(self, what: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
         """Show, while the block lasts, what is done between two steps."""
         yield
 
@@ -42,30 +43,7 @@ def speaker(quiet: bool) -> "Progress":
     return Silent() if quiet else Lines()
 
 
-class Silent:
-    """Says nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        pass
-
-    def expect(self, num_steps: int) -> None:
-        pass
-
-    @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        yield
-
-    def say(self, text: str) -> None:
-        pass
-
-
-class Bar(Silent):
+class Bar(shown.Live, Progress):
     """A bar with loss, tokens per second and time left."""
 
     def __init__(self, num_steps: int, start: int) -> None:
@@ -93,7 +71,7 @@ class Bar(Silent):
         self.live.update(self._task, completed=step, loss=loss, speed=speed)
 
     def expect(self, num_steps: int) -> None:
-        self._bar.update(self._task, total=num_steps)
+        self.live.update(self._task, total=num_steps)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:

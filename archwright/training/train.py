@@ -109,18 +109,18 @@ def resume(
 
 
 def train_in(
-    folder: RunFolder, ending: Ending, *, quiet: bool = False, since: float | None = None
+    folder: RunFolder, ending: Finalizer, *, quiet: bool = False, since: float | None = None
 ) -> None:
     """Train what is left of the run in a folder up to its `ending`, which leaves what is wanted of it.
 
     Raises:
         UserError, DivergedError, Stopped: as `resume` does.
     """
-    with folder.lock(), said_if_memory_runs_out():
+    with folder.lock(), explain_out_of_memory():
         _train(folder, ending, quiet, time.perf_counter() if since is None else since)
 
 
-def _train(folder: RunFolder, ending: Ending, quiet: bool, since: float) -> None:
+def _train(folder: RunFolder, ending: Finalizer, quiet: bool, since: float) -> None:
     say = speaker(quiet)
     material, session, decisions = _begin(folder, say, since)
     _announce(session, decisions, material, say)
