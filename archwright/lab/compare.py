@@ -78,16 +78,16 @@ def compare(
     path = Path(out) if out else STUDIES / slug(study.name)
     command = command_of(study, path, out, parts)
     with open_study(path, study) as folder:
-        with Workers(usable_cores(), path / "log.txt", files) as crew:
+        with Workers(usable_cores(), path / "log.txt", files) as workers:
             plan = plans.saved(study, folder)
             if plan is None:
-                plan = Planner(study, folder, crew, progress(quiet).say).plan()
+                plan = Planner(study, folder, workers, progress(quiet).say).plan()
                 plans.save(plan, folder)
                 StartRecord(path).finish()
             execution = Execution(plan, path, Path(runs))
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(plan))
-                complete = execution.run(crew, shown, interrupt)
+                complete = execution.run(workers, shown, interrupt)
             if interrupt:
                 shown.say("saving what is being trained")
         results = results_of(execution, command, complete)
@@ -123,8 +123,8 @@ def plan(
         return found
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log.txt"
-        with Workers(usable_cores(), log, files) as crew:
-            return Planner(study, RunFolder(scratch), crew).plan()
+        with Workers(usable_cores(), log, files) as workers:
+            return Planner(study, RunFolder(scratch), workers).plan()
 
 
 @contextmanager

@@ -63,10 +63,10 @@ class Planner:
         self,
         study: StudySpec,
         folder: RunFolder,
-        crew: Workers,
+        workers: Workers,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.study, self.folder, self.crew, self.say = study, folder, crew, say
+        self.study, self.folder, self.workers, self.say = study, folder, workers, say
         self.material: Material
         self.decisions: Decisions
         self._begun = time.monotonic()
@@ -252,14 +252,14 @@ class Planner:
         found: dict[str, Cost] = {}
         waiting = list(timed.items())
         try:
-            self.crew.size = workers
-            while waiting or self.crew.running:
-                while waiting and self.crew.free:
+            self.workers.size = workers
+            while waiting or self.workers.running:
+                while waiting and self.workers.free:
                     name, arm = waiting.pop(0)
                     folder = self._scratch(scratch / str(len(waiting)), arm)
                     job = {"do": "time", "folder": str(folder.path), "stack": stack}
-                    self.crew.give(name, job | {"seconds": self._timed_seconds})
-                for done in self.crew.wait(1.0):
+                    self.workers.give(name, job | {"seconds": self._timed_seconds})
+                for done in self.workers.wait(1.0):
                     if done.state != "done":
                         raise UserError(f"{done.name}: cannot be trained: {done.why}")
                     found[str(done.name)] = Cost(

@@ -126,7 +126,7 @@ def test_fused_kernels_are_tried_in_long_runs_on_a_gpu(
     material: Material,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(settle_room, "obstacle", lambda device: missing)
+    monkeypatch.setattr(settle_room, "why_not_fusable", lambda device: missing)
     monkeypatch.setattr(settle_room, "fuse_if_faster", lambda *_: ("none", "it was tried"))
     run = run.override("machine.compile=none", *changes)
     session, decisions = settle(run, material, Silent())
