@@ -1,9 +1,11 @@
-"""What a terminal is given steers it nowhere, and is no longer than a reader wants it."""
+"""What a terminal is given steers it nowhere, and is no longer than a reader wants it; numbers and columns."""
 
 import io
+import math
 
 import pytest
 
+from archwright import format as fmt
 from archwright.format import LINE, QUOTED, PrintableStream, number_text, one_line, printable
 from archwright.spec.errors import UserError
 
@@ -55,3 +57,101 @@ def test_a_stream_passes_on_what_is_printable() -> None:
     stream.writelines(["b\x07", "c"])
     assert beneath.getvalue() == "a\ufffd[2J\nb\ufffdc"
     assert not stream.isatty()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (999, "999"),
+        (1000, "1k"),
+        (3_412_992, "3.41M"),
+        (999_600, "1M"),
+        (2.5e9, "2.5B"),
+        (1e12, "1T"),
+        (5e15, "5000T"),
+    ],
+)
+def test_counts_have_three_digits(value: float, said: str) -> None:
+    assert fmt.count(value) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "0 s"),
+        (0.147, "0.1 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 0 s"),
+        (170.5, "2 min 50 s"),
+        (3600, "1 h 0 min"),
+        (3 * 3600 + 25 * 60, "3 h 25 min"),
+        (86400 * 2 + 3600, "2 d 1 h"),
+    ],
+)
+def test_durations_have_two_units(seconds: float, said: str) -> None:
+    assert fmt.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(512, "512 bytes"), (1_044_000, "1.04 MB"), (999_900, "1 MB"), (8.2e9, "8.2 GB")],
+)
+def test_sizes_are_decimal(value: float, said: str) -> None:
+    assert fmt.size(value) == said
+
+
+def test_rates_and_budgets() -> None:
+    assert fmt.rate(4.35e11) == "435 GFLOP/s"
+    assert fmt.rate(9.89e14) == "989 TFLOP/s"
+    assert fmt.flops(4.23e13) == "4.23e13"
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0, "0 %"), (0.0312, "3.1 %"), (0.384, "38 %"), (1, "100 %")]
+)
+def test_shares(share: float, said: str) -> None:
+    assert fmt.percent(share) == said
+
+
+def test_what_is_not_finite_is_said_so() -> None:
+    assert fmt.decimal(math.nan) == "not finite"
+    assert fmt.significant(math.inf) == "not finite"
+
+
+def test_perplexities() -> None:
+    assert fmt.significant(11.434, 4) == "11.43"
+    assert fmt.significant(4096.4, 3) == "4,096"
+    assert fmt.significant(1e304, 4) == "1.000e+304"
+
+
+def test_lists() -> None:
+    assert fmt.listed(["a"]) == "a"
+    assert fmt.listed(["a", "b", "c"]) == "a, b and c"
+
+
+def test_parameters_have_three_digits() -> None:
+    found = [fmt.parameters(n) for n in (999_000_000, 999_900_000, 21_000_000, 7_241_732_096)]
+    assert found == ["999M", "1.00B", "21.0M", "7.24B"]
+
+
+def test_columns() -> None:
+    rows = [("part", "ms"), ("attention", "1.25"), ("head", "")]
+    assert list(fmt.columns(rows, right=[1])) == [
+        "part         ms",
+        "attention  1.25",
+        "head",
+    ]
+    assert list(fmt.columns([("a", "b")], first_width=3)) == ["a    b"]
+
+
+def test_long_cells_are_broken_and_none_is_cut() -> None:
+    text = "words that go on and on until the line is full"
+    rows = [("name", text, "short"), ("other", "short", text)]
+    lines = list(fmt.columns(rows, wrapped=[1, 2], width=60))
+    assert all(len(line) <= 60 for line in lines)
+    assert lines[0].startswith("name   words that go on and on")
+    assert sum(line.count("on") for line in lines) == 2 * text.count("on")
+    narrow = list(fmt.columns(rows, wrapped=[1, 2], width=1))
+    assert max(map(len, narrow)) <= 5 + 2 * (2 + fmt.NARROWEST)

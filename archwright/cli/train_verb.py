@@ -1,6 +1,7 @@
 """archwright train"""
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ EXAMPLES = """\
 
 def run(words: Sequence[str]) -> int:
     """Train, resume, or show what would be trained."""
+    since = time.perf_counter()  # what a budget in time begins with
     parser = Parser("train", ABOUT, EXAMPLES)
     parser.add_argument("what", nargs="?", metavar="WHAT", help="recipe, model, or TOML file")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
@@ -60,7 +62,7 @@ def run(words: Sequence[str]) -> int:
             raise UserError(
                 "--resume takes the run as it was begun: leave out other words, --out, --tiny and --dry-run"
             )
-        return _resume(options.resume, parts, options.quiet)
+        return _resume(options.resume, parts, options.quiet, since)
     if not options.what:
         raise UserError(
             "train what? Name a recipe, a model or a TOML file, such as: archwright train demo"
@@ -88,10 +90,12 @@ def run(words: Sequence[str]) -> int:
 
         dry_run(spec)
         return 0
-    return _train(spec, options.out, parts, options.quiet)
+    return _train(spec, options.out, parts, options.quiet, since)
 
 
-def _train(spec: RunSpec, out: str | None, parts: Mapping[str, str], quiet: bool) -> int:
+def _train(
+    spec: RunSpec, out: str | None, parts: Mapping[str, str], quiet: bool, since: float
+) -> int:
     from archwright.runs import RUNS, RunFolder
 
     path = Path(out or RUNS / (spec.name or "run"))
@@ -106,7 +110,7 @@ def _train(spec: RunSpec, out: str | None, parts: Mapping[str, str], quiet: bool
         }
         for line in (line for name in pairs for line in _ignored(name, *pairs[name])):
             print(f"archwright: warning: {line}", file=sys.stderr)
-    return _run(folder, quiet)
+    return _run(folder, quiet, since)
 
 
 def _ignored(name: str, asked: Spec, settled: Spec) -> list[str]:
@@ -119,12 +123,12 @@ def _ignored(name: str, asked: Spec, settled: Spec) -> list[str]:
     ]
 
 
-def _resume(path: str, parts: Mapping[str, str], quiet: bool) -> int:
+def _resume(path: str, parts: Mapping[str, str], quiet: bool, since: float) -> int:
     from archwright.runs import RunFolder
 
     folder = RunFolder.open(path)
     _check_parts(folder, parts)
-    return _run(folder, quiet)
+    return _run(folder, quiet, since)
 
 
 def _check_parts(folder: "RunFolder", parts: Mapping[str, str]) -> None:
@@ -134,7 +138,7 @@ def _check_parts(folder: "RunFolder", parts: Mapping[str, str]) -> None:
         check_parts(folder, parts, same=True)
 
 
-def _run(folder: "RunFolder", quiet: bool) -> int:
+def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
     from archwright.training.allocator import tune_allocator
     from archwright.training.loading import loading
 
@@ -145,7 +149,7 @@ def _run(folder: "RunFolder", quiet: bool) -> int:
         print(f"{folder.path} is finished already; this is what it reached.", file=sys.stderr)
     tune_allocator()
     try:
-        resume(folder, quiet=quiet)
+        resume(folder, quiet=quiet, since=since)
     except Stopped as stop:
         print(f"archwright: {stop}", file=sys.stderr)
         return 128 + stop.signal

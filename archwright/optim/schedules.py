@@ -7,12 +7,13 @@ from archwright.parts.registry import Registry
 from archwright.spec.run_spec import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
 
-def learning_rate(schedule: Schedule, step: int, num_steps: int) -> float:
+def learning_rate(schedule: Schedule, step: int, num_steps: int | float) -> float:
     """Return the share of the peak learning rate, in [0, 1], that a step takes.
 
     `step` counts the steps done before: a run takes 0 to num_steps - 1. With w = warm-up, all
     schedules rise as (step + 1) / (w + 1), so that no step is wasted at zero, and are 1 at step w.
-    From there each goes its own way; what ends, ends at num_steps and then stays.
+    From there each goes its own way; what ends, ends at num_steps and then stays. `num_steps` need not be whole,
+    as it changes little by little where a run's steps are settled again on the way.
     """
     warmup = warmup_steps(schedule, num_steps)
     if step < warmup:
@@ -21,13 +22,13 @@ def learning_rate(schedule: Schedule, step: int, num_steps: int) -> float:
     return share
 
 
-def warmup_steps(schedule: Schedule, num_steps: int) -> int:
+def warmup_steps(schedule: Schedule, num_steps: int | float) -> int:
     """Return the steps of warm-up; "auto" is a twentieth of the run, at most 200."""
-    return min(200, num_steps // 20) if schedule.warmup == "auto" else schedule.warmup
+    return min(200, int(num_steps // 20)) if schedule.warmup == "auto" else schedule.warmup
 
 
-def cosine(schedule: Cosine, step: int, warmup: int, num_steps: int) -> float:
-    """f + (1 - f) (1 + cos(pi t)) / 2, t from 0 after warm-up to 1 at the end, f = final_lr_fraction.
+def cosine(schedule: Cosine, step: int, warmup: int, num_steps: int | float) -> float:
+    """f + (1 - f) (1 + cos(pi t)) / 2, t from 0 after warm-up to 1 at the end, f = final.
 
     Source: Loshchilov and Hutter, 2016, SGDR, equation 5, without restarts.
     """
@@ -38,16 +39,16 @@ def cosine(schedule: Cosine, step: int, warmup: int, num_steps: int) -> float:
     )
 
 
-def linear(schedule: Linear, step: int, warmup: int, num_steps: int) -> float:
-    """1 - (1 - f) t, t from 0 after warm-up to 1 at the end, f = final_lr_fraction.
+def linear(schedule: Linear, step: int, warmup: int, num_steps: int | float) -> float:
+    """1 - (1 - f) t, t from 0 after warm-up to 1 at the end, f = final.
 
     Source: Devlin et al., 2018, BERT, appendix A.2.
     """
     return _line(schedule.final_lr_fraction, _progress(step, warmup, num_steps))
 
 
-def wsd(schedule: WSD, step: int, warmup: int, num_steps: int) -> float:
-    """1 until the last share `decay_fraction` of all steps, then 1 - (1 - f) t, t from 0 to 1, f = final_lr_fraction.
+def wsd(schedule: WSD, step: int, warmup: int, num_steps: int | float) -> float:
+    """1 until the last share `decay` of all steps, then 1 - (1 - f) t, t from 0 to 1, f = final.
 
     Source: Hu et al., 2024, MiniCPM, section 4, with the linear decay of Hägele et al., 2024,
     section 3.
@@ -56,12 +57,12 @@ def wsd(schedule: WSD, step: int, warmup: int, num_steps: int) -> float:
     return _line(schedule.final_lr_fraction, _progress(step, start, num_steps))
 
 
-def constant(schedule: Constant, step: int, warmup: int, num_steps: int) -> float:
+def constant(schedule: Constant, step: int, warmup: int, num_steps: int | float) -> float:
     """1 after warm-up."""
     return 1.0
 
 
-def inverse_sqrt(schedule: InverseSqrt, step: int, warmup: int, num_steps: int) -> float:
+def inverse_sqrt(schedule: InverseSqrt, step: int, warmup: int, num_steps: int | float) -> float:
     """sqrt((w + 1) / (step + 1)) after warm-up w.
 
     Source: Vaswani et al., 2017, section 5.3, which counts steps from 1; divided by its peak.
@@ -69,7 +70,7 @@ def inverse_sqrt(schedule: InverseSqrt, step: int, warmup: int, num_steps: int) 
     return math.sqrt((warmup + 1) / (step + 1))
 
 
-def _progress(step: int, start: int, end: int) -> float:
+def _progress(step: int, start: int | float, end: int | float) -> float:
     """Return how far `step` is on its way from `start` to `end`, in [0, 1]."""
     return min(1.0, max(0.0, (step - start) / max(1, end - start)))
 

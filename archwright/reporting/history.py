@@ -44,6 +44,8 @@ class History:
     sample: str
     probes: Sequence[Line] = ()
     """What probes saw: a line per probed step."""
+    plans: Sequence[Line] = ()
+    """The `plan` lines: numbers of steps that a budget in time was found to pay for on the way."""
 
     @property
     def num_steps(self) -> int:
@@ -53,6 +55,8 @@ class History:
     @property
     def planned_steps(self) -> int | None:
         """Steps the whole run has, where that is known."""
+        if self.plans:
+            return int(self.plans[-1]["num_steps"])
         planned = self.spec.machine.num_steps
         return planned if isinstance(planned, int) else None
 
@@ -93,6 +97,7 @@ def read_history(run_folder: RunFolder) -> History:
         environment=run_folder.environment(),
         sample=run_folder.samples(),
         probes=run_folder.probes(),
+        plans=sorted(kinds.get("plan", []), key=lambda line: line["step"]),
     )
 
 

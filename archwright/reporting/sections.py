@@ -199,13 +199,16 @@ def _text_facts(text: Mapping[str, Any]) -> list[Fact]:
 
 
 def _decisions(history: History) -> list[Table]:
-    made = history.environment.get("decisions", {})
+    made = dict(history.environment.get("decisions", {}))
+    if history.plans:
+        last = history.plans[-1]
+        made["num_steps"] = {"value": last["num_steps"], "reason": last.get("text", "")}
     rows = [Row((key, _shown(d["value"]), d["reason"])) for key, d in made.items()]
     said = "Decided once for this run, and kept when it is resumed or repeated."
     return [Table(said, ("Decision", "Choice", "Reason"), rows)] if rows else []
 
 
-_SAID_ELSEWHERE = ("num_parameters", "flops_per_token", "decisions", "data")
+_SAID_ELSEWHERE = ("num_parameters", "flops_per_token", "decisions", "data", "time_budget")
 
 _LABELS = {
     "archwright": "archwright",

@@ -55,11 +55,14 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def cut_records(path: Path, step: int) -> None:
-    """Drop the records of later steps than `step`, and damaged lines, all at once or not at all."""
+    """Drop the records of later steps than `step`, and damaged lines, all at once or not at all.
+
+    Plans stay: the steps that they led to are trained again with them, and so come to the same.
+    """
     kept = b""
     for line in _whole_lines(path):
         record = read_record(line)
-        if record is not None and record["step"] <= step:
+        if record is not None and (record["step"] <= step or record["kind"] == "plan"):
             kept += line
     if path.exists() and kept != path.read_bytes():
         atomic_write(path, kept)

@@ -64,6 +64,11 @@ class _Event(_Any):
     name: str
 
 
+class _Plan(_Any):
+    num_steps: Some
+    wall_seconds: Seconds
+
+
 class _Length(_Any):
     name: Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
     nats_per_token: Number = None
@@ -80,6 +85,7 @@ _KINDS: dict[str, type[_Any]] = {
     "eval": _Evaluation,
     "baseline": _Baseline,
     "event": _Event,
+    "plan": _Plan,
     "length": _Length,
     "probes": _Probes,
 }
@@ -122,6 +128,13 @@ class _Decision(BaseModel):
     reason: str
 
 
+class _TimeBudget(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    seconds: Annotated[float, Field(gt=0, lt=1e12)]
+    spent: Seconds
+
+
 _Other: TypeAdapter[Any] = TypeAdapter(str | bool | Number | list[Any] | dict[str, Any])
 _Size: TypeAdapter[Any] = TypeAdapter(Count)
 _ENVIRONMENT: dict[str, TypeAdapter[Any]] = {
@@ -131,6 +144,7 @@ _ENVIRONMENT: dict[str, TypeAdapter[Any]] = {
     "decisions": TypeAdapter(dict[str, _Decision]),
     "data": TypeAdapter(_Data),
     "stack": TypeAdapter(list[str]),
+    "time_budget": TypeAdapter(_TimeBudget),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
+from archwright.training.budget import Deadline
 from archwright.training.evaluation import Evaluation
 from archwright.training.interrupt import Interrupt
 from archwright.training.machine import peak_memory
@@ -47,10 +48,12 @@ class Loop:
         peak: float,
         progress: Progress,
         log: Callable[[Record], None] = lambda record: None,
+        deadline: Deadline | None = None,
     ) -> None:
         self.session, self.folder = session, folder
         self.evaluate, self.progress, self.log = evaluate, progress, log
         self.flops_per_token, self.peak = flops_per_token, peak
+        self.deadline = deadline
         self._saved_at = time.monotonic()
 
     def run(self, interrupt: Interrupt) -> bool:
@@ -81,6 +84,8 @@ class Loop:
             DivergedError: the loss is not finite.
         """
         self._step(step, spent)
+        if self.deadline:  # before the evaluation, as the one after the last step is another
+            self._settle_steps(self.deadline)
         if not self.done and self.session.standing.step % self._evaluate_every == 0:
             self._evaluate()
 
@@ -102,9 +107,14 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint."""
         self.folder.check_kept()
+        start = time.monotonic()
+        if self.deadline:
+            self.session.standing.wall_seconds = self.deadline.trained
         with self.progress.doing("saving"):
             self.session.save(self.folder.checkpoints_folder)
         self._saved_at = time.monotonic()
+        if self.deadline:
+            self.deadline.closing.saving = self._saved_at - start
 
     def wants_checkpoint(self) -> bool:
         """Tell whether it is time to save."""
@@ -112,6 +122,19 @@ class Loop:
         if every:
             return self.session.standing.step % every == 0
         return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+
+    def _settle_steps(self, deadline: Deadline) -> None:
+        """Settle the number of steps again where that is due, as it was recorded if it was."""
+        step = self.session.standing.step
+        num_steps = deadline.settled(step)
+        if num_steps is None:
+            if self.done or not deadline.due(step):
+                return
+            num_steps, reason = deadline.settle(step)
+            wall = round(deadline.trained, 4)
+            self.record("plan", num_steps=num_steps, wall_seconds=wall, text=reason)
+        self.session.plan(num_steps)
+        self.progress.expect(num_steps)
 
     def _step(self, step: Callable[[], StepResult], spent: Elapsed) -> None:
         begun, standing = time.perf_counter() - spent.seconds, self.session.standing
@@ -178,7 +201,10 @@ class Loop:
         start = time.perf_counter()
         with self.progress.doing("evaluating"):
             evaluation = self.evaluate()
-        self.session.standing.seconds += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.session.standing.seconds += seconds
+        if self.deadline:
+            self.deadline.closing.evaluated(seconds, evaluation.num_tokens)
         self.record("eval", **evaluation.record())
 
     def _diverged(self, result: StepResult) -> None:

@@ -17,6 +17,9 @@ class Progress(shown.Silent):
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show a step that was done."""
 
+    def expect(self, num_steps: int) -> None:
+        """Take note that the run has another number of steps."""
+
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """Show, while the block lasts, what is done between two steps."""
@@ -67,6 +70,9 @@ class Bar(shown.Live, Progress):
         speed = f"{tokens_per_second:,.0f}"
         self.live.update(self._task, completed=step, loss=loss, speed=speed)
 
+    def expect(self, num_steps: int) -> None:
+        self.live.update(self._task, total=num_steps)
+
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         self.live.update(self._task, description=what, refresh=True)
@@ -81,6 +87,9 @@ class Lines(shown.Lines, Progress):
         self.num_steps, self._first = num_steps, start
         self._begun = time.monotonic()
         self._shown = -LINE_EVERY
+
+    def expect(self, num_steps: int) -> None:
+        self.num_steps = num_steps
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         passed = time.monotonic() - self._begun

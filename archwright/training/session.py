@@ -9,19 +9,20 @@ from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from archwright import checkpoint
 from archwright.data.batches import Batch, Batches
 from archwright.model.decoder import Decoder
-from archwright.optim import Optimizers, build_optimizers, learning_rate
+from archwright.optim import Optimizers, build_optimizers, learning_rate, warmup_steps
 from archwright.runs.records import Count, Seconds
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MOST, RunSpec
+from archwright.training.budget import Plan, schedule_steps
 from archwright.training.compiling import uncompiled
 from archwright.training.precision import Precision
 from archwright.training.probes import PASSES, Probes
@@ -42,6 +43,12 @@ class TrainerState:
     spikes: Count = 0
     recent: list[float] = field(default_factory=list)
     """The last losses, by which a spike is known."""
+    wall_seconds: Seconds = 0.0
+    """Time since the first step of a run whose budget is in time, all things included."""
+    plans: list[Annotated[list[Count], Field(min_length=2, max_length=2)]] = field(
+        default_factory=list
+    )
+    """Steps at which the number of steps was settled again, each with that number."""
 
 
 class Session:
@@ -64,8 +71,7 @@ class Session:
     @property
     def num_steps(self) -> int:
         """Steps of the whole run."""
-        assert self.run.machine.num_steps != "auto"
-        return self.run.machine.num_steps
+        return self._plans[-1][1]
 
     @property
     def tokens(self) -> int:
@@ -75,7 +81,19 @@ class Session:
     @property
     def rate(self) -> float:
         """The coming step's share of the peak learning rate."""
-        return learning_rate(self.run.schedule, self.standing.step, self.num_steps)
+        plans, step = self._plans, self.standing.step
+        warmup = warmup_steps(self.run.schedule, plans[0][1])
+        return learning_rate(self.run.schedule, step, schedule_steps(plans, step, warmup))
+
+    @property
+    def _plans(self) -> list[Plan]:
+        assert self.run.machine.num_steps != "auto"
+        later = [(step, num_steps) for step, num_steps in self.standing.plans]
+        return [(0, self.run.machine.num_steps), *later]
+
+    def plan(self, num_steps: int) -> None:
+        """Settle the number of steps again; the learning rate goes on from where it is."""
+        self.standing.plans.append([self.standing.step, num_steps])
 
     def learning_rate(self, share: float) -> float:
         """Return the largest learning rate among the optimizers' groups at a share of the peaks."""
@@ -194,11 +212,12 @@ class Session:
             raise checkpoint.DamagedError(
                 f"{path} is damaged: it is none of a training."
             ) from error
+        before, self.standing = self.standing, standing
         if standing.step > self.num_steps:
+            num_steps, self.standing = self.num_steps, before
             raise checkpoint.DamagedError(
-                f"{path} is damaged: it is of step {standing.step} of {self.num_steps}."
+                f"{path} is damaged: it is of step {standing.step} of {num_steps}."
             )
-        self.standing = standing
 
     @property
     def _max_grad_norm(self) -> float | None:

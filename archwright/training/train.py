@@ -3,6 +3,7 @@
 import contextlib
 import shlex
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
+from archwright.training.budget import Closing, Deadline, recorded_plans, seconds_of
 from archwright.training.evaluation import Evaluation, evaluate, held_out_windows
 from archwright.training.finish import finish, report
 from archwright.training.interrupt import Interrupt, interruptions
@@ -67,6 +69,7 @@ def train(
         DivergedError: the loss is not finite any more.
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
+    since = time.perf_counter()
     if isinstance(run, str):
         run = load_run(run)
     elif isinstance(run, ModelSpec):
@@ -74,21 +77,27 @@ def train(
     run = run.override(*assignments) if assignments else run
     enforce_run(run)
     path = Path(out) if out else RUNS / (run.name or "run")
-    return resume(RunFolder.create(path, run), quiet=quiet)
+    return resume(RunFolder.create(path, run), quiet=quiet, since=since)
 
 
-def resume(folder: RunFolder | str | Path, *, quiet: bool = False) -> OpenRun:
+def resume(
+    folder: RunFolder | str | Path, *, quiet: bool = False, since: float | None = None
+) -> OpenRun:
     """Train what is left of the run in a folder, and return it finished.
+
+    Args:
+        since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
 
     Raises:
         UserError: no run is there, another process trains there, or its text has changed.
         DivergedError: the loss is not finite any more.
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
+    since = time.perf_counter() if since is None else since
     if not isinstance(folder, RunFolder):
         folder = RunFolder.open(folder)
     if not folder.finished:
-        train_in(folder, finish, quiet=quiet)
+        train_in(folder, finish, quiet=quiet, since=since)
     else:
         if folder.holder_file.exists():  # its process was killed when all was done
             with contextlib.suppress(UserError), folder.lock():
@@ -99,31 +108,37 @@ def resume(folder: RunFolder | str | Path, *, quiet: bool = False) -> OpenRun:
     return open_run(folder.path)
 
 
-def train_in(folder: RunFolder, ending: Finalizer, *, quiet: bool = False) -> None:
+def train_in(
+    folder: RunFolder, ending: Finalizer, *, quiet: bool = False, since: float | None = None
+) -> None:
     """Train what is left of the run in a folder up to its `ending`, which leaves what is wanted of it.
 
     Raises:
         UserError, DivergedError, Stopped: as `resume` does.
     """
     with folder.lock(), explain_out_of_memory():
-        _train(folder, ending, quiet)
+        _train(folder, ending, quiet, time.perf_counter() if since is None else since)
 
 
-def _train(folder: RunFolder, ending: Finalizer, quiet: bool) -> None:
+def _train(folder: RunFolder, ending: Finalizer, quiet: bool, since: float) -> None:
     say = speaker(quiet)
-    material, session, decisions = _begin(folder, say)
+    material, session, decisions = _begin(folder, say, since)
     _announce(session, decisions, material, say)
     started = _restore(folder, session)
     shown = progress(session.num_steps, session.standing.step, quiet)
     with _tensorboard(folder) as log:
         loop = new_loop(folder, session, decisions, material, shown, log)
+        loop.deadline = _deadline(folder, session, material)
         loop.record("event", name=started, text=f"at step {session.standing.step}")
-        _run(loop, folder)
+        _run(loop, folder, say)
         say.say("evaluating on the whole held-out text")
         ending(loop, folder, material)
+        if loop.deadline:  # whoever trains this spec again makes as many steps
+            machine = session.run.machine.model_copy(update={"num_steps": session.num_steps})
+            folder.write_spec(session.run.model_copy(update={"machine": machine}))
 
 
-def _begin(folder: RunFolder, say: Progress) -> tuple[Material, Session, Decisions]:
+def _begin(folder: RunFolder, say: Progress, since: float) -> tuple[Material, Session, Decisions]:
     """Return what a run is trained with; if that is not settled yet, settle and record it."""
     if folder.settled:
         material = reload_data(folder.spec, folder)
@@ -135,11 +150,30 @@ def _begin(folder: RunFolder, say: Progress) -> tuple[Material, Session, Decisio
             weights_file(Path(run.init.from_))
         material = gather(run, folder)
         session, decisions = settle(run, material, say)
-        _record(folder, session, decisions, material)
+        budget = None
+        if seconds := seconds_of(run):
+            budget = {"seconds": seconds, "spent": time.perf_counter() - since}
+        _record(folder, session, decisions, material, budget)
     return material, session, decisions
 
 
-def _run(loop: Loop, folder: RunFolder) -> None:
+def _deadline(folder: RunFolder, session: Session, material: Material) -> Deadline | None:
+    """Return what keeps a run within its budget in time; None where its steps are fixed."""
+    budget = folder.environment().get("time_budget")
+    if not budget:
+        return None
+    standing = session.standing
+    return Deadline(
+        budget["seconds"],
+        budget["spent"],
+        standing.wall_seconds,
+        standing.step,
+        Closing(session.run, len(material.held_out)),
+        recorded_plans(folder.metrics()),
+    )
+
+
+def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
     """Train to the last step; a run that stops before has a page, too."""
     try:
         with interruptions() as interrupt, loop.progress:
@@ -147,6 +181,10 @@ def _run(loop: Loop, folder: RunFolder) -> None:
     except DivergedError:
         report(folder)
         raise
+    if plans := recorded_plans(folder.metrics()):
+        say.say(
+            f"num_steps = {plans[-1]['num_steps']}: settled again {len(plans)} times while time passed"
+        )
     if not done:
         loop.record("event", name="stopped", text=f"by {interrupt.name}")
         report(folder)
@@ -180,7 +218,13 @@ def _restore(folder: RunFolder, session: Session) -> str:
     return "resumed" if session.standing.step else "started"
 
 
-def _record(folder: RunFolder, session: Session, decisions: Decisions, material: Material) -> None:
+def _record(
+    folder: RunFolder,
+    session: Session,
+    decisions: Decisions,
+    material: Material,
+    time_budget: dict[str, float] | None,
+) -> None:
     """Write what was settled; the environment last, as it makes the rest binding."""
     model = session.model
     folder.write_spec(session.run)
@@ -193,6 +237,7 @@ def _record(folder: RunFolder, session: Session, decisions: Decisions, material:
             "flops_per_token": flops_per_token(model, session.run.model.context_length),
             "data": material.record(),
         }
+        | ({"time_budget": time_budget} if time_budget else {})
     )
 
 

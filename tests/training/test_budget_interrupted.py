@@ -1,0 +1,168 @@
+"""A run with a budget in time, cut off anywhere, comes to what it comes to undisturbed in the same time."""
+
+import signal
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import archwright
+from archwright.reporting.history import read_history
+from archwright.runs import RunFolder
+from archwright.spec.run_spec import RunSpec
+from archwright.training import budget as budget_room
+from archwright.training import train as train_room
+from archwright.training.budget import Deadline, recorded_plans
+from archwright.training.loop import Loop
+from archwright.training.session import Session
+from archwright.training.train import Stopped
+from tests.tiny import write_text
+from tests.training.whole import Died, at_step, die, leave_out, run_of_twelve, timeless, train
+
+
+class Steps:
+    """A clock that only steps move: from step 10 on they take twice as long."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, slower: float = 2.0) -> None:
+        self.now = 0.0
+        plain = Session.step
+
+        def step(session: Session) -> Any:
+            self.now += 0.1137 * (slower if session.standing.step >= 10 else 1.0)
+            return plain(session)
+
+        patch.setattr(Session, "step", step)
+        patch.setattr(Session, "time_step", lambda self, seconds: 0.2)
+        patch.setattr(train_room, "Deadline", partial(Deadline, clock=lambda: self.now))
+        # The start took real time: let no time be left but the half that is always trained.
+        patch.setattr(budget_room, "CLOSING_SECONDS", 1e6)
+
+
+def run_of_five_seconds(text: Path) -> RunSpec:
+    """What is left for training of ten: nothing but the half that is always trained."""
+    return run_of_twelve(text).override("budget=10s", "evaluate.every=5", "schedule.warmup=2")
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    leave_out(monkeypatch)
+    return Steps(monkeypatch)
+
+
+@pytest.fixture
+def timed(text: Path) -> RunSpec:
+    return run_of_five_seconds(text)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """What nothing interrupted."""
+    folder = tmp_path_factory.mktemp("plain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
+        leave_out(patch)
+        Steps(patch)
+        return train(run_of_five_seconds(write_text(folder / "text.txt", 200)), folder / "run")
+
+
+def planned(folder: RunFolder) -> list[tuple[int, int]]:
+    return [(plan["step"], plan["num_steps"]) for plan in recorded_plans(folder.metrics())]
+
+
+def assert_same(folder: RunFolder, plain: RunFolder) -> None:
+    assert folder.finished
+    for kind in ("train", "eval", "baseline"):
+        assert timeless(folder, kind) == timeless(plain, kind)
+    assert planned(folder) == planned(plain)
+    assert folder.model_file.read_bytes() == plain.model_file.read_bytes()
+    assert folder.spec == plain.spec.override(f"data.text={folder.spec.data.text[0]}")
+
+
+def test_steps_are_settled_again_and_recorded(plain: RunFolder) -> None:
+    """Ten quick steps and seventeen slow ones take half of the budget, as the end has no time to give back."""
+    plans = planned(plain)
+    assert plans[0] == (2, 44)
+    assert plans[-1][1] == plain.spec.machine.num_steps == len(timeless(plain)) == 27
+    lr = [record["lr"] for record in timeless(plain)]
+    assert all(b < a for a, b in pairwise(lr[3:]))
+    assert [record["step"] for record in timeless(plain, "eval")] == [5, 10, 15, 20, 25, 27]
+    history = read_history(plain)
+    assert history.planned_steps == 27
+    assert "pays for, settled anew at step" in history.plans[-1]["text"]
+
+
+@pytest.mark.parametrize("step", [1, 11, 25])
+def test_an_interrupted_run_goes_on_with_the_time_that_is_left(
+    timed: RunSpec, plain: RunFolder, tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        at_step(patch, step, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Stopped):
+            train(timed, tmp_path / "run")
+    assert_same(train(timed, tmp_path / "run"), plain)
+
+
+@pytest.mark.parametrize("number", [1, 9, 17])
+@pytest.mark.parametrize("place", ["before", "after", "followed"])
+def test_dying_around_a_plan_changes_nothing(
+    timed: RunSpec,
+    plain: RunFolder,
+    tmp_path: Path,
+    place: str,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record, left = Loop.record, [number]
+
+    def recorded(self: Loop, kind: str, **values: Any) -> None:
+        left[0] -= kind == "plan"
+        if place == "before" and left[0] == 0:
+            raise Died
+        record(self, kind, **values)
+        if place == "after" and left[0] == 0:
+            raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "record", recorded)
+        if place == "followed":
+            patch.setattr(Loop, "save", lambda self: die() if left[0] <= 0 else None)
+        with pytest.raises(Died):
+            train(timed, tmp_path / "run")
+    assert_same(train(timed, tmp_path / "run"), plain)
+
+
+def test_steps_that_are_trained_again_follow_the_plans_they_had(
+    timed: RunSpec, plain: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process dies at step 17, after the checkpoint of 15; the second finds a busier machine."""
+    with monkeypatch.context() as patch:
+        at_step(patch, 17, die)
+        with pytest.raises(Died):
+            train(timed, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        Steps(patch, slower=4.0)
+        folder = train(timed, tmp_path / "run")
+    found, expected = timeless(folder), timeless(plain)
+    assert found[:17] == expected[:17]
+    assert found[17:] != expected[17:]
+    assert len(found) < len(expected)
+    plans = [record["step"] for record in folder.metrics() if record["kind"] == "plan"]
+    assert len(plans) == len(set(plans))
+
+
+def test_a_run_that_began_with_fixed_steps_keeps_them(
+    timed: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As runs did before there were plans: their environment knows nothing of a budget in time."""
+    monkeypatch.setattr(train_room, "seconds_of", lambda run: None)
+    with monkeypatch.context() as patch:
+        at_step(patch, 11, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Stopped):
+            train(timed, tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    steps = folder.spec.machine.num_steps
+    archwright.resume(folder, quiet=True)
+    assert len(timeless(folder)) == steps
+    assert recorded_plans(folder.metrics()) == []
