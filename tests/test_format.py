@@ -155,3 +155,11 @@ def test_long_cells_are_broken_and_none_is_cut() -> None:
     assert sum(line.count("on") for line in lines) == 2 * text.count("on")
     narrow = list(fmt.columns(rows, wrapped=[1, 2], width=1))
     assert max(map(len, narrow)) <= 5 + 2 * (2 + fmt.NARROWEST)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(21_040_000, "21.0M"), (999_400_000, "999M"), (999_600_000, "1.00B"), (27.0e9, "27.0B")],
+)
+def test_parameters_in_millions_or_billions(number: int, text: str) -> None:
+    assert fmt.parameters(int(number)) == text

@@ -28,7 +28,7 @@ def warmup_steps(schedule: Schedule, num_steps: int | float) -> int:
 
 
 def cosine(schedule: Cosine, step: int, warmup: int, num_steps: int | float) -> float:
-    """f + (1 - f) (1 + cos(pi t)) / 2, t from 0 after warm-up to 1 at the end, f = final.
+    """f + (1 - f) (1 + cos(pi t)) / 2, t from 0 after warm-up to 1 at the end, f = final_lr_fraction.
 
     Source: Loshchilov and Hutter, 2016, SGDR, equation 5, without restarts.
     """
@@ -40,7 +40,7 @@ def cosine(schedule: Cosine, step: int, warmup: int, num_steps: int | float) -> 
 
 
 def linear(schedule: Linear, step: int, warmup: int, num_steps: int | float) -> float:
-    """1 - (1 - f) t, t from 0 after warm-up to 1 at the end, f = final.
+    """1 - (1 - f) t, t from 0 after warm-up to 1 at the end, f = final_lr_fraction.
 
     Source: Devlin et al., 2018, BERT, appendix A.2.
     """
@@ -48,7 +48,7 @@ def linear(schedule: Linear, step: int, warmup: int, num_steps: int | float) -> 
 
 
 def wsd(schedule: WSD, step: int, warmup: int, num_steps: int | float) -> float:
-    """1 until the last share `decay` of all steps, then 1 - (1 - f) t, t from 0 to 1, f = final.
+    """1 until the last share `decay_fraction` of all steps, then 1 - (1 - f) t, t from 0 to 1, f = final_lr_fraction.
 
     Source: Hu et al., 2024, MiniCPM, section 4, with the linear decay of Hägele et al., 2024,
     section 3.
