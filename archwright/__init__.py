@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from archwright.model.build import build as build
     from archwright.model.build import build_layer as build_layer
     from archwright.model.decoder import Decoder as Decoder
-    from archwright.parts import register as register
+    from archwright.plugins import register as register
     from archwright.reporting.page import write_report as write_report
     from archwright.runs.opened import OpenRun as OpenRun
     from archwright.runs.opened import open_run as open_run
@@ -79,7 +79,7 @@ _HOMES = {
     "load_run": "archwright.spec.read",
     "open_run": "archwright.runs.opened",
     "profile": "archwright.training.profiling",
-    "register": "archwright.parts",
+    "register": "archwright.plugins",
     "resume": "archwright.training.train",
     "sample": "archwright.generation.sampling",
     "train": "archwright.training.train",

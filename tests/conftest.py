@@ -60,11 +60,10 @@ def sentences(request: pytest.FixtureRequest) -> Sentences:
 @pytest.fixture
 def visitors() -> Iterator[None]:
     """Let a test add choices and parts; they leave with it."""
-    from archwright.parts import TABLES
+    from archwright.plugins import REGISTRIES
     from archwright.spec.choice import Choice
 
-    axes = Choice.__subclasses__()
-    tables = [axis.kinds for axis in axes] + [t for tables in TABLES.values() for t in tables]
+    tables = [axis.kinds for axis in Choice.__subclasses__()] + [*REGISTRIES]
     before = [dict(table) for table in tables]
     yield
     for table, contents in zip(tables, before, strict=True):

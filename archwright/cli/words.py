@@ -62,7 +62,7 @@ def load_parts(files: Sequence[str]) -> dict[str, str]:
     """
     if not files:
         return {}
-    from archwright.parts.outside import load_parts_file
+    from archwright.plugins import load_parts_file
 
     found: dict[str, str] = {}
     lines: list[str] = []

@@ -11,7 +11,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import assigned, diff, load_run, preset_names
 from archwright.spec.run_rules import enforce_run
-from archwright.spec.run_spec import Muon, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
 
 Arms = dict[str, RunSpec]
@@ -177,7 +177,4 @@ def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:
 
 def with_rate(run: RunSpec, rate: float) -> RunSpec:
     """Return a run with another peak learning rate, to which a second one keeps its ratio."""
-    update: dict[str, float] = {"lr": rate}
-    if isinstance(run.optimizer, Muon) and run.optimizer.adamw_lr != "auto":
-        update["adamw_lr"] = run.optimizer.adamw_lr * rate / run.optimizer.lr
-    return run.model_copy(update={"optimizer": run.optimizer.model_copy(update=update)})
+    return run.model_copy(update={"optimizer": run.optimizer.with_peak_lr(rate)})

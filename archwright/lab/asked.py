@@ -61,7 +61,7 @@ def load(files: Sequence[Path]) -> tuple[PartsFile, ...]:
     """Let choices in files join the package's; return what a study records of the files."""
     if not files:
         return ()
-    from archwright.parts.outside import load_parts_file
+    from archwright.plugins import load_parts_file
 
     return tuple(PartsFile(name=file.name, sha256=load_parts_file(file)) for file in files)
 

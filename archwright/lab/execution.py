@@ -128,7 +128,8 @@ class Execution:
         """Return what trains one run alone, with weights, samples and a page of its own."""
         file = file_of(self.plan, self.folder, cell.variant)
         words = ["archwright", "train", str(file), f"seed={cell.seed}"]
-        words += [f"optimizer.lr={self.plan.rate(cell.variant, cell.k):g}"]
+        lr = self.plan.arms[cell.variant].run.optimizer.learning_rates[0]
+        words += [f"optimizer.{lr}={self.plan.rate(cell.variant, cell.k):g}"]
         words += ["--out", f"runs/{file.stem}-seed{cell.seed}"]
         for part in self.plan.study.parts:
             words += ["--parts", part.name]

@@ -192,7 +192,10 @@ def held(plan: Plan) -> list[ControlledVariable]:
         ControlledVariable("threads", _sharing(plan)),
     ]
     schedules = {arm.name: _told(arm.run.schedule) for arm in arms}
-    optimizers = {arm.name: _told(arm.run.optimizer, without="lr") for arm in arms}
+    optimizers = {
+        arm.name: _told(arm.run.optimizer, without=arm.run.optimizer.learning_rates[0])
+        for arm in arms
+    }
     measured = [
         _held("schedule", schedules),
         _held("optimizer", optimizers),

@@ -1,9 +1,8 @@
 """Which masks hide something in texts of a given length."""
 
 import math
-from typing import cast
 
-from archwright.parts.masks import MASKS, MaskPattern, pairs
+from archwright.parts.masks import pairs, pattern_of
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.masks import Causal, Full, Mask
 from archwright.spec.model_spec import heads
@@ -23,10 +22,7 @@ def effective(attention: MaskedAttention, dim: int, length: int) -> Mask:
     """Return the mask that is seen in texts of up to `length` tokens: where one shows as many pairs as the causal
     mask or as the full one, it is that."""
     mask = attention.mask
-    given = (
-        (mask, heads(attention, dim)["num_heads"]) if getattr(mask, "per_head", False) else (mask,)
-    )
-    seen = pairs(cast("MaskPattern", MASKS[type(mask)](*given)), length)
+    seen = pairs(pattern_of(mask, heads(attention, dim)["num_heads"]), length)
     if seen == length * (length + 1) / 2 and (mask.causal or length == 1):
         return Causal()
     return Full() if seen == length**2 else mask

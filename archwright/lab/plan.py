@@ -12,7 +12,7 @@ from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.results import Variant
 from archwright.runs import RunFolder
 from archwright.spec.read import diff, read_run, to_toml
-from archwright.spec.run_spec import AdamW, Muon, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.training.machine import Decisions, environment
 from archwright.training.material import Material, reload_data
@@ -85,10 +85,7 @@ class Plan:
 
     def rate(self, name: str, k: float) -> float:
         """Return the k-th learning rate of a variant's lattice."""
-        optimizer = self.arms[name].run.optimizer
-        assert isinstance(optimizer, (AdamW, Muon))
-        rate: float = optimizer.lr * self.study.lr_ratio**k
-        return float(f"{rate:.4g}")
+        return float(f"{self.arms[name].run.optimizer.peak_lr * self.study.lr_ratio**k:.4g}")
 
     def run(self, name: str, seed: int, k: float) -> RunSpec:
         """Return one run of the study."""

@@ -51,7 +51,8 @@ def scaled(run: RunSpec, size: float) -> RunSpec:
     dim, num_layers = shape(size)
     context = 128 if size < 1e6 else 256 if size < 1e7 else 512
     small = narrowed(run.model, dim, 32 if dim < 256 else 64, num_layers, context, EXPERTS)
-    optimizer = run.optimizer.model_copy(update={"lr": _two_digits(0.01 * (64 / dim) ** 0.5)})
+    lr = {run.optimizer.learning_rates[0]: _two_digits(0.01 * (64 / dim) ** 0.5)}
+    optimizer = run.optimizer.model_copy(update=lr)
     small_run = run.model_copy(update={"model": small, "optimizer": optimizer, "batch_size": 16})
     return small_run.override(f"data.tokenizer.vocab_size={1024 if size < 1e6 else 4096}")
 

@@ -39,7 +39,7 @@ def main() -> None:
     with loading():
         import archwright.training.train  # noqa: F401
     if sys.argv[1:]:
-        from archwright.parts.outside import load_parts_file
+        from archwright.plugins import load_parts_file
 
         for file in sys.argv[1:]:
             load_parts_file(Path(file))

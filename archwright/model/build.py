@@ -16,11 +16,7 @@ from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
 from archwright.parts.masks import MASKS, MaskPattern
 from archwright.parts.norms import NORMS
-from archwright.parts.positions import (
-    ABSOLUTE_POSITIONS,
-    ROTARY_POSITIONS,
-    SCORE_POSITIONS,
-)
+from archwright.parts.positions import POSITIONS
 from archwright.parts.residuals import RESIDUALS
 from archwright.spec.attention import (
     LatentAttention,
@@ -28,7 +24,6 @@ from archwright.spec.attention import (
     NoAttention,
     SoftmaxAttention,
 )
-from archwright.spec.choice import Choice
 from archwright.spec.embeddings import NoTransform
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts, FeedForward, Hidden, NoFeedForward
@@ -62,7 +57,7 @@ def build(
         UserError: rules between axes that the spec breaks, one line each; a choice without a part.
     """
     spec = spec.resolved(vocab_size)
-    init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
+    init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     model = _unset(spec, init, device)
     if torch.device(device).type != "meta":
         initialise(model, init, seed)
@@ -83,7 +78,7 @@ def build_layer(
     spec = spec.resolved()
     if not 0 <= index < spec.num_layers:
         raise UserError(f"index: found {index}; expected 0 to {spec.num_layers - 1}, of num_layers")
-    init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
+    init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     shared = _Shared()
     with torch.device("meta"):
         layer = _layer(spec.layer(index), spec, shared, index + 1)
@@ -110,7 +105,7 @@ def build_uninitialized(
     """Return the model of a spec as `build` does, for weights that are to be copied in: they have memory but
     no values yet."""
     spec = spec.resolved()
-    init: Init = _part(INITS, spec.init)(spec.init, spec.num_layers, spec.dim)
+    init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     model = _unset(spec, init, device, dtype)
     if torch.device(device).type != "meta":
         reset_buffers(model)
@@ -159,15 +154,14 @@ class _Shared:
     def mask(self, choice: Mask, num_heads: int) -> str:
         """Return the name of a mask, made if it is new; where heads see differently, for their number."""
         given = (choice, num_heads) if getattr(choice, "per_head", False) else (choice,)
-        return self._named("mask", self.masks, given, lambda: _part(MASKS, choice)(*given))
+        return self._named("mask", self.masks, given, lambda: MASKS.make(*given))
 
     def rotary(self, choice: Position, head_dim: int) -> str:
         """Return the name of a rotary encoding, made if it is new; nothing for other positions."""
         if choice.absolute or choice.scores or isinstance(choice, NoPosition):
             return ""
-        part = _part(ROTARY_POSITIONS, choice)
         key = (choice, head_dim)
-        return self._named("rotary", self.rotaries, key, lambda: _on_meta(part, choice, head_dim))
+        return self._named("rotary", self.rotaries, key, lambda: _rotary(choice, head_dim))
 
     def relative(
         self, choice: Position, *sizes: int, two_way: bool
@@ -175,10 +169,9 @@ class _Shared:
         """Return what is added to scores, and whether the model owns it; None for other positions."""
         if not choice.scores:
             return None, False
-        part = _part(SCORE_POSITIONS, choice)
 
         def new() -> nn.Module:
-            module: nn.Module = part(choice, *sizes, two_way=two_way)
+            module: nn.Module = POSITIONS.make(choice, *sizes, two_way=two_way)
             return module
 
         if not getattr(choice, "shared", False):
@@ -195,11 +188,11 @@ class _Shared:
         return name
 
 
-def _on_meta(part: Callable[..., nn.Module], *given: Any) -> nn.Module:
+def _rotary(choice: Position, head_dim: int) -> nn.Module:
     """Make a part that computes tables from its spec. Arithmetic on the meta device is written in Python,
     and loads the compiler, which takes longer than building the model."""
     with torch.device("cpu"):
-        made = part(*given)
+        made: nn.Module = POSITIONS.make(choice, head_dim)
     return made.to("meta")
 
 
@@ -207,14 +200,16 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     shared = _Shared()
     assert spec.vocab_size != "auto"
     layers = [_layer(spec.layer(i), spec, shared, i + 1) for i in range(spec.num_layers)]
-    absolute = _part(ABSOLUTE_POSITIONS, spec.position) if spec.position.absolute else None
+    position = None
+    if spec.position.absolute:
+        position = POSITIONS.make(spec.position, spec.dim, spec.context_length)
     embedding = TokenEmbedding(spec.embedding, spec.dim, spec.vocab_size)
     table = embedding.weight if spec.head.tied else None
     ends_normed = not spec.layer(spec.num_layers - 1).residual.final_norm
     return Decoder(
         spec,
         embedding=embedding,
-        position=absolute(spec.position, spec.dim, spec.context_length) if absolute else None,
+        position=position,
         embedding_norm=_norm(spec.embedding.norm, spec.dim),
         layers=layers,
         norm=nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
@@ -231,7 +226,7 @@ def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
     assert spec.embedding.dim != "auto"
     width, transform = spec.embedding.dim, None
     if not isinstance(choice := spec.head.transform, NoTransform):
-        transform = _part(TRANSFORMS, choice)(choice, spec.dim, width, _norm)
+        transform = TRANSFORMS.make(choice, spec.dim, width, _norm)
     return Head(
         spec.head,
         spec.dim,
@@ -252,13 +247,13 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared, number: int) -> L
         rotary = shared.rotary(layer.position, turning_dim(layer.attention, spec.dim))
         attention = _attention(layer, layer.attention, spec.dim, shared, mask, rotary, number)
     elif not isinstance(layer.attention, NoAttention):
-        attention = _part(ATTENTIONS, layer.attention)(layer.attention, spec.dim)
+        attention = ATTENTIONS.make(layer.attention, spec.dim)
     if not isinstance(layer.feedforward, NoFeedForward):
         feedforward = _feedforward(layer.feedforward, spec.dim)
     branches = {"attention": attention, "feedforward": feedforward}
     if isinstance(layer.residual, DeepNorm):
         _shrink(layer.residual, branches)
-    residual = _part(RESIDUALS, layer.residual)(
+    residual = RESIDUALS.make(
         layer.residual,
         [name for name, branch in branches.items() if branch is not None],
         lambda: _norm(layer.norm, spec.dim),
@@ -279,7 +274,7 @@ def _attention(
     two_way = shared.masks[mask].lookahead != 0
     sizes = (dim, attention.num_heads, key_dim(attention, dim))
     relative, is_shared = shared.relative(layer.position, *sizes, two_way=two_way)
-    module: nn.Module = _part(ATTENTIONS, attention)(
+    module: nn.Module = ATTENTIONS.make(
         attention,
         dim,
         **_norms_inside(attention),
@@ -296,7 +291,7 @@ def _feedforward(choice: FeedForward, dim: int) -> nn.Module:
     hidden = choice.expert if isinstance(choice, Experts) else choice
     normed = isinstance(hidden, Hidden) and not isinstance(hidden.hidden_norm, NoNorm)
     given = {"new_norm": _norm} if normed else {}
-    module: nn.Module = _part(FEEDFORWARDS, choice)(choice, dim, **given)
+    module: nn.Module = FEEDFORWARDS.make(choice, dim, **given)
     return module
 
 
@@ -329,8 +324,7 @@ def _norm_of_heads(attention: SoftmaxAttention, num_heads: int, head_dim: int) -
         return _norm(attention.qk_norm, num_heads * head_dim)
     if attention.qk_norm_over == "head":
         return _norm(attention.qk_norm, head_dim)
-    part = _part(NORMS, attention.qk_norm)
-    module: nn.Module = part(attention.qk_norm, head_dim, heads=num_heads)
+    module: nn.Module = NORMS.make(attention.qk_norm, head_dim, heads=num_heads)
     return module
 
 
@@ -345,16 +339,5 @@ def _shrink(residual: DeepNorm, branches: Mapping[str, nn.Module | None]) -> Non
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:
-    module: nn.Module = _part(NORMS, norm)(norm, dim)
+    module: nn.Module = NORMS.make(norm, dim)
     return module
-
-
-def _part(table: dict[Any, Any], choice: Choice) -> Any:
-    """Return the part of a choice, which one from outside may lack."""
-    name = type(choice).__name__
-    if type(choice) not in table:
-        raise UserError(
-            f'{choice.axis}.kind = "{choice.kind}": {name} has no part; '
-            f"give it one with archwright.register({name}, ...)"
-        )
-    return table[type(choice)]

@@ -1,7 +1,7 @@
 """Which optimizer moves which parameter, and which parameters decay."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,8 @@ from archwright.optim.eager import AdamW
 from archwright.optim.muon import Muon
 from archwright.parts.linear import Embedding, GroupedLinear
 from archwright.parts.norms import NORMS
+from archwright.parts.registry import Registry
+from archwright.spec.errors import UserError
 from archwright.spec.run_spec import AdamW as AdamWSpec
 from archwright.spec.run_spec import Muon as MuonSpec
 from archwright.spec.run_spec import Optimizer as OptimizerSpec
@@ -36,6 +38,7 @@ def build_optimizers(
 
     Raises:
         ValueError: a model without trainable parameters.
+        UserError: an optimizer without a part, or one that leaves parameters as they are.
     """
     by_role: dict[Role, Parameters] = defaultdict(list)
     role_of = roles(model)
@@ -44,11 +47,18 @@ def build_optimizers(
             by_role[role_of[name]].append((name, parameter))
     if not by_role:
         raise ValueError("the model has no trainable parameters: unfreeze some before training")
-    rates: Mapping[str, float] = getattr(model, "rates", {})
-    optimizers = OPTIMIZERS[type(spec)](by_role, spec, precision, rates)
-    for optimizer in optimizers.values():
-        for group in optimizer.param_groups:
-            group["initial_lr"] = group["lr"]
+    lr_scales: Mapping[str, float] = getattr(model, "rates", {})
+    optimizers: Optimizers = OPTIMIZERS.make(spec, by_role, precision, lr_scales)
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    moved = {id(parameter) for group in groups for parameter in group["params"]}
+    left = [name for named in by_role.values() for name, p in named if id(p) not in moved]
+    if left:
+        raise UserError(
+            f'optimizer.kind = "{spec.kind}": moves no {left[0]}'
+            f"{f', nor {len(left) - 1} others' if left[1:] else ''}; expected optimizers of all parameters"
+        )
+    for group in groups:
+        group["initial_lr"] = group["lr"]
     return optimizers
 
 
@@ -103,27 +113,49 @@ def _head_by_shape(model: nn.Module, found: Mapping[str, Role]) -> dict[str, Rol
     return {}
 
 
-def _adamw(
+def parameter_groups(
     by_role: Mapping[Role, Parameters],
+    lr: float,
+    weight_decay: float,
+    lr_scales: Mapping[str, float],
+) -> list[dict[str, Any]]:
+    """Return groups for a torch optimizer that decay whatever multiplies: matrices, head and embedding, as
+    GPT-3 and LLaMA are usually reproduced. Biases and gains have a natural size that decay would pull them from."""
+    alike: dict[tuple[bool, float], Parameters] = defaultdict(list)
+    for role, named in by_role.items():
+        alike[role != "vector", lr_scales.get(role, 1.0)] += named
+    # A step takes off lr * weight_decay: a share of the weight that no factor of its rate should change.
+    return [
+        {
+            "params": alike[decays, scale],
+            "lr": lr * scale,
+            "weight_decay": weight_decay / scale if decays else 0.0,
+        }
+        for decays, scale in sorted(alike, reverse=True)
+    ]
+
+
+def _adamw(
     spec: AdamWSpec,
+    by_role: Mapping[Role, Parameters],
     precision: torch.dtype,
-    rates: Mapping[str, float],
+    lr_scales: Mapping[str, float],
 ) -> Optimizers:
-    return {"adamw": _fused_adamw(by_role, spec.lr, spec, rates)}
+    return {"adamw": _fused_adamw(by_role, spec.lr, spec, lr_scales)}
 
 
 def _muon(
-    by_role: Mapping[Role, Parameters],
     spec: MuonSpec,
+    by_role: Mapping[Role, Parameters],
     precision: torch.dtype,
-    rates: Mapping[str, float],
+    lr_scales: Mapping[str, float],
 ) -> Optimizers:
     """Muon for the matrices inside; AdamW for what is looked up, read out or no matrix."""
     rest: dict[Role, Parameters] = {r: named for r, named in by_role.items() if r != "matrix"}
     optimizers: Optimizers = {}
     if rest:
         lr = spec.lr if spec.adamw_lr == "auto" else spec.adamw_lr
-        optimizers["adamw"] = _fused_adamw(rest, lr, spec, rates)
+        optimizers["adamw"] = _fused_adamw(rest, lr, spec, lr_scales)
     if by_role.get("matrix"):
         optimizers["muon"] = Muon(
             by_role["matrix"],
@@ -142,27 +174,19 @@ def _fused_adamw(
     by_role: Mapping[Role, Parameters],
     lr: float,
     spec: AdamWSpec | MuonSpec,
-    rates: Mapping[str, float],
+    lr_scales: Mapping[str, float],
 ) -> AdamW:
-    """AdamW that decays whatever multiplies: matrices, head and embedding, as GPT-3 and LLaMA are
-    usually reproduced. Biases and gains have a natural size that decay would pull them from."""
-    alike: dict[tuple[bool, float], Parameters] = defaultdict(list)
-    for role, named in by_role.items():
-        alike[role != "vector", rates.get(role, 1.0)] += named
-    # A step takes off lr * weight_decay: a share of the weight that no factor of its rate should change.
-    groups: list[dict[str, Any]] = [
-        {
-            "params": alike[decays, rate],
-            "lr": lr * rate,
-            "weight_decay": spec.weight_decay / rate if decays else 0.0,
-        }
-        for decays, rate in sorted(alike, reverse=True)
-    ]
+    groups = parameter_groups(by_role, lr, spec.weight_decay, lr_scales)
     fused = all(p.device.type in FUSED for group in groups for _, p in group["params"])
     return AdamW(groups, lr=lr, betas=spec.betas, eps=spec.eps, fused=fused or None)
 
 
-OPTIMIZERS: dict[type[OptimizerSpec], Callable[..., Optimizers]] = {
-    AdamWSpec: _adamw,
-    MuonSpec: _muon,
-}
+OPTIMIZERS = Registry(
+    OptimizerSpec,
+    "(spec, by_role, precision, lr_scales)",
+    dict,
+    {AdamWSpec: _adamw, MuonSpec: _muon},
+)
+"""Functions that return torch optimizers by name, which together move every parameter. They get the named parameters
+of each role, the dtype of matrix products, and what the learning rates of roles are multiplied by; see
+`parameter_groups`."""

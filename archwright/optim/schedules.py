@@ -1,8 +1,9 @@
 """How the learning rate moves: its share of the peak as a pure function of the step."""
 
 import math
-from collections.abc import Callable
+from numbers import Real
 
+from archwright.parts.registry import Registry
 from archwright.spec.run_spec import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
 
 
@@ -17,7 +18,8 @@ def learning_rate(schedule: Schedule, step: int, num_steps: int | float) -> floa
     warmup = warmup_steps(schedule, num_steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    return SCHEDULES[type(schedule)](schedule, step, warmup, num_steps)
+    share: float = SCHEDULES.make(schedule, step, warmup, num_steps)
+    return share
 
 
 def warmup_steps(schedule: Schedule, num_steps: int | float) -> int:
@@ -77,10 +79,16 @@ def _line(final_lr_fraction: float, t: float) -> float:
     return 1 - (1 - final_lr_fraction) * t
 
 
-SCHEDULES: dict[type[Schedule], Callable[..., float]] = {
-    Cosine: cosine,
-    WSD: wsd,
-    Linear: linear,
-    Constant: constant,
-    InverseSqrt: inverse_sqrt,
-}
+SCHEDULES = Registry(
+    Schedule,
+    "(spec, step, warmup, num_steps)",
+    Real,
+    {
+        Cosine: cosine,
+        WSD: wsd,
+        Linear: linear,
+        Constant: constant,
+        InverseSqrt: inverse_sqrt,
+    },
+)
+"""Functions that return the share of the peak learning rate at a step after warm-up; steps are counted from 0."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.linear import Embedding, Linear
+from archwright.parts.registry import Registry
 from archwright.spec import embeddings as spec
 from archwright.spec.norms import Norm
 
@@ -74,8 +74,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """The functions of dense transforms."""
 
-TRANSFORMS: dict[type[spec.Transform], Any] = {spec.DenseTransform: DenseTransform}
-"""What a head begins with: constructed with (spec, dim, width, new_norm)."""
+TRANSFORMS = Registry(
+    spec.Transform, "(spec, dim, width, new_norm)", nn.Module, {spec.DenseTransform: DenseTransform}
+)
+"""Modules that a head begins with: from vectors of dim to those of width, that of its table."""
 
 
 class Head(Linear):

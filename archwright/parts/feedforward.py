@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.linear import GroupedLinear, Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.registry import Registry
 from archwright.parts.routing import route
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
@@ -34,7 +35,7 @@ class Plain(nn.Module):
     def __init__(self, spec: spec.Plain, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
         width = hidden_dim(spec, dim)
-        self.spec, self.activation = spec, ACTIVATIONS[type(spec)](spec)
+        self.spec, self.activation = spec, ACTIVATIONS.make(spec)
         self.up = Linear(dim, width, bias=spec.bias.up)
         self.down = Linear(width, dim, bias=spec.bias.down, is_residual_output=True)
         self.norm = None if new_norm is None else new_norm(spec.hidden_norm, width)
@@ -67,7 +68,7 @@ class Gated(nn.Module):
     def __init__(self, spec: spec.Gated, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
         width = hidden_dim(spec, dim)
-        self.spec, self.activation = spec, GATES[type(spec)](spec)
+        self.spec, self.activation = spec, GATES.make(spec)
         self.gate = Linear(dim, width, bias=spec.bias.up)
         self.up = Linear(dim, width, bias=spec.bias.up)
         self.down = Linear(width, dim, bias=spec.bias.down, is_residual_output=True)
@@ -136,7 +137,7 @@ class Experts(nn.Module):
                 width = hidden_dim(spec.expert, dim)
             shared = spec.expert.model_copy(update={"hidden_dim": width})
             given = () if new_norm is None else (new_norm,)
-            self.shared = FEEDFORWARDS[type(shared)](shared, dim, *given)
+            self.shared = FEEDFORWARDS.make(shared, dim, *given)
         self.bias = nn.Parameter(torch.zeros(dim)) if spec.out_bias else None
         # No parameter: it follows no gradient, and is saved with the weights.
         bias = torch.zeros(spec.num_experts) if spec.has_selection_bias else None
@@ -241,13 +242,7 @@ class GroupedExperts(nn.Module):
     ) -> None:
         super().__init__()
         width = hidden_dim(spec, dim)
-        functions: dict[Any, Any] = {**ACTIVATIONS, **GATES}
-        if type(spec) not in functions:
-            raise UserError(
-                f'feedforward.expert.kind: found "{spec.kind}", which is no function of hidden values '
-                "known to stacks of experts; expected one of this package's"
-            )
-        self.spec, self.activation = spec, functions[type(spec)](spec)
+        self.spec, self.activation = spec, _activation(spec)
 
         def stack(*sizes: int, bias: bool, is_residual_output: bool = False) -> GroupedLinear:
             return GroupedLinear(
@@ -279,6 +274,18 @@ class GroupedExperts(nn.Module):
 
     def extra_repr(self) -> str:
         return self.spec.kind
+
+
+def _activation(hidden: spec.Hidden) -> Any:
+    """Return what a feed-forward does to hidden values, plain or gated."""
+    if isinstance(hidden, spec.Plain):
+        return ACTIVATIONS.make(hidden)
+    if isinstance(hidden, spec.Gated):
+        return GATES.make(hidden)
+    raise UserError(
+        f'feedforward.expert.kind: found "{hidden.kind}", which is no function of hidden values; expected a '
+        "subclass of Plain or Gated"
+    )
 
 
 class XIELU(nn.Module):
@@ -332,30 +339,42 @@ def clamped(gate: Tensor, up: Tensor, *, limit: float, sharpness: float = 1.702)
     return quick_gelu(gate.clamp(max=limit), sharpness) * (up.clamp(-limit, limit) + 1)
 
 
-ACTIVATIONS: dict[type[spec.Plain], Callable[[Any], Activation]] = {
-    spec.ReLU: lambda s: F.relu,
-    spec.GELU: lambda s: partial(F.gelu, approximate=s.approximate),
-    spec.QuickGELU: lambda s: quick_gelu,
-    spec.SiLU: lambda s: F.silu,
-    spec.SquaredReLU: lambda s: squared_relu,
-    spec.XIELU: XIELU,
-}
-"""What each plain feed-forward applies to its hidden values."""
+ACTIVATIONS = Registry(
+    spec.Plain,
+    "(spec)",
+    Callable,
+    {
+        spec.ReLU: lambda s: F.relu,
+        spec.GELU: lambda s: partial(F.gelu, approximate=s.approximate),
+        spec.QuickGELU: lambda s: quick_gelu,
+        spec.SiLU: lambda s: F.silu,
+        spec.SquaredReLU: lambda s: squared_relu,
+        spec.XIELU: XIELU,
+    },
+)
+"""Functions f of what a plain feed-forward applies to its hidden values, as `Activation` describes them."""
 
-GATES: dict[type[spec.Gated], Callable[[Any], Gate]] = {
-    spec.GLU: lambda s: multiplied(torch.sigmoid),
-    spec.Bilinear: lambda s: torch.mul,
-    spec.ReGLU: lambda s: multiplied(F.relu),
-    spec.SquaredReGLU: lambda s: multiplied(squared_relu),
-    spec.GeGLU: lambda s: multiplied(partial(F.gelu, approximate=s.approximate)),
-    spec.SwiGLU: lambda s: multiplied(F.silu),
-    spec.ClampedSwiGLU: lambda s: partial(clamped, limit=s.limit, sharpness=s.sharpness),
-    spec.GEGELU: lambda s: partial(clamped, limit=s.limit),
-}
-"""How each gated feed-forward joins gate and up."""
+GATES = Registry(
+    spec.Gated,
+    "(spec)",
+    Callable,
+    {
+        spec.GLU: lambda s: multiplied(torch.sigmoid),
+        spec.Bilinear: lambda s: torch.mul,
+        spec.ReGLU: lambda s: multiplied(F.relu),
+        spec.SquaredReGLU: lambda s: multiplied(squared_relu),
+        spec.GeGLU: lambda s: multiplied(partial(F.gelu, approximate=s.approximate)),
+        spec.SwiGLU: lambda s: multiplied(F.silu),
+        spec.ClampedSwiGLU: lambda s: partial(clamped, limit=s.limit, sharpness=s.sharpness),
+        spec.GEGELU: lambda s: partial(clamped, limit=s.limit),
+    },
+)
+"""Functions f(gate, up) that join the two, as `Gate` describes them."""
 
-FEEDFORWARDS: dict[type[spec.FeedForward], Any] = {
-    **dict.fromkeys(ACTIVATIONS, Plain),
-    **dict.fromkeys(GATES, Gated),
-    spec.Experts: Experts,
-}
+FEEDFORWARDS = Registry(
+    spec.FeedForward,
+    "(spec, dim) or, where hidden values are normed, (spec, dim, new_norm)",
+    nn.Module,
+    {spec.Plain: Plain, spec.Gated: Gated, spec.Experts: Experts},
+)
+"""Modules y = f(x), for each token by itself."""

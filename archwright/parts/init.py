@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from archwright.parts.linear import Embedding, GroupedLinear, Linear
+from archwright.parts.registry import Registry
 from archwright.spec import init as spec
 from archwright.spec.errors import UserError
 
@@ -111,7 +112,13 @@ class MuP(Init):
         return float(self.spec.std * (self.divisor**-0.5 if inside else 1.0))
 
 
-INITS: dict[type[spec.Init], Any] = {spec.Glorot: Glorot, spec.GPT2: GPT2, spec.MuP: MuP}
+INITS = Registry(
+    spec.Init,
+    "(spec, num_layers, dim)",
+    Init,
+    {spec.Glorot: Glorot, spec.GPT2: GPT2, spec.MuP: MuP},
+)
+"""Below `Init`."""
 
 
 @torch.no_grad()

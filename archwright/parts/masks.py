@@ -3,13 +3,14 @@ sees. The dense mask, the block structure of fast kernels, what a cache keeps an
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from archwright.parts.places import TokenLayout
+from archwright.parts.registry import Registry
 from archwright.spec import masks as spec
 from archwright.spec.errors import UserError
 
@@ -306,25 +307,29 @@ def given_mask(
 
 def pattern_of(mask: spec.Mask, num_heads: int) -> MaskPattern:
     """Return the pattern of a mask, for so many heads."""
-    given = (mask, num_heads) if getattr(mask, "per_head", False) else (mask,)
-    made: MaskPattern = MASKS[type(mask)](*given)
+    made: MaskPattern = MASKS.make(mask, *[num_heads] * getattr(mask, "per_head", False))
     return made
 
 
-MASKS: dict[type[spec.Mask], Any] = {
-    spec.Causal: Causal,
-    spec.Full: Full,
-    spec.Prefix: Prefix,
-    spec.Window: Window,
-    spec.SymmetricWindow: SymmetricWindow,
-    spec.DilatedWindow: DilatedWindow,
-    spec.Chunked: Chunked,
-    spec.WindowGlobal: WindowGlobal,
-    spec.Strided: Strided,
-    spec.Fixed: Fixed,
-    spec.BlockSparse: BlockSparse,
-}
-"""Constructed with (spec), and with (spec, num_heads) where heads see differently: where it says per_head."""
+MASKS = Registry(
+    spec.Mask,
+    "(spec) or, of a spec with `per_head`, (spec, num_heads)",
+    MaskPattern,
+    {
+        spec.Causal: Causal,
+        spec.Full: Full,
+        spec.Prefix: Prefix,
+        spec.Window: Window,
+        spec.SymmetricWindow: SymmetricWindow,
+        spec.DilatedWindow: DilatedWindow,
+        spec.Chunked: Chunked,
+        spec.WindowGlobal: WindowGlobal,
+        spec.Strided: Strided,
+        spec.Fixed: Fixed,
+        spec.BlockSparse: BlockSparse,
+    },
+)
+"""Patterns, as `MaskPattern` describes them."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from archwright.parts.registry import Registry
 from archwright.spec import norms as spec
 
 
@@ -145,8 +146,14 @@ def _no_autocast(device: str) -> AbstractContextManager[Any]:
     return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
-NORMS: dict[type[spec.Norm], Any] = {
-    spec.NoNorm: NoNorm,
-    spec.LayerNorm: LayerNorm,
-    spec.RMSNorm: RMSNorm,
-}
+NORMS = Registry(
+    spec.Norm,
+    "(spec, dim) or, where each head has a norm of its own, (spec, dim, heads=number)",
+    nn.Module,
+    {
+        spec.NoNorm: NoNorm,
+        spec.LayerNorm: LayerNorm,
+        spec.RMSNorm: RMSNorm,
+    },
+)
+"""Modules: y = norm(x), over the last axis, in the dtype of x."""

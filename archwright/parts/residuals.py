@@ -5,13 +5,13 @@ sum of two dtypes is slow.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.linear import Linear, fused_linears, to_autocast_dtype
+from archwright.parts.registry import Registry
 from archwright.spec import residuals as spec
 from archwright.spec.errors import UserError
 
@@ -151,12 +151,19 @@ class DeepNorm(Wiring):
         return x
 
 
-RESIDUALS: dict[type[spec.Residual], Any] = {
-    spec.PostNorm: PostNorm,
-    spec.PreNorm: PreNorm,
-    spec.SandwichNorm: SandwichNorm,
-    spec.OutputNorm: OutputNorm,
-    spec.Parallel: Parallel,
-    spec.NormedResidual: NormedResidual,
-    spec.DeepNorm: DeepNorm,
-}
+RESIDUALS = Registry(
+    spec.Residual,
+    "(spec, branches, new_norm)",
+    nn.Module,
+    {
+        spec.PostNorm: PostNorm,
+        spec.PreNorm: PreNorm,
+        spec.SandwichNorm: SandwichNorm,
+        spec.OutputNorm: OutputNorm,
+        spec.Parallel: Parallel,
+        spec.NormedResidual: NormedResidual,
+        spec.DeepNorm: DeepNorm,
+    },
+)
+"""Modules, best below `Wiring`: x = residual(x, branches). They are made of the branches' names and called with the
+branches themselves."""

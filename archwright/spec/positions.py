@@ -11,6 +11,8 @@ class Scaling(Choice):
     """The axis of what is done to RoPE's frequencies f to reach texts longer than those trained on."""
 
     axis: ClassVar[str] = "scaling"
+    spans_head: ClassVar[bool] = False
+    """Whether pairs span the whole head, of which only the fraction of RoPE rotates."""
 
 
 class NoScaling(Scaling):
@@ -94,6 +96,7 @@ class Proportional(Scaling):
     theta^(-2i/head_dim), and pairs span the whole head (Gemma 4)."""
 
     kind: Literal["proportional"] = "proportional"
+    spans_head: ClassVar[bool] = True
 
 
 class Position(Choice):
@@ -191,4 +194,4 @@ class TransformerXL(Position):
 
 def rotary_dim(rope: RoPE, head_dim: int) -> int:
     """Return how many coordinates of a head are paired."""
-    return head_dim if isinstance(rope.scaling, Proportional) else int(head_dim * rope.fraction)
+    return head_dim if rope.scaling.spans_head else int(head_dim * rope.fraction)

@@ -1,7 +1,7 @@
 """A training run as data: a model, a text, and how one is trained on the other."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -76,6 +76,37 @@ class Optimizer(Choice):
     """The axis of optimizers: how a gradient becomes a step."""
 
     axis: ClassVar[str] = "optimizer"
+    learning_rates: ClassVar[tuple[str, ...]] = ("lr",)
+    """The fields that are peak learning rates: first the one that is tuned, to which the others keep their ratio,
+    and which an "auto" among them stands for."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        rates = set(cls.learning_rates)
+        if not cls.is_axis() and not (rates and rates <= cls.model_fields.keys()):
+            raise ValueError(
+                f"{cls.__name__}: learning_rates is {cls.learning_rates}; expected the names of its fields that "
+                "are learning rates, one at least"
+            )
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate that is tuned."""
+        lr: float = getattr(self, self.learning_rates[0])
+        return lr
+
+    def with_peak_lr(self, lr: float) -> Self:
+        """Return this optimizer with another learning rate, to which further ones keep their ratio."""
+        first, *others = self.learning_rates
+        given = {name: getattr(self, name) for name in others if getattr(self, name) != "auto"}
+        rescaled = {name: value * lr / self.peak_lr for name, value in given.items()}
+        return self.model_copy(update={first: lr, **rescaled})
+
+    def with_lrs_resolved(self) -> Self:
+        """Return this optimizer with a number in the place of each learning rate that is "auto"."""
+        left = [name for name in self.learning_rates if getattr(self, name) == "auto"]
+        return self.model_copy(update=dict.fromkeys(left, self.peak_lr)) if left else self
 
 
 Betas = Annotated[
@@ -106,6 +137,7 @@ class Muon(Optimizer):
     the rest."""
 
     kind: Literal["muon"] = "muon"
+    learning_rates: ClassVar[tuple[str, ...]] = ("lr", "adamw_lr")
     lr: float = Field(1e-2, gt=0)
     """Peak learning rate of matrices, in AdamW's units: updates have a root mean square of 0.2."""
     momentum: float = Field(0.95, ge=0, lt=1)

@@ -14,7 +14,7 @@ from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import least_memory, total_memory
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec, Muon, RunSpec, parse_budget
+from archwright.spec.run_spec import MachineSpec, RunSpec, parse_budget
 from archwright.training.compiling import compile_parts
 from archwright.training.faster import LONG, NOT_TRIED, compile_if_faster, fuse_if_faster
 from archwright.training.liger import fuse, why_not_fusable
@@ -152,9 +152,10 @@ def make_batches(run: RunSpec, material: Material) -> Batches:
 
 def resolved(run: RunSpec, model: Decoder) -> RunSpec:
     """Replace what follows from other values."""
-    update: dict[str, Any] = {"model": model.spec}
-    if isinstance(run.optimizer, Muon) and run.optimizer.adamw_lr == "auto":
-        update["optimizer"] = run.optimizer.model_copy(update={"adamw_lr": run.optimizer.lr})
+    update: dict[str, Any] = {
+        "model": model.spec,
+        "optimizer": run.optimizer.with_lrs_resolved(),
+    }
     if run.evaluate.stride == "auto":
         stride = max(1, run.model.context_length // 2)
         update["evaluate"] = run.evaluate.model_copy(update={"stride": stride})

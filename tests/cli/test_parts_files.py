@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from archwright.cli import main
-from archwright.parts.outside import load_parts_file
+from archwright.plugins import load_parts_file
 from archwright.runs import RunFolder
 from archwright.runs.opened import open_run
 from archwright.spec.errors import UserError

@@ -169,7 +169,7 @@ def expert(part: Experts, e: int) -> nn.Module:
     """The dense feed-forward that an expert is, which has tests of its own."""
     choice = part.spec.expert
     given = [] if part.experts.norm is None else [new_norm]
-    dense: nn.Module = FEEDFORWARDS[type(choice)](choice, DIM, *given).double()
+    dense: nn.Module = FEEDFORWARDS.make(choice, DIM, *given).double()
     state = part.experts.state_dict()
     alone = {k: v if k.startswith(("activation", "norm")) else v[e] for k, v in state.items()}
     dense.load_state_dict(alone)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright.model import build
 from archwright.parts.masks import MASKS, AttentionMask
 from archwright.parts.places import places
-from archwright.parts.positions import SCORE_POSITIONS
+from archwright.parts.positions import POSITIONS
 from archwright.parts.positions.relative import ALiBi, T5Bias, TransformerXL, alibi_slopes
 from archwright.spec import masks
 from archwright.spec import positions as spec
@@ -24,7 +24,7 @@ GIVEN = torch.tensor([[0, 1, 2, 3, 4, 5], [9, 9, 2, 40, 7, 0]])
 
 def made(choice: spec.Position, heads: int = HEADS, two_way: bool = False) -> Any:
     """Return the part with random weights, in float64."""
-    part = SCORE_POSITIONS[type(choice)](choice, DIM, heads, HEAD_DIM, two_way=two_way)
+    part = POSITIONS[type(choice)](choice, DIM, heads, HEAD_DIM, two_way=two_way)
     torch.manual_seed(0)
     for parameter in part.parameters():
         nn.init.normal_(parameter, std=1.5 / math.sqrt(DIM) if parameter.ndim == 2 else 0.3)

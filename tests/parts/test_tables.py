@@ -8,30 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from archwright.model import build
-from archwright.parts import TABLES, register
 from archwright.parts.norms import NORMS, RMSNorm
-from archwright.spec import init, norms, positions, residuals
+from archwright.plugins import REGISTRIES, register
+from archwright.spec import catalogue, norms
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
 PATHS = {
-    "norm": "norm",
-    "residual": "residual",
-    "position": "position",
-    "mask": "attention.mask",
-    "attention": "attention",
-    "feedforward": "feedforward",
-    "transform": "head.transform",
-    "init": "init",
+    section.name: section.path.removeprefix("model.")
+    for section in catalogue.sections()
+    if section.kinds and section.path.startswith("model.")
 }
 """Where a model names a choice of each axis."""
 
 ENTRIES = [
-    pytest.param(axis, choice, id=f"{axis}-{choice.model_fields['kind'].default}")
-    for axis, tables in TABLES.items()
-    for table in tables
-    for choice in table
+    pytest.param(choice.axis, choice, id=f"{choice.axis}-{choice.model_fields['kind'].default}")
+    for registry in REGISTRIES
+    for choice in registry
+    if registry.base.axis in PATHS and not choice.is_axis()
 ]
 ALL = pytest.mark.parametrize(("axis", "choice"), ENTRIES)
 
@@ -57,18 +52,11 @@ def logits(model: nn.Module, tokens: Tensor = TOKENS, **given: Any) -> Tensor:
 
 
 def test_every_choice_has_its_part() -> None:
-    for axis, tables in TABLES.items():
-        choices = {choice for table in tables for choice in table}
-        of_axis = next(a for a in Choice.__subclasses__() if a.axis == axis)
-        absent = set(of_axis.kinds.values()) - choices
-        assert {choice.model_fields["kind"].default for choice in absent} <= {"none"}
+    parts = {choice for registry in REGISTRIES for choice in registry}
+    for axis in {registry.base.axis: registry.base for registry in REGISTRIES}.values():
+        assert {kind for kind, choice in axis.kinds.items() if choice not in parts} <= {"none"}
 
 
-def test_a_model_names_every_axis() -> None:
-    assert set(PATHS) == set(TABLES)
-
-
-@pytest.mark.sampled(fast=12)
 @ALL
 class TestEvery:
     def test_shape_and_dtype(self, axis: str, choice: type[Choice]) -> None:
@@ -163,41 +151,7 @@ class TestRegister:
         ):
             register(wrong, RMSNorm)
 
-    def test_positions_go_where_they_act(self) -> None:
-        class Added(positions.Position):
-            kind: str = "added"
-            absolute = True
-
-        class Scoring(positions.Position):
-            kind: str = "scoring"
-            scores = True
-
-        class Turning(positions.Position):
-            kind: str = "turning"
-
-        choices = (Added, Scoring, Turning)
-        for choice in choices:
-            register(choice, nn.Identity)
-        where = [[choice in table for choice in choices] for table in TABLES["position"]]
-        assert where == [[True, False, False], [False, True, False], [False, False, True]]
-
     def test_what_is_no_choice_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
         with pytest.raises(ValueError, match="int: expected a subclass of one of the axes norm"):
             register(int, RMSNorm)  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("axis", PATHS)
-    def test_a_choice_without_a_part_is_named(self, axis: str) -> None:
-        """It joined its axis, and its file forgot to register it. No model may be built without it."""
-        of_axis = next(a for a in Choice.__subclasses__() if a.axis == axis)
-        base = {"residual": residuals.PreNorm, "init": init.GPT2}.get(axis, of_axis)
-        type(
-            "Lost",
-            (base,),
-            {"__annotations__": {"kind": Literal["lost"]}, "kind": "lost", "__module__": "x"},
-        )
-        spec = SMALL.override(f"{PATHS[axis]}.kind=lost")
-        with pytest.raises(
-            UserError, match=f'^{axis}.kind = "lost": Lost has no part; give it one'
-        ):
-            build(spec)

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.attention.alone import alone
-from archwright.parts.attention.softmax import Heads, KVCache, score_scale
+from archwright.parts.attention.scales import SCORE_SCALES
+from archwright.parts.attention.softmax import Heads, KVCache
 from archwright.parts.kernels import KERNELS, ScoreMods
 from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
 from archwright.parts.masks import AttentionMask
@@ -56,7 +57,7 @@ class LatentAttention(nn.Module):
         self.num_heads, self.rank = sizes["num_heads"], sizes["kv_rank"]
         self.value_dim = sizes["value_head_dim"]
         self.widths = (sizes["nope_head_dim"], sizes["rope_head_dim"])
-        self.scale = score_scale(spec.scale, sum(self.widths), layer_number)
+        self.scale: float = SCORE_SCALES.make(spec.scale, sum(self.widths), layer_number)
         width = self.num_heads * sum(self.widths)
         if spec.query_rank == "none":
             self.query = Linear(dim, width)

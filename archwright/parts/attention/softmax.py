@@ -1,6 +1,5 @@
 """Softmax attention in heads, from MHA over GQA to MQA."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,12 +8,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.attention.alone import alone
+from archwright.parts.attention.scales import QUERY_TEMPERATURES, SCORE_SCALES, Temperature
 from archwright.parts.kernels import KERNELS, ScoreMods
 from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
 from archwright.parts.masks import AttentionMask
 from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
 from archwright.spec import attention as spec
+from archwright.spec.attention import NoQueryTemperature
 from archwright.spec.model_spec import heads
 
 Heads = Tensor
@@ -65,7 +66,7 @@ class SoftmaxAttention(nn.Module):
         self.spec = spec.model_copy(update=sizes)
         self.num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
         self.head_dim, self.value_dim = sizes["head_dim"], sizes["value_head_dim"]
-        self.scale = score_scale(spec.scale, self.head_dim, layer_number)
+        self.scale: float = SCORE_SCALES.make(spec.scale, self.head_dim, layer_number)
         width = self.num_heads * self.value_dim
         self.query = Linear(dim, self.num_heads * self.head_dim, bias=spec.bias.query)
         self.key = Linear(dim, num_kv_heads * self.head_dim, bias=spec.bias.key)
@@ -77,6 +78,9 @@ class SoftmaxAttention(nn.Module):
         self.out_norm = out_norm
         self.sinks = nn.Parameter(torch.zeros(self.num_heads)) if spec.sinks else None
         self.position = None if shared else relative
+        self.temperature: Temperature | None = None
+        if not isinstance(spec.query_temperature, NoQueryTemperature):
+            self.temperature = QUERY_TEMPERATURES.make(spec.query_temperature)
         self.kernel = KERNELS["sdpa"]
         self._shared = (rotary, relative)  # the tuple keeps what the model owns from registration
 
@@ -184,12 +188,10 @@ class SoftmaxAttention(nn.Module):
 
     def _apply_query_temperature(self, q: Heads, view: AttentionMask) -> Heads:
         """Multiply queries by what grows with their position."""
-        scale = self.spec.query_temperature
-        if not isinstance(scale, spec.LogQueryTemperature):
+        if self.temperature is None:
             return q
-        steps = (view.places.position_ids_or_range() + scale.offset) // scale.period
         wide = torch.promote_types(q.dtype, torch.float32)
-        factor = 1 + scale.coefficient * torch.log1p(steps.to(wide))
+        factor = self.temperature(view.places.position_ids_or_range(), wide)
         return q * factor[..., None, None].to(q.dtype)
 
     def _scores(self, bias: Any) -> ScoreMods:
@@ -207,18 +209,3 @@ class SoftmaxAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads of {self.head_dim}, {self.spec.num_kv_heads} kv"
-
-
-def score_scale(scale: spec.ScoreScale, head_dim: int, layer_number: int) -> float:
-    """Return what q k^T is multiplied by in a layer."""
-    match scale:
-        case spec.SqrtScale(dim=dim):
-            return math.pow(head_dim if dim == "auto" else dim, -0.5)
-        case spec.InverseScale(numerator=numerator):
-            return numerator / head_dim
-        case spec.InverseLayerScale():
-            return math.pow(head_dim, -0.5) / layer_number
-        case spec.FixedScale(value=value):
-            return value
-        case _:
-            return 1.0

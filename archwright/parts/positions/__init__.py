@@ -1,6 +1,6 @@
-"""Position encodings: added to the embedding, turning queries and keys, or added to scores."""
+"""Position encodings: added to the embedding, rotating queries and keys, or added to scores."""
 
-from typing import Any
+from torch import nn
 
 from archwright.parts.positions.absolute import Learned as Learned
 from archwright.parts.positions.absolute import Sinusoidal as Sinusoidal
@@ -9,21 +9,24 @@ from archwright.parts.positions.rotary import Rotary as Rotary
 from archwright.parts.positions.rotary import Rotation as Rotation
 from archwright.parts.positions.rotary import follows_length as follows_length
 from archwright.parts.positions.rotary import rotation as rotation
+from archwright.parts.positions.scaling import SCALINGS as SCALINGS
+from archwright.parts.registry import Registry
 from archwright.spec import positions as spec
 
-ABSOLUTE_POSITIONS: dict[type[spec.Position], Any] = {
-    spec.Sinusoidal: Sinusoidal,
-    spec.Learned: Learned,
-}
-"""Added to the embedding: constructed with (spec, dim, context_length), called with the places."""
-
-ROTARY_POSITIONS: dict[type[spec.Position], Any] = {spec.RoPE: Rotary}
-"""Turning queries and keys: constructed with (spec, head_dim)."""
-
-SCORE_POSITIONS: dict[type[spec.Position], Any] = {
-    spec.ALiBi: ALiBi,
-    spec.T5Bias: T5Bias,
-    spec.TransformerXL: TransformerXL,
-}
-"""Added to scores: constructed with (spec, dim, num_heads, head_dim, two_way=...), called with
-(query, view, scale), returning (query, bias)."""
+POSITIONS = Registry(
+    spec.Position,
+    "(spec, dim, context_length), of a spec that is `absolute`, (spec, dim, num_heads, head_dim, two_way=...), of one "
+    "with `scores`, or else (spec, head_dim)",
+    nn.Module,
+    {
+        spec.Sinusoidal: Sinusoidal,
+        spec.Learned: Learned,
+        spec.RoPE: Rotary,
+        spec.ALiBi: ALiBi,
+        spec.T5Bias: T5Bias,
+        spec.TransformerXL: TransformerXL,
+    },
+)
+"""Modules. What is `absolute` is called with the layout of the tokens, and added to the embedding. What has `scores` is
+called with (query, view, scale), and returns (query, bias). All else is called with positions, and returns a rotation,
+which its `rotate(x, rotation)` applies to queries and keys."""

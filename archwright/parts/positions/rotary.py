@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.places import TokenLayout
-from archwright.parts.positions.scaling import at_length, frequencies
+from archwright.parts.positions.scaling import SCALINGS, RoPEScaling
 from archwright.spec import positions as spec
-from archwright.spec.positions import DynamicNTK, LongRoPE, rotary_dim
+from archwright.spec.positions import rotary_dim
 
 
 class Rotation(NamedTuple):
@@ -43,22 +43,19 @@ class Rotary(nn.Module):
             )
         self.spec, self.head_dim = spec, head_dim
         self.num_rotary = rotary_dim(spec, head_dim)
+        self.scaling: RoPEScaling = SCALINGS.make(spec.scaling, spec)
         self.frequencies: Tensor
-        self.register_buffer("frequencies", frequencies(spec, head_dim), persistent=False)
+        self.register_buffer("frequencies", self._frequencies(), persistent=False)
 
     @property
     def follows_length(self) -> bool:
         """Whether angles depend on the length of the whole text, so that keys must be kept unturned."""
-        return isinstance(self.spec.scaling, DynamicNTK | LongRoPE)
+        return self.scaling.follows_length
 
     @property
     def switch_length(self) -> int | None:
         """The length of a text beyond which all its angles are others at once; None where there is none."""
-        scaling = self.spec.scaling
-        if not isinstance(scaling, LongRoPE) or scaling.short == scaling.long:
-            return None
-        assert scaling.original_length != "auto"
-        return scaling.original_length
+        return self.scaling.switch_length
 
     def forward(
         self,
@@ -71,9 +68,9 @@ class Rotary(nn.Module):
         if self.follows_length:
             if spans is None:
                 spans = positions.amax(-1, keepdim=True).expand_as(positions) + 1
-            of_text = at_length(self.spec, self.frequencies, spans)[..., None, :]
+            of_text = self.scaling.at_length(self.frequencies, spans)[..., None, :]
         angles = positions[..., None, None].to(self.frequencies.dtype) * of_text
-        factor = getattr(self.spec.scaling, "attention_factor", 1.0)
+        factor = self.scaling.attention_factor
         cos, sin = angles.cos() * factor, angles.sin() * factor
         if self.spec.pairing == "half":
             cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -98,15 +95,20 @@ class Rotary(nn.Module):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.frequencies.copy_(frequencies(self.spec, self.head_dim))
+            self.frequencies.copy_(self._frequencies())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
         """Follow the model to its device, but never to a narrower dtype, which cannot hold angles."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.frequencies.dtype in (torch.float16, torch.bfloat16):
-            exact = frequencies(self.spec, self.head_dim)
-            self.frequencies = exact.to(self.frequencies.device)
+            self.frequencies = self._frequencies().to(self.frequencies.device)
         return self
+
+    def _frequencies(self) -> Float[Tensor, " pairs"]:
+        """Return theta^(-2i/r) after the scaling, in float32."""
+        r = self.num_rotary
+        plain = 1.0 / self.spec.theta ** (torch.arange(0, r, 2, dtype=torch.float32) / r)
+        return self.scaling.frequencies(plain, self.head_dim)
 
     def extra_repr(self) -> str:
         return f"theta {self.spec.theta:g}, {self.num_rotary} coordinates, {self.spec.pairing}"

@@ -1,81 +1,148 @@
-"""The frequencies of rotary positions, and what is done to them for texts longer than those trained on."""
+"""What is done to the frequencies of rotary positions for texts longer than those trained on."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from archwright.parts.registry import Registry
 from archwright.spec import positions as spec
 
-
-def frequencies(rope: spec.RoPE, head_dim: int) -> Float[Tensor, " pairs"]:
-    """Return theta^(-2i/r) after the scaling, as far as that does not depend on the text's length."""
-    rotary = spec.rotary_dim(rope, head_dim)
-    plain = 1.0 / rope.theta ** (torch.arange(0, rotary, 2, dtype=torch.float32) / rotary)
-    match rope.scaling:
-        case spec.LinearScaling(factor=factor):
-            return plain / factor
-        case spec.YaRN():
-            return _yarn(rope.scaling, plain, rope.theta)
-        case spec.Llama3Scaling():
-            return _llama3(rope.scaling, plain)
-        case spec.Proportional():
-            turning = int(rope.fraction * head_dim / 2)
-            return torch.where(torch.arange(len(plain)) < turning, plain, 0.0)
-    return plain
+Frequencies = Float[Tensor, " pairs"]
 
 
-def at_length(
-    rope: spec.RoPE, plain: Float[Tensor, " pairs"], spans: Int[Tensor, "rows length"]
-) -> Float[Tensor, "rows length pairs"]:
-    """Return the frequencies of tokens whose text is `spans` long so far."""
-    scaling = rope.scaling
-    if isinstance(scaling, spec.DynamicNTK):
-        return _dynamic(scaling, plain, spans)
-    assert isinstance(scaling, spec.LongRoPE)
-    assert scaling.original_length != "auto"
-    short, long = (
-        plain / torch.tensor(d or [1.0] * len(plain), dtype=plain.dtype, device=plain.device)
-        for d in (scaling.short, scaling.long)
-    )
-    return torch.where((spans > scaling.original_length)[..., None], long, short)
+class RoPEScaling:
+    """What is done to the frequencies f of RoPE: what all scalings have; here, nothing.
+
+    Args:
+        rope: the position encoding that the scaling belongs to.
+    """
+
+    follows_length: bool = False
+    """Whether frequencies depend on the length of the whole text, so that a cache keeps keys unrotated."""
+    switch_length: int | None = None
+    """The length of a text beyond which all its frequencies are others at once; None where there is none."""
+    attention_factor: float = 1.0
+    """What cosines and sines are multiplied by."""
+
+    def __init__(self, spec: Any, rope: spec.RoPE) -> None:
+        self.spec, self.rope = spec, rope
+
+    def frequencies(self, plain: Frequencies, head_dim: int) -> Frequencies:
+        """Return theta^(-2i/r) after the scaling, as far as that does not depend on the text's length."""
+        return plain
+
+    def at_length(
+        self, frequencies: Frequencies, lengths: Int[Tensor, "rows length"]
+    ) -> Float[Tensor, "rows length pairs"]:
+        """Return the frequencies of tokens whose text is so long so far, where they follow it."""
+        return frequencies.expand(*lengths.shape, -1)
 
 
-def _dynamic(scaling: spec.DynamicNTK, plain: Tensor, spans: Tensor) -> Tensor:
+class Linear(RoPEScaling):
+    """f / factor (Chen et al., 2023)."""
+
+    def frequencies(self, plain: Frequencies, head_dim: int) -> Frequencies:
+        return plain / float(self.spec.factor)
+
+
+class DynamicNTK(RoPEScaling):
     """theta' = theta g^(r / (r - 2)), g = s n / L - (s - 1), which multiplies frequency i by
-    g^(-2i / (r - 2))."""
-    assert scaling.original_length != "auto"
-    ratio = spans.clamp(min=scaling.original_length).to(plain.dtype) / scaling.original_length
-    growth = scaling.factor * ratio - (scaling.factor - 1)
-    pairs = torch.arange(len(plain), device=plain.device, dtype=plain.dtype)
-    return plain * growth[..., None] ** (-pairs / max(1, len(plain) - 1))
+    g^(-2i / (r - 2)) (Peng et al., 2023, section 3.3)."""
+
+    follows_length = True
+
+    def at_length(
+        self, frequencies: Frequencies, lengths: Int[Tensor, "rows length"]
+    ) -> Float[Tensor, "rows length pairs"]:
+        original, factor = self.spec.original_length, self.spec.factor
+        ratio = lengths.clamp(min=original).to(frequencies.dtype) / original
+        growth = factor * ratio - (factor - 1)
+        pairs = torch.arange(len(frequencies), device=frequencies.device, dtype=frequencies.dtype)
+        powers: Tensor = growth[..., None] ** (-pairs / max(1, len(frequencies) - 1))
+        return frequencies * powers
 
 
-def _yarn(scaling: spec.YaRN, plain: Tensor, theta: float) -> Tensor:
+class YaRN(RoPEScaling):
     """Blend f / s and f over the pairs between those that turn beta_fast and beta_slow times within the
     original length (Peng et al., 2023, eq. 19 to 21)."""
-    assert scaling.original_length != "auto"
-    rotary = 2 * len(plain)
 
-    def pair_turning(times: float) -> float:
-        wavelength = scaling.original_length / (times * 2 * math.pi)  # type: ignore[operator]
-        return rotary * math.log(wavelength) / (2 * math.log(theta))
+    def __init__(self, spec: spec.YaRN, rope: spec.RoPE) -> None:
+        super().__init__(spec, rope)
+        assert spec.attention_factor != "auto"
+        self.attention_factor = spec.attention_factor
 
-    low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
-    if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rotary - 1)
-    pairs = torch.arange(len(plain), dtype=plain.dtype)
-    ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
-    return plain / scaling.factor * ramp + plain * (1 - ramp)
+    def frequencies(self, plain: Frequencies, head_dim: int) -> Frequencies:
+        s, rotary = self.spec, 2 * len(plain)
+        low, high = self._pair_turning(s.beta_fast, rotary), self._pair_turning(s.beta_slow, rotary)
+        if s.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotary - 1)
+        pairs = torch.arange(len(plain), dtype=plain.dtype)
+        ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
+        return plain / float(s.factor) * ramp + plain * (1 - ramp)
+
+    def _pair_turning(self, times: float, rotary: int) -> float:
+        wavelength = self.spec.original_length / (times * 2 * math.pi)
+        return rotary * math.log(wavelength) / (2 * math.log(self.rope.theta))
 
 
-def _llama3(scaling: spec.Llama3Scaling, plain: Tensor) -> Tensor:
+class Llama3(RoPEScaling):
     """Keep wavelengths below L / high, divide those above L / low, blend linearly in L / wavelength between;
-    equal ends make a step."""
-    assert scaling.original_length != "auto"
-    turns = scaling.original_length * plain / (2 * math.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)
-    return plain / scaling.factor * (1 - kept) + plain * kept
+    equal ends make a step (Llama 3.1)."""
+
+    def frequencies(self, plain: Frequencies, head_dim: int) -> Frequencies:
+        turns = self.spec.original_length * plain / (2 * math.pi)
+        low, high = self.spec.low_freq_factor, self.spec.high_freq_factor
+        kept = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)
+        return plain / float(self.spec.factor) * (1 - kept) + plain * kept
+
+
+class LongRoPE(RoPEScaling):
+    """f / short_i up to the original length, f / long_i beyond (Ding et al., 2024)."""
+
+    follows_length = True
+
+    def __init__(self, spec: spec.LongRoPE, rope: spec.RoPE) -> None:
+        super().__init__(spec, rope)
+        assert spec.original_length != "auto"
+        assert spec.attention_factor != "auto"
+        self.attention_factor = spec.attention_factor
+        self.switch_length = None if spec.short == spec.long else spec.original_length
+
+    def at_length(
+        self, frequencies: Frequencies, lengths: Int[Tensor, "rows length"]
+    ) -> Float[Tensor, "rows length pairs"]:
+        dtype, device = frequencies.dtype, frequencies.device
+        short, long = (
+            frequencies / torch.tensor(d or [1.0] * len(frequencies), dtype=dtype, device=device)
+            for d in (self.spec.short, self.spec.long)
+        )
+        return torch.where((lengths > self.spec.original_length)[..., None], long, short)
+
+
+class Proportional(RoPEScaling):
+    """The rotating pairs have the frequencies of a head that rotates whole; the others do not turn (Gemma 4)."""
+
+    def frequencies(self, plain: Frequencies, head_dim: int) -> Frequencies:
+        turning = int(self.rope.fraction * head_dim / 2)
+        return torch.where(torch.arange(len(plain)) < turning, plain, 0.0)
+
+
+SCALINGS = Registry(
+    spec.Scaling,
+    "(spec, rope)",
+    RoPEScaling,
+    {
+        spec.NoScaling: RoPEScaling,
+        spec.LinearScaling: Linear,
+        spec.DynamicNTK: DynamicNTK,
+        spec.YaRN: YaRN,
+        spec.Llama3Scaling: Llama3,
+        spec.LongRoPE: LongRoPE,
+        spec.Proportional: Proportional,
+    },
+)
+"""Below `RoPEScaling`, which says what each may change."""

@@ -1,4 +1,4 @@
-"""Choices from outside the package: running the file that holds them, so that they join."""
+"""Choices from outside the package: every axis that takes them, and the files that hold them."""
 
 import hashlib
 import importlib.util
@@ -6,10 +6,64 @@ import re
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
-from archwright.parts import TABLES
+from archwright.optim.groups import OPTIMIZERS
+from archwright.optim.schedules import SCHEDULES
+from archwright.parts.attention import ATTENTIONS, QUERY_TEMPERATURES, SCORE_SCALES
+from archwright.parts.embeddings import TRANSFORMS
+from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES
+from archwright.parts.init import INITS
+from archwright.parts.masks import MASKS
+from archwright.parts.norms import NORMS
+from archwright.parts.positions import POSITIONS, SCALINGS
+from archwright.parts.registry import Registry
+from archwright.parts.residuals import RESIDUALS
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError
+
+REGISTRIES: tuple[Registry, ...] = (
+    NORMS,
+    RESIDUALS,
+    POSITIONS,
+    SCALINGS,
+    ATTENTIONS,
+    MASKS,
+    SCORE_SCALES,
+    QUERY_TEMPERATURES,
+    FEEDFORWARDS,
+    ACTIVATIONS,
+    GATES,
+    TRANSFORMS,
+    INITS,
+    OPTIMIZERS,
+    SCHEDULES,
+)
+"""Every axis that takes choices from outside; a new one is a line here."""
+
+
+def register(choice: type[Choice], part: Any) -> None:
+    """Let a choice from outside the package join its axis: files and command lines may name it from now on.
+
+    `part` is a class or a function; what it is called with and what it returns is said by the registry of
+    the axis, and by CONTRIBUTING.md.
+
+    Raises:
+        ValueError: the choice is no choice of an axis, lacks what these declare, or has another part already.
+    """
+    registry = registry_of(choice)
+    if registry is None or choice.is_axis():
+        axes = dict.fromkeys(registry.base.axis for registry in REGISTRIES)
+        raise ValueError(
+            f"{choice.__name__}: expected a subclass of one of the axes {', '.join(axes)}"
+        )
+    registry.add(choice, part)
+
+
+def registry_of(choice: type) -> Registry | None:
+    """Return where the parts of a choice stand: in the registry of the nearest class above it that has one."""
+    by_base = {registry.base: registry for registry in REGISTRIES}
+    return next((by_base[base] for base in choice.__mro__ if base in by_base), None)
 
 
 def load_parts_file(path: Path) -> str:
@@ -49,7 +103,8 @@ def _check_registered(path: Path, module: str) -> None:
     if not joined:
         raise UserError(f"--parts {path}: no choice is in it; see CONTRIBUTING.md, Adding a choice")
     for choice in joined:
-        if not any(choice in table for table in TABLES.get(choice.axis, [])):
+        registry = registry_of(choice)
+        if registry is None or choice not in registry:
             raise UserError(
                 f"--parts {path}: {choice.__name__} has no part; end the file with "
                 f"archwright.register({choice.__name__}, ...) and the module that computes it"
