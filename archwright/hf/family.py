@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from archwright.hf.defaults import class_defaults
-from archwright.hf.keys import Mapped, Slot, slots
-from archwright.hf.layers import Layers, arranged, getter
+from archwright.hf.layer_types import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
+from archwright.hf.weight_map import Mapped, Slot, slots
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec

@@ -9,16 +9,16 @@ from typing import Any
 from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, sweep
 from archwright.lab import plan as plans
-from archwright.lab.asked import command_of, load, study_of
-from archwright.lab.execution import Execution
-from archwright.lab.findings import announcement, results_of
+from archwright.lab.command_line import command_of, load, study_of
 from archwright.lab.page import write_page, write_tables
 from archwright.lab.plan import STUDY, Plan, slug
 from archwright.lab.plan_file import PLAN
 from archwright.lab.planner import Planner, usable_cores
-from archwright.lab.pool import POOL
 from archwright.lab.progress import progress
 from archwright.lab.results import StudyResults
+from archwright.lab.run_cache import POOL
+from archwright.lab.scheduler import Execution
+from archwright.lab.summary import announcement, results_of
 from archwright.lab.workers import Workers
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError

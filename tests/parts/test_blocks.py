@@ -9,7 +9,7 @@ from torch import Tensor
 from archwright.parts.kernels import blocks
 from archwright.parts.kernels.blocks import Block, Blocks, blocks_of
 from archwright.parts.masks import AttentionMask, Causal, Full, MaskPattern, Window
-from archwright.parts.places import places
+from archwright.parts.token_layout import places
 from archwright.spec import masks as spec
 
 ROWS, LENGTH = 3, 22

@@ -6,7 +6,6 @@ from torch import Tensor
 from archwright.hf.families.gpt import ALL_BIASES, LAYER_NORM
 from archwright.hf.families.llama import SIZES
 from archwright.hf.family import Family
-from archwright.hf.keys import Constant, Fused
 from archwright.hf.layouts import FirstRow, Heads, Reshaped
 from archwright.hf.lenses import (
     MISSING,
@@ -22,6 +21,7 @@ from archwright.hf.lenses import (
     Write,
     refused,
 )
+from archwright.hf.weight_map import Constant, Fused
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec, ModelSpec

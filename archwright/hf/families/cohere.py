@@ -10,7 +10,7 @@ from archwright.hf.families.llama import (
     WINDOW,
 )
 from archwright.hf.families.qwen import HEAD_NORM_NAMES
-from archwright.hf.layers import Layers, Listed, Role, every_by
+from archwright.hf.layer_types import Layers, Listed, Role, every_by
 from archwright.hf.lenses import Field, Set, Switch
 from archwright.hf.rope import Rope
 

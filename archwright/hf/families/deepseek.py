@@ -12,10 +12,10 @@ from archwright.hf.families.sigmoid_experts import (
     routed,
     shared,
 )
-from archwright.hf.keys import Fused, Mapped
 from archwright.hf.layouts import ByGroup, Rows
 from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Refuse, Set, Switch, Table
 from archwright.hf.rope import mscale
+from archwright.hf.weight_map import Fused, Mapped
 from archwright.spec.attention import LatentAttention
 from archwright.spec.model_spec import LayerSpec
 

@@ -14,8 +14,7 @@ from archwright.hf.families.llama import (
     QKV_BIAS,
     ROLES,
 )
-from archwright.hf.keys import Mapped
-from archwright.hf.layers import CustomPattern, Layers, MaskPattern, Role
+from archwright.hf.layer_types import CustomPattern, Layers, MaskPattern, Role
 from archwright.hf.lenses import (
     MISSING,
     Activation,
@@ -31,6 +30,7 @@ from archwright.hf.lenses import (
     lookup,
     nested,
 )
+from archwright.hf.weight_map import Mapped
 
 QUERY_KEY_NORM = {
     "self_attn.q_norm": "attention.query_norm",

@@ -14,8 +14,7 @@ from archwright.hf.families.experts import (
 from archwright.hf.families.granite import GRANITE
 from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, MLP_BIAS, ROLES, ROPE, SOFTMAX
 from archwright.hf.family import Family
-from archwright.hf.keys import Fused
-from archwright.hf.layers import CustomPattern, Layers, Listed, Role, every
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every
 from archwright.hf.layouts import Flattened, Rows, Stacked, Transposed
 from archwright.hf.lenses import (
     MISSING,
@@ -34,6 +33,7 @@ from archwright.hf.lenses import (
     nested,
 )
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
 
 GATE_UP = ("feedforward.experts.gate", "feedforward.experts.up")
 

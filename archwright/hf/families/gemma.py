@@ -12,7 +12,7 @@ from archwright.hf.families.llama import (
     WINDOW,
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
-from archwright.hf.layers import Layers, Listed, Role, every, every_by
+from archwright.hf.layer_types import Layers, Listed, Role, every, every_by
 from archwright.hf.lenses import Activation, Field, Refuse, Set
 from archwright.hf.rope import Rope
 

@@ -1,8 +1,7 @@
 """GPT and its kin: LayerNorm, learned positions or RoPE, plain feed-forwards, names of OpenAI's code."""
 
 from archwright.hf.family import Family
-from archwright.hf.keys import Fused
-from archwright.hf.layers import CustomPattern, Layers, Role
+from archwright.hf.layer_types import CustomPattern, Layers, Role
 from archwright.hf.layouts import ByGroup, Layout, Rows, Transposed
 from archwright.hf.lenses import (
     MISSING,
@@ -18,6 +17,7 @@ from archwright.hf.lenses import (
     Table,
     Write,
 )
+from archwright.hf.weight_map import Fused
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.model_spec import LayerSpec
 

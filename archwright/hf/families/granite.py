@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from archwright.hf.families.llama import LLAMA, ROLES, ROPE
-from archwright.hf.layers import Layers, Listed, first_of, getter
+from archwright.hf.layer_types import Layers, Listed, first_of, getter
 from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Set, Table, nested
 from archwright.hf.rope import Rope
 from archwright.spec.errors import UserError

@@ -1,7 +1,7 @@
 """Llama and what differs from it in a few choices: serial pre-norm layers, RMSNorm, RoPE, SwiGLU."""
 
 from archwright.hf.family import Family
-from archwright.hf.layers import CustomPattern, Layers, Role
+from archwright.hf.layer_types import CustomPattern, Layers, Role
 from archwright.hf.lenses import Activation, Either, Field, Set, Switch
 from archwright.hf.rope import Rope
 

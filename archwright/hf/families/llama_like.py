@@ -16,11 +16,11 @@ from archwright.hf.families.llama import (
 )
 from archwright.hf.families.mistral import MINISTRAL
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORMS, switched
-from archwright.hf.keys import Fused
-from archwright.hf.layers import CustomPattern, Layers, Listed, Role, first_of
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, first_of
 from archwright.hf.layouts import Rows
 from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Set, Table, Write
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
 
 GATE_UP = Fused(("feedforward.gate", "feedforward.up"), Rows())
 

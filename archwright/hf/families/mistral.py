@@ -3,7 +3,7 @@
 from typing import Any
 
 from archwright.hf.families.llama import ALL_OR_NONE, MISTRAL, ROLES
-from archwright.hf.layers import Layers, Listed
+from archwright.hf.layer_types import Layers, Listed
 from archwright.hf.lenses import MISSING, Computed, Config, Get, Table, nested
 from archwright.spec.errors import UserError
 

@@ -15,7 +15,7 @@ from archwright.hf.families.llama import (
 )
 from archwright.hf.families.llama_like import GATE_UP
 from archwright.hf.family import Family
-from archwright.hf.layers import CustomPattern, Layers, Listed, Role, first_of
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, first_of
 from archwright.hf.lenses import (
     MISSING,
     Activation,

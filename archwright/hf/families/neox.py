@@ -11,8 +11,7 @@ from archwright.hf.families.gpt import (
 )
 from archwright.hf.families.llama import SIZES, bias
 from archwright.hf.family import Family
-from archwright.hf.keys import Fused, When
-from archwright.hf.layers import CustomPattern, Layers, Role
+from archwright.hf.layer_types import CustomPattern, Layers, Role
 from archwright.hf.layouts import Rows
 from archwright.hf.lenses import (
     MISSING,
@@ -29,6 +28,7 @@ from archwright.hf.lenses import (
     Write,
 )
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused, When
 
 FEEDFORWARD_NAMES = {
     "mlp.dense_h_to_4h": "feedforward.up",

@@ -13,10 +13,10 @@ from archwright.hf.families.llama import (
     WINDOW,
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
-from archwright.hf.keys import Mapped
-from archwright.hf.layers import CustomPattern, Layers, Listed, Role, every
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every
 from archwright.hf.lenses import Config, Field, Set
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Mapped
 
 OLMO = LLAMA.derive(
     "olmo",

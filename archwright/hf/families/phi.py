@@ -2,10 +2,10 @@
 
 from archwright.hf.families.gpt import ALL_BIASES, LAYER_NORM, QKV, by_head
 from archwright.hf.families.llama import ALL_OR_NONE, LLAMA, ROLES, ROPE, bias
-from archwright.hf.keys import Fused, When
-from archwright.hf.layers import Layers
+from archwright.hf.layer_types import Layers
 from archwright.hf.lenses import Activation, Field, Set, Switch
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused, When
 
 QK_NORM = {"attention.qk_norm.kind": "layer", "attention.qk_norm.weight": "plain"}
 NO_QK_NORM = {"attention.qk_norm.kind": "none"}

@@ -9,7 +9,7 @@ from archwright.hf.families.llama import (
     QKV_BIAS,
     ROLES,
 )
-from archwright.hf.layers import CustomPattern, Layers, Listed
+from archwright.hf.layer_types import CustomPattern, Layers, Listed
 from archwright.hf.lenses import Config, Field, Set
 
 HEAD_NORMS = {

@@ -21,7 +21,7 @@ from archwright.hf.families.llama import (
     ROLES,
     ROPE,
 )
-from archwright.hf.layers import CustomPattern, Layers, Listed
+from archwright.hf.layer_types import CustomPattern, Layers, Listed
 from archwright.hf.lenses import (
     Computed,
     Config,

@@ -16,8 +16,7 @@ from archwright.hf.families.experts import (
 )
 from archwright.hf.families.llama import ALL_OR_NONE, ATTENTION_BIAS, CAUSAL, ROLES, ROPE, WINDOW
 from archwright.hf.families.sigmoid_experts import shared
-from archwright.hf.keys import Fused
-from archwright.hf.layers import CustomPattern, Layers, Role
+from archwright.hf.layer_types import CustomPattern, Layers, Role
 from archwright.hf.layouts import Reshaped
 from archwright.hf.lenses import (
     MISSING,
@@ -35,6 +34,7 @@ from archwright.hf.lenses import (
     refused,
 )
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
 from archwright.spec.errors import UserError
 
 EXPERTS = listed("mlp.experts", "gate_proj", "up_proj", "down_proj")

@@ -12,10 +12,10 @@ from archwright.hf.families.llama import (
     ROPE,
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
-from archwright.hf.keys import Constant, Fused
 from archwright.hf.layouts import HalvesSwapped
 from archwright.hf.lenses import Activation, Field, Set
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Constant, Fused
 from archwright.spec.model_spec import LayerSpec
 
 PLAIN = Activation("hidden_act", gated=False)

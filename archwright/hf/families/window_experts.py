@@ -18,7 +18,7 @@ from archwright.hf.families.sigmoid_experts import (
     routed,
     shared,
 )
-from archwright.hf.layers import CustomPattern, Layers, Listed, Role
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role
 from archwright.hf.lenses import Computed, Config, Field, Lens, Refuse, Set, Switch, Table, nested
 from archwright.hf.rope import Rope
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from archwright.parts.masks import AttentionMask
-from archwright.parts.places import TokenLayout
+from archwright.parts.token_layout import TokenLayout
 
 BLOCK = 128
 """Queries per block: long enough for fast matrix products, short enough to skip what is hidden."""
