@@ -330,8 +330,8 @@ def median_times(calls: Mapping[str, Callable[[], None]], at_most: float) -> dic
     """Return the median seconds of each call. They take turns for about `at_most` seconds, so that what else
     the machine does falls on all alike."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    begun, rounds = time.perf_counter(), 0
-    while rounds < 3 or time.perf_counter() - begun < at_most:
+    started, rounds = time.perf_counter(), 0
+    while rounds < 3 or time.perf_counter() - started < at_most:
         for name, call in calls.items():
             start = time.perf_counter()
             call()
