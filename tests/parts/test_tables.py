@@ -1,6 +1,6 @@
 """What every part that is registered must do, tested because it is in a table."""
 
-from typing import Any, Literal
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -12,7 +12,6 @@ from archwright.parts.norms import NORMS, RMSNorm
 from archwright.plugins import REGISTRIES, register
 from archwright.spec import catalogue, norms
 from archwright.spec.choice import Choice
-from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
 PATHS = {

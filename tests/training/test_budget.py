@@ -84,7 +84,9 @@ def test_nine_of_ten_runs_end_within_a_tenth(
     assert sum(kept) >= 18, ended
 
 
-@pytest.mark.parametrize("schedule", [Linear(final_lr_fraction=0.0), Cosine(), WSD(), InverseSqrt()])
+@pytest.mark.parametrize(
+    "schedule", [Linear(final_lr_fraction=0.0), Cosine(), WSD(), InverseSqrt()]
+)
 @pytest.mark.parametrize("seed", range(5))
 def test_the_learning_rate_moves_little_by_little_to_its_end(schedule: Schedule, seed: int) -> None:
     _, plans = simulated(180.0, Machine(seed, 2), 0.6)
