@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from archwright.model.decoder import Decoder as Decoder
     from archwright.plugins import register as register
     from archwright.reporting.page import write_report as write_report
-    from archwright.runs.opened import OpenRun as OpenRun
-    from archwright.runs.opened import open_run as open_run
+    from archwright.runs.load import OpenRun as OpenRun
+    from archwright.runs.load import open_run as open_run
     from archwright.spec.errors import UserError as UserError
     from archwright.spec.model_spec import ModelSpec as ModelSpec
     from archwright.spec.read import load as load
@@ -65,7 +65,7 @@ _HOMES = {
     "Decoder": "archwright.model.decoder",
     "Interrupted": "archwright.lab.compare",
     "ModelSpec": "archwright.spec.model_spec",
-    "OpenRun": "archwright.runs.opened",
+    "OpenRun": "archwright.runs.load",
     "Probes": "archwright.training.probes",
     "RunSpec": "archwright.spec.run_spec",
     "StudySpec": "archwright.spec.study_spec",
@@ -77,7 +77,7 @@ _HOMES = {
     "generate": "archwright.generation.writing",
     "load": "archwright.spec.read",
     "load_run": "archwright.spec.read",
-    "open_run": "archwright.runs.opened",
+    "open_run": "archwright.runs.load",
     "profile": "archwright.training.profiling",
     "register": "archwright.plugins",
     "resume": "archwright.training.train",

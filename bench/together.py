@@ -159,9 +159,9 @@ def _stepper(job: Job) -> Callable[[], None]:
     """Return what makes one step of each of a job's runs."""
     from archwright.runs import RunFolder
     from archwright.spec.read import load_run
-    from archwright.training.material import gather
+    from archwright.training.data import gather
     from archwright.training.progress import Silent
-    from archwright.training.settle import settle
+    from archwright.training.resolve import settle
     from archwright.training.together import Together
 
     common = (f"data.text={job.text}", "budget=1Msteps", f"machine.threads={job.threads}")

@@ -9,7 +9,7 @@ import pytest
 
 from archwright import presets
 from archwright.planning.counts import count
-from archwright.spec.counted import parameter_counts
+from archwright.spec.parameter_counts import parameter_counts
 from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.rules import enforce, suspicions
 

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 
-from archwright.cli.words import print_table
+from archwright.cli.parser import print_table
 from archwright.reporting.architectures import table
 from archwright.spec.table import COLUMNS, Row, rows, short
 

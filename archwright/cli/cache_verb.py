@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from archwright.cli.words import Parser
+from archwright.cli.parser import Parser
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser, add_parts_option, load_parts
 from archwright.spec.errors import UserError
 from archwright.spec.read import ONLY_RUNS, load_run
 from archwright.spec.rules import suspicions

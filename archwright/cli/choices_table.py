@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from archwright.cli.words import print_table, terminal_width
+from archwright.cli.parser import print_table, terminal_width
 from archwright.reporting.catalogue import named, used_by
 from archwright.spec.catalogue import (
     Option,

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from archwright.cli.words import Parser, add_parts_option
+from archwright.cli.parser import Parser, add_parts_option
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.read import study_names
 from archwright.spec.renamings import RENAMINGS
@@ -87,7 +87,7 @@ def _add_options(parser: Parser) -> None:
 
 def _dry_run(options: Any, given: dict[str, Any]) -> int:
     from archwright.lab.compare import plan
-    from archwright.lab.findings import announcement
+    from archwright.lab.summary import announcement
 
     found = plan(*options.what, out=options.out, parts=options.parts, **given)
     print(announcement(found))
@@ -97,7 +97,7 @@ def _dry_run(options: Any, given: dict[str, Any]) -> int:
 
 def _compare(options: Any, given: dict[str, Any]) -> int:
     from archwright.lab.compare import Interrupted, compare
-    from archwright.lab.pool import POOL
+    from archwright.lab.run_cache import POOL
     from archwright.lab.terminal import print_results
 
     try:

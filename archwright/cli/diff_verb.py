@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from archwright.cli.models import load_model
-from archwright.cli.words import Parser, add_parts_option, load_parts, terminal_width
+from archwright.cli.parser import Parser, add_parts_option, load_parts, terminal_width
 from archwright.format import columns
 from archwright.spec.read import diff
-from archwright.spec.words import differences
+from archwright.spec.summaries import differences
 
 ABOUT = "Show what two models chose otherwise."
 

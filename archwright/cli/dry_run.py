@@ -16,8 +16,8 @@ from archwright.text.foreign import read_json
 from archwright.text.open_tokenizer import tokenizer_file
 from archwright.text.sources import STDIN, find_files
 from archwright.text.tokenizer import Tokenizer
+from archwright.training.resolve import resolved, with_steps
 from archwright.training.session import steps_for_budget
-from archwright.training.settle import resolved, with_steps
 
 NAMING = ("source", "sources", "name")
 """Keys that say where a model comes from, not what it is."""
@@ -38,7 +38,7 @@ def dry_run(run: RunSpec) -> None:
     """
     files = [
         *find_files([text for text in run.data.text if text != STDIN]),
-        *find_files([text for text in run.data.held_out if text != STDIN], "data.held_out"),
+        *find_files([text for text in run.data.held_out if text != STDIN], "data.eval_windows"),
     ]
     model = build(run.model, device="meta", vocab_size=_num_tokens(run.data.tokenizer))
     num_steps = _num_steps(run, model)

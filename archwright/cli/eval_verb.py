@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from archwright.cli.words import Parser, add_parts_option, check_run_parts, load_parts
+from archwright.cli.parser import Parser, add_parts_option, check_run_parts, load_parts
 from archwright.spec.errors import UserError
 
 ABOUT = """\
@@ -29,7 +29,7 @@ def run(words: Sequence[str]) -> int:
     add_parts_option(parser)
     options = parser.parse(words)
     parts = load_parts(options.parts)
-    from archwright.runs.opened import open_run
+    from archwright.runs.load import open_run
     from archwright.training.evaluation import evaluate_text
 
     check_run_parts(options.run, parts)

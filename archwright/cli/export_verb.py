@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from archwright.cli.words import Parser, add_parts_option, check_run_parts, load_parts
+from archwright.cli.parser import Parser, add_parts_option, check_run_parts, load_parts
 
 ABOUT = """\
 Write a run's model as a folder that transformers loads: config.json, generation_config.json, safetensors and

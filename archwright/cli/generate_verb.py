@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from archwright.cli.words import Parser, add_parts_option, check_run_parts, load_parts
+from archwright.cli.parser import Parser, add_parts_option, check_run_parts, load_parts
 from archwright.spec.errors import UserError
 
 ABOUT = """\
@@ -35,7 +35,7 @@ def run(words: Sequence[str]) -> int:
     options = parser.parse(words)
     parts = load_parts(options.parts)
     from archwright.generation.writing import stream
-    from archwright.runs.opened import open_run
+    from archwright.runs.load import open_run
 
     check_run_parts(options.run, parts)
     opened = open_run(options.run)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from archwright.cli.words import Parser
+from archwright.cli.parser import Parser
 from archwright.spec.errors import UserError
 
 ABOUT = """\

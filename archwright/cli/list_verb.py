@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from archwright.cli.architectures_table import FORMATS, print_architectures
-from archwright.cli.words import Parser, add_parts_option, load_parts, print_table
+from archwright.cli.parser import Parser, add_parts_option, load_parts, print_table
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import load_run, load_study, preset_names, study_names
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from archwright import format as fmt
-from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser, add_parts_option, load_parts
 from archwright.progress import Progress
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec

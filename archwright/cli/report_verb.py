@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from archwright.cli.words import Parser, add_parts_option, check_run_parts, load_parts
+from archwright.cli.parser import Parser, add_parts_option, check_run_parts, load_parts
 
 ABOUT = """\
 Write a run's page: its result, curves, choices, sample and environment, in one file that needs no network."""

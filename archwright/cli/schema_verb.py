@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser, add_parts_option, load_parts
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from archwright.cli.card import card
 from archwright.cli.models import load_model
-from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser, add_parts_option, load_parts
 from archwright.format import columns, parameters
-from archwright.spec.counted import Counts, parameter_counts
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.parameter_counts import Counts, parameter_counts
 from archwright.spec.read import (
     Loaded,
     Origin,

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archwright.cli.models import is_config, load_recipe
-from archwright.cli.words import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser, add_parts_option, load_parts
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
-from archwright.spec.narrow import tiny_run
 from archwright.spec.read import toml_value
 from archwright.spec.rules import suspicions
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import PartsFile, RunSpec
+from archwright.spec.scale_down import tiny_run
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder

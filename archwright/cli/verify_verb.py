@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from archwright.cli.words import Parser, print_table
+from archwright.cli.parser import Parser, print_table
 
 ABOUT = """\
 Compare a checkpoint's logits here with those of transformers, which must be installed, in float32 and in

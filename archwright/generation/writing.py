@@ -8,7 +8,7 @@ import torch
 from archwright.generation.defaults import sampling
 from archwright.generation.sampling import sample
 from archwright.model.decoder import Decoder
-from archwright.runs.opened import OpenRun
+from archwright.runs.load import OpenRun
 from archwright.text.tokenizer import Tokenizer
 
 

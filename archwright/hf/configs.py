@@ -8,7 +8,7 @@ from typing import Any
 
 from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
-from archwright.hf.wrappers import WRAPPERS, Wrapper
+from archwright.hf.multimodal import WRAPPERS, Wrapper
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec
 from archwright.text.json_table import read_table

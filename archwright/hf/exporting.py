@@ -12,7 +12,7 @@ from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.read import flatten, toml_value
-from archwright.spec.words import BELONGS
+from archwright.spec.summaries import BELONGS
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
 """Keys that no logit depends on; layers are compared one by one."""

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from archwright.hf.defaults import class_defaults
-from archwright.hf.keys import Mapped, Slot, slots
-from archwright.hf.layers import Layers, arranged, getter
+from archwright.hf.layer_types import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
+from archwright.hf.weight_map import Mapped, Slot, slots
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
@@ -53,7 +53,7 @@ class Family:
     groups: Sequence[Layers] = ()
     prefix: str = "model."
     ignored: Sequence[str] = ()
-    spellings: Mapping[str, str] = field(default_factory=dict)
+    key_aliases: Mapping[str, str] = field(default_factory=dict)
     endings: Mapping[str, str] = field(default_factory=dict)
     undeclared: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class Family:
         """What the class takes for each key that a config leaves out."""
         return _filled(class_defaults(self.model_type), self.undeclared)
 
-    def but(
+    def derive(
         self,
         model_type: str,
         architecture: str,
@@ -98,7 +98,7 @@ class Family:
             UserError: values that this package does not know, one line each.
         """
         self._check_numbers(config)
-        respelled = {self.spellings.get(key, key): value for key, value in config.items()}
+        respelled = {self.key_aliases.get(key, key): value for key, value in config.items()}
         told = joined(dict(self.defaults), {**respelled, **config})
         try:
             table = read_all(self.lenses, told)
@@ -143,7 +143,7 @@ class Family:
     def _check_numbers(self, config: Config) -> None:
         """Refuse numbers that no model has, before anything is computed from them."""
         for key, value in config.items():
-            known = self.spellings.get(key, key) in self.defaults
+            known = self.key_aliases.get(key, key) in self.defaults
             if not known and not isinstance(value, Mapping | list):
                 continue
             for path, number in _numbers(key, value):

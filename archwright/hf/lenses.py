@@ -31,7 +31,7 @@ class Lens(Protocol):
 
 
 @dataclass(frozen=True)
-class At:
+class Field:
     """config[key] = the value at each of `paths`; a dotted key stands within a table of the config.
 
     Args:
@@ -47,9 +47,9 @@ class At:
     times: float = 1.0
 
     def read(self, config: Config) -> Table:
-        value = said(config, self.key)
+        value = lookup(config, self.key)
         if value is None and self.same_as:
-            value = said(config, self.same_as)
+            value = lookup(config, self.same_as)
         if value is None and self.or_none:
             value = "none"
         elif isinstance(value, (int, float)) and self.times != 1:
@@ -109,7 +109,7 @@ class Switch:
     cases: Mapping[Hashable, Lens | Sequence[Lens]]
 
     def read(self, config: Config) -> Table:
-        value = said(config, self.key)
+        value = lookup(config, self.key)
         if not isinstance(value, Hashable) or value not in self.cases:
             raise UserError(refused(self.key, value, self.cases))
         return read_all(_lenses(self.cases[value]), config)
@@ -130,7 +130,7 @@ class Refuse:
     known: tuple[Any, ...]
 
     def read(self, config: Config) -> Table:
-        if (found := said(config, self.key)) not in self.known:
+        if (found := lookup(config, self.key)) not in self.known:
             raise UserError(refused(self.key, found, self.known))
         return {}
 
@@ -211,7 +211,7 @@ class Activation:
     names: Mapping[str, Table] = field(default_factory=dict)
 
     def read(self, config: Config) -> Table:
-        name = said(config, self.key)
+        name = lookup(config, self.key)
         if name not in self._names:
             raise UserError(refused(self.key, name, self._names))
         found = self._names[name]
@@ -254,7 +254,7 @@ def joined(keys: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def said(config: Config, key: str) -> Any:
+def lookup(config: Config, key: str) -> Any:
     """Return what a config says at a key, dotted within a table."""
     found: Any = config
     for name in key.split("."):

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from archwright.hf.configs import FILE, family_of, read_config, spec_of, text_config
 from archwright.hf.family import Family
-from archwright.hf.keys import Slot
-from archwright.hf.store import Store, opened
+from archwright.hf.multimodal import Wrapper
 from archwright.hf.tokenizers import read_files, read_tokenizer
-from archwright.hf.wrappers import Wrapper
+from archwright.hf.weight_map import Slot
+from archwright.hf.weights_reader import Store, opened
 from archwright.model.build import build_uninitialized
 from archwright.model.decoder import Decoder
 from archwright.progress import Progress

@@ -15,9 +15,9 @@ from archwright.checkpoint.started import StartRecord, drafted
 from archwright.checkpoint.weights import read_tensors, write_tensors
 from archwright.hf.exporting import exportable
 from archwright.hf.family import Family
-from archwright.hf.keys import Slot
 from archwright.hf.loading import CAME_FROM, Origin, tensors_of
-from archwright.hf.store import INDEX, WEIGHTS
+from archwright.hf.weight_map import Slot
+from archwright.hf.weights_reader import INDEX, WEIGHTS
 from archwright.model.decoder import Decoder
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec

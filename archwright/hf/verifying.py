@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from archwright.hf.configs import read_config, text_config
 from archwright.hf.families import FAMILIES
 from archwright.hf.loading import Loaded, load
-from archwright.hf.wrappers import own_name
+from archwright.hf.multimodal import own_name
 from archwright.spec.errors import UserError
 
 TOKENS = 64

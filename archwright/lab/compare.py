@@ -9,16 +9,16 @@ from typing import Any
 from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, sweep
 from archwright.lab import plan as plans
-from archwright.lab.asked import command_of, load, study_of
-from archwright.lab.execution import Execution
-from archwright.lab.findings import announcement, results_of
+from archwright.lab.command_line import command_of, load, study_of
 from archwright.lab.page import write_page, write_tables
 from archwright.lab.plan import STUDY, Plan, slug
 from archwright.lab.plan_file import PLAN
 from archwright.lab.planner import Planner, usable_cores
-from archwright.lab.pool import POOL
 from archwright.lab.progress import progress
 from archwright.lab.results import StudyResults
+from archwright.lab.run_cache import POOL
+from archwright.lab.scheduler import Execution
+from archwright.lab.summary import announcement, results_of
 from archwright.lab.workers import Workers
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
@@ -78,16 +78,16 @@ def compare(
     path = Path(out) if out else STUDIES / slug(study.name)
     command = command_of(study, path, out, parts)
     with open_study(path, study) as folder:
-        with Workers(usable_cores(), path / "log.txt", files) as crew:
+        with Workers(usable_cores(), path / "log.txt", files) as workers:
             plan = plans.saved(study, folder)
             if plan is None:
-                plan = Planner(study, folder, crew, progress(quiet).say).plan()
+                plan = Planner(study, folder, workers, progress(quiet).say).plan()
                 plans.save(plan, folder)
                 StartRecord(path).finish()
             execution = Execution(plan, path, Path(runs))
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(plan))
-                complete = execution.run(crew, shown, interrupt)
+                complete = execution.run(workers, shown, interrupt)
             if interrupt:
                 shown.say("saving what is being trained")
         results = results_of(execution, command, complete)
@@ -123,8 +123,8 @@ def plan(
         return found
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log.txt"
-        with Workers(usable_cores(), log, files) as crew:
-            return Planner(study, RunFolder(scratch), crew).plan()
+        with Workers(usable_cores(), log, files) as workers:
+            return Planner(study, RunFolder(scratch), workers).plan()
 
 
 @contextmanager

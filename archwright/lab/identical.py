@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from archwright.lab.arms import arms, label, set_by
 from archwright.lab.masks import effective, is_full
+from archwright.lab.variants import arms, label, set_by
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import fingerprint

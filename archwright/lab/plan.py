@@ -6,16 +6,16 @@ from pathlib import Path
 
 from archwright.files import atomic_write
 from archwright.lab import plan_file
-from archwright.lab.arms import with_rate
 from archwright.lab.matching import Counts, hidden_layer
 from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.results import Variant
+from archwright.lab.variants import with_rate
 from archwright.runs import RunFolder
 from archwright.spec.read import diff, read_run, to_toml
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
+from archwright.training.data import Material, reload_data
 from archwright.training.machine import Decisions, environment
-from archwright.training.material import Material, reload_data
 
 STUDY = "study.toml"
 """What was asked for, in a study's folder."""

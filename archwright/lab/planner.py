@@ -9,23 +9,23 @@ from pathlib import Path
 import psutil
 import torch
 
-from archwright.lab import pool
-from archwright.lab.arms import Arms, arms, set_by, sized_by_user
+from archwright.lab import run_cache
+from archwright.lab.concurrency import Sharing
 from archwright.lab.identical import refuse_identical, unscaled
 from archwright.lab.matching import count, matched
 from archwright.lab.plan import Arm, Plan, evaluated, runs_each
 from archwright.lab.plan_file import Cost
-from archwright.lab.sharing import Sharing
+from archwright.lab.variants import Arms, arms, set_by, sized_by_user
 from archwright.lab.workers import Workers
 from archwright.model.build import build
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec, parse_budget
 from archwright.spec.study_spec import StudySpec, parse_count
+from archwright.training.data import Material, gather
 from archwright.training.evaluation import held_out_windows
 from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss
-from archwright.training.material import Material, gather
-from archwright.training.settle import make_batches, resolved, with_steps
+from archwright.training.resolve import make_batches, resolved, with_steps
 
 USUAL_SIZE = 2e5
 """Non-embedding parameters where the budget says nothing of time."""
@@ -63,10 +63,10 @@ class Planner:
         self,
         study: StudySpec,
         folder: RunFolder,
-        crew: Workers,
+        workers: Workers,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.study, self.folder, self.crew, self.say = study, folder, crew, say
+        self.study, self.folder, self.workers, self.say = study, folder, workers, say
         self.material: Material
         self.decisions: Decisions
         self._begun = time.monotonic()
@@ -252,14 +252,14 @@ class Planner:
         found: dict[str, Cost] = {}
         waiting = list(timed.items())
         try:
-            self.crew.size = workers
-            while waiting or self.crew.running:
-                while waiting and self.crew.free:
+            self.workers.size = workers
+            while waiting or self.workers.running:
+                while waiting and self.workers.free:
                     name, arm = waiting.pop(0)
                     folder = self._scratch(scratch / str(len(waiting)), arm)
                     job = {"do": "time", "folder": str(folder.path), "stack": stack}
-                    self.crew.give(name, job | {"seconds": self._timed_seconds})
-                for done in self.crew.wait(1.0):
+                    self.workers.give(name, job | {"seconds": self._timed_seconds})
+                for done in self.workers.wait(1.0):
                     if done.state != "done":
                         raise UserError(f"{done.name}: cannot be trained: {done.why}")
                     found[str(done.name)] = Cost(
@@ -278,7 +278,7 @@ class Planner:
     def _scratch(self, place: Path, arm: Arm) -> RunFolder:
         flops = arm.counts.flops_per_token
         run = with_steps(arm.run, LEAST_STEPS)
-        return pool.prepare(place, run, self.material, self.decisions, flops)
+        return run_cache.prepare(place, run, self.material, self.decisions, flops)
 
 
 def _with_steps(run: RunSpec, steps: int) -> RunSpec:

@@ -7,9 +7,9 @@ from typing import Any
 
 from archwright import progress as shown
 from archwright.format import duration, printable
-from archwright.lab.execution import Display, Execution
-from archwright.lab.groups import Cell
+from archwright.lab.batching import Cell
 from archwright.lab.results import RunResult
+from archwright.lab.scheduler import Display, Execution
 from archwright.runs import RunFolder
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from archwright.lab.masks import is_full, reach
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.model_spec import LayerSpec, ModelSpec
-from archwright.spec.narrow import IN_BLOCKS, TOKENS, narrowed, shortened
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.scale_down import IN_BLOCKS, TOKENS, narrowed, shortened
 
 DIMS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
+    from archwright.training.data import Material
     from archwright.training.loop import DivergedError
-    from archwright.training.material import Material
     from archwright.training.session import Session
 
 Answer = dict[str, Any]
@@ -80,9 +80,9 @@ def answer_to(job: dict[str, Any]) -> Answer:
 
 
 def _train(job: dict[str, Any]) -> Answer:
-    from archwright.lab.pool import DIVERGED, outcome
+    from archwright.lab.run_cache import DIVERGED, outcome
     from archwright.runs import RunFolder
-    from archwright.training.finish import finalize_metrics_only
+    from archwright.training.finalize import finalize_metrics_only
     from archwright.training.loop import DivergedError
     from archwright.training.train import train_in
     from archwright.training.train_together import train_together
@@ -125,9 +125,9 @@ def _time(job: dict[str, Any]) -> Answer:
     """Return what a run costs, in seconds: to begin, for a step, and for a token that is evaluated; of one in a
     stack of `stack` runs, its share."""
     from archwright.runs import RunFolder
+    from archwright.training.data import reload_data
     from archwright.training.evaluation import evaluate, held_out_windows
-    from archwright.training.material import reload_data
-    from archwright.training.settle import settled
+    from archwright.training.resolve import settled
 
     begun = time.perf_counter()
     folder = RunFolder(Path(job["folder"]))
@@ -151,7 +151,7 @@ def _step_seconds(
     folder: "RunFolder", material: "Material", session: "Session", *, number: int, seconds: float
 ) -> float:
     """Return the seconds of a step, for each run of a stack."""
-    from archwright.training.settle import settled
+    from archwright.training.resolve import settled
     from archwright.training.together import Together
 
     if number == 1:

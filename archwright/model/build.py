@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
+from archwright.model.layer import Layer
 from archwright.parts.attention import ATTENTIONS
 from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS

@@ -21,7 +21,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from archwright.parts.masks import AttentionMask, Causal, MaskPattern, Prefix, Window
-from archwright.parts.places import Read, TokenLayout, places
+from archwright.parts.token_layout import Read, TokenLayout, places
 from archwright.spec.errors import UserError
 
 FIRST_CAPACITY = 64

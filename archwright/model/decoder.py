@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from archwright.model.block import Layer
 from archwright.model.cache import Cache
+from archwright.model.layer import Layer
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.kernels import KERNELS, prepare
 from archwright.parts.masks import AttentionMask, MaskPattern
-from archwright.parts.places import places
 from archwright.parts.positions import rotation
+from archwright.parts.token_layout import places
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 

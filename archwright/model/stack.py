@@ -25,12 +25,12 @@ class Stack(nn.Module):
     more of them at a time are slower.
 
     Raises:
-        ValueError: a model that `obstacle` names a reason for.
+        ValueError: a model that `why_not_ensembled` names a reason for.
     """
 
     def __init__(self, models: Sequence[Decoder]) -> None:
         super().__init__()
-        if why := obstacle(models[0]):
+        if why := why_not_ensembled(models[0]):
             raise ValueError(why)
         self.number = len(models)
         self.body = copy.deepcopy(models[0])
@@ -68,7 +68,7 @@ class Stack(nn.Module):
         self.body.set_submodule(path, stacked)
 
 
-def obstacle(model: Decoder) -> str:
+def why_not_ensembled(model: Decoder) -> str:
     """Return why models of this shape cannot be computed as one, in a sentence; empty where they can."""
     for path, module in model.named_modules():
         place = f"{path} ({type(module).__name__})"

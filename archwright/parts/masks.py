@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from archwright.parts.places import TokenLayout
 from archwright.parts.registry import Registry
+from archwright.parts.token_layout import TokenLayout
 from archwright.spec import masks as spec
 from archwright.spec.errors import UserError
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
+from archwright.model.layer import Layer
 from archwright.parts.attention import LatentAttention, SoftmaxAttention
 from archwright.parts.linear import Linear
 from archwright.parts.masks import pairs

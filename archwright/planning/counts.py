@@ -8,8 +8,8 @@ from archwright import presets
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.planning.cost import active_parameters, parameters_by_part
-from archwright.spec.counted import Counts
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.parameter_counts import Counts
 from archwright.spec.read import load, preset_names
 
 LAYER_PARTS = {"attention": "attention", "feedforward": "feed-forward", "residual": "norms"}

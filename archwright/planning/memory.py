@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from archwright.model.block import Layer
 from archwright.model.decoder import Decoder
+from archwright.model.layer import Layer
 from archwright.parts.attention import LatentAttention, SoftmaxAttention
 
 PER_PARAMETER = 16

@@ -36,7 +36,7 @@ def merge(base: Table, over: Table, under: Table = NOTHING) -> dict[str, Any]:
 
 def validated(cls: type[T], values: dict[str, Any], at: tuple[str, ...] = ()) -> T:
     """Return `cls` made from `values`, or raise a UserError with one line for each mistake."""
-    from archwright.spec.explain import explain
+    from archwright.spec.validation_errors import explain
 
     try:
         return cls.model_validate(values)

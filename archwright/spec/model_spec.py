@@ -204,7 +204,7 @@ class ModelSpec(StackSpec):
     def tiny(self) -> "ModelSpec":
         """Return a model of the same choices that trains in seconds: its kinds of layers, heads that share
         keys as these do, 64 wide, in 4 layers or the fewest with all kinds."""
-        from archwright.spec.narrow import tiny
+        from archwright.spec.scale_down import tiny
 
         return tiny(self)
 

@@ -12,7 +12,6 @@ import tomli_w
 
 from archwright.spec.choice import Choice, Spec, Uniform
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.explain import show
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.renamings import renamed
@@ -20,6 +19,7 @@ from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.spec.toml import MOST_DEPTH, Unreadable, parse_toml, read_toml
 from archwright.spec.unpublished import refuse_unpublished
+from archwright.spec.validation_errors import show
 
 S = TypeVar("S", bound=Spec)
 Values = dict[str, Any]

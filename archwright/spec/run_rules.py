@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from archwright.spec.errors import UserError
-from archwright.spec.explain import show
 from archwright.spec.masks import Mask, Prefix
 from archwright.spec.rules import enforce
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.validation_errors import show
 
 
 def enforce_run(run: RunSpec) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 
 from archwright.format import parameters
 from archwright.spec.attention import Attention, LatentAttention, SoftmaxAttention
-from archwright.spec.counted import parameter_counts
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import LayerNorm, NoNorm
+from archwright.spec.parameter_counts import parameter_counts
 from archwright.spec.positions import NoPosition, Position, RoPE
 from archwright.spec.read import load, preset_names
 from archwright.spec.residuals import Residual
+from archwright.spec.summaries import word
 from archwright.spec.unpublished import Unpublished, unpublished
-from archwright.spec.words import word
 
 
 @dataclass(frozen=True)

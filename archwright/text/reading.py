@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.files import open_regular
 from archwright.spec.run_spec import DataSpec
-from archwright.text.pieces import TARGET, pieces
+from archwright.text.chunking import TARGET, pieces
 from archwright.text.sources import TextFile
 
 BLOCK = 1 << 18

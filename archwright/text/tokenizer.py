@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from archwright.spec.errors import UserError, nearest
 from archwright.text.bpe import bpe_of, byte_names, fast_encoding, merges_of
+from archwright.text.chunking import pieces, split_at
 from archwright.text.companions import (
     CONFIG,
     as_text,
@@ -23,8 +24,7 @@ from archwright.text.companions import (
     write_companions,
 )
 from archwright.text.foreign import library_errors, quiet, read_json
-from archwright.text.pieces import pieces, split_at
-from archwright.text.probe import PROBE
+from archwright.text.selfcheck import PROBE
 
 Ids = NDArray[np.int64]
 AllowedSpecial = Collection[str] | Literal["all"]

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from archwright.data.compressors import Baseline, baselines
-from archwright.data.held_out import HeldOut, bits_per_byte
+from archwright.data.eval_windows import HeldOut, bits_per_byte
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.losses import cross_entropy
 from archwright.model.decoder import Decoder
-from archwright.runs.opened import OpenRun
+from archwright.runs.load import OpenRun
 from archwright.text.corpus import Document, open_texts
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.compiling import uncompiled

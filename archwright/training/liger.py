@@ -28,7 +28,7 @@ LONGEST = 2**16
 """Numbers of a row that its kernels take at most."""
 
 
-def obstacle(device: str) -> str:
+def why_not_fusable(device: str) -> str:
     """Return what liger's kernels lack here; empty where they can run."""
     if device != "cuda":
         return "a GPU"
@@ -43,7 +43,7 @@ def check_liger(machine: MachineSpec) -> None:
     Raises:
         UserError: no GPU, or no liger-kernel.
     """
-    if machine.fused == "liger" and (missing := obstacle(machine.device)):
+    if machine.fused == "liger" and (missing := why_not_fusable(machine.device)):
         raise UserError(f'machine.fused: found "liger"; expected "none", as it needs {missing}')
 
 

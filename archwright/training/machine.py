@@ -16,8 +16,8 @@ from archwright.format import size
 from archwright.model.decoder import Decoder
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import AttentionMask
-from archwright.parts.places import places
 from archwright.parts.positions import rotation
+from archwright.parts.token_layout import places
 from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
 from archwright.spec.errors import UserError
@@ -25,9 +25,9 @@ from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.spec.version import version
 from archwright.training.float8 import check_float8
 from archwright.training.liger import check_liger
-from archwright.training.measured import Measurement, measured
 from archwright.training.precision import DTYPES
 from archwright.training.products import float32_choice, measure_float32
+from archwright.training.timing_cache import Measurement, measured
 
 MOST_THREADS = 4
 """Most threads for each core: many thousands end the process."""

@@ -18,7 +18,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.machine import Decisions, decide, decide_kernel
 from archwright.training.precision import Precision
-from archwright.training.settle import check_memory
+from archwright.training.resolve import check_memory
 from archwright.training.step_costs import StepCosts
 from archwright.training.step_meter import PARTS, PHASES, StepMeter, Times, metered
 

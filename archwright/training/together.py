@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archwright.losses import Loss, cross_entropy, linear_cross_entropy
 from archwright.model.decoder import Decoder
-from archwright.model.stack import Stack, obstacle
+from archwright.model.stack import Stack, why_not_ensembled
 from archwright.spec.run_spec import RunSpec
 from archwright.training.session import Session, median_step, to_device
 from archwright.training.step import LossStats, TensorBatch, valid_targets
@@ -79,7 +79,7 @@ def reason_alone(run: RunSpec, model: Decoder) -> str:
         return "probes and TensorBoard look at a run alone"
     if _drops(run.model.model_dump()):
         return "dropout would draw other random numbers than alone"
-    return obstacle(model)
+    return why_not_ensembled(model)
 
 
 def _drops(values: Any) -> bool:

@@ -12,7 +12,7 @@ from archwright import checkpoint
 from archwright.planning.cost import flops_per_token
 from archwright.reporting.tensorboard import TensorBoardLog
 from archwright.runs import RUNS, RunFolder
-from archwright.runs.opened import OpenRun, open_run
+from archwright.runs.load import OpenRun, open_run
 from archwright.runs.records import Record
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -20,16 +20,16 @@ from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 from archwright.training.budget import Closing, Deadline, recorded_plans, seconds_of
+from archwright.training.data import Material, gather, reload_data
 from archwright.training.evaluation import Evaluation, evaluate, held_out_windows
-from archwright.training.finish import finish, report
+from archwright.training.finalize import finish, report
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.machine import Decisions, check_machine, environment
-from archwright.training.material import Material, gather, reload_data
+from archwright.training.out_of_memory import explain_out_of_memory
 from archwright.training.progress import Progress, progress, speaker
+from archwright.training.resolve import settle, settled, weights_file
 from archwright.training.session import Session
-from archwright.training.settle import settle, settled, weights_file
-from archwright.training.shortage import explain_out_of_memory
 
 
 class Stopped(Exception):  # noqa: N818

@@ -9,12 +9,12 @@ from pathlib import Path
 from archwright import checkpoint
 from archwright.reporting.page import write_report
 from archwright.runs import RunFolder
+from archwright.training.data import Material, reload_data
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Elapsed, Loop
-from archwright.training.material import Material, reload_data
+from archwright.training.out_of_memory import explain_out_of_memory
 from archwright.training.progress import Silent
-from archwright.training.settle import settled
-from archwright.training.shortage import explain_out_of_memory
+from archwright.training.resolve import settled
 from archwright.training.together import Together
 from archwright.training.train import Finalizer, Stopped, new_loop
 

@@ -6,7 +6,7 @@ import pytest
 
 from archwright.cli import main
 from archwright.runs import RunFolder
-from archwright.training.material import gather
+from archwright.training.data import gather
 from tests.cli.typing_commands import said
 from tests.tiny import tiny_run, tiny_words, write_text
 
@@ -17,7 +17,7 @@ BPE = ("data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300", "budget=1step
 def test_a_damaged_cache_is_told_shown_and_emptied(
     place: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archwright.training.finish.stream", lambda *_, **__: iter(("",)))
+    monkeypatch.setattr("archwright.training.finalize.stream", lambda *_, **__: iter(("",)))
     text = write_text(place / "text.txt", 100)
     gather(tiny_run(text, *BPE), RunFolder(place / "other"))
     for path in cache.glob("tokens/*/shard-*.bin"):

@@ -22,7 +22,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = write_text(folder / "text.txt", 100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
-        patch.setattr("archwright.training.finish.stream", lambda *_, **__: stream_of_nothing())
+        patch.setattr("archwright.training.finalize.stream", lambda *_, **__: stream_of_nothing())
         run = tiny_run(text, "budget=3steps", "checkpoint.every=1", "evaluate.max_tokens=50")
         aw.train(run.override("evaluate.final_max_tokens=50"), out=folder / "run", quiet=True)
     return folder

@@ -8,7 +8,7 @@ import pytest
 from archwright.cli import main
 from archwright.plugins import load_parts_file
 from archwright.runs import RunFolder
-from archwright.runs.opened import open_run
+from archwright.runs.load import open_run
 from archwright.spec.errors import UserError
 from archwright.spec.norms import Norm
 from tests.tiny import ROOT, archwright, tiny_words, write_text

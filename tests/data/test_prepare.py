@@ -17,7 +17,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
 from archwright.text.bpe import raw_bytes, train_bpe
 from archwright.text.corpus import Documents, open_corpus, open_texts
-from archwright.text.probe import PROBE
+from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer
 
 END = "<|endoftext|>"
@@ -83,7 +83,7 @@ def test_any_size_of_batches_holds_the_same(
     documents: Documents, tokenizer: Tokenizer, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BATCH", batch)
-    monkeypatch.setattr("archwright.text.pieces.TARGET", 20)
+    monkeypatch.setattr("archwright.text.chunking.TARGET", 20)
     check(prepare_documents(documents, tokenizer), TEXTS, tokenizer)
 
 

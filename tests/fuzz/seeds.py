@@ -171,7 +171,7 @@ def _make_foreign() -> None:
 def _make_study() -> None:
     """Plan a study with a crew that times nothing."""
     from archwright.lab import compare, plan
-    from archwright.lab.asked import study_of
+    from archwright.lab.command_line import study_of
     from archwright.lab.planner import Planner
 
     write_text(Path("text.txt"), 400)

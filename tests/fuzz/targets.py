@@ -120,8 +120,8 @@ def _show(seed: Seed) -> object:
 
 
 def _study(seed: Seed) -> object:
-    from archwright.lab.arms import arms
-    from archwright.lab.asked import study_of
+    from archwright.lab.command_line import study_of
+    from archwright.lab.variants import arms
     from archwright.spec.read import to_toml
 
     study = study_of("s.toml")
@@ -309,7 +309,7 @@ def _measurements(workshop: Workshop) -> Sequence[Seed]:
 
 
 def _measured(seed: Seed | None = None) -> object:
-    from archwright.training.measured import measured
+    from archwright.training.timing_cache import measured
 
     found = measured({"shape": [1, 2]}, ("a", "b"), lambda: {"a": 1.5, "b": 2.5})
     return digest(dict(found.values))
@@ -352,7 +352,7 @@ def _report(seed: Seed) -> object:
 def _resume(seed: Seed) -> object:
     """Train what is left of a run, and judge it."""
     from archwright.runs import RunFolder
-    from archwright.training.finish import finalize_metrics_only
+    from archwright.training.finalize import finalize_metrics_only
     from archwright.training.train import train_in
 
     folder = RunFolder.open("run")
@@ -389,7 +389,7 @@ def _locks(workshop: Workshop) -> Sequence[Seed]:
 def _open(seed: Seed) -> object:
     """Open a run, and ask for the same one again."""
     from archwright.runs import RunFolder
-    from archwright.runs.opened import open_run
+    from archwright.runs.load import open_run
 
     opened = open_run("run")
     RunFolder.create("run", tiny_run("text.txt", *RUN_WORDS))
@@ -421,8 +421,8 @@ _SESSIONS: dict[int, Any] = {}
 def _session(seed: Seed) -> Any:
     """Return a session of the run, the same for all cases of a process."""
     from archwright.runs import RunFolder
-    from archwright.training.material import reload_data
-    from archwright.training.settle import settled
+    from archwright.training.data import reload_data
+    from archwright.training.resolve import settled
 
     if os.getpid() not in _SESSIONS:
         folder = RunFolder("run")
@@ -467,7 +467,7 @@ def _checksum(path: str) -> None:
 
 def _plan(seed: Seed) -> object:
     from archwright.lab.compare import plan
-    from archwright.lab.findings import announcement
+    from archwright.lab.summary import announcement
 
     found = plan(*STUDY_WORDS, out="study", **STUDY_OPTIONS)
     runs = [arm.run.hash() for arm in found.arms.values()]
@@ -497,7 +497,7 @@ TARGETS = (
         "studies",
         _presets("studies", "s.toml"),
         _study,
-        ("archwright.lab.arms:arms",),
+        ("archwright.lab.variants:arms",),
         words=_all_words,
         dear=4,
     ),
@@ -525,7 +525,7 @@ TARGETS = (
         "measurements",
         _measurements,
         _measured,
-        ("archwright.training.measured:_read",),
+        ("archwright.training.timing_cache:_read",),
         heals=True,
     ),
     Target(
@@ -546,7 +546,7 @@ TARGETS = (
         also=(_drop_newest,),
         dear=2,
     ),
-    Target("plans", _plans, _plan, (WHOLE_PLAN, "archwright.training.material:regain")),
+    Target("plans", _plans, _plan, (WHOLE_PLAN, "archwright.training.data:regain")),
     Target("forged plans", _plans, _plan, (WHOLE_PLAN,), amend=_checksum),
     Target(
         "records, reported",

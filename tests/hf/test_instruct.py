@@ -16,7 +16,7 @@ from archwright.cli import main
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
-from archwright.training.material import gather
+from archwright.training.data import gather
 from tests.hf.library import build, randomise, save
 
 transformers = pytest.importorskip("transformers")

@@ -10,11 +10,11 @@ from archwright.hf.families.llama import LLAMA, ROPE
 from archwright.hf.families.qwen import QWEN2
 from archwright.hf.families.ungated import NEMOTRON
 from archwright.hf.family import Family
-from archwright.hf.keys import Fixed
-from archwright.hf.layers import every_by, first_of
+from archwright.hf.layer_types import every_by, first_of
 from archwright.hf.layouts import Same
 from archwright.hf.lenses import Activation
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fixed
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from archwright import hf
 from archwright.hf.family import Family
-from archwright.hf.keys import Fixed
 from archwright.hf.loading import tensors_of
-from archwright.hf.store import opened
+from archwright.hf.weight_map import Fixed
+from archwright.hf.weights_reader import opened
 from archwright.model.decoder import Decoder
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec

@@ -95,5 +95,5 @@ def test_other_words_for_keys_are_those_of_the_class(name: str) -> None:
     family = hf.FAMILIES[name]
     words = transformers.AutoConfig.for_model(name).attribute_map
     told = {word: key for word, key in words.items() if key in family.defaults}
-    missing = {word: key for word, key in told.items() if family.spellings.get(word) != key}
+    missing = {word: key for word, key in told.items() if family.key_aliases.get(word) != key}
     assert {w: k for w, k in missing.items() if w not in family.defaults} == {}

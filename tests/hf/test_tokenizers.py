@@ -19,7 +19,7 @@ from archwright.model.build import build
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
 from archwright.text.corpus import open_texts
-from archwright.text.probe import PROBE
+from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")

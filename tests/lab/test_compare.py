@@ -16,13 +16,13 @@ import pytest
 import archwright as aw
 from archwright.checkpoint.started import FILE, StartRecord
 from archwright.lab.compare import compare, plan
-from archwright.lab.findings import announcement
 from archwright.lab.results import StudyResults
+from archwright.lab.summary import announcement
 from archwright.lab.sweep import tuned
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Hidden
-from archwright.training.finish import finalize_metrics_only
+from archwright.training.finalize import finalize_metrics_only
 from archwright.training.train import train_in
 from tests.lab.small import OPTIONS, words, working_in
 from tests.tiny import archwright, command, surroundings

@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 import torch
 
-from archwright.lab.arms import arms, split
 from archwright.lab.identical import refuse_identical
 from archwright.lab.masks import is_full, reach
 from archwright.lab.matching import count, matched
+from archwright.lab.variants import arms, split
 from archwright.parts.masks import MASKS
 from archwright.spec import masks
 from archwright.spec.attention import SoftmaxAttention

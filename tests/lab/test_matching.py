@@ -2,9 +2,9 @@
 
 import pytest
 
-from archwright.lab.arms import arms, split
 from archwright.lab.matching import TOLERANCE, count, matched, mismatch
 from archwright.lab.scaling import DIMS, scaled, shape
+from archwright.lab.variants import arms, split
 from archwright.model.build import build
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.feedforward import Experts, FeedForward, Hidden

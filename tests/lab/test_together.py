@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from archwright.lab.compare import compare, plan
-from archwright.lab.pool import stack_of
 from archwright.lab.results import StudyResults
+from archwright.lab.run_cache import stack_of
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from tests.lab.small import OPTIONS, words, working_in

@@ -30,7 +30,7 @@ open(sys.argv[1], "a").write("left ")
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Iterator[Workers]:
+def workers(tmp_path: Path) -> Iterator[Workers]:
     script = tmp_path / "worker.py"
     script.write_text(SCRIPT)
     with Workers(2, tmp_path / "log.txt") as workers:
@@ -38,48 +38,48 @@ def crew(tmp_path: Path) -> Iterator[Workers]:
         yield workers
 
 
-def all_done(crew: Workers) -> list[Done]:
+def all_done(workers: Workers) -> list[Done]:
     found: list[Done] = []
     end = time.monotonic() + 60
-    while crew.running:
+    while workers.running:
         assert time.monotonic() < end
-        found += crew.wait(0.2)
+        found += workers.wait(0.2)
     return found
 
 
-def test_jobs_go_on_side_by_side_and_processes_are_used_again(crew: Workers) -> None:
-    crew.give("a", {"do": "x", "seconds": 0.5})
-    crew.give("b", {"do": "x", "seconds": 0.5})
-    assert crew.free == 0
-    assert crew.running == {"a", "b"}
-    first = all_done(crew)
+def test_jobs_go_on_side_by_side_and_processes_are_used_again(workers: Workers) -> None:
+    workers.give("a", {"do": "x", "seconds": 0.5})
+    workers.give("b", {"do": "x", "seconds": 0.5})
+    assert workers.free == 0
+    assert workers.running == {"a", "b"}
+    first = all_done(workers)
     assert {done.name for done in first} == {"a", "b"}
-    crew.give("c", {"do": "x"})
-    (third,) = all_done(crew)
+    workers.give("c", {"do": "x"})
+    (third,) = all_done(workers)
     assert third.answer["pid"] in {done.answer["pid"] for done in first}
 
 
-def test_a_job_that_fails_says_why(crew: Workers) -> None:
-    crew.give("a", {"do": "fail"})
-    (done,) = all_done(crew)
+def test_a_job_that_fails_says_why(workers: Workers) -> None:
+    workers.give("a", {"do": "fail"})
+    (done,) = all_done(workers)
     assert (done.state, done.why) == ("failed", "no memory")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_a_job_whose_process_dies_is_done_by_another(crew: Workers, tmp_path: Path) -> None:
+def test_a_job_whose_process_dies_is_done_by_another(workers: Workers, tmp_path: Path) -> None:
     log = str(tmp_path / "died")
-    crew.give("a", {"do": "die", "unless": log, "then": log})
-    (done,) = all_done(crew)
+    workers.give("a", {"do": "die", "unless": log, "then": log})
+    (done,) = all_done(workers)
     assert done.state == "done"
     assert Path(log).read_text() == "x"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
-def test_a_job_that_kills_every_process_is_given_up(crew: Workers, tmp_path: Path) -> None:
+def test_a_job_that_kills_every_process_is_given_up(workers: Workers, tmp_path: Path) -> None:
     log = tmp_path / "died"
-    crew.give("a", {"do": "die", "unless": str(tmp_path / "never"), "then": str(log)})
-    crew.give("b", {"do": "x"})
-    by_name = {done.name: done for done in all_done(crew)}
+    workers.give("a", {"do": "die", "unless": str(tmp_path / "never"), "then": str(log)})
+    workers.give("b", {"do": "x"})
+    by_name = {done.name: done for done in all_done(workers)}
     assert by_name["b"].state == "done"
     assert by_name["a"].state == "failed"
     assert by_name["a"].why == f"its process died by signal {signal.SIGKILL.value}, {TRIES} times"

@@ -153,7 +153,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ARCHWRIGHT_CACHE", str(place / "cache"))
         patch.chdir(place)
-        patch.setattr("archwright.training.finish.SAMPLE_TOKENS", 1)
+        patch.setattr("archwright.training.finalize.SAMPLE_TOKENS", 1)
         yield World(place)
 
 

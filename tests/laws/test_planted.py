@@ -17,9 +17,9 @@ from archwright.parts import init as initialising
 from archwright.parts.attention import LatentAttention
 from archwright.parts.kernels import KERNELS, ScoreMods, eager, sdpa
 from archwright.parts.masks import AttentionMask, BlockSparse, Causal, Window
-from archwright.parts.places import TokenLayout
 from archwright.parts.positions import Rotation
 from archwright.parts.residuals import PostNorm, PreNorm
+from archwright.parts.token_layout import TokenLayout
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.residuals import PostNorm as PostNormSpec
 from tests.laws import laws

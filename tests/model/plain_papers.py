@@ -245,7 +245,7 @@ class Paper:
         if self.bias is not None:
             scores = scores + self.bias({**w, "keys": k}, at, q, scale)
         for (h, i, j), _ in np.ndenumerate(scores):
-            if not self.allows(layer, i, j, h):
+            if not self.sees(layer, i, j, h):
                 scores[h, i, j] = -np.inf
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = np.einsum("hij,hjd->ihd", weights / weights.sum(-1, keepdims=True), v)

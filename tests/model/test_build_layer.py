@@ -5,7 +5,7 @@ import torch
 
 from archwright.model import build, build_layer
 from archwright.parts.masks import AttentionMask
-from archwright.parts.places import TokenLayout
+from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load

@@ -11,7 +11,7 @@ from torch import Tensor
 from archwright.model import Decoder, build
 from archwright.model import cache as cache_room
 from archwright.model.cache import LayerCache, SlotTable
-from archwright.parts.places import places
+from archwright.parts.token_layout import places
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from archwright.model import build
-from archwright.model.stack import Stack, obstacle
+from archwright.model.stack import Stack, why_not_ensembled
 from archwright.spec.model_spec import ModelSpec
 
 SMALL = ModelSpec(dim=16, num_layers=2, vocab_size=32, context_length=12).override(
@@ -59,6 +59,6 @@ def test_models_keep_their_weights_as_views() -> None:
 )
 def test_what_cannot_be_stacked_has_a_reason(words: tuple[str, ...], why: str) -> None:
     model = build(SMALL.override(*words))
-    assert why in obstacle(model)
+    assert why in why_not_ensembled(model)
     with pytest.raises(ValueError, match=why):
         Stack([model, model])

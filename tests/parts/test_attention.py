@@ -9,8 +9,8 @@ from archwright.parts.attention import SoftmaxAttention
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import AttentionMask, Causal, Window
 from archwright.parts.norms import LayerNorm, NoNorm, RMSNorm
-from archwright.parts.places import places
 from archwright.parts.positions import Rotary
+from archwright.parts.token_layout import places
 from archwright.spec import attention as spec
 from archwright.spec import masks, norms, positions
 

@@ -12,10 +12,10 @@ from archwright.parts.init import Glorot
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import MASKS, AttentionMask
 from archwright.parts.norms import NoNorm, RMSNorm
-from archwright.parts.places import TokenLayout
 from archwright.parts.positions import Rotary
 from archwright.parts.positions.relative import ALiBi
 from archwright.parts.residuals import DeepNorm
+from archwright.parts.token_layout import TokenLayout
 from archwright.spec import attention as spec
 from archwright.spec import feedforward, masks, norms, positions, residuals
 from archwright.spec import init as init_spec

@@ -14,9 +14,9 @@ from archwright.parts.attention import SoftmaxAttention
 from archwright.parts.kernels import KERNELS, blocks
 from archwright.parts.masks import MASKS, AttentionMask
 from archwright.parts.norms import NORMS
-from archwright.parts.places import places
 from archwright.parts.positions import POSITIONS as PARTS
 from archwright.parts.positions import Rotary
+from archwright.parts.token_layout import places
 from archwright.spec import attention as spec
 from archwright.spec import masks, positions
 from archwright.spec.model_spec import ModelSpec

@@ -9,7 +9,7 @@ from torch import Tensor
 from archwright.parts.kernels import blocks
 from archwright.parts.kernels.blocks import Block, Blocks, blocks_of
 from archwright.parts.masks import AttentionMask, Causal, Full, MaskPattern, Window
-from archwright.parts.places import places
+from archwright.parts.token_layout import places
 from archwright.spec import masks as spec
 
 ROWS, LENGTH = 3, 22
@@ -43,7 +43,7 @@ def shown(cut: Blocks) -> Tensor:
         shape = (block.mask_rows, block.mask_heads, block.stop - block.first)
         part = torch.zeros(*shape, block.key_stop - block.key_first)
         stretch = part[..., block.masked_first : block.masked_stop]
-        stretch += cut.hiding[block.mask_at :][: stretch.numel()].view(stretch.shape)
+        stretch += cut.mask_bias[block.mask_at :][: stretch.numel()].view(stretch.shape)
         rows = slice(block.row_first, block.row_stop or ROWS)
         at = (rows, slice(block.first, block.stop), slice(block.key_first, block.key_stop))
         assert not seen[at].any()
@@ -61,7 +61,7 @@ def test_they_show_what_the_mask_shows(pattern: str, documents: bool) -> None:
         ((b.row_stop - b.row_first) or 1) * (b.stop - b.first) * (b.key_stop - b.key_first)
         for b in table(cut)
     ]
-    assert sum(pairs) == len(cut.room)
+    assert sum(pairs) == len(cut.workspace)
 
 
 def test_rows_see_no_keys_before_their_own_documents() -> None:
@@ -86,8 +86,8 @@ def test_pairs_grow_with_the_length_under_a_window() -> None:
     def pairs(length: int) -> int:
         window = AttentionMask(Window(spec.Window(size=5)), places(torch.zeros(1, length).long()))
         cut = blocks_of(window)
-        assert len(cut.hiding) <= 2 * 4 * 12  # the first block's, and that of all others
-        return len(cut.room)
+        assert len(cut.mask_bias) <= 2 * 4 * 12  # the first block's, and that of all others
+        return len(cut.workspace)
 
     assert pairs(4000) - pairs(2000) == pairs(8000) // 2 - pairs(4000) // 2
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES, XIELU
-from archwright.parts.linear import project
+from archwright.parts.linear import fused_linears
 from archwright.parts.norms import NORMS
 from archwright.spec import feedforward as spec
 from archwright.spec import norms
@@ -153,7 +153,7 @@ def test_what_is_projected_already_is_not_projected_again(choice: spec.Hidden, f
     part = made(choice, bias={"up": True})
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     assert part.inputs == ([part.gate, part.up] if choice.gated else [part.up])
-    projected = project(x, part.inputs)
+    projected = fused_linears(x, part.inputs)
     for linear in part.inputs:
         linear.weight = None
     found = part(x, projected)

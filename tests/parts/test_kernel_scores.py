@@ -13,7 +13,7 @@ from archwright.parts.kernels import KERNELS, ScoreMods, blocks
 from archwright.parts.kernels.flex import block_mask
 from archwright.parts.kernels.scores import ElementwiseBias
 from archwright.parts.masks import MASKS, AttentionMask, MaskPattern
-from archwright.parts.places import TokenLayout, places
+from archwright.parts.token_layout import TokenLayout, places
 from archwright.spec import masks as spec
 
 LENGTH, HEADS, KV, HEAD_DIM, SCALE, CAP = 13, 4, 2, 8, 0.7, 1.3

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archwright.parts.kernels import KERNELS, ScoreMods, blocks
 from archwright.parts.masks import AttentionMask, Causal, MaskPattern, Window
-from archwright.parts.places import places
+from archwright.parts.token_layout import places
 from archwright.spec import masks as spec
 
 HEADS = [(4, 4, 8), (6, 3, 5), (3, 1, 8), (2, 1, 11)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.linear import Embedding, Linear, _apart, _Product, _Products, project
+from archwright.parts.linear import Embedding, Linear, _apart, _Product, _Products, fused_linears
 
 
 def made(d_in: int, d_out: int, *, bias: bool) -> Linear:
@@ -44,7 +44,7 @@ def test_a_joint_product_is_each_map_alone(biases: tuple[bool, ...]) -> None:
     torch.manual_seed(0)
     maps = [made(5, 2 + i, bias=bias) for i, bias in enumerate(biases)]
     x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    found = project(x, maps)
+    found = fused_linears(x, maps)
     pulls = [torch.randn_like(y) for y in found]
     for part, y in zip(maps, found, strict=True):
         np.testing.assert_allclose(y.detach().numpy(), by_hand(part, x), rtol=1e-12, atol=1e-12)
@@ -62,7 +62,7 @@ def test_a_joint_product_is_each_map_alone(biases: tuple[bool, ...]) -> None:
 def test_a_joint_product_under_autocast_is_narrow() -> None:
     maps = [made(5, 3, bias=True).float(), made(5, 4, bias=False).float()]
     with torch.autocast("cpu", torch.bfloat16):
-        found = project(torch.randn(2, 5), maps)
+        found = fused_linears(torch.randn(2, 5), maps)
     assert [y.dtype for y in found] == [torch.bfloat16] * 2
     assert [y.shape for y in found] == [(2, 3), (2, 4)]
 

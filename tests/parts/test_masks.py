@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archwright.parts.masks import MASKS, AttentionMask, Causal, MaskPattern, Window, pairs
-from archwright.parts.places import places
+from archwright.parts.token_layout import places
 from archwright.spec import masks as spec
 
 

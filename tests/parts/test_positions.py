@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from archwright.parts.places import TokenLayout, places
 from archwright.parts.positions import Learned, Rotary, Sinusoidal
+from archwright.parts.token_layout import TokenLayout, places
 from archwright.spec import positions as spec
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from archwright.model import build
 from archwright.parts.masks import MASKS, AttentionMask
-from archwright.parts.places import places
 from archwright.parts.positions import POSITIONS
 from archwright.parts.positions.relative import ALiBi, T5Bias, TransformerXL, alibi_slopes
+from archwright.parts.token_layout import places
 from archwright.spec import masks
 from archwright.spec import positions as spec
 from archwright.spec.model_spec import ModelSpec

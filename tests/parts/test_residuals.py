@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archwright.model import block, build
+from archwright.model import build, layer
 from archwright.parts.linear import Linear
 from archwright.parts.residuals import RESIDUALS
 from archwright.spec import residuals as spec
@@ -192,6 +192,6 @@ def test_a_parallel_model_is_the_same_fused_and_apart(
     for _ in range(2):
         out = model(row).logits
         found.append([out, *torch.autograd.grad(out.square().sum(), list(model.parameters()))])
-        monkeypatch.setattr(block._Branch, "inputs", ())
+        monkeypatch.setattr(layer._Branch, "inputs", ())
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)

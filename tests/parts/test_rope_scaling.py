@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from archwright.model import build
-from archwright.parts.places import places
 from archwright.parts.positions import Rotary
+from archwright.parts.token_layout import places
 from archwright.spec import positions as spec
 from archwright.spec.model_spec import ModelSpec
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from archwright.hf.store import opened
+from archwright.hf.weights_reader import opened
 from archwright.spec.errors import UserError
 from archwright.spec.files import expanded, irregular, open_regular, read_text
 from archwright.spec.read import load

@@ -23,7 +23,7 @@ from archwright.text import bpe
 from archwright.text.bpe import LONGEST, WORDS, has_long_run, train_bpe, train_here
 from archwright.text.corpus import open_texts
 from archwright.text.open_tokenizer import open_tokenizer
-from archwright.text.probe import PROBE
+from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer
 from tests.tiny import surroundings
 

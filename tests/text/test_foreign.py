@@ -14,7 +14,7 @@ import pytest
 from archwright.spec.errors import UserError
 from archwright.text.bpe import raw_bytes, train_here
 from archwright.text.foreign import LARGEST, parse, read_json
-from archwright.text.probe import PROBE
+from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer
 from tests.text.test_tokenizer import END, foreign
 

@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from archwright.spec.errors import UserError
 from archwright.text.bpe import WORDS, raw_bytes, train_bpe
 from archwright.text.foreign import read_json
-from archwright.text.probe import PROBE
+from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer
 
 END = "<|endoftext|>"

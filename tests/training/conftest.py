@@ -4,10 +4,10 @@ import pytest
 
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
-from archwright.training.material import Material, gather
+from archwright.training.data import Material, gather
 from archwright.training.progress import Silent
+from archwright.training.resolve import settle
 from archwright.training.session import Session
-from archwright.training.settle import settle
 from tests.tiny import tiny_run, write_text
 from tests.training.whole import run_of_twelve
 

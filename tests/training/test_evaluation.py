@@ -13,7 +13,7 @@ from archwright.data.store import TokenStore
 from archwright.model import build
 from archwright.model.decoder import Decoder
 from archwright.runs import RunFolder
-from archwright.runs.opened import OpenRun
+from archwright.runs.load import OpenRun
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import DataSpec, RunSpec

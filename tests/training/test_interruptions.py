@@ -13,9 +13,9 @@ from archwright import checkpoint
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
-from archwright.training import finish as finish_room
+from archwright.training import finalize as finalize_room
 from archwright.training import machine as machine_room
-from archwright.training import settle as settle_room
+from archwright.training import resolve as resolve_room
 from archwright.training import train as train_room
 from archwright.training.loop import Loop
 from archwright.training.session import Session
@@ -99,9 +99,9 @@ def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
         (RunFolder, "write_environment"),
         (train_room, "_restore"),
         (checkpoint, "save"),
-        (finish_room, "evaluate"),
-        (finish_room, "compressors"),
-        (finish_room, "stream"),
+        (finalize_room, "evaluate"),
+        (finalize_room, "compressors"),
+        (finalize_room, "stream"),
         (RunFolder, "write_samples"),
         (checkpoint, "write_model"),
     ],
@@ -161,8 +161,8 @@ def test_a_resumed_run_decides_nothing(
     spec, environment = folder.spec_file.read_bytes(), folder.environment_file.read_bytes()
     for room, name in (
         *((machine_room, n) for n in ("measure_peak", "median_times", "decide", "decide_kernel")),
-        *((settle_room, n) for n in ("measure_peak",) if hasattr(settle_room, n)),
-        *((settle_room, n) for n in ("decide", "decide_kernel", "_num_steps", "_take_weights")),
+        *((resolve_room, n) for n in ("measure_peak",) if hasattr(resolve_room, n)),
+        *((resolve_room, n) for n in ("decide", "decide_kernel", "_num_steps", "_take_weights")),
         (Session, "time_step"),
     ):
         monkeypatch.setattr(room, name, die)

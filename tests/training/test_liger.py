@@ -61,7 +61,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         monkeypatch.setattr(module, "rsqrt", lambda x: tl.rsqrt(x))
     for module in (geglu, cross_entropy):
         monkeypatch.setattr(module, "tanh", lambda x: 2 * tl.sigmoid(2 * x) - 1)
-    monkeypatch.setattr(liger, "obstacle", lambda device: "")
+    monkeypatch.setattr(liger, "why_not_fusable", lambda device: "")
     return torch.device("cpu")
 
 

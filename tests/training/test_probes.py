@@ -14,7 +14,7 @@ from archwright.losses import cross_entropy
 from archwright.parts.kernels import ScoreMods
 from archwright.parts.kernels.scores import ElementwiseBias
 from archwright.parts.masks import MASKS, AttentionMask
-from archwright.parts.places import places
+from archwright.parts.token_layout import places
 from archwright.runs import RunFolder
 from archwright.spec.masks import Window
 from archwright.spec.model_spec import ModelSpec

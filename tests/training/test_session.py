@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from archwright.spec.run_spec import RunSpec, parse_budget
-from archwright.training.material import Material
+from archwright.training.data import Material
 from archwright.training.progress import Silent
+from archwright.training.resolve import settle
 from archwright.training.session import Session, is_spike, steps_for_budget
-from archwright.training.settle import settle
 from archwright.training.step import StepResult
 
 RUN = RunSpec(batch_size=4).override("model.context_length=32")

@@ -9,13 +9,13 @@ import torch
 
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
-from archwright.training.finish import finalize_metrics_only
+from archwright.training.data import Material, gather
+from archwright.training.finalize import finalize_metrics_only
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.machine import environment
-from archwright.training.material import Material, gather
 from archwright.training.progress import Silent
+from archwright.training.resolve import settle
 from archwright.training.session import Session
-from archwright.training.settle import settle
 from archwright.training.together import Together, reason_alone
 from archwright.training.train import train_in
 from archwright.training.train_together import train_together

@@ -9,7 +9,7 @@ import pytest
 import archwright
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
-from archwright.training import finish as finish_room
+from archwright.training import finalize as finalize_room
 from archwright.training import machine as machine_room
 from archwright.training import train as train_room
 from archwright.training.session import Session
@@ -58,9 +58,9 @@ def run_of_twelve(text: Path) -> RunSpec:
 
 
 def leave_out(patch: pytest.MonkeyPatch) -> None:
-    for room in (train_room, finish_room):
+    for room in (train_room, finalize_room):
         patch.setattr(room, "report", lambda folder: folder.report_file.touch())
-    patch.setattr(finish_room, "SAMPLE_TOKENS", 16)
+    patch.setattr(finalize_room, "SAMPLE_TOKENS", 16)
     patch.setattr(machine_room, "measure_peak", lambda *_: 1e11)
 
 

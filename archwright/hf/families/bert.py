@@ -6,14 +6,13 @@ from torch import Tensor
 from archwright.hf.families.gpt import ALL_BIASES, LAYER_NORM
 from archwright.hf.families.llama import SIZES
 from archwright.hf.family import Family
-from archwright.hf.keys import Constant, Fused
 from archwright.hf.layouts import FirstRow, Heads, Reshaped
 from archwright.hf.lenses import (
     MISSING,
     Activation,
-    At,
     Computed,
     Config,
+    Field,
     Get,
     Refuse,
     Set,
@@ -22,6 +21,7 @@ from archwright.hf.lenses import (
     Write,
     refused,
 )
+from archwright.hf.weight_map import Constant, Fused
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec, ModelSpec
@@ -56,12 +56,12 @@ BERT = Family(
         Set({"position.kind": "learned", "embedding.bias": True, "embedding.norm.kind": "layer"}),
         Set({"head.transform.kind": "dense", "head.transform.norm.kind": "layer"}),
         Set({"head.tied": True, "head.bias": True}),
-        At("layer_norm_eps", ("norm.eps", "embedding.norm.eps", "head.transform.norm.eps")),
-        At("hidden_dropout_prob", ("residual.dropout", "embedding.dropout")),
-        At("attention_probs_dropout_prob", "attention.dropout"),
+        Field("layer_norm_eps", ("norm.eps", "embedding.norm.eps", "head.transform.norm.eps")),
+        Field("hidden_dropout_prob", ("residual.dropout", "embedding.dropout")),
+        Field("attention_probs_dropout_prob", "attention.dropout"),
         Activation("hidden_act", gated=False),
         Computed(_read_transform, lambda get: {}),
-        At("intermediate_size", "feedforward.hidden_dim"),
+        Field("intermediate_size", "feedforward.hidden_dim"),
         Set(ALL_BIASES),
         Switch(
             "is_decoder",
@@ -98,7 +98,7 @@ BERT = Family(
 )
 
 
-BIG_BIRD = BERT.but(
+BIG_BIRD = BERT.derive(
     "big_bird",
     "BigBirdForCausalLM",
     Refuse("attention_type", ("original_full",)),
@@ -128,7 +128,7 @@ def _write_positions(get: Get) -> dict[str, object]:
     }
 
 
-ROBERTA = BERT.but(
+ROBERTA = BERT.derive(
     "roberta",
     "RobertaForCausalLM",
     Computed(_read_positions, _write_positions),
@@ -171,7 +171,7 @@ def _sines(spec: ModelSpec) -> Tensor:
     return torch.cat((angles.sin(), angles.cos()), -1).float()
 
 
-ROFORMER = BERT.but(
+ROFORMER = BERT.derive(
     "roformer",
     "RoFormerForCausalLM",
     Set({"position.kind": "rope", "position.pairing": "interleaved"}),
@@ -223,16 +223,16 @@ XLNET = Family(
     "xlnet",
     "XLNetLMHeadModel",
     lenses=(
-        At("vocab_size", "vocab_size"),
-        At("d_model", "dim"),
-        At("n_layer", "num_layers"),
-        At("n_head", "attention.num_heads"),
+        Field("vocab_size", "vocab_size"),
+        Field("d_model", "dim"),
+        Field("n_layer", "num_layers"),
+        Field("n_head", "attention.num_heads"),
         Set({"residual.kind": "post", **LAYER_NORM, "position.kind": "transformer_xl"}),
         Set({"attention.kind": "softmax", "head.bias": True}),
-        At("layer_norm_eps", "norm.eps"),
-        At("dropout", ("residual.dropout", "embedding.dropout", "attention.dropout")),
+        Field("layer_norm_eps", "norm.eps"),
+        Field("dropout", ("residual.dropout", "embedding.dropout", "attention.dropout")),
         Activation("ff_activation", gated=False),
-        At("d_inner", "feedforward.hidden_dim"),
+        Field("d_inner", "feedforward.hidden_dim"),
         Set({"feedforward.bias.up": True, "feedforward.bias.down": True}),
         Switch(
             "attn_type",
@@ -242,7 +242,7 @@ XLNET = Family(
             },
         ),
         Refuse("clamp_len", (-1,)),
-        At("tie_word_embeddings", "head.tied"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.layer.{i}.",
     of_layer={
@@ -266,7 +266,7 @@ XLNET = Family(
         "lm_loss": "head",
     },
     prefix="transformer.",
-    spellings={
+    key_aliases={
         "n_token": "vocab_size",
         "hidden_size": "d_model",
         "num_attention_heads": "n_head",

@@ -10,8 +10,8 @@ from archwright.hf.families.llama import (
     WINDOW,
 )
 from archwright.hf.families.qwen import HEAD_NORM_NAMES
-from archwright.hf.layers import Layers, Listed, Role, every_by
-from archwright.hf.lenses import At, Set, Switch
+from archwright.hf.layer_types import Layers, Listed, Role, every_by
+from archwright.hf.lenses import Field, Set, Switch
 from archwright.hf.rope import Rope
 
 INTERLEAVED = Rope(pairing="interleaved", fraction="")
@@ -21,21 +21,21 @@ NORMS_OF_EACH = {
     "attention.qk_norm_over": "per_head",
 }
 
-COHERE = LLAMA.but(
+COHERE = LLAMA.derive(
     "cohere",
     "CohereForCausalLM",
     Set({"residual.kind": "parallel", "residual.num_norms": 1}),
     Set({"norm.kind": "layer", "norm.bias": False}),
-    At("layer_norm_eps", "norm.eps"),
+    Field("layer_norm_eps", "norm.eps"),
     INTERLEAVED,
     Switch(
         "use_qk_norm",
         {
-            True: (Set(NORMS_OF_EACH), At("layer_norm_eps", "attention.qk_norm.eps")),
+            True: (Set(NORMS_OF_EACH), Field("layer_norm_eps", "attention.qk_norm.eps")),
             False: Set({"attention.qk_norm.kind": "none"}),
         },
     ),
-    At("logit_scale", "head.logit_scale"),
+    Field("logit_scale", "head.logit_scale"),
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, ROPE, MLP_BIAS),
     of_layer={
@@ -46,7 +46,7 @@ COHERE = LLAMA.but(
 )
 
 
-COHERE2 = COHERE.but(
+COHERE2 = COHERE.derive(
     "cohere2",
     "Cohere2ForCausalLM",
     without=(

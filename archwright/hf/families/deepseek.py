@@ -12,10 +12,10 @@ from archwright.hf.families.sigmoid_experts import (
     routed,
     shared,
 )
-from archwright.hf.keys import Fused, Mapped
 from archwright.hf.layouts import ByGroup, Rows
-from archwright.hf.lenses import MISSING, At, Computed, Config, Get, Refuse, Set, Switch, Table
+from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Refuse, Set, Switch, Table
 from archwright.hf.rope import mscale
+from archwright.hf.weight_map import Fused, Mapped
 from archwright.spec.attention import LatentAttention
 from archwright.spec.model_spec import LayerSpec
 
@@ -54,13 +54,13 @@ def _write_scale(get: Get) -> dict[str, Any]:
 
 LATENT = (
     Set({"attention.kind": "latent"}),
-    At("num_attention_heads", "attention.num_heads"),
+    Field("num_attention_heads", "attention.num_heads"),
     Computed(lambda config: {}, lambda get: {"num_key_value_heads": get("attention.num_heads")}),
-    At("q_lora_rank", "attention.query_rank", or_none=True),
-    At("kv_lora_rank", "attention.kv_rank"),
-    At("qk_nope_head_dim", "attention.nope_head_dim"),
-    At("qk_rope_head_dim", "attention.rope_head_dim"),
-    At("v_head_dim", "attention.value_head_dim"),
+    Field("q_lora_rank", "attention.query_rank", or_none=True),
+    Field("kv_lora_rank", "attention.kv_rank"),
+    Field("qk_nope_head_dim", "attention.nope_head_dim"),
+    Field("qk_rope_head_dim", "attention.rope_head_dim"),
+    Field("v_head_dim", "attention.value_head_dim"),
     Set({"attention.norm.kind": "rms", "attention.norm.eps": 1e-6}),
     Set({"attention.norm.scale_in": "input_dtype"}),
     Switch(
@@ -68,7 +68,7 @@ LATENT = (
         {True: Set(dict.fromkeys(BIASES, True)), False: Set(dict.fromkeys(BIASES, False))},
     ),
     Computed(_read_scale, _write_scale),
-    At("attention_dropout", "attention.dropout"),
+    Field("attention_dropout", "attention.dropout"),
 )
 """Latent attention; the norms of its latents have an eps of their own."""
 
@@ -87,7 +87,7 @@ LATENT_NAMES: dict[str, Mapped | None] = {
     "self_attn.kv_b_proj": Fused(("attention.key_up", "attention.value_up"), _heads_apart),
 }
 
-DEEPSEEK_V2 = BASE.but(
+DEEPSEEK_V2 = BASE.derive(
     "deepseek_v2",
     "DeepseekV2ForCausalLM",
     *LATENT,
@@ -105,15 +105,15 @@ DEEPSEEK_V2 = BASE.but(
                 normalize_weights=False,
                 balance_loss=0.0,
             ),
-            At("routed_scaling_factor", "feedforward.routed_scaling_factor"),
+            Field("routed_scaling_factor", "feedforward.routed_scaling_factor"),
             Switch(
                 "topk_method",
                 {
                     "greedy": Set({"feedforward.num_groups": 1, "feedforward.top_groups": 1}),
                     "group_limited_greedy": (
                         Set({"feedforward.group_score": "max"}),
-                        At("n_group", "feedforward.num_groups"),
-                        At("topk_group", "feedforward.top_groups"),
+                        Field("n_group", "feedforward.num_groups"),
+                        Field("topk_group", "feedforward.top_groups"),
                     ),
                 },
             ),
@@ -121,11 +121,11 @@ DEEPSEEK_V2 = BASE.but(
         ),
     ),
     of_layer=LATENT_NAMES | NAMES | {"mlp.gate.e_score_correction_bias": None},
-    spellings={"num_experts": "n_routed_experts"},
+    key_aliases={"num_experts": "n_routed_experts"},
     undeclared={"scoring_func": "softmax", "moe_layer_freq": 1},
 )
 
-DEEPSEEK_V3 = BASE.but(
+DEEPSEEK_V3 = BASE.derive(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",
     *LATENT,
@@ -135,11 +135,11 @@ DEEPSEEK_V3 = BASE.but(
     groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
     of_layer=LATENT_NAMES | NAMES,
     ignored=(*BASE.ignored, FURTHER),
-    spellings={"num_local_experts": "n_routed_experts"},
+    key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1},
 )
 
-GLM4_MOE_LITE = DEEPSEEK_V3.but(
+GLM4_MOE_LITE = DEEPSEEK_V3.derive(
     "glm4_moe_lite",
     "Glm4MoeLiteForCausalLM",
     groups=(sparse(FIRST_OF_LIST, *routed("n_routed_experts", shared("n_shared_experts"))),),

@@ -14,7 +14,7 @@ from archwright.hf.families.llama import (
 )
 from archwright.hf.lenses import MISSING, Computed, Config, Get, Table, nested
 
-YOUTU = LLAMA.but(
+YOUTU = LLAMA.derive(
     "youtu",
     "YoutuForCausalLM",
     *LATENT,
@@ -59,7 +59,7 @@ def _read_value_width(config: Config) -> Table:
     return nested("attention.value_head_dim", config["v_head_dim"] or shared)
 
 
-MINICPM3 = LLAMA.but(
+MINICPM3 = LLAMA.derive(
     "minicpm3",
     "MiniCPM3ForCausalLM",
     *LATENT,

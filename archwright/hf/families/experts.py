@@ -14,30 +14,30 @@ from archwright.hf.families.llama import (
     QKV_BIAS,
     ROLES,
 )
-from archwright.hf.keys import Mapped
-from archwright.hf.layers import Layers, MaskPattern, Role, Told
+from archwright.hf.layer_types import CustomPattern, Layers, MaskPattern, Role
 from archwright.hf.lenses import (
     MISSING,
     Activation,
-    At,
     Computed,
     Config,
+    Field,
     Get,
     Lens,
     Refuse,
     Set,
     Switch,
     Table,
+    lookup,
     nested,
-    said,
 )
+from archwright.hf.weight_map import Mapped
 
 QUERY_KEY_NORM = {
     "self_attn.q_norm": "attention.query_norm",
     "self_attn.k_norm": "attention.key_norm",
 }
 
-BASE = LLAMA.but("", "", NO_ATTENTION_BIAS, without=(ATTENTION_BIAS, MLP_BIAS))
+BASE = LLAMA.derive("", "", NO_ATTENTION_BIAS, without=(ATTENTION_BIAS, MLP_BIAS))
 """Llama without the biases that it can be told of."""
 
 
@@ -47,7 +47,7 @@ def qk_norm(over: str, scale_in: str = "input_dtype", place: str = "before") -> 
     return (
         Set({f"attention.qk_norm.{key}": value for key, value in values.items()}),
         Set({"attention.qk_norm_over": over, "attention.qk_norm_position": place}),
-        At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps")),
+        Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps")),
     )
 
 
@@ -58,10 +58,10 @@ def experts(
     many of them a token goes through."""
     return (
         Set({"feedforward.kind": "experts", **{f"feedforward.{k}": v for k, v in fixed.items()}}),
-        At(number, "feedforward.num_experts"),
-        At(top_k, "feedforward.top_k"),
+        Field(number, "feedforward.num_experts"),
+        Field(top_k, "feedforward.top_k"),
         Activation("hidden_act", gated=True, path="feedforward.expert"),
-        At(hidden, "feedforward.expert.hidden_dim"),
+        Field(hidden, "feedforward.expert.hidden_dim"),
     )
 
 
@@ -70,7 +70,7 @@ def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok
     there and to 1 here."""
 
     def read(config: Config) -> Table:
-        loss = said(config, key) * said(config, top_k)
+        loss = lookup(config, key) * lookup(config, top_k)
         return {"feedforward": {"balance_loss": loss, "balance_over": "model"}}
 
     def write(get: Get) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok
 
 def dense(*lenses: Lens, hidden: str = "intermediate_size") -> Role:
     """Return the role of layers without experts; the last of its group, as nothing tells it."""
-    return Role({}, (GATED, At(hidden, "feedforward.hidden_dim"), NO_MLP_BIAS, *lenses))
+    return Role({}, (GATED, Field(hidden, "feedforward.hidden_dim"), NO_MLP_BIAS, *lenses))
 
 
 def sparse(pattern: MaskPattern, *lenses: Lens, other: Role | None = None) -> Layers:
@@ -105,7 +105,7 @@ def gated(prefix: str, ours: str) -> dict[str, Mapped]:
 NO_DENSE: dict[str, Mapped | None] = dict.fromkeys(gated("mlp", "feedforward"))
 """Takes away the names of Llama's feed-forward."""
 
-MIXTRAL = BASE.but(
+MIXTRAL = BASE.derive(
     "mixtral",
     "MixtralForCausalLM",
     *experts("num_local_experts", "intermediate_size"),
@@ -114,7 +114,7 @@ MIXTRAL = BASE.but(
     of_layer=NO_DENSE
     | {"block_sparse_moe.gate": "feedforward.router"}
     | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
-    spellings={"num_experts": "num_local_experts"},
+    key_aliases={"num_experts": "num_local_experts"},
 )
 
 
@@ -124,7 +124,7 @@ def _stepped(config: Config, n: int) -> list[str]:
     return ["dense" if i in left_out or (i + 1) % step else "sparse" for i in range(n)]
 
 
-STEPPED = Told(
+STEPPED = CustomPattern(
     _stepped,
     lambda roles: {
         "decoder_sparse_step": 1,
@@ -142,13 +142,13 @@ def _alternating(config: Config, n: int) -> list[str]:
     return ["full_attention" if i % 2 or i >= near else "sliding_attention" for i in range(n)]
 
 
-QWEN2_MOE = BASE.but(
+QWEN2_MOE = BASE.derive(
     "qwen2_moe",
     "Qwen2MoeForCausalLM",
     Switch("qkv_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)}),
     groups=(
         Layers(
-            Told(
+            CustomPattern(
                 _alternating,
                 lambda roles: {
                     "layer_types": roles,
@@ -160,8 +160,8 @@ QWEN2_MOE = BASE.but(
         sparse(
             STEPPED,
             *experts("num_experts", "moe_intermediate_size", shared="gated"),
-            At("norm_topk_prob", "feedforward.normalize_weights"),
-            At("shared_expert_intermediate_size", "feedforward.shared_hidden_dim"),
+            Field("norm_topk_prob", "feedforward.normalize_weights"),
+            Field("shared_expert_intermediate_size", "feedforward.shared_hidden_dim"),
             balance(),
         ),
     ),
@@ -173,14 +173,14 @@ QWEN2_MOE = BASE.but(
     },
 )
 
-QWEN3_MOE = BASE.but(
+QWEN3_MOE = BASE.derive(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
     ATTENTION_BIAS,
     *qk_norm("head"),
     groups=(
         Layers(
-            Told(
+            CustomPattern(
                 lambda config, n: (
                     [
                         "sliding_attention"
@@ -196,7 +196,7 @@ QWEN3_MOE = BASE.but(
         sparse(
             STEPPED,
             *experts("num_experts", "moe_intermediate_size"),
-            At("norm_topk_prob", "feedforward.normalize_weights"),
+            Field("norm_topk_prob", "feedforward.normalize_weights"),
             balance(),
         ),
     ),
@@ -205,10 +205,10 @@ QWEN3_MOE = BASE.but(
         **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
         **QUERY_KEY_NORM,
     },
-    spellings={"num_local_experts": "num_experts"},
+    key_aliases={"num_local_experts": "num_experts"},
 )
 
-OLMOE = BASE.but(
+OLMOE = BASE.derive(
     "olmoe",
     "OlmoeForCausalLM",
     # The norm of all queries has dim weights, so that heads share out dim.
@@ -217,22 +217,22 @@ OLMOE = BASE.but(
     *qk_norm("projection"),
     Refuse("clip_qkv", (None,)),
     *experts("num_experts", "intermediate_size"),
-    At("norm_topk_prob", "feedforward.normalize_weights"),
+    Field("norm_topk_prob", "feedforward.normalize_weights"),
     balance(),
     of_layer=NO_DENSE
     | {"mlp.gate": "feedforward.router", **QUERY_KEY_NORM}
     | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    spellings={"num_local_experts": "num_experts"},
+    key_aliases={"num_local_experts": "num_experts"},
 )
 
-FLEX_OLMO = BASE.but(
+FLEX_OLMO = BASE.derive(
     "flex_olmo",
     "FlexOlmoForCausalLM",
     ATTENTION_BIAS,
     Set({"residual.kind": "output", "norm.scale_in": "input_dtype"}),
     *qk_norm("projection"),
     *experts("num_experts", "intermediate_size"),
-    At("norm_topk_prob", "feedforward.normalize_weights"),
+    Field("norm_topk_prob", "feedforward.normalize_weights"),
     balance(),
     of_layer=NO_DENSE
     | {
@@ -243,7 +243,7 @@ FLEX_OLMO = BASE.but(
         **QUERY_KEY_NORM,
     }
     | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    spellings={"num_local_experts": "num_experts"},
+    key_aliases={"num_local_experts": "num_experts"},
 )
 
 EXPERTS_FAMILIES = (

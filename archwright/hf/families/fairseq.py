@@ -3,7 +3,7 @@
 from archwright.hf.families.gpt import ALL_BIASES, GPT_SIZES, LAYER_NORM, USUAL_WORDS
 from archwright.hf.families.llama import SIZES
 from archwright.hf.family import Family
-from archwright.hf.lenses import Activation, At, Refuse, Set, Switch
+from archwright.hf.lenses import Activation, Field, Refuse, Set, Switch
 
 EMBEDDING_SCALE = Switch(
     "scale_embedding",
@@ -39,15 +39,15 @@ OPT = Family(
         ),
         Refuse("_remove_final_layer_norm", (False,)),
         Set({"position.kind": "learned", "position.offset": 2, "attention.kind": "softmax"}),
-        At("word_embed_proj_dim", "embedding.dim", same_as="hidden_size"),
-        At("dropout", "residual.dropout"),
-        At("attention_dropout", "attention.dropout"),
+        Field("word_embed_proj_dim", "embedding.dim", same_as="hidden_size"),
+        Field("dropout", "residual.dropout"),
+        Field("attention_dropout", "attention.dropout"),
         Activation("activation_function", gated=False),
         Switch(
             "enable_bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}
         ),
-        At("ffn_dim", "feedforward.hidden_dim"),
-        At("tie_word_embeddings", "head.tied"),
+        Field("ffn_dim", "feedforward.hidden_dim"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="model.decoder.layers.{i}.",
     of_layer=LAYER_KEYS,
@@ -65,29 +65,29 @@ XGLM = Family(
     "xglm",
     "XGLMForCausalLM",
     lenses=(
-        At("vocab_size", "vocab_size"),
-        At("max_position_embeddings", "context_length"),
-        At("d_model", "dim"),
-        At("num_layers", "num_layers"),
-        At("attention_heads", "attention.num_heads"),
+        Field("vocab_size", "vocab_size"),
+        Field("max_position_embeddings", "context_length"),
+        Field("d_model", "dim"),
+        Field("num_layers", "num_layers"),
+        Field("attention_heads", "attention.num_heads"),
         Set({"residual.kind": "pre", **LAYER_NORM, "norm.eps": 1e-5, "attention.kind": "softmax"}),
         Set({"position.kind": "sinusoidal", "position.layout": "half"}),
         Set({"position.spacing": "fairseq", "position.offset": 2}),
         EMBEDDING_SCALE,
-        At("dropout", ("residual.dropout", "embedding.dropout")),
-        At("attention_dropout", "attention.dropout"),
+        Field("dropout", ("residual.dropout", "embedding.dropout")),
+        Field("attention_dropout", "attention.dropout"),
         Activation("activation_function", gated=False),
-        At("activation_dropout", "feedforward.dropout"),
-        At("ffn_dim", "feedforward.hidden_dim"),
+        Field("activation_dropout", "feedforward.dropout"),
+        Field("ffn_dim", "feedforward.hidden_dim"),
         Set(ALL_BIASES),
         Refuse("add_cross_attention", (False,)),
-        At("tie_word_embeddings", "head.tied"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="model.layers.{i}.",
     of_layer=LAYER_KEYS,
     of_model={"model.embed_tokens": "embedding", "model.layer_norm": "norm", "lm_head": "head"},
     ignored=(r".*embed_positions\.weights",),
-    spellings={
+    key_aliases={
         "hidden_size": "d_model",
         "num_attention_heads": "attention_heads",
         "num_hidden_layers": "num_layers",
@@ -102,13 +102,13 @@ BIOGPT = Family(
         Set({"residual.kind": "pre", **LAYER_NORM, "norm.eps": 1e-5, "attention.kind": "softmax"}),
         Set({"position.kind": "learned", "position.offset": 2}),
         EMBEDDING_SCALE,
-        At("hidden_dropout_prob", ("residual.dropout", "embedding.dropout")),
-        At("attention_probs_dropout_prob", "attention.dropout"),
+        Field("hidden_dropout_prob", ("residual.dropout", "embedding.dropout")),
+        Field("attention_probs_dropout_prob", "attention.dropout"),
         Activation("hidden_act", gated=False),
-        At("activation_dropout", "feedforward.dropout"),
-        At("intermediate_size", "feedforward.hidden_dim"),
+        Field("activation_dropout", "feedforward.dropout"),
+        Field("intermediate_size", "feedforward.hidden_dim"),
         Set(ALL_BIASES),
-        At("tie_word_embeddings", "head.tied"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="biogpt.layers.{i}.",
     of_layer=LAYER_KEYS,
@@ -127,14 +127,14 @@ CTRL = Family(
     lenses=(
         *GPT_SIZES,
         Set({"residual.kind": "pre", **LAYER_NORM, "attention.kind": "softmax"}),
-        At("layer_norm_epsilon", "norm.eps"),
+        Field("layer_norm_epsilon", "norm.eps"),
         Set({"position.kind": "sinusoidal", "position.layout": "half"}),
         Set({"embedding.scale": "sqrt_dim", "feedforward.kind": "relu", "head.bias": True}),
-        At("resid_pdrop", "residual.dropout"),
-        At("embd_pdrop", "embedding.dropout"),
-        At("dff", "feedforward.hidden_dim"),
+        Field("resid_pdrop", "residual.dropout"),
+        Field("embd_pdrop", "embedding.dropout"),
+        Field("dff", "feedforward.hidden_dim"),
         Set(ALL_BIASES),
-        At("tie_word_embeddings", "head.tied"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",
     of_layer={
@@ -149,7 +149,7 @@ CTRL = Family(
     },
     of_model={"transformer.w": "embedding", "transformer.layernorm": "norm", "lm_head": "head"},
     prefix="transformer.",
-    spellings=USUAL_WORDS,
+    key_aliases=USUAL_WORDS,
 )
 
 FAIRSEQ_FAMILIES = (OPT, XGLM, BIOGPT, CTRL)

@@ -14,31 +14,31 @@ from archwright.hf.families.experts import (
 from archwright.hf.families.granite import GRANITE
 from archwright.hf.families.llama import ATTENTION_BIAS, CAUSAL, MLP_BIAS, ROLES, ROPE, SOFTMAX
 from archwright.hf.family import Family
-from archwright.hf.keys import Fused
-from archwright.hf.layers import Layers, Listed, Role, Told, every
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every
 from archwright.hf.layouts import Flattened, Rows, Stacked, Transposed
 from archwright.hf.lenses import (
     MISSING,
     Activation,
-    At,
     Computed,
     Config,
     Either,
+    Field,
     Get,
     Refuse,
     Set,
     Switch,
     Table,
     Write,
+    lookup,
     nested,
-    said,
 )
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
 
 GATE_UP = ("feedforward.experts.gate", "feedforward.experts.up")
 
 
-GRANITEMOE = GRANITE.but(
+GRANITEMOE = GRANITE.derive(
     "granitemoe",
     "GraniteMoeForCausalLM",
     *experts("num_local_experts", "intermediate_size", scores="softmax_of_chosen"),
@@ -52,7 +52,7 @@ GRANITEMOE = GRANITE.but(
     },
 )
 
-GRANITEMOESHARED = GRANITEMOE.but(
+GRANITEMOESHARED = GRANITEMOE.derive(
     "granitemoeshared",
     "GraniteMoeSharedForCausalLM",
     Either(
@@ -60,7 +60,7 @@ GRANITEMOESHARED = GRANITEMOE.but(
         lambda get: get("feedforward.shared") == "added",
         (
             Set({"feedforward.shared": "added"}),
-            At("shared_intermediate_size", "feedforward.shared_hidden_dim"),
+            Field("shared_intermediate_size", "feedforward.shared_hidden_dim"),
         ),
     ),
     of_layer={
@@ -81,7 +81,7 @@ def _read_theta(config: Config) -> Table:
 
 def _read_power(config: Config) -> Table:
     """Return what the norm of the chosen weights is, if they are divided by it."""
-    power = said(config, "ffn_config.moe_normalize_expert_weights")
+    power = lookup(config, "ffn_config.moe_normalize_expert_weights")
     table: Table = {"normalize_weights": power is not None}
     return {"feedforward": table if power is None else table | {"normalize_power": float(power)}}
 
@@ -95,25 +95,25 @@ DBRX = Family(
     "dbrx",
     "DbrxForCausalLM",
     lenses=(
-        At("vocab_size", "vocab_size"),
-        At("d_model", "dim"),
-        At("n_heads", "attention.num_heads"),
-        At("n_layers", "num_layers"),
-        At("max_seq_len", ("context_length",)),
+        Field("vocab_size", "vocab_size"),
+        Field("d_model", "dim"),
+        Field("n_heads", "attention.num_heads"),
+        Field("n_layers", "num_layers"),
+        Field("max_seq_len", ("context_length",)),
         Set({"residual.kind": "pre", "norm.kind": "layer", "norm.bias": False, "norm.eps": 1e-5}),
-        At("resid_pdrop", "residual.dropout"),
-        At("emb_pdrop", "embedding.dropout"),
+        Field("resid_pdrop", "residual.dropout"),
+        Field("emb_pdrop", "embedding.dropout"),
         ROPE,
         SOFTMAX,
         Computed(_read_theta, lambda get: {"attn_config": {"rope_theta": get("position.theta")}}),
-        At("attn_config.attn_pdrop", "attention.dropout"),
-        At("attn_config.clip_qkv", "attention.qkv_clip", or_none=True),
-        At("attn_config.kv_n_heads", "attention.num_kv_heads"),
+        Field("attn_config.attn_pdrop", "attention.dropout"),
+        Field("attn_config.clip_qkv", "attention.qkv_clip", or_none=True),
+        Field("attn_config.kv_n_heads", "attention.num_kv_heads"),
         Set({"feedforward.kind": "experts"}),
         Activation("ffn_config.ffn_act_fn.name", gated=True, path="feedforward.expert"),
-        At("ffn_config.ffn_hidden_size", "feedforward.expert.hidden_dim"),
-        At("ffn_config.moe_num_experts", "feedforward.num_experts"),
-        At("ffn_config.moe_top_k", "feedforward.top_k"),
+        Field("ffn_config.ffn_hidden_size", "feedforward.expert.hidden_dim"),
+        Field("ffn_config.moe_num_experts", "feedforward.num_experts"),
+        Field("ffn_config.moe_top_k", "feedforward.top_k"),
         balance("ffn_config.moe_loss_weight", "ffn_config.moe_top_k"),
         Computed(_read_power, _write_power),
         Refuse("tie_word_embeddings", (False,)),
@@ -140,7 +140,7 @@ DBRX = Family(
         "lm_head": "head",
     },
     prefix="transformer.",
-    spellings={
+    key_aliases={
         "hidden_size": "d_model",
         "num_attention_heads": "n_heads",
         "num_hidden_layers": "n_layers",
@@ -161,7 +161,7 @@ STRETCHED = Either(
 )
 """What a config is taken to say that is silent on RoPE."""
 
-GPT_OSS = BASE.but(
+GPT_OSS = BASE.derive(
     "gpt_oss",
     "GptOssForCausalLM",
     STRETCHED,
@@ -170,11 +170,11 @@ GPT_OSS = BASE.but(
     Set({"feedforward.kind": "experts", "feedforward.scores": "softmax_of_chosen"}),
     Set({"feedforward.router_bias": True, "feedforward.expert.kind": "clamped_swiglu"}),
     Set({"feedforward.expert.bias.up": True, "feedforward.expert.bias.down": True}),
-    At("num_local_experts", "feedforward.num_experts"),
-    At("num_experts_per_tok", "feedforward.top_k"),
-    At("intermediate_size", "feedforward.expert.hidden_dim"),
-    At("swiglu_alpha", "feedforward.expert.sharpness"),
-    At("swiglu_limit", "feedforward.expert.limit"),
+    Field("num_local_experts", "feedforward.num_experts"),
+    Field("num_experts_per_tok", "feedforward.top_k"),
+    Field("intermediate_size", "feedforward.expert.hidden_dim"),
+    Field("swiglu_alpha", "feedforward.expert.sharpness"),
+    Field("swiglu_limit", "feedforward.expert.limit"),
     balance(),
     groups=(Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES),),
     of_layer=NO_DENSE
@@ -188,7 +188,7 @@ GPT_OSS = BASE.but(
         "mlp.experts.down_proj": Fused(("feedforward.experts.down.weight",), Transposed()),
         "mlp.experts.down_proj_bias": "feedforward.experts.down.bias",
     },
-    spellings={"num_experts": "num_local_experts"},
+    key_aliases={"num_experts": "num_local_experts"},
 )
 
 
@@ -219,7 +219,7 @@ QUERY_KEY_NORM = Switch(
         True: (
             Set({"attention.qk_norm.kind": "rms", "attention.qk_norm.weight": "none"}),
             Set({"attention.qk_norm_over": "head", "attention.qk_norm_position": "after"}),
-            At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps")),
+            Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps")),
         ),
         False: Set({"attention.qk_norm.kind": "none"}),
     },
@@ -229,8 +229,8 @@ LENGTH_SCALE = Either(
     lambda get: get("attention.query_temperature.kind") == "log",
     (
         Set({"attention.query_temperature.kind": "log", "attention.query_temperature.offset": 1}),
-        At("attn_scale", "attention.query_temperature.coefficient"),
-        At("floor_scale", "attention.query_temperature.period"),
+        Field("attn_scale", "attention.query_temperature.coefficient"),
+        Field("floor_scale", "attention.query_temperature.period"),
         Write({"attn_temperature_tuning": True}),
     ),
     (Set({"attention.query_temperature.kind": "none"}), Write({"attn_temperature_tuning": False})),
@@ -249,21 +249,23 @@ TURNING = {
     ),
 }
 CHUNKED = Role(
-    {"attention.mask.kind": "chunked"}, (At("attention_chunk_size", "attention.mask.size"),)
+    {"attention.mask.kind": "chunked"}, (Field("attention_chunk_size", "attention.mask.size"),)
 )
 
-LLAMA4_TEXT = BASE.but(
+LLAMA4_TEXT = BASE.derive(
     "llama4_text",
     "Llama4ForCausalLM",
     ATTENTION_BIAS,
     groups=(
         Layers(Listed(otherwise=_near), {"full_attention": CAUSAL, "chunked_attention": CHUNKED}),
         Layers(
-            Told(_turning, lambda roles: {"no_rope_layers": [int(r == "rope") for r in roles]}),
+            CustomPattern(
+                _turning, lambda roles: {"no_rope_layers": [int(r == "rope") for r in roles]}
+            ),
             TURNING,
         ),
         sparse(
-            Told(
+            CustomPattern(
                 _mixed,
                 lambda roles: {"moe_layers": [i for i, r in enumerate(roles) if r == "sparse"]},
             ),
@@ -275,7 +277,7 @@ LLAMA4_TEXT = BASE.but(
                 router_weight_on="input",
                 shared="added",
             ),
-            At(
+            Field(
                 "intermediate_size",
                 ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim"),
             ),

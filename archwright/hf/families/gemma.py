@@ -12,8 +12,8 @@ from archwright.hf.families.llama import (
     WINDOW,
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
-from archwright.hf.layers import Layers, Listed, Role, every, every_by
-from archwright.hf.lenses import Activation, At, Refuse, Set
+from archwright.hf.layer_types import Layers, Listed, Role, every, every_by
+from archwright.hf.lenses import Activation, Field, Refuse, Set
 from archwright.hf.rope import Rope
 
 TANH = {"kind": "geglu", "approximate": "tanh"}
@@ -21,7 +21,7 @@ NORM = {"norm.weight": "unit_offset", "norm.scale_in": "float32"}
 TWO_WAY = Refuse("use_bidirectional_attention", (None, False))
 EVERY_SECOND = Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES)
 
-GEMMA = LLAMA.but(
+GEMMA = LLAMA.derive(
     "gemma",
     "GemmaForCausalLM",
     Set({**NORM, "embedding.scale": "sqrt_dim"}),
@@ -32,14 +32,14 @@ GEMMA = LLAMA.but(
     without=(GATED, MLP_BIAS),
 )
 
-VAULT_GEMMA = LLAMA.but(
+VAULT_GEMMA = LLAMA.derive(
     "vaultgemma",
     "VaultGemmaForCausalLM",
     Set({**NORM, "embedding.scale": "sqrt_dim", "attention.scale.kind": "sqrt"}),
-    At("query_pre_attn_scalar", "attention.scale.dim"),
+    Field("query_pre_attn_scalar", "attention.scale.dim"),
     Activation("hidden_activation", gated=True),
-    At("attn_logit_softcapping", "attention.softcap", or_none=True),
-    At("final_logit_softcapping", "head.softcap", or_none=True),
+    Field("attn_logit_softcapping", "attention.softcap", or_none=True),
+    Field("final_logit_softcapping", "head.softcap", or_none=True),
     NO_MLP_BIAS,
     without=(GATED, MLP_BIAS),
     of_layer={
@@ -50,7 +50,7 @@ VAULT_GEMMA = LLAMA.but(
     undeclared={"use_bidirectional_attention": None},
 )
 
-GEMMA2 = VAULT_GEMMA.but(
+GEMMA2 = VAULT_GEMMA.derive(
     "gemma2",
     "Gemma2ForCausalLM",
     Set({"residual.kind": "sandwich"}),
@@ -62,14 +62,14 @@ GEMMA2 = VAULT_GEMMA.but(
 )
 
 
-GEMMA3 = GEMMA2.but(
+GEMMA3 = GEMMA2.derive(
     "gemma3_text",
     "Gemma3ForCausalLM",
     Set(HEAD_NORMS),
     Set({"attention.qk_norm.weight": "unit_offset", "attention.qk_norm.scale_in": "float32"}),
     ALL_EPS,
     Refuse("attn_logit_softcapping", (None,)),  # the class has the key, and leaves it aside
-    without=(EPS, ROPE, At("attn_logit_softcapping", "attention.softcap", or_none=True)),
+    without=(EPS, ROPE, Field("attn_logit_softcapping", "attention.softcap", or_none=True)),
     of_layer=HEAD_NORM_NAMES,
     groups=(
         Layers(

@@ -12,7 +12,7 @@ from archwright.hf.families.llama_like import GATE_UP
 from archwright.hf.lenses import Set
 from archwright.hf.rope import Rope
 
-GLM = LLAMA.but(
+GLM = LLAMA.derive(
     "glm",
     "GlmForCausalLM",
     Rope(pairing="interleaved"),
@@ -24,7 +24,7 @@ GLM = LLAMA.but(
     undeclared={"partial_rotary_factor": 0.5},
 )
 
-GLM4 = GLM.but(
+GLM4 = GLM.derive(
     "glm4",
     "Glm4ForCausalLM",
     Set({"residual.kind": "sandwich"}),

@@ -1,16 +1,15 @@
 """GPT and its kin: LayerNorm, learned positions or RoPE, plain feed-forwards, names of OpenAI's code."""
 
 from archwright.hf.family import Family
-from archwright.hf.keys import Fused
-from archwright.hf.layers import Layers, Role, Told
+from archwright.hf.layer_types import CustomPattern, Layers, Role
 from archwright.hf.layouts import ByGroup, Layout, Rows, Transposed
 from archwright.hf.lenses import (
     MISSING,
     Activation,
-    At,
     Computed,
     Config,
     Either,
+    Field,
     Get,
     Refuse,
     Set,
@@ -18,6 +17,7 @@ from archwright.hf.lenses import (
     Table,
     Write,
 )
+from archwright.hf.weight_map import Fused
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.model_spec import LayerSpec
 
@@ -28,11 +28,11 @@ ALL_BIASES = {**QKV_BIASES, "attention.bias.out": True, **FEEDFORWARD_BIASES}
 NO_QKV_BIASES = dict.fromkeys(QKV_BIASES, False)
 LAYER_NORM = {"norm.kind": "layer", "norm.weight": "plain", "norm.bias": True}
 GPT_SIZES = (
-    At("vocab_size", "vocab_size"),
-    At("n_positions", "context_length"),
-    At("n_embd", "dim"),
-    At("n_layer", "num_layers"),
-    At("n_head", "attention.num_heads"),
+    Field("vocab_size", "vocab_size"),
+    Field("n_positions", "context_length"),
+    Field("n_embd", "dim"),
+    Field("n_layer", "num_layers"),
+    Field("n_head", "attention.num_heads"),
 )
 USUAL_WORDS = {
     "hidden_size": "n_embd",
@@ -43,9 +43,9 @@ USUAL_WORDS = {
 """The words of other families, which classes with words of their own understand, too."""
 
 GPT_DROPOUTS = (
-    At("embd_pdrop", "embedding.dropout"),
-    At("resid_pdrop", "residual.dropout"),
-    At("attn_pdrop", "attention.dropout"),
+    Field("embd_pdrop", "embedding.dropout"),
+    Field("resid_pdrop", "residual.dropout"),
+    Field("attn_pdrop", "attention.dropout"),
 )
 
 
@@ -66,8 +66,8 @@ def hidden(key: str, dim: str) -> Either:
     return Either(
         lambda config: config[key] is not None,
         lambda get: True,
-        (At(key, "feedforward.hidden_dim"),),
-        (At(dim, "feedforward.hidden_dim", times=4),),
+        (Field(key, "feedforward.hidden_dim"),),
+        (Field(dim, "feedforward.hidden_dim", times=4),),
     )
 
 
@@ -96,11 +96,11 @@ GPT2 = Family(
         Set({"residual.kind": "pre", **LAYER_NORM, "position.kind": "learned"}),
         Activation("activation_function", gated=False),
         Set({"attention.kind": "softmax", **ALL_BIASES}),
-        At("layer_norm_epsilon", "norm.eps"),
+        Field("layer_norm_epsilon", "norm.eps"),
         hidden("n_inner", "n_embd"),
         SCALED,
         BY_LAYER,
-        At("tie_word_embeddings", "head.tied"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",
     of_layer={
@@ -119,15 +119,15 @@ GPT2 = Family(
     },
     prefix="transformer.",
     ignored=(r".*\.attn\.(bias|masked_bias)",),
-    spellings=USUAL_WORDS,
+    key_aliases=USUAL_WORDS,
 )
 
-GPT1 = GPT2.but(
+GPT1 = GPT2.derive(
     "openai-gpt",
     "OpenAIGPTLMHeadModel",
     Set({"residual.kind": "post"}),
     Activation("afn", gated=False, names={"gelu": {"kind": "gelu", "approximate": "tanh"}}),
-    At("n_embd", "feedforward.hidden_dim", times=4),
+    Field("n_embd", "feedforward.hidden_dim", times=4),
     of_model={
         "transformer.wte": None,
         "transformer.wpe": None,
@@ -155,32 +155,33 @@ GPT_NEO = Family(
     "gpt_neo",
     "GPTNeoForCausalLM",
     lenses=(
-        At("vocab_size", "vocab_size"),
-        At("max_position_embeddings", "context_length"),
-        At("hidden_size", "dim"),
-        At("num_layers", "num_layers"),
-        At("num_heads", "attention.num_heads"),
+        Field("vocab_size", "vocab_size"),
+        Field("max_position_embeddings", "context_length"),
+        Field("hidden_size", "dim"),
+        Field("num_layers", "num_layers"),
+        Field("num_heads", "attention.num_heads"),
         Set({"residual.kind": "pre", **LAYER_NORM, "position.kind": "learned"}),
-        At("embed_dropout", "embedding.dropout"),
-        At("resid_dropout", "residual.dropout"),
-        At("attention_dropout", "attention.dropout"),
+        Field("embed_dropout", "embedding.dropout"),
+        Field("resid_dropout", "residual.dropout"),
+        Field("attention_dropout", "attention.dropout"),
         Activation("activation_function", gated=False),
         Set({"attention.kind": "softmax", **ALL_BIASES, **NO_QKV_BIASES}),
         Set({"attention.scale.kind": "none"}),
-        At("layer_norm_epsilon", "norm.eps"),
+        Field("layer_norm_epsilon", "norm.eps"),
         hidden("intermediate_size", "hidden_size"),
-        At("tie_word_embeddings", "head.tied"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     groups=(
         Layers(
-            Told(
+            CustomPattern(
                 lambda config, n: [x for kinds, k in config["attention_types"] for x in kinds * k],
                 lambda roles: {"attention_types": [[roles, 1]], "attention_layers": roles},
             ),
             {
                 "global": Role({"attention.mask.kind": "causal"}),
                 "local": Role(
-                    {"attention.mask.kind": "window"}, (At("window_size", "attention.mask.size"),)
+                    {"attention.mask.kind": "window"},
+                    (Field("window_size", "attention.mask.size"),),
                 ),
             },
         ),
@@ -199,7 +200,7 @@ GPT_NEO = Family(
     of_model=GPT2.of_model,
     prefix="transformer.",
     ignored=(r".*\.attn\.attention\.(bias|masked_bias)",),
-    spellings={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+    key_aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
     undeclared={"attention_types": [[["global", "local"], 12]]},
 )
 
@@ -227,9 +228,9 @@ GPT_J = Family(
         Computed(_read_rotary_dim, _write_rotary_dim),
         Activation("activation_function", gated=False),
         Set({"attention.kind": "softmax", **FEEDFORWARD_BIASES, "head.bias": True}),
-        At("layer_norm_epsilon", "norm.eps"),
+        Field("layer_norm_epsilon", "norm.eps"),
         hidden("n_inner", "n_embd"),
-        At("tie_word_embeddings", "head.tied"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",
     of_layer={
@@ -244,10 +245,10 @@ GPT_J = Family(
     of_model={"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"},
     prefix="transformer.",
     ignored=(r".*\.attn\.(bias|masked_bias|causal_mask)",),
-    spellings=USUAL_WORDS,
+    key_aliases=USUAL_WORDS,
 )
 
-CODEGEN = GPT_J.but(
+CODEGEN = GPT_J.derive(
     "codegen",
     "CodeGenForCausalLM",
     of_layer={
@@ -261,7 +262,7 @@ CODEGEN = GPT_J.but(
     },
 )
 
-GPT_BIGCODE = GPT2.but(
+GPT_BIGCODE = GPT2.derive(
     "gpt_bigcode",
     "GPTBigCodeForCausalLM",
     Either(

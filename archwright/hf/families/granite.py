@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from archwright.hf.families.llama import LLAMA, ROLES, ROPE
-from archwright.hf.layers import Layers, Listed, first_of, getter
-from archwright.hf.lenses import MISSING, At, Computed, Config, Get, Set, Table, nested
+from archwright.hf.layer_types import Layers, Listed, first_of, getter
+from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Set, Table, nested
 from archwright.hf.rope import Rope
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -26,14 +26,16 @@ def embedding_scale(key: str) -> Computed:
     return Computed(read, write)
 
 
-GRANITE = LLAMA.but(
+GRANITE = LLAMA.derive(
     "granite",
     "GraniteForCausalLM",
     embedding_scale("embedding_multiplier"),
-    At("residual_multiplier", ("residual.multiplier.attention", "residual.multiplier.feedforward")),
+    Field(
+        "residual_multiplier", ("residual.multiplier.attention", "residual.multiplier.feedforward")
+    ),
     Set({"attention.scale.kind": "fixed"}),
-    At("attention_multiplier", "attention.scale.value"),
-    At("logits_scaling", "head.logit_divisor"),
+    Field("attention_multiplier", "attention.scale.value"),
+    Field("logits_scaling", "head.logit_divisor"),
 )
 
 
@@ -78,7 +80,7 @@ def _first(thetas: Sequence[float]) -> list[int]:
     return [i for i, theta in enumerate(thetas) if theta][:1] or [0]
 
 
-GRANITE_SWA = GRANITE.but(
+GRANITE_SWA = GRANITE.derive(
     "granite_swa",
     "GraniteSWAForCausalLM",
     Set({"attention.sinks": True}),

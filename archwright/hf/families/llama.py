@@ -1,44 +1,44 @@
 """Llama and what differs from it in a few choices: serial pre-norm layers, RMSNorm, RoPE, SwiGLU."""
 
 from archwright.hf.family import Family
-from archwright.hf.layers import Layers, Role, Told
-from archwright.hf.lenses import Activation, At, Either, Set, Switch
+from archwright.hf.layer_types import CustomPattern, Layers, Role
+from archwright.hf.lenses import Activation, Either, Field, Set, Switch
 from archwright.hf.rope import Rope
 
 SIZES = (
-    At("vocab_size", "vocab_size"),
-    At("hidden_size", "dim"),
-    At("num_hidden_layers", "num_layers"),
-    At("max_position_embeddings", "context_length"),
-    At("num_attention_heads", "attention.num_heads"),
+    Field("vocab_size", "vocab_size"),
+    Field("hidden_size", "dim"),
+    Field("num_hidden_layers", "num_layers"),
+    Field("max_position_embeddings", "context_length"),
+    Field("num_attention_heads", "attention.num_heads"),
 )
 """What almost all families say with the same keys."""
 
 HEAD_DIM = Either(
     lambda config: config["head_dim"] is not None,
     lambda get: True,
-    (At("head_dim", "attention.head_dim"),),
+    (Field("head_dim", "attention.head_dim"),),
 )
 """The width of heads; null leaves it to dim / num_heads."""
 
-KV_HEADS = At("num_key_value_heads", "attention.num_kv_heads", same_as="num_attention_heads")
+KV_HEADS = Field("num_key_value_heads", "attention.num_kv_heads", same_as="num_attention_heads")
 RMS = {"norm.kind": "rms", "norm.scale_in": "input_dtype"}
 PRE_RMS = Set({"residual.kind": "pre", **RMS})
-EPS = At("rms_norm_eps", "norm.eps")
+EPS = Field("rms_norm_eps", "norm.eps")
 ROPE = Rope(fraction="")
 QKV_BIAS = {"attention.bias.query": True, "attention.bias.key": True, "attention.bias.value": True}
 NO_QKV_BIAS = dict.fromkeys(QKV_BIAS, False)
 SOFTMAX = Set({"attention.kind": "softmax"})
-DROPOUT = At("attention_dropout", "attention.dropout")
+DROPOUT = Field("attention_dropout", "attention.dropout")
 GATED = Activation("hidden_act", gated=True)
-HIDDEN = At("intermediate_size", "feedforward.hidden_dim")
-TIED = At("tie_word_embeddings", "head.tied")
+HIDDEN = Field("intermediate_size", "feedforward.hidden_dim")
+TIED = Field("tie_word_embeddings", "head.tied")
 
 CAUSAL = Role({"attention.mask.kind": "causal"})
-WINDOW = Role({"attention.mask.kind": "window"}, (At("sliding_window", "attention.mask.size"),))
+WINDOW = Role({"attention.mask.kind": "window"}, (Field("sliding_window", "attention.mask.size"),))
 ROLES = {"full_attention": CAUSAL, "sliding_attention": WINDOW}
 
-ALL_OR_NONE = Told(
+ALL_OR_NONE = CustomPattern(
     lambda config, n: (
         ["full_attention" if config["sliding_window"] is None else "sliding_attention"] * n
     ),
@@ -93,7 +93,7 @@ LLAMA = Family(
     undeclared={"head_dim": None},
 )
 
-MISTRAL = LLAMA.but(
+MISTRAL = LLAMA.derive(
     "mistral",
     "MistralForCausalLM",
     NO_ATTENTION_BIAS,

@@ -16,15 +16,15 @@ from archwright.hf.families.llama import (
 )
 from archwright.hf.families.mistral import MINISTRAL
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORMS, switched
-from archwright.hf.keys import Fused
-from archwright.hf.layers import Layers, Listed, Role, Told, first_of
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, first_of
 from archwright.hf.layouts import Rows
-from archwright.hf.lenses import MISSING, At, Computed, Config, Get, Set, Table, Write
+from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Set, Table, Write
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
 
 GATE_UP = Fused(("feedforward.gate", "feedforward.up"), Rows())
 
-CWM = MINISTRAL.but(
+CWM = MINISTRAL.derive(
     "cwm",
     "CwmForCausalLM",
     MLP_BIAS,
@@ -44,16 +44,16 @@ CWM = MINISTRAL.but(
 )
 
 
-SEED_OSS = LLAMA.but(
+SEED_OSS = LLAMA.derive(
     "seed_oss",
     "SeedOssForCausalLM",
     bias("attention_bias", "attention", "query", "key", "value"),
     bias("attention_out_bias", "attention", "out"),
-    At("residual_dropout", "residual.dropout"),
+    Field("residual_dropout", "residual.dropout"),
     without=(ATTENTION_BIAS,),
 )
 
-HELIUM = LLAMA.but(
+HELIUM = LLAMA.derive(
     "helium",
     "HeliumForCausalLM",
     Rope(pairing="interleaved", fraction=""),
@@ -63,7 +63,7 @@ HELIUM = LLAMA.but(
     without=(ROPE, ATTENTION_BIAS),
 )
 
-ERNIE4_5 = LLAMA.but(
+ERNIE4_5 = LLAMA.derive(
     "ernie4_5",
     "Ernie4_5ForCausalLM",
     Rope(pairing="interleaved", fraction=""),
@@ -81,13 +81,13 @@ def _write_original(get: Get) -> dict[str, Any]:
     return {} if length is MISSING else {"original_max_position_embeddings": length}
 
 
-PHI3 = MISTRAL.but(
+PHI3 = MISTRAL.derive(
     "phi3",
     "Phi3ForCausalLM",
     LONGROPE,
     Computed(lambda config: {}, _write_original),
-    At("resid_pdrop", "residual.dropout"),
-    At("embd_pdrop", "embedding.dropout"),
+    Field("resid_pdrop", "residual.dropout"),
+    Field("embd_pdrop", "embedding.dropout"),
     without=(ROPE,),
     of_layer={
         "self_attn.q_proj": None,
@@ -117,13 +117,13 @@ def _windows(config: Config, num_layers: int) -> list[str]:
     ]
 
 
-SMOLLM3 = LLAMA.but(
+SMOLLM3 = LLAMA.derive(
     "smollm3",
     "SmolLM3ForCausalLM",
     without=(ROPE,),
     groups=(
         Layers(
-            Told(
+            CustomPattern(
                 _turning,
                 lambda roles: {"no_rope_layers": [int(role == "rope") for role in roles]},
             ),
@@ -150,7 +150,7 @@ def _with_alpha(config: Config) -> Table:
 
 HUNYUAN_ROPE = Computed(_with_alpha, ROPE.write)
 
-HUNYUAN = LLAMA.but(
+HUNYUAN = LLAMA.derive(
     "hunyuan_v1_dense",
     "HunYuanDenseV1ForCausalLM",
     Set(HEAD_NORMS),
@@ -165,12 +165,12 @@ HUNYUAN = LLAMA.but(
     },
 )
 
-BITNET = LLAMA.but(
+BITNET = LLAMA.derive(
     "bitnet",
     "BitNetForCausalLM",
     Set({"attention.out_norm.kind": "rms", "attention.out_norm.scale_in": "input_dtype"}),
     Set({"feedforward.hidden_norm.kind": "rms", "feedforward.hidden_norm.scale_in": "input_dtype"}),
-    At("rms_norm_eps", ("norm.eps", "attention.out_norm.eps", "feedforward.hidden_norm.eps")),
+    Field("rms_norm_eps", ("norm.eps", "attention.out_norm.eps", "feedforward.hidden_norm.eps")),
     NO_MLP_BIAS,
     without=(EPS, MLP_BIAS),
     of_layer={

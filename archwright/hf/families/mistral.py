@@ -3,11 +3,11 @@
 from typing import Any
 
 from archwright.hf.families.llama import ALL_OR_NONE, MISTRAL, ROLES
-from archwright.hf.layers import Layers, Listed
+from archwright.hf.layer_types import Layers, Listed
 from archwright.hf.lenses import MISSING, Computed, Config, Get, Table, nested
 from archwright.spec.errors import UserError
 
-MINISTRAL = MISTRAL.but(
+MINISTRAL = MISTRAL.derive(
     "ministral",
     "MinistralForCausalLM",
     groups=(Layers(Listed(otherwise=ALL_OR_NONE.read), ROLES),),
@@ -31,7 +31,7 @@ def _write_query_temperature(get: Get) -> dict[str, Any]:
     return {"rope_parameters": {k: value for k, value in told.items() if value is not MISSING}}
 
 
-MINISTRAL3 = MISTRAL.but(
+MINISTRAL3 = MISTRAL.derive(
     "ministral3",
     "Ministral3ForCausalLM",
     Computed(_read_query_temperature, _write_query_temperature),

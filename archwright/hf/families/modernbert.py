@@ -15,13 +15,13 @@ from archwright.hf.families.llama import (
 )
 from archwright.hf.families.llama_like import GATE_UP
 from archwright.hf.family import Family
-from archwright.hf.layers import Layers, Listed, Role, Told, first_of
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, first_of
 from archwright.hf.lenses import (
     MISSING,
     Activation,
-    At,
     Computed,
     Config,
+    Field,
     Get,
     Set,
     Switch,
@@ -55,22 +55,22 @@ MODERNBERT_DECODER = Family(
         *SIZES,
         Set({"residual.kind": "pre", "norm.kind": "layer", "embedding.norm.kind": "layer"}),
         Set({"head.transform.kind": "dense", "head.transform.norm.kind": "layer"}),
-        At("norm_eps", tuple(f"{norm}.eps" for norm in NORMS)),
-        At("norm_bias", tuple(f"{norm}.bias" for norm in NORMS)),
+        Field("norm_eps", tuple(f"{norm}.eps" for norm in NORMS)),
+        Field("norm_bias", tuple(f"{norm}.bias" for norm in NORMS)),
         SOFTMAX,
         ATTENTION_BIAS,
         DROPOUT,
-        At("embedding_dropout", "embedding.dropout"),
+        Field("embedding_dropout", "embedding.dropout"),
         Activation("hidden_activation", gated=True),
         HIDDEN,
-        At("mlp_dropout", "feedforward.dropout"),
+        Field("mlp_dropout", "feedforward.dropout"),
         MLP_BIAS,
         Switch(
             "classifier_activation",
             {key: Set({"head.transform.activation": f}) for key, f in FUNCTIONS.items()},
         ),
-        At("classifier_bias", "head.transform.bias"),
-        At("decoder_bias", "head.bias"),
+        Field("classifier_bias", "head.transform.bias"),
+        Field("decoder_bias", "head.bias"),
         TIED,
         # The class demands them.
         Write({"bos_token_id": 0, "pad_token_id": 0, "cls_token_id": 0, "sep_token_id": 0}),
@@ -112,7 +112,7 @@ MODERNBERT_DECODER = Family(
             },
         ),
         Layers(
-            Told(lambda config, n: ["first"] + ["later"] * (n - 1), lambda roles: {}),
+            CustomPattern(lambda config, n: ["first"] + ["later"] * (n - 1), lambda roles: {}),
             {
                 "later": Role({"residual.skip_norm": "none"}),
                 "first": Role({"residual.skip_norm": "attention"}),

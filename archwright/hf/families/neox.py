@@ -11,16 +11,15 @@ from archwright.hf.families.gpt import (
 )
 from archwright.hf.families.llama import SIZES, bias
 from archwright.hf.family import Family
-from archwright.hf.keys import Fused, When
-from archwright.hf.layers import Layers, Role, Told
+from archwright.hf.layer_types import CustomPattern, Layers, Role
 from archwright.hf.layouts import Rows
 from archwright.hf.lenses import (
     MISSING,
     Activation,
-    At,
     Computed,
     Config,
     Either,
+    Field,
     Get,
     Refuse,
     Set,
@@ -29,6 +28,7 @@ from archwright.hf.lenses import (
     Write,
 )
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused, When
 
 FEEDFORWARD_NAMES = {
     "mlp.dense_h_to_4h": "feedforward.up",
@@ -48,15 +48,15 @@ GPT_NEOX = Family(
             },
         ),
         Set({**LAYER_NORM, "attention.kind": "softmax"}),
-        At("layer_norm_eps", "norm.eps"),
+        Field("layer_norm_eps", "norm.eps"),
         Rope(fraction="rotary_pct", theta="rotary_emb_base"),
-        At("hidden_dropout", "residual.dropout"),
-        At("attention_dropout", "attention.dropout"),
+        Field("hidden_dropout", "residual.dropout"),
+        Field("attention_dropout", "attention.dropout"),
         bias("attention_bias", "attention", "query", "key", "value", "out"),
         Activation("hidden_act", gated=False),
         Set(FEEDFORWARD_BIASES),
-        At("intermediate_size", "feedforward.hidden_dim"),
-        At("tie_word_embeddings", "head.tied"),
+        Field("intermediate_size", "feedforward.hidden_dim"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="gpt_neox.layers.{i}.",
     of_layer={
@@ -91,7 +91,7 @@ def _write_multiple(get: Get) -> dict[str, object]:
 NO_FEEDFORWARD_BIASES = dict.fromkeys(FEEDFORWARD_BIASES, False)
 OUT_BIAS = "attention.bias.out"
 
-GPT_NEOX_JAPANESE = GPT_NEOX.but(
+GPT_NEOX_JAPANESE = GPT_NEOX.derive(
     "gpt_neox_japanese",
     "GPTNeoXJapaneseForCausalLM",
     Set({"residual.kind": "pre", **NO_QKV_BIASES, **NO_FEEDFORWARD_BIASES}),
@@ -99,7 +99,7 @@ GPT_NEOX_JAPANESE = GPT_NEOX.but(
     # The last layer alone has a bias, that of its attention's output.
     groups=(
         Layers(
-            Told(lambda config, n: ["plain"] * (n - 1) + ["biased"], lambda roles: {}),
+            CustomPattern(lambda config, n: ["plain"] * (n - 1) + ["biased"], lambda roles: {}),
             {"biased": Role({OUT_BIAS: True}), "plain": Role({OUT_BIAS: False})},
         ),
     ),
@@ -125,24 +125,24 @@ BLOOM = Family(
     "bloom",
     "BloomForCausalLM",
     lenses=(
-        At("vocab_size", "vocab_size"),
-        At("hidden_size", "dim"),
-        At("n_layer", "num_layers"),
-        At("seq_length", "context_length"),
-        At("n_head", "attention.num_heads"),
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "dim"),
+        Field("n_layer", "num_layers"),
+        Field("seq_length", "context_length"),
+        Field("n_head", "attention.num_heads"),
         Switch(
             "apply_residual_connection_post_layernorm",
             {False: Set({"residual.kind": "pre"}), True: Set({"residual.kind": "norm_residual"})},
         ),
         Set({**LAYER_NORM, "position.kind": "alibi", "position.scaled": False}),
         Set({"attention.kind": "softmax", "embedding.norm.kind": "layer"}),
-        At("layer_norm_epsilon", ("norm.eps", "embedding.norm.eps")),
-        At("hidden_dropout", "residual.dropout"),
-        At("attention_dropout", "attention.dropout"),
+        Field("layer_norm_epsilon", ("norm.eps", "embedding.norm.eps")),
+        Field("hidden_dropout", "residual.dropout"),
+        Field("attention_dropout", "attention.dropout"),
         Set({"feedforward.kind": "gelu", "feedforward.approximate": "tanh", **ALL_BIASES}),
-        At("hidden_size", "feedforward.hidden_dim", times=4),
-        At("hidden_size", "dim"),
-        At("tie_word_embeddings", "head.tied"),
+        Field("hidden_size", "feedforward.hidden_dim", times=4),
+        Field("hidden_size", "dim"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",
     of_layer={
@@ -159,7 +159,7 @@ BLOOM = Family(
         "lm_head": "head",
     },
     prefix="transformer.",
-    spellings={
+    key_aliases={
         "n_embed": "hidden_size",
         "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
@@ -173,7 +173,7 @@ FALCON = Family(
     lenses=(
         *SIZES,
         Set({**LAYER_NORM, "attention.kind": "softmax"}),
-        At("layer_norm_epsilon", "norm.eps"),
+        Field("layer_norm_epsilon", "norm.eps"),
         Switch(
             "alibi",
             {
@@ -181,8 +181,8 @@ FALCON = Family(
                 True: Set({"position.kind": "alibi", "position.scaled": True}),
             },
         ),
-        At("hidden_dropout", "residual.dropout"),
-        At("attention_dropout", "attention.dropout"),
+        Field("hidden_dropout", "residual.dropout"),
+        Field("attention_dropout", "attention.dropout"),
         Activation("activation", gated=False),
         Switch("bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}),
         hidden("ffn_hidden_size", "hidden_size"),
@@ -201,7 +201,7 @@ FALCON = Family(
                         None: Set({"residual.num_norms": 2}),
                     },
                 ),
-                At("num_kv_heads", "attention.num_kv_heads", same_as="num_attention_heads"),
+                Field("num_kv_heads", "attention.num_kv_heads", same_as="num_attention_heads"),
             ),
             (
                 Switch(
@@ -215,13 +215,13 @@ FALCON = Family(
                     "multi_query",
                     {
                         True: Set({"attention.num_kv_heads": 1}),
-                        False: At("num_attention_heads", "attention.num_kv_heads"),
+                        False: Field("num_attention_heads", "attention.num_kv_heads"),
                     },
                 ),
             ),
         ),
-        At("num_attention_heads", "attention.num_heads"),
-        At("tie_word_embeddings", "head.tied"),
+        Field("num_attention_heads", "attention.num_heads"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",
     of_layer={
@@ -256,41 +256,41 @@ MPT = Family(
     "mpt",
     "MptForCausalLM",
     lenses=(
-        At("vocab_size", "vocab_size"),
-        At("n_layers", "num_layers"),
-        At("max_seq_len", "context_length"),
-        At("n_heads", "attention.num_heads"),
+        Field("vocab_size", "vocab_size"),
+        Field("n_layers", "num_layers"),
+        Field("max_seq_len", "context_length"),
+        Field("n_heads", "attention.num_heads"),
         Set({"residual.kind": "pre", **LAYER_NORM, "norm.bias": False}),
-        At("layer_norm_epsilon", "norm.eps"),
-        At("emb_pdrop", "embedding.dropout"),
-        At("resid_pdrop", "residual.dropout"),
+        Field("layer_norm_epsilon", "norm.eps"),
+        Field("emb_pdrop", "embedding.dropout"),
+        Field("resid_pdrop", "residual.dropout"),
         Set({"position.kind": "alibi", "position.scaled": False, "attention.kind": "softmax"}),
         Either(
             lambda config: bool(config["attn_config"]["clip_qkv"]),
             lambda get: get("attention.qkv_clip") != "none",
-            (At("attn_config.clip_qkv", "attention.qkv_clip"),),
+            (Field("attn_config.clip_qkv", "attention.qkv_clip"),),
         ),
         Either(
             lambda config: config["attn_config"]["softmax_scale"] is not None,
             lambda get: get("attention.scale.kind") == "fixed",
             (
                 Set({"attention.scale.kind": "fixed"}),
-                At("attn_config.softmax_scale", "attention.scale.value"),
+                Field("attn_config.softmax_scale", "attention.scale.value"),
             ),
         ),
         Refuse("attn_config.attn_type", ("multihead_attention",)),
         Refuse("attn_config.prefix_lm", (False,)),
         Refuse("attn_config.qk_ln", (False,)),
         Refuse("attn_config.alibi", (True,)),
-        At(
+        Field(
             "attn_config.alibi_bias_max", "position.bias_max"
         ),  # transformers takes 8 whatever it says
         Refuse("logit_scale", (None,)),
         Refuse("no_bias", (True,)),
         Set({"feedforward.kind": "gelu"}),
-        At("d_model", "feedforward.hidden_dim", times=4),
-        At("d_model", "dim"),
-        At("tie_word_embeddings", "head.tied"),
+        Field("d_model", "feedforward.hidden_dim", times=4),
+        Field("d_model", "dim"),
+        Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.blocks.{i}.",
     of_layer={
@@ -303,7 +303,7 @@ MPT = Family(
     },
     of_model={"transformer.wte": "embedding", "transformer.norm_f": "norm", "lm_head": "head"},
     prefix="transformer.",
-    spellings={
+    key_aliases={
         "hidden_size": "d_model",
         "num_attention_heads": "n_heads",
         "num_hidden_layers": "n_layers",

@@ -13,17 +13,17 @@ from archwright.hf.families.llama import (
     WINDOW,
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
-from archwright.hf.keys import Mapped
-from archwright.hf.layers import Layers, Listed, Role, Told, every
-from archwright.hf.lenses import At, Config, Set
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every
+from archwright.hf.lenses import Config, Field, Set
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Mapped
 
-OLMO = LLAMA.but(
+OLMO = LLAMA.derive(
     "olmo",
     "OlmoForCausalLM",
     Set({"residual.kind": "pre", "norm.kind": "layer", "norm.eps": 1e-5}),
     Set({"norm.weight": "none", "norm.bias": False}),
-    At("clip_qkv", "attention.qkv_clip", or_none=True),
+    Field("clip_qkv", "attention.qkv_clip", or_none=True),
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, MLP_BIAS),
 )
@@ -34,7 +34,7 @@ OUTPUT_NORM_NAMES: dict[str, Mapped | None] = {
     "post_feedforward_layernorm": "residual.norms.feedforward",
 }
 
-OLMO2 = LLAMA.but(
+OLMO2 = LLAMA.derive(
     "olmo2",
     "Olmo2ForCausalLM",
     Set({"residual.kind": "output", "norm.kind": "rms", "norm.scale_in": "float32"}),
@@ -46,7 +46,7 @@ OLMO2 = LLAMA.but(
     of_layer={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
 )
 
-OLMO3 = OLMO2.but(
+OLMO3 = OLMO2.derive(
     "olmo3",
     "Olmo3ForCausalLM",
     without=(ROPE,),
@@ -80,7 +80,7 @@ def _exaone_layers(config: Config, num_layers: int) -> list[str]:
     return ["full_rope" if turns and name == "full_attention" else name for name in names]
 
 
-EXAONE4 = LLAMA.but(
+EXAONE4 = LLAMA.derive(
     "exaone4",
     "Exaone4ForCausalLM",
     Set({"residual.kind": "output", "norm.kind": "rms", "norm.scale_in": "input_dtype"}),
@@ -92,7 +92,7 @@ EXAONE4 = LLAMA.but(
     of_layer={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
     groups=(
         Layers(
-            Told(
+            CustomPattern(
                 _exaone_layers,
                 lambda roles: {
                     "layer_types": [role.replace("full_rope", "full_attention") for role in roles],

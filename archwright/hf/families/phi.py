@@ -2,32 +2,32 @@
 
 from archwright.hf.families.gpt import ALL_BIASES, LAYER_NORM, QKV, by_head
 from archwright.hf.families.llama import ALL_OR_NONE, LLAMA, ROLES, ROPE, bias
-from archwright.hf.keys import Fused, When
-from archwright.hf.layers import Layers
-from archwright.hf.lenses import Activation, At, Set, Switch
+from archwright.hf.layer_types import Layers
+from archwright.hf.lenses import Activation, Field, Set, Switch
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused, When
 
 QK_NORM = {"attention.qk_norm.kind": "layer", "attention.qk_norm.weight": "plain"}
 NO_QK_NORM = {"attention.qk_norm.kind": "none"}
 
-PHI = LLAMA.but(
+PHI = LLAMA.derive(
     "phi",
     "PhiForCausalLM",
     Rope(),
     Set({"residual.kind": "parallel", "residual.num_norms": 1, **LAYER_NORM, **ALL_BIASES}),
     Set({"head.bias": True}),
-    At("layer_norm_eps", "norm.eps"),
-    At("embd_pdrop", "embedding.dropout"),
-    At("resid_pdrop", "residual.dropout"),
+    Field("layer_norm_eps", "norm.eps"),
+    Field("embd_pdrop", "embedding.dropout"),
+    Field("resid_pdrop", "residual.dropout"),
     Activation("hidden_act", gated=False),
-    At("intermediate_size", "feedforward.hidden_dim"),
+    Field("intermediate_size", "feedforward.hidden_dim"),
     Set(ALL_BIASES),
     Switch(
         "qk_layernorm",
         {
             True: (
                 Set({**QK_NORM, "attention.qk_norm.bias": True, "attention.qk_norm_over": "head"}),
-                At("layer_norm_eps", "attention.qk_norm.eps"),
+                Field("layer_norm_eps", "attention.qk_norm.eps"),
             ),
             False: Set(NO_QK_NORM),
         },
@@ -57,11 +57,11 @@ PHI = LLAMA.but(
     undeclared={"partial_rotary_factor": 0.5},
 )
 
-PERSIMMON = PHI.but(
+PERSIMMON = PHI.derive(
     "persimmon",
     "PersimmonForCausalLM",
     Set({"residual.kind": "pre", "head.bias": False}),
-    At("hidden_dropout", "residual.dropout"),
+    Field("hidden_dropout", "residual.dropout"),
     of_layer={
         "input_layernorm": "residual.norms.attention",
         "post_attention_layernorm": "residual.norms.feedforward",
@@ -83,13 +83,13 @@ PERSIMMON = PHI.but(
     },
 )
 
-STABLELM = LLAMA.but(
+STABLELM = LLAMA.derive(
     "stablelm",
     "StableLmForCausalLM",
     Rope(),
     Set(LAYER_NORM),
-    At("layer_norm_eps", "norm.eps"),
-    At("hidden_dropout", "residual.dropout"),
+    Field("layer_norm_eps", "norm.eps"),
+    Field("hidden_dropout", "residual.dropout"),
     bias("use_qkv_bias", "attention", "query", "key", "value"),
     Switch(
         "use_parallel_residual",
@@ -104,7 +104,7 @@ STABLELM = LLAMA.but(
             True: (
                 Set({**QK_NORM, "attention.qk_norm.bias": False}),
                 Set({"attention.qk_norm_over": "per_head"}),
-                At("layer_norm_eps", "attention.qk_norm.eps"),
+                Field("layer_norm_eps", "attention.qk_norm.eps"),
             ),
             False: Set(NO_QK_NORM),
         },
@@ -121,15 +121,15 @@ STABLELM = LLAMA.but(
     undeclared={"partial_rotary_factor": 0.25},
 )
 
-STARCODER2 = LLAMA.but(
+STARCODER2 = LLAMA.derive(
     "starcoder2",
     "Starcoder2ForCausalLM",
     Set(LAYER_NORM),
-    At("norm_epsilon", "norm.eps"),
-    At("embedding_dropout", "embedding.dropout"),
-    At("residual_dropout", "residual.dropout"),
+    Field("norm_epsilon", "norm.eps"),
+    Field("embedding_dropout", "embedding.dropout"),
+    Field("residual_dropout", "residual.dropout"),
     Activation("hidden_act", gated=False),
-    At("intermediate_size", "feedforward.hidden_dim"),
+    Field("intermediate_size", "feedforward.hidden_dim"),
     Switch("use_bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}),
     groups=(Layers(ALL_OR_NONE, ROLES),),
     of_layer={

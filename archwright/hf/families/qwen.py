@@ -9,8 +9,8 @@ from archwright.hf.families.llama import (
     QKV_BIAS,
     ROLES,
 )
-from archwright.hf.layers import Layers, Listed, Told
-from archwright.hf.lenses import At, Config, Set
+from archwright.hf.layer_types import CustomPattern, Layers, Listed
+from archwright.hf.lenses import Config, Field, Set
 
 HEAD_NORMS = {
     "attention.qk_norm.kind": "rms",
@@ -19,7 +19,7 @@ HEAD_NORMS = {
     "attention.qk_norm_position": "before",
 }
 """Norms of queries and keys, as most families have them."""
-ALL_EPS = At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps"))
+ALL_EPS = Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps"))
 HEAD_NORM_NAMES = {
     "self_attn.q_norm": "attention.query_norm",
     "self_attn.k_norm": "attention.key_norm",
@@ -32,9 +32,9 @@ def _upper_layers(config: Config, num_layers: int) -> list[str]:
     return ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
 
 
-def switched(pattern: Listed) -> Told:
+def switched(pattern: Listed) -> CustomPattern:
     """Return a pattern that says in a key of its own whether there is any window."""
-    return Told(
+    return CustomPattern(
         pattern.read,
         lambda roles: {
             "layer_types": roles,
@@ -46,7 +46,7 @@ def switched(pattern: Listed) -> Told:
 UPPER_LAYERS = switched(Listed(otherwise=_upper_layers))
 """Windows from layer `max_window_layers` on, if they are switched on."""
 
-QWEN2 = LLAMA.but(
+QWEN2 = LLAMA.derive(
     "qwen2",
     "Qwen2ForCausalLM",
     Set(QKV_BIAS | {"attention.bias.out": False}),
@@ -55,7 +55,7 @@ QWEN2 = LLAMA.but(
     groups=(Layers(UPPER_LAYERS, ROLES),),
 )
 
-QWEN3 = LLAMA.but(
+QWEN3 = LLAMA.derive(
     "qwen3",
     "Qwen3ForCausalLM",
     Set(HEAD_NORMS),

@@ -21,12 +21,12 @@ from archwright.hf.families.llama import (
     ROLES,
     ROPE,
 )
-from archwright.hf.layers import Layers, Listed, Told
+from archwright.hf.layer_types import CustomPattern, Layers, Listed
 from archwright.hf.lenses import (
-    At,
     Computed,
     Config,
     Either,
+    Field,
     Get,
     Lens,
     Refuse,
@@ -83,14 +83,14 @@ def routed(number: str, *lenses: Lens, scale: str = "routed_scaling_factor") -> 
     """Return the lenses of a router of DeepSeek V3."""
     return (
         *experts(number, "moe_intermediate_size", **SIGMOID),
-        At("norm_topk_prob", "feedforward.normalize_weights"),
-        At(scale, "feedforward.routed_scaling_factor"),
+        Field("norm_topk_prob", "feedforward.normalize_weights"),
+        Field(scale, "feedforward.routed_scaling_factor"),
         GROUPS,
         *lenses,
     )
 
 
-FIRST_DENSE = Told(
+FIRST_DENSE = CustomPattern(
     lambda config, n: [
         "dense" if i < config["first_k_dense_replace"] else "sparse" for i in range(n)
     ],
@@ -109,7 +109,7 @@ NAMES = {
 FURTHER = r"model\.layers\.(?P<layer>\d+)\..*"
 """Layers behind the last, which predict further tokens."""
 
-GLM4_MOE = BASE.but(
+GLM4_MOE = BASE.derive(
     "glm4_moe",
     "Glm4MoeForCausalLM",
     Rope(),
@@ -124,7 +124,7 @@ GLM4_MOE = BASE.but(
     groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
     of_layer={**NAMES, **QUERY_KEY_NORM},
     ignored=(*BASE.ignored, FURTHER),
-    spellings={"num_local_experts": "n_routed_experts"},
+    key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={"partial_rotary_factor": 0.5},
 )
 
@@ -135,7 +135,7 @@ def _far(config: Config, n: int) -> list[str]:
     return ["full_attention" if i < first else "sliding_attention" for i in range(n)]
 
 
-DOTS1 = BASE.but(
+DOTS1 = BASE.derive(
     "dots1",
     "Dots1ForCausalLM",
     ATTENTION_BIAS,
@@ -145,20 +145,20 @@ DOTS1 = BASE.but(
         sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),
     ),
     of_layer={**NAMES, **QUERY_KEY_NORM},
-    spellings={"num_local_experts": "n_routed_experts"},
+    key_aliases={"num_local_experts": "n_routed_experts"},
 )
 
-SOLAR_OPEN = BASE.but(
+SOLAR_OPEN = BASE.derive(
     "solar_open",
     "SolarOpenForCausalLM",
     QKV,
     *routed("n_routed_experts", shared("n_shared_experts")),
     of_layer=NO_DENSE | NAMES,
-    spellings={"num_local_experts": "n_routed_experts"},
+    key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={"intermediate_size": 11008},
 )
 
-HY_V3 = BASE.but(
+HY_V3 = BASE.derive(
     "hy_v3",
     "HYV3ForCausalLM",
     ATTENTION_BIAS,
@@ -168,7 +168,7 @@ HY_V3 = BASE.but(
         sparse(
             FIRST_OF_LIST,
             *experts("num_experts", "moe_intermediate_size", **SIGMOID),
-            At("router_scaling_factor", "feedforward.routed_scaling_factor"),
+            Field("router_scaling_factor", "feedforward.routed_scaling_factor"),
             shared("num_shared_experts"),
         ),
     ),
@@ -180,10 +180,10 @@ HY_V3 = BASE.but(
         **QUERY_KEY_NORM,
     },
     ignored=(*BASE.ignored, FURTHER),
-    spellings={"num_local_experts": "num_experts"},
+    key_aliases={"num_local_experts": "num_experts"},
 )
 
-MINIMAX_M2 = BASE.but(
+MINIMAX_M2 = BASE.derive(
     "minimax_m2",
     "MiniMaxM2ForCausalLM",
     Rope(),
@@ -206,7 +206,7 @@ MINIMAX_M2 = BASE.but(
         **QUERY_KEY_NORM,
     }
     | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
-    spellings={"num_experts": "num_local_experts"},
+    key_aliases={"num_experts": "num_local_experts"},
     undeclared={"rotary_dim": None},
 )
 

@@ -16,15 +16,14 @@ from archwright.hf.families.experts import (
 )
 from archwright.hf.families.llama import ALL_OR_NONE, ATTENTION_BIAS, CAUSAL, ROLES, ROPE, WINDOW
 from archwright.hf.families.sigmoid_experts import shared
-from archwright.hf.keys import Fused
-from archwright.hf.layers import Layers, Role, Told
+from archwright.hf.layer_types import CustomPattern, Layers, Role
 from archwright.hf.layouts import Reshaped
 from archwright.hf.lenses import (
     MISSING,
-    At,
     Computed,
     Config,
     Either,
+    Field,
     Get,
     Refuse,
     Set,
@@ -35,6 +34,7 @@ from archwright.hf.lenses import (
     refused,
 )
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
 from archwright.spec.errors import UserError
 
 EXPERTS = listed("mlp.experts", "gate_proj", "up_proj", "down_proj")
@@ -63,16 +63,16 @@ def _write_stretch(roles: list[str]) -> dict[str, Any]:
     return {}
 
 
-ERNIE4_5_MOE = BASE.but(
+ERNIE4_5_MOE = BASE.derive(
     "ernie4_5_moe",
     "Ernie4_5_MoeForCausalLM",
     Set({"position.pairing": "interleaved"}),
     Refuse("use_bias", (False,)),
     groups=(
         sparse(
-            Told(_stretch, _write_stretch),
+            CustomPattern(_stretch, _write_stretch),
             *experts("moe_num_experts", "moe_intermediate_size", "moe_k", selection_bias=True),
-            At("moe_norm_min", "feedforward.normalize_min"),
+            Field("moe_norm_min", "feedforward.normalize_min"),
             shared("moe_num_shared_experts", optional=True),
             balance(top_k="moe_k"),
         ),
@@ -86,7 +86,7 @@ ERNIE4_5_MOE = BASE.but(
         **gated("mlp.shared_experts", "feedforward.shared"),
     },
     ignored=(*BASE.ignored, r".*mtp.*"),
-    spellings={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+    key_aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     undeclared={"attention_dropout": 0.0},
 )
 
@@ -123,7 +123,7 @@ def _read_alpha(config: Config) -> Table:
     return {"position": {"theta": float(stretched), "scaling": {"kind": "none"}}}
 
 
-HUNYUAN_V1_MOE = BASE.but(
+HUNYUAN_V1_MOE = BASE.derive(
     "hunyuan_v1_moe",
     "HunYuanMoEV1ForCausalLM",
     ATTENTION_BIAS,
@@ -132,7 +132,7 @@ HUNYUAN_V1_MOE = BASE.but(
     *experts("num_experts", "intermediate_size", "moe_topk", shared="added", balance_loss=0.0),
     _one("num_experts", "feedforward.num_experts"),
     _one("moe_topk", "feedforward.top_k"),
-    At("intermediate_size", ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim")),
+    Field("intermediate_size", ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim")),
     Computed(_read_shared, lambda get: {}),
     of_layer=NO_DENSE
     | {
@@ -142,7 +142,7 @@ HUNYUAN_V1_MOE = BASE.but(
         **EXPERTS,
         **gated("mlp.shared_mlp", "feedforward.shared"),
     },
-    spellings={"num_local_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
+    key_aliases={"num_local_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
     undeclared={"num_shared_expert": 1},
 )
 
@@ -187,7 +187,7 @@ MIXTURE = (
             "softmax": Set({"feedforward.scores": "softmax_of_chosen"}),
             "sigmoid": (
                 Set({"feedforward.scores": "sigmoid"}),
-                At("norm_topk_prob", "feedforward.normalize_weights"),
+                Field("norm_topk_prob", "feedforward.normalize_weights"),
             ),
         },
     ),
@@ -208,7 +208,7 @@ MIXTURE = (
 )
 DENSE = (
     *dense().lenses,
-    At("prefix_dense_intermediate_size", "feedforward.hidden_dim", same_as="intermediate_size"),
+    Field("prefix_dense_intermediate_size", "feedforward.hidden_dim", same_as="intermediate_size"),
 )
 
 
@@ -230,7 +230,7 @@ def _roles() -> dict[str, Role]:
     }
 
 
-COHERE2_MOE = BASE.but(
+COHERE2_MOE = BASE.derive(
     "cohere2_moe",
     "Cohere2MoeForCausalLM",
     ATTENTION_BIAS,
@@ -238,15 +238,18 @@ COHERE2_MOE = BASE.but(
     Either(
         lambda config: config["rms_norm_eps"] is not None,
         lambda get: get("norm.kind") == "rms",
-        (Set({"norm.kind": "rms", "norm.scale_in": "input_dtype"}), At("rms_norm_eps", "norm.eps")),
+        (
+            Set({"norm.kind": "rms", "norm.scale_in": "input_dtype"}),
+            Field("rms_norm_eps", "norm.eps"),
+        ),
         (
             Set({"norm.kind": "layer", "norm.bias": False}),
-            At("layer_norm_eps", "norm.eps"),
+            Field("layer_norm_eps", "norm.eps"),
             Write({"rms_norm_eps": None}),
         ),
     ),
-    At("logit_scale", "head.logit_scale"),
-    groups=(Layers(Told(_read_types, _write_types), _roles()),),
+    Field("logit_scale", "head.logit_scale"),
+    groups=(Layers(CustomPattern(_read_types, _write_types), _roles()),),
     of_layer={
         "input_layernorm": "residual.norms.shared",
         "post_attention_layernorm": None,
@@ -278,20 +281,20 @@ def _write_mscale(get: Get) -> dict[str, Any]:
     return {} if factor is MISSING else {"rope_parameters": told}
 
 
-PHIMOE = BASE.but(
+PHIMOE = BASE.derive(
     "phimoe",
     "PhimoeForCausalLM",
     ATTENTION_BIAS,
     Set({"norm.kind": "layer"}),
-    At("rms_norm_eps", "norm.eps"),
+    Field("rms_norm_eps", "norm.eps"),
     Rope(fraction="", kinds=("default", "longrope")),
     Computed(_read_mscale, _write_mscale),
-    At("lm_head_bias", "head.bias"),
+    Field("lm_head_bias", "head.bias"),
     *experts(
         "num_local_experts", "intermediate_size", scores="sparsemixer", normalize_weights=False
     ),
     Refuse("num_experts_per_tok", (2,)),
-    At("router_jitter_noise", "feedforward.jitter"),
+    Field("router_jitter_noise", "feedforward.jitter"),
     balance(),
     without=(ROPE,),
     groups=(Layers(ALL_OR_NONE, ROLES),),

@@ -12,15 +12,15 @@ from archwright.hf.families.llama import (
     ROPE,
 )
 from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
-from archwright.hf.keys import Constant, Fused
 from archwright.hf.layouts import HalvesSwapped
-from archwright.hf.lenses import Activation, At, Set
+from archwright.hf.lenses import Activation, Field, Set
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Constant, Fused
 from archwright.spec.model_spec import LayerSpec
 
 PLAIN = Activation("hidden_act", gated=False)
 
-ARCEE = LLAMA.but(
+ARCEE = LLAMA.derive(
     "arcee",
     "ArceeForCausalLM",
     PLAIN,
@@ -28,27 +28,27 @@ ARCEE = LLAMA.but(
     of_layer={"mlp.gate_proj": None},
 )
 
-NEMOTRON = ARCEE.but(
+NEMOTRON = ARCEE.derive(
     "nemotron",
     "NemotronForCausalLM",
     Set({"residual.kind": "pre", "norm.kind": "layer", "norm.bias": True}),
     Set({"norm.weight": "unit_offset"}),
-    At("norm_eps", "norm.eps"),
+    Field("norm_eps", "norm.eps"),
     Rope(),
     without=(PRE_RMS, EPS, ROPE),
     undeclared={"partial_rotary_factor": 0.5},
 )
 
-JAIS2 = ARCEE.but(
+JAIS2 = ARCEE.derive(
     "jais2",
     "Jais2ForCausalLM",
     Set({"residual.kind": "pre", "norm.kind": "layer", "norm.bias": True}),
     Set({"norm.weight": "plain"}),
-    At("layer_norm_eps", "norm.eps"),
+    Field("layer_norm_eps", "norm.eps"),
     without=(PRE_RMS, EPS),
 )
 
-APERTUS = ARCEE.but(
+APERTUS = ARCEE.derive(
     "apertus",
     "ApertusForCausalLM",
     Activation("hidden_act", gated=False, names={"xielu": {"kind": "xielu", "beta": 0.5}}),
@@ -84,15 +84,15 @@ def _swapped(layer: LayerSpec) -> HalvesSwapped:
     return HalvesSwapped(layer.attention.model_dump()["head_dim"])
 
 
-NANOCHAT = ARCEE.but(
+NANOCHAT = ARCEE.derive(
     "nanochat",
     "NanoChatForCausalLM",
     Set({"norm.weight": "none", "norm.scale_in": "float32"}),
     Set({"embedding.norm.kind": "rms", "embedding.norm.weight": "none"}),
     Set({"attention.qk_norm.kind": "rms", "attention.qk_norm.weight": "none"}),
     Set({"attention.qk_norm_over": "head", "attention.qk_norm_position": "after"}),
-    At("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps", "embedding.norm.eps")),
-    At("final_logit_softcapping", "head.softcap", or_none=True),
+    Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps", "embedding.norm.eps")),
+    Field("final_logit_softcapping", "head.softcap", or_none=True),
     NO_MLP_BIAS,
     without=(EPS, MLP_BIAS),
     of_layer={

@@ -18,8 +18,8 @@ from archwright.hf.families.sigmoid_experts import (
     routed,
     shared,
 )
-from archwright.hf.layers import Layers, Listed, Role, Told
-from archwright.hf.lenses import At, Computed, Config, Lens, Refuse, Set, Switch, Table, nested
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role
+from archwright.hf.lenses import Computed, Config, Field, Lens, Refuse, Set, Switch, Table, nested
 from archwright.hf.rope import Rope
 
 NEAR = Role({**WINDOW.told_by, "position.kind": "rope"}, (*WINDOW.lenses, ROPE))
@@ -38,7 +38,7 @@ def _each(key: str) -> Listed:
     )
 
 
-EXAONE_MOE = BASE.but(
+EXAONE_MOE = BASE.derive(
     "exaone_moe",
     "ExaoneMoeForCausalLM",
     *qk_norm("head"),
@@ -58,7 +58,7 @@ EXAONE_MOE = BASE.but(
     ignored=(*BASE.ignored, r"mtp.*"),
 )
 
-AFMOE = BASE.but(
+AFMOE = BASE.derive(
     "afmoe",
     "AfmoeForCausalLM",
     ATTENTION_BIAS,
@@ -73,14 +73,14 @@ AFMOE = BASE.but(
     groups=(
         Layers(_each("global_attn_every_n_layers"), NEAR_TURNED),
         sparse(
-            Told(
+            CustomPattern(
                 lambda config, n: [
                     "dense" if i < config["num_dense_layers"] else "sparse" for i in range(n)
                 ],
                 lambda roles: {"num_dense_layers": [*roles, "sparse"].index("sparse")},
             ),
             *experts("num_experts", "moe_intermediate_size", **SIGMOID),
-            At("route_scale", "feedforward.routed_scaling_factor"),
+            Field("route_scale", "feedforward.routed_scaling_factor"),
             shared("num_shared_experts"),
         ),
     ),
@@ -111,16 +111,16 @@ def _by_type(layer_type: str, sinks: bool, heads: int) -> tuple[Lens, ...]:
     return (
         Rope(layer_type=layer_type, scaled=False),
         Set({"attention.sinks": sinks}),
-        At("num_key_value_heads", "attention.num_kv_heads", times=heads),
+        Field("num_key_value_heads", "attention.num_kv_heads", times=heads),
     )
 
 
-MIMO_V2_FLASH = BASE.but(
+MIMO_V2_FLASH = BASE.derive(
     "mimo_v2_flash",
     "MiMoV2FlashForCausalLM",
     bias("attention_bias", "attention", "query", "key", "value"),
-    At("v_head_dim", "attention.value_head_dim"),
-    At("attention_value_scale", "attention.value_scale"),
+    Field("v_head_dim", "attention.value_head_dim"),
+    Field("attention_value_scale", "attention.value_scale"),
     without=(ROPE, KV_HEADS),
     groups=(
         Layers(
@@ -150,7 +150,7 @@ MIMO_V2_FLASH = BASE.but(
         "self_attn.attention_sink_bias": "attention.sinks",
     },
     ignored=(*BASE.ignored, r"model\.mtp\..*"),
-    spellings={"num_local_experts": "n_routed_experts"},
+    key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={
         "partial_rotary_factor": 0.334,
         "rope_parameters": {

@@ -3,9 +3,9 @@
 from torch import Tensor, nn
 
 from archwright.parts.masks import AttentionMask, given_mask, pattern_of
-from archwright.parts.places import TokenLayout
 from archwright.parts.positions import Rotation
 from archwright.parts.positions import rotation as rotation_at
+from archwright.parts.token_layout import TokenLayout
 from archwright.spec.attention import MaskedAttention
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from archwright.parts.masks import AttentionMask
-from archwright.parts.places import TokenLayout
+from archwright.parts.token_layout import TokenLayout
 
 BLOCK = 128
 """Queries per block: long enough for fast matrix products, short enough to skip what is hidden."""
@@ -34,7 +34,7 @@ class Block(NamedTuple):
     """Where the stretch of keys begins that holds all that is hidden, counted from key_first."""
     masked_stop: int
     mask_at: int
-    """Where what hides that stretch begins in `Blocks.hiding`."""
+    """Where what hides that stretch begins in `Blocks.mask_bias`."""
     mask_rows: int
     mask_heads: int
     """The stretch is [mask_rows, mask_heads, queries, keys]; 1 stands for all alike."""
@@ -45,9 +45,9 @@ class Blocks(NamedTuple):
 
     table: Int[Tensor, "blocks fields"]
     """One `Block` in each line."""
-    hiding: Float[Tensor, " hidden"]
+    mask_bias: Float[Tensor, " hidden"]
     """Added to scores: 0 or -inf, stretch by stretch; bfloat16 holds both."""
-    room: Float[Tensor, " pairs"]
+    workspace: Float[Tensor, " pairs"]
     """As long as the blocks have pairs (row, query, key), without memory of its own."""
     rows: int
     """Rows that these are: 1 where those of the batch are alike."""
@@ -76,7 +76,7 @@ def _varying(blocks: Blocks) -> Blocks:
     """Tell the compiler, if it is at work, that the next batch's blocks are others in number and size."""
     dynamo = sys.modules.get("torch._dynamo")  # to import it takes seconds
     if dynamo is not None:
-        for tensor in (blocks.table, blocks.hiding, blocks.room):
+        for tensor in (blocks.table, blocks.mask_bias, blocks.workspace):
             dynamo.maybe_mark_dynamic(tensor, 0)
     return blocks
 
@@ -84,7 +84,7 @@ def _varying(blocks: Blocks) -> Blocks:
 def _cut(view: AttentionMask, size: int) -> Blocks:
     length, device = view.places.length, view.places.device
     table: list[Block] = []
-    hiding: list[Tensor] = []
+    mask_bias: list[Tensor] = []
     used = pairs = 0
     for first in range(0, length, size):
         stop = min(first + size, length)
@@ -92,20 +92,22 @@ def _cut(view: AttentionMask, size: int) -> Blocks:
             hidden = ~view.block(first, stop, key_first, key_stop, rows)
             low, high = _stretch(hidden)
             part = hidden[..., low:high]
-            if low < high and hiding and torch.equal(part, hiding[-1]):
+            if low < high and mask_bias and torch.equal(part, mask_bias[-1]):
                 used -= part.numel()  # the same as in the block before
             elif low < high:
-                hiding.append(part)
+                mask_bias.append(part)
             of_all = (0, 0) if view.num_rows == 1 else (rows.start, rows.stop)
             keys = (key_first, key_stop, low, high)
             table.append(Block(*of_all, first, stop, *keys, used, *hidden.shape[:2]))
             used += part.numel()
             pairs += len(rows) * (stop - first) * (key_stop - key_first)
-    flat = [part.flatten() for part in hiding]
+    flat = [part.flatten() for part in mask_bias]
     hides = torch.cat(flat) if flat else torch.zeros(0, dtype=torch.bool, device=device)
     added = torch.zeros(hides.shape, dtype=torch.bfloat16, device=device)
-    room = torch.empty((), device=device).expand(pairs)
-    return Blocks(torch.tensor(table), added.masked_fill_(hides, -torch.inf), room, view.num_rows)
+    workspace = torch.empty((), device=device).expand(pairs)
+    return Blocks(
+        torch.tensor(table), added.masked_fill_(hides, -torch.inf), workspace, view.num_rows
+    )
 
 
 def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[range, int, int]]:

@@ -26,17 +26,28 @@ def blockwise(
     """The same as the reference, block by block."""
     if view.kept is not None:  # few queries: blocks would be more work than they save
         return sdpa(query, key, value, view, scores)
-    strip, (least, most) = None, _columns(view)
+    bias_band, (least, most) = None, _columns(view)
     if scores.bias is not None:
         if not _by_column(scores, view):
             mixed: Tensor = _outside_compiler("by_autograd")(query, key, value, view, scores)
             return mixed
-        strip = _strip(scores.bias, min(cut.BLOCK, view.places.length), least, most, query.dtype)
+        bias_band = _bias_band(
+            scores.bias, min(cut.BLOCK, view.places.length), least, most, query.dtype
+        )
     blocks = view.__dict__.get("blocks", {}).get("cut") or _outside_compiler("blocks_of")(view)
-    given = [x for x in (query, key, value, strip, scores.sinks) if x is not None]
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    tensors = (query, key, value, strip, scores.sinks, blocks.table, blocks.hiding, blocks.room)
-    how = (blocks.rows, least, scores.scale, scores.softcap, scores.dropout, keep)
+    given = [x for x in (query, key, value, bias_band, scores.sinks) if x is not None]
+    save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    tensors = (
+        query,
+        key,
+        value,
+        bias_band,
+        scores.sinks,
+        blocks.table,
+        blocks.mask_bias,
+        blocks.workspace,
+    )
+    how = (blocks.rows, least, scores.scale, scores.softcap, scores.dropout, save)
     out: Tensor
     if torch.compiler.is_compiling():
         from archwright.parts.kernels import compiled
@@ -90,7 +101,7 @@ def _by_column(scores: ScoreMods, view: AttentionMask) -> bool:
     return by_distance and at.padding_mask is None and at.position_ids is at.index
 
 
-def _strip(bias: Any, queries: int, least: int, most: int, dtype: torch.dtype) -> Tensor:
+def _bias_band(bias: Any, queries: int, least: int, most: int, dtype: torch.dtype) -> Tensor:
     """Return the bias of a block's queries at the columns least .. most - 1, counted from its first query:
     [heads, queries, columns]. Every block reads its part of it."""
     of_distance = bias.at_distances(least - queries + 1, most + 1).to(dtype)
@@ -107,7 +118,7 @@ def _columns(view: AttentionMask) -> tuple[int, int]:
     return least, length if lookahead is None else min(length, cut.BLOCK + lookahead)
 
 
-class _Piece(NamedTuple):
+class _Tile(NamedTuple):
     """A block, and where its parts lie."""
 
     block: Block
@@ -125,7 +136,7 @@ class _Piece(NamedTuple):
         return rows * heads * queries * keys
 
 
-def _pieces(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Piece]:
+def _tiles(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Tile]:
     """Walk through the blocks. A sink stands among `ALIGNED` further keys, so that rows stay whole vectors."""
     batch, _, heads, _ = query.shape
     used, more = 0, 0 if sinks is None else cut.ALIGNED
@@ -136,7 +147,7 @@ def _pieces(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Pie
         num_keys = block.key_stop - block.key_first + more
         shape = (rows.stop - rows.start, heads, block.stop - block.first, num_keys)
         size = shape[0] * shape[1] * shape[2] * shape[3]
-        yield _Piece(block, rows, queries, keys, slice(used, used + size), shape)
+        yield _Tile(block, rows, queries, keys, slice(used, used + size), shape)
         used += size
 
 
@@ -144,17 +155,17 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    strip: Tensor | None,
+    bias_band: Tensor | None,
     sinks: Tensor | None,
     table: Tensor,
-    hiding: Tensor,
-    room: Tensor,
+    mask_bias: Tensor,
+    workspace: Tensor,
     rows: int,
     least: int,
     scale: float,
     softcap: float | None,
     dropout: float,
-    keep: bool,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the heads' mixtures [b, t, h, e], and what the backward pass needs: scaled queries, keys and
     values by head, [b, h, t, d], and the weights, then caps, then dropped weights of all blocks.
@@ -162,37 +173,37 @@ def attend(
     Inside, a block's queries are [rows * kv, group * queries, d] and its keys [rows * kv, keys, d]: the
     queries of a group of heads, which share their keys, are rows of one product.
     """
-    kv, hiding = key.shape[2], hiding.to(query.dtype)
+    kv, mask_bias = key.shape[2], mask_bias.to(query.dtype)
     q, k, v = _by_head(query, scale), _by_head(key), _by_head(value)  # cheaper than to scale scores
     out = query.new_empty(*query.shape[:3], value.shape[-1])
-    pieces = list(_pieces(query, table, sinks))
-    kept = room_for(query, room, rows, sinks, softcap, dropout, keep)
-    spare = query.new_empty(max(p.size for p in pieces))
-    for piece in pieces:
-        scores = _view(spare[: piece.size], piece, kv)
-        to_keys = _seen(k, piece, sinks).transpose(1, 2)
-        added = strip is not None and softcap is None and sinks is None
-        if strip is not None and added:  # the product is added to the bias, which saves a pass
-            scores.view(piece.shape).copy_(_of_block(strip, piece.block, least))
+    tiles = list(_tiles(query, table, sinks))
+    kept = workspace_for(query, workspace, rows, sinks, softcap, dropout, save)
+    spare = query.new_empty(max(p.size for p in tiles))
+    for tile in tiles:
+        scores = _view(spare[: tile.size], tile, kv)
+        to_keys = _seen(k, tile, sinks).transpose(1, 2)
+        added = bias_band is not None and softcap is None and sinks is None
+        if bias_band is not None and added:  # the product is added to the bias, which saves a pass
+            scores.view(tile.shape).copy_(_of_block(bias_band, tile.block, least))
         factor = 1 / (softcap or 1)
-        scores.baddbmm_(_asking(q, piece, kv), to_keys, beta=int(added), alpha=factor)
+        scores.baddbmm_(_asking(q, tile, kv), to_keys, beta=int(added), alpha=factor)
         if softcap is not None:  # in float32, for which alone torch has a fast tanh
             capped = scores.to(torch.promote_types(scores.dtype, torch.float32)).tanh_()
             scores.copy_(capped)
-            if keep:
-                _view(kept[1, piece.kept], piece, kv).copy_(scores)
+            if save:
+                _view(kept[1, tile.kept], tile, kv).copy_(scores)
             scores.mul_(softcap)
-        bias = None if added else strip
-        _add_to(scores.view(piece.shape), piece.block, bias, least, hiding, sinks)
+        bias = None if added else bias_band
+        _add_to(scores.view(tile.shape), tile.block, bias, least, mask_bias, sinks)
         weights = torch.softmax(
-            scores, -1, out=_view(kept[0, piece.kept], piece, kv) if keep else scores
+            scores, -1, out=_view(kept[0, tile.kept], tile, kv) if save else scores
         )
         if dropout:
             weights = F.dropout(weights, dropout)
-            if keep:
-                _view(kept[-1, piece.kept], piece, kv).copy_(weights)
-        mixed = torch.bmm(weights, _seen(v, piece, sinks))
-        to = out[piece.rows, piece.queries]
+            if save:
+                _view(kept[-1, tile.kept], tile, kv).copy_(weights)
+        mixed = torch.bmm(weights, _seen(v, tile, sinks))
+        to = out[tile.rows, tile.queries]
         _unrows(to, kv).copy_(_shaped(mixed, to, kv))
     return out, q, k, v, kept
 
@@ -200,39 +211,39 @@ def attend(
 def _add_to(
     scores: Tensor,
     block: Block,
-    strip: Tensor | None,
+    bias_band: Tensor | None,
     least: int,
-    hiding: Tensor,
+    mask_bias: Tensor,
     sinks: Tensor | None,
 ) -> None:
     """Add to a block's scores [rows, heads, queries, keys] its bias and what hides, and give sinks theirs."""
     queries, num_keys = block.stop - block.first, block.key_stop - block.key_first
-    if strip is not None:
-        scores[..., :num_keys].add_(_of_block(strip, block, least))
+    if bias_band is not None:
+        scores[..., :num_keys].add_(_of_block(bias_band, block, least))
     if block.masked_first < block.masked_stop:
         shape = (block.mask_rows, block.mask_heads, queries, block.masked_stop - block.masked_first)
-        part = hiding[block.mask_at :][: shape[0] * shape[1] * shape[2] * shape[3]]
+        part = mask_bias[block.mask_at :][: shape[0] * shape[1] * shape[2] * shape[3]]
         scores[..., block.masked_first : block.masked_stop].add_(part.view(shape))
     if sinks is not None:
         scores[..., num_keys:] = -torch.inf
         scores[..., num_keys] = sinks[:, None].to(scores.dtype)
 
 
-def room_for(
+def workspace_for(
     query: Tensor,
-    room: Tensor,
+    workspace: Tensor,
     rows: int,
     sinks: Tensor | None,
     softcap: float | None,
     dropout: float,
-    keep: bool,
+    save: bool,
 ) -> Tensor:
     """Return room for what is kept, a line for each kind."""
     batch, length, heads, _ = query.shape
-    size = room.shape[0] * heads * (batch if rows == 1 else 1)
+    size = workspace.shape[0] * heads * (batch if rows == 1 else 1)
     size += 0 if sinks is None else batch * length * heads * cut.ALIGNED
     kinds = 1 + (softcap is not None) + (dropout > 0)
-    return query.new_empty((kinds, size) if keep else (0, 0))
+    return query.new_empty((kinds, size) if save else (0, 0))
 
 
 def attend_backward(
@@ -240,7 +251,7 @@ def attend_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    strip: Tensor | None,
+    bias_band: Tensor | None,
     sinks: Tensor | None,
     table: Tensor,
     kept: Tensor,
@@ -255,46 +266,46 @@ def attend_backward(
     query = q.transpose(1, 2)
     wide = torch.promote_types(dtype, torch.float32)
     grad_q = q.new_empty(query.shape)
-    pieces = list(_pieces(query, table, sinks))
+    tiles = list(_tiles(query, table, sinks))
     # From the last block on: where that sees all keys, it writes what the others add to.
-    last = pieces[-1].block
+    last = tiles[-1].block
     whole = last.row_stop == last.key_first == 0 and last.key_stop == k.shape[2]
     grad_k, grad_v = (torch.empty_like(x) if whole else torch.zeros_like(x) for x in (k, v))
-    grad_strip = None
-    if strip is not None and learned:
-        grad_strip = torch.zeros(strip.shape, dtype=wide, device=strip.device)
+    grad_bias_band = None
+    if bias_band is not None and learned:
+        grad_bias_band = torch.zeros(bias_band.shape, dtype=wide, device=bias_band.device)
     grad_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=wide)
-    spare = query.new_empty(2, max(p.size for p in pieces))
-    for piece in reversed(pieces):
-        block, beta = piece.block, 0 if whole and piece is pieces[-1] else 1
-        weights, dropped = (_view(kept[i, piece.kept], piece, kv) for i in (0, -1))
+    spare = query.new_empty(2, max(p.size for p in tiles))
+    for tile in reversed(tiles):
+        block, beta = tile.block, 0 if whole and tile is tiles[-1] else 1
+        weights, dropped = (_view(kept[i, tile.kept], tile, kv) for i in (0, -1))
         num_keys = block.key_stop - block.key_first
-        heads = slice(piece.rows.start * kv, piece.rows.stop * kv)
-        g = _rows(grad_out[piece.rows, piece.queries], kv)
+        heads = slice(tile.rows.start * kv, tile.rows.stop * kv)
+        g = _rows(grad_out[tile.rows, tile.queries], kv)
         dropped = dropped if dropout else weights
         to_values = dropped[..., :num_keys].transpose(1, 2)
-        grad_v.flatten(0, 1)[heads, piece.keys].baddbmm_(to_values, g, beta=beta)
-        grad_weights = _view(spare[0, : piece.size], piece, kv)
-        grad_weights.baddbmm_(g, _seen(v, piece, sinks).transpose(1, 2), beta=0)
+        grad_v.flatten(0, 1)[heads, tile.keys].baddbmm_(to_values, g, beta=beta)
+        grad_weights = _view(spare[0, : tile.size], tile, kv)
+        grad_weights.baddbmm_(g, _seen(v, tile, sinks).transpose(1, 2), beta=0)
         if dropout:
             grad_weights.mul_(dropped != 0).div_(1 - dropout)
-        grad = _view(spare[1, : piece.size], piece, kv)  # of scores; in float32 or wider inside
+        grad = _view(spare[1, : tile.size], tile, kv)  # of scores; in float32 or wider inside
         torch.ops.aten._softmax_backward_data.out(grad_weights, weights, -1, dtype, grad_input=grad)
-        by_head = grad.view(piece.shape)
-        if grad_strip is not None:
-            _of_block(grad_strip, block, least).add_(by_head[..., :num_keys].sum(0, dtype=wide))
+        by_head = grad.view(tile.shape)
+        if grad_bias_band is not None:
+            _of_block(grad_bias_band, block, least).add_(by_head[..., :num_keys].sum(0, dtype=wide))
         if grad_sinks is not None:
             grad_sinks.add_(by_head[..., num_keys].sum((0, 2), dtype=wide))
         if softcap is not None:
-            grad = torch.ops.aten.tanh_backward(grad, _view(kept[1, piece.kept], piece, kv))
+            grad = torch.ops.aten.tanh_backward(grad, _view(kept[1, tile.kept], tile, kv))
         of_q = grad.new_empty(*grad.shape[:2], q.shape[-1])
-        of_q.baddbmm_(grad, _seen(k, piece, sinks), beta=0, alpha=scale)
-        to = grad_q[piece.rows, piece.queries]
+        of_q.baddbmm_(grad, _seen(k, tile, sinks), beta=0, alpha=scale)
+        to = grad_q[tile.rows, tile.queries]
         _unrows(to, kv).copy_(_shaped(of_q, to, kv))
         to_keys = grad[..., :num_keys].transpose(1, 2)
-        grad_k.flatten(0, 1)[heads, piece.keys].baddbmm_(to_keys, _asking(q, piece, kv), beta=beta)
+        grad_k.flatten(0, 1)[heads, tile.keys].baddbmm_(to_keys, _asking(q, tile, kv), beta=beta)
     by_token = [x.transpose(1, 2) for x in (grad_k, grad_v)]
-    others = [(grad_strip, strip), (grad_sinks, sinks)]
+    others = [(grad_bias_band, bias_band), (grad_sinks, sinks)]
     narrow = [grad.to(like.dtype) for grad, like in others if grad is not None and like is not None]
     return [grad_q, *by_token, *narrow]
 
@@ -305,7 +316,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         out, *kept = attend(*given)
-        keep_for_backward(ctx, given, kept)
+        save_for_backward(ctx, given, kept)
         return out
 
     @staticmethod
@@ -314,10 +325,10 @@ class _Attend(torch.autograd.Function):
         return gradients(ctx, attend_backward, grads[0])
 
 
-def keep_for_backward(ctx: Any, given: Sequence[Any], kept: Sequence[Tensor]) -> None:
+def save_for_backward(ctx: Any, given: Sequence[Any], kept: Sequence[Tensor]) -> None:
     """Keep what `gradients` needs of what `attend` took and gave."""
-    strip, sinks, table = given[3:6]
-    ctx.save_for_backward(*kept[:3], strip, sinks, table, kept[3])
+    bias_band, sinks, table = given[3:6]
+    ctx.save_for_backward(*kept[:3], bias_band, sinks, table, kept[3])
     ctx.how = given[9:13]  # least, scale, softcap, dropout
 
 
@@ -328,26 +339,28 @@ def gradients(
     learned = ctx.needs_input_grad[3]
     grads = iter(backward(grad, *ctx.saved_tensors, *ctx.how, learned))
     q, k, v = next(grads), next(grads), next(grads)
-    strip = next(grads) if learned else None
-    return q, k, v, strip, next(grads, None), *[None] * 9
+    bias_band = next(grads) if learned else None
+    return q, k, v, bias_band, next(grads, None), *[None] * 9
 
 
-def _of_block(strip: Tensor, block: Block, least: int) -> Tensor:
+def _of_block(bias_band: Tensor, block: Block, least: int) -> Tensor:
     """Return a block's part of a strip, [heads, queries, keys]."""
     start = block.key_first - block.first - least
-    return strip[:, : block.stop - block.first, start : start + block.key_stop - block.key_first]
+    return bias_band[
+        :, : block.stop - block.first, start : start + block.key_stop - block.key_first
+    ]
 
 
-def _view(flat: Tensor, piece: _Piece, kv: int) -> Tensor:
+def _view(flat: Tensor, tile: _Tile, kv: int) -> Tensor:
     """View a block's place as [rows * kv, group * queries, keys]."""
-    rows, heads, queries, keys = piece.shape
+    rows, heads, queries, keys = tile.shape
     return flat.view(rows * kv, heads // kv * queries, keys)
 
 
-def _seen(x: Tensor, piece: _Piece, sinks: Tensor | None) -> Tensor:
+def _seen(x: Tensor, tile: _Tile, sinks: Tensor | None) -> Tensor:
     """Return a block's keys [rows * kv, keys, d] in one piece, which makes its products much faster, and
     zeros where a sink stands."""
-    seen = x[piece.rows, :, piece.keys]
+    seen = x[tile.rows, :, tile.keys]
     if sinks is not None:
         seen = F.pad(seen, (0, 0, 0, cut.ALIGNED))
     return seen.flatten(0, 1).contiguous()
@@ -360,10 +373,10 @@ def _by_head(x: Tensor, scale: float = 1.0) -> Tensor:
     return laid.copy_(by_head) if scale == 1 else torch.mul(by_head, scale, out=laid)
 
 
-def _asking(x: Tensor, piece: _Piece, kv: int) -> Tensor:
+def _asking(x: Tensor, tile: _Tile, kv: int) -> Tensor:
     """Return a block's queries [rows * kv, group * queries, d] of those by head."""
-    rows, heads, queries, _ = piece.shape
-    return x[piece.rows, :, piece.queries].reshape(rows * kv, heads // kv * queries, -1)
+    rows, heads, queries, _ = tile.shape
+    return x[tile.rows, :, tile.queries].reshape(rows * kv, heads // kv * queries, -1)
 
 
 def _unrows(x: Tensor, kv: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from archwright.parts.kernels.blockwise import LEFT_OUT as CALLS
 from archwright.parts.kernels.blockwise import attend as plain_attend
 from archwright.parts.kernels.blockwise import attend_backward as plain_backward
-from archwright.parts.kernels.blockwise import gradients, keep_for_backward, room_for
+from archwright.parts.kernels.blockwise import gradients, save_for_backward, workspace_for
 
 attend = torch.library.custom_op("archwright::attend", plain_attend, mutates_args=())
 attend_backward = torch.library.custom_op(
@@ -24,14 +24,14 @@ def _(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    strip: Tensor | None,
+    bias_band: Tensor | None,
     sinks: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _, _, room, rows, _, _, softcap, dropout, keep = rest
+    _, _, workspace, rows, _, _, softcap, dropout, save = rest
     out = query.new_empty(*query.shape[:3], value.shape[-1])
     q, k, v = (x.new_empty(x.transpose(1, 2).shape) for x in (query, key, value))
-    return out, q, k, v, room_for(query, room, rows, sinks, softcap, dropout, keep)
+    return out, q, k, v, workspace_for(query, workspace, rows, sinks, softcap, dropout, save)
 
 
 @attend_backward.register_fake
@@ -40,21 +40,21 @@ def _(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    strip: Tensor | None,
+    bias_band: Tensor | None,
     sinks: Tensor | None,
     *rest: Any,
 ) -> list[Tensor]:
     grads = [q.new_empty(q.transpose(1, 2).shape)]
     grads += [torch.empty_like(x).transpose(1, 2) for x in (k, v)]
     return grads + [
-        x.new_empty(x.shape) for x in (strip if rest[-1] else None, sinks) if x is not None
+        x.new_empty(x.shape) for x in (bias_band if rest[-1] else None, sinks) if x is not None
     ]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # of what is kept
-    keep_for_backward(ctx, inputs, output[1:])
+    save_for_backward(ctx, inputs, output[1:])
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:

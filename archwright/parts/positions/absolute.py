@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.linear import Embedding
-from archwright.parts.places import TokenLayout
+from archwright.parts.token_layout import TokenLayout
 from archwright.spec import positions as spec
 
 

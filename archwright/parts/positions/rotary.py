@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.parts.places import TokenLayout
 from archwright.parts.positions.scaling import SCALINGS, RoPEScaling
+from archwright.parts.token_layout import TokenLayout
 from archwright.spec import positions as spec
 from archwright.spec.positions import rotary_dim
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from archwright.cli.compare_verb import ABOUT
-from archwright.lab.asked import command_of, study_of
+from archwright.lab.command_line import command_of, study_of
 from archwright.spec.read import load_study, study_names
 from archwright.spec.study_spec import OPTIONS, StudySpec
 

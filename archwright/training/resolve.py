@@ -16,12 +16,12 @@ from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec, parse_budget
 from archwright.training.compiling import compile_parts
-from archwright.training.faster import LONG, NOT_TRIED, compile_if_faster, fuse_if_faster
-from archwright.training.liger import fuse, obstacle
+from archwright.training.data import Material
+from archwright.training.liger import fuse, why_not_fusable
 from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss, decided
-from archwright.training.material import Material
 from archwright.training.progress import Progress
 from archwright.training.session import Session, steps_for_budget
+from archwright.training.trials import LONG, NOT_TRIED, compile_if_faster, fuse_if_faster
 
 EVALUATIONS = 10
 """How often a run is evaluated where no number of steps between evaluations is given."""
@@ -73,7 +73,7 @@ def _decide_fused(decisions: Decisions, session: Session) -> float:
     begun, machine = time.perf_counter(), decisions.machine
     if machine.fused == "liger":
         decisions.decide("fused", *fuse(session.model, machine))
-    elif machine.fused == "auto" and (missing := obstacle(machine.device)):
+    elif machine.fused == "auto" and (missing := why_not_fusable(machine.device)):
         decisions.decide("fused", "none", f"liger's kernels need {missing}")
     elif machine.fused == "auto" and _at_least_seconds(session, decisions.peak) >= LONG:
         decisions.decide("fused", *fuse_if_faster(session, machine))

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from archwright.lab.concurrency import Sharing
 from archwright.lab.matching import Counts
 from archwright.lab.plan import Arm
 from archwright.lab.plan_file import Cost
-from archwright.lab.sharing import Sharing
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
 from tests.tiny import tiny_run

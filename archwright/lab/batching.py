@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from archwright.lab import pool
+from archwright.lab import run_cache
 from archwright.lab.plan import Plan
 from archwright.lab.workers import Workers
 from archwright.runs import RunFolder
@@ -37,7 +37,7 @@ class Groups:
     def folder(self, cell: Cell) -> RunFolder:
         """Return where a run is kept, whether it is there yet or not."""
         if cell not in self._folders:
-            key = pool.key(self.plan.run(*cell), self.plan.material)
+            key = run_cache.key(self.plan.run(*cell), self.plan.material)
             self._folders[cell] = RunFolder(self.runs_folder / key)
         return self._folders[cell]
 
@@ -45,7 +45,7 @@ class Groups:
         """Return the first of the runs and those that are trained with it, and the folders of the whole stack,
         begun: some may be finished already."""
         first = wanted[0]
-        names = pool.stack_of(self.folder(first))
+        names = run_cache.stack_of(self.folder(first))
         if names:
             group = tuple(cell for cell in wanted if self._name(cell) in names)
         else:
@@ -59,7 +59,7 @@ class Groups:
         """Let each run of a stack that failed go on alone, so that one does not keep the others from being made."""
         for cell in group:
             self._parted.add(cell)
-            pool.part(self.folder(cell), f"the stack failed: {why}")
+            run_cache.part(self.folder(cell), f"the stack failed: {why}")
 
     def _new(self, first: Cell, wanted: Sequence[Cell]) -> Group:
         if self.plan.stack == 1 or not self._is_new(first):
@@ -85,7 +85,7 @@ class Groups:
 
     def _prepare(self, cell: Cell, names: Sequence[str]) -> None:
         """Begin a run's folder."""
-        pool.prepare(
+        run_cache.prepare(
             self.runs_folder,
             self.plan.run(*cell),
             self.plan.material,

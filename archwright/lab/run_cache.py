@@ -16,8 +16,8 @@ from archwright.runs import RunFolder
 from archwright.runs.records import Record
 from archwright.spec.read import to_toml
 from archwright.spec.run_spec import RunSpec
+from archwright.training.data import Material
 from archwright.training.machine import Decisions, environment
-from archwright.training.material import Material
 
 POOL = Path("studies/runs")
 """Where runs are kept when the user names no folder; studies share them."""

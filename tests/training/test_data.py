@@ -13,7 +13,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.tokenizer import Tokenizer
-from archwright.training.material import Material, gather, reload_data
+from archwright.training.data import Material, gather, reload_data
 
 
 @pytest.fixture

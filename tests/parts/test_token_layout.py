@@ -2,7 +2,7 @@ import jaxtyping
 import pytest
 import torch
 
-from archwright.parts.places import places
+from archwright.parts.token_layout import places
 
 TOKENS = torch.zeros(2, 5, dtype=torch.long)
 

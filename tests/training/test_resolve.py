@@ -15,11 +15,11 @@ from archwright.spec.errors import UserError
 from archwright.spec.read import flatten
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training import machine as machine_room
-from archwright.training import settle as settle_room
+from archwright.training import resolve as resolve_room
+from archwright.training.data import Material, gather
 from archwright.training.machine import Decisions, decide, decide_kernel
-from archwright.training.material import Material, gather
 from archwright.training.progress import Silent
-from archwright.training.settle import make_model, settle
+from archwright.training.resolve import make_model, settle
 from tests.tiny import tiny_run, write_text
 
 AUTO = (
@@ -103,7 +103,7 @@ def test_compiling_is_tried_in_long_runs(
     material: Material,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(settle_room, "compile_if_faster", lambda session: ("none", "it was tried"))
+    monkeypatch.setattr(resolve_room, "compile_if_faster", lambda session: ("none", "it was tried"))
     session, decisions = settle(run.override(*changes), material, Silent())
     assert session.run.machine.compile == "none"
     assert (decisions.reasons["compile"] == "it was tried") == tried
@@ -126,8 +126,8 @@ def test_fused_kernels_are_tried_in_long_runs_on_a_gpu(
     material: Material,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(settle_room, "obstacle", lambda device: missing)
-    monkeypatch.setattr(settle_room, "fuse_if_faster", lambda *_: ("none", "it was tried"))
+    monkeypatch.setattr(resolve_room, "why_not_fusable", lambda device: missing)
+    monkeypatch.setattr(resolve_room, "fuse_if_faster", lambda *_: ("none", "it was tried"))
     run = run.override("machine.compile=none", *changes)
     session, decisions = settle(run, material, Silent())
     assert session.run.machine.fused == "none"
@@ -280,7 +280,7 @@ def test_a_time_budget_is_divided_by_the_timed_step(
 ) -> None:
     asked = []
     monkeypatch.setattr(
-        settle_room.Session, "time_step", lambda self, seconds: asked.append(seconds) or 0.05
+        resolve_room.Session, "time_step", lambda self, seconds: asked.append(seconds) or 0.05
     )
     few = run.override("budget=20s", "evaluate.max_tokens=1")
     session, decisions = settle(few, material, Silent())
@@ -288,14 +288,14 @@ def test_a_time_budget_is_divided_by_the_timed_step(
     assert asked == [0.3]
     assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
     settle(run.override("budget=9m"), material, Silent())
-    assert asked[1:] == [settle_room.WARM_SECONDS]
+    assert asked[1:] == [resolve_room.WARM_SECONDS]
 
 
 def test_a_time_budget_pays_for_evaluations(
     run: RunSpec, material: Material, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An evaluation reads each of the held-out tokens twice, in a third of a step's time."""
-    monkeypatch.setattr(settle_room.Session, "time_step", lambda self, seconds: 0.05)
+    monkeypatch.setattr(resolve_room.Session, "time_step", lambda self, seconds: 0.05)
     one = 2 * len(material.held_out) / 128 * 0.05 / 3
 
     def steps(*changes: str) -> int:
@@ -331,11 +331,11 @@ def test_what_cannot_be_is_said_before_it_is_tried(
 
 def test_accumulation_makes_room(run: RunSpec, material: Material) -> None:
     """The check counts a part of a batch, not the whole."""
-    settle_room.check_memory(
+    resolve_room.check_memory(
         run.override("batch_size=1000000", "grad_accum_steps=1000000"), 257, CPU
     )
     with pytest.raises(UserError, match="raise grad_accum_steps"):
-        settle_room.check_memory(run.override("batch_size=100000000"), 257, CPU)
+        resolve_room.check_memory(run.override("batch_size=100000000"), 257, CPU)
 
 
 CPU = MachineSpec(device="cpu")
@@ -362,7 +362,7 @@ class Said(Silent):
         self.lines.append(text)
 
 
-def begin_from(trained: Path, text: Path, *changes: str) -> tuple[settle_room.Session, list[str]]:
+def begin_from(trained: Path, text: Path, *changes: str) -> tuple[resolve_room.Session, list[str]]:
     run = tiny_run(text, f"init.from={trained}", "budget=2steps", *changes)
     said = Said()
     material = gather(run, RunFolder(text.parent / "new"))

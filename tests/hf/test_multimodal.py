@@ -13,7 +13,7 @@ from torch import nn
 
 from archwright import hf
 from archwright.cli.main import main
-from archwright.hf.wrappers import WRAPPERS
+from archwright.hf.multimodal import WRAPPERS
 from archwright.spec.errors import UserError
 from tests.hf.library import randomise, save, transformers
 

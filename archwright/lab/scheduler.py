@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from archwright.lab import pool
-from archwright.lab.groups import Cell, Groups, cells_of
+from archwright.lab import run_cache
+from archwright.lab.batching import Cell, Groups, cells_of
 from archwright.lab.plan import Plan, file_of
 from archwright.lab.results import Replicate, RunResult
 from archwright.lab.sweep import Sweep, plan_sweep, replicate
@@ -182,12 +182,14 @@ class Execution:
                 self.spent += self.run_seconds(cell.variant) / self.plan.workers
 
     def _is_there(self, cell: Cell) -> bool:
-        return bool(pool.outcome(self._folder(cell)))
+        return bool(run_cache.outcome(self._folder(cell)))
 
     def _read(self, cell: Cell) -> None:
         rate = self.plan.rate(cell.variant, cell.k)
         folder = self._folder(cell)
-        self.results[cell] = pool.read(folder, cell.variant, cell.seed, rate, self.command(cell))
+        self.results[cell] = run_cache.read(
+            folder, cell.variant, cell.seed, rate, self.command(cell)
+        )
 
     def _end(self, done: Done, show: Display) -> None:
         assert isinstance(done.name, tuple)
@@ -201,7 +203,7 @@ class Execution:
                 self._read(cell)
             else:
                 rate, key = self.plan.rate(cell.variant, cell.k), self._folder(cell).path.name
-                self.results[cell] = pool.failure(
+                self.results[cell] = run_cache.failure(
                     cell.variant, cell.seed, rate, key, why, self.command(cell)
                 )
             show.ended(self.results[cell])

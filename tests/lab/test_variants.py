@@ -2,7 +2,7 @@
 
 import pytest
 
-from archwright.lab.arms import arms, is_variant, run_key, sized_by_user, split, with_rate
+from archwright.lab.variants import arms, is_variant, run_key, sized_by_user, split, with_rate
 from archwright.spec.errors import UserError
 from archwright.spec.read import diff, load_study, study_names
 from archwright.spec.study_spec import StudySpec, parse_count

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from archwright.lab.execution import LATE, Execution
-from archwright.lab.groups import Cell
+from archwright.lab.batching import Cell
 from archwright.lab.results import RunResult
+from archwright.lab.scheduler import LATE, Execution
 from archwright.spec.study_spec import StudySpec
 
 VALLEY = {-2: 3.6, -1: 3.14, 0: 3.0, 1: 3.1, 2: 3.5}

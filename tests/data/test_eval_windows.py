@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from archwright.data.held_out import IGNORE, HeldOut, bits_per_byte
+from archwright.data.eval_windows import IGNORE, HeldOut, bits_per_byte
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
 from archwright.text.bpe import raw_bytes, train_bpe
 from archwright.text.corpus import open_texts
-from archwright.text.probe import PROBE
+from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer
 
 END = "<e>"

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from archwright import format as fmt
-from archwright.lab.execution import Execution
 from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan
 from archwright.lab.results import ControlledVariable, Replicate, RunResult, StudyResults
+from archwright.lab.scheduler import Execution
 from archwright.lab.sweep import RISE, is_narrow, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.runs import RunFolder
 from archwright.spec.read import flatten
-from archwright.training.material import Material
+from archwright.training.data import Material
 
 
 def results_of(execution: Execution, command: str, complete: bool) -> StudyResults:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from archwright.text.bpe import train_bpe
-from archwright.text.pieces import pieces
-from archwright.text.probe import PROBE
+from archwright.text.chunking import pieces
+from archwright.text.selfcheck import PROBE
 
 NASTY = st.lists(
     st.one_of(

@@ -118,7 +118,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Told:
+class CustomPattern:
     """A pattern that takes a function each way."""
 
     reads: Callable[[Config, int], list[str]]

@@ -14,12 +14,12 @@ import torch
 
 from archwright.spec.run_spec import MachineSpec, PartsFile, RunSpec
 from archwright.training import machine as machine_room
-from archwright.training import measured as measured_room
+from archwright.training import timing_cache as measured_room
+from archwright.training.data import Material
 from archwright.training.machine import Decisions, decide, decide_kernel
-from archwright.training.material import Material
-from archwright.training.measured import KEPT, measured
 from archwright.training.progress import Silent
-from archwright.training.settle import make_model, settle
+from archwright.training.resolve import make_model, settle
+from archwright.training.timing_cache import KEPT, measured
 from tests.training.whole import timeless, train
 
 
@@ -329,7 +329,7 @@ def test_steps_are_timed_in_every_run(
     """The speed of the day counts."""
     seconds = iter([0.5, 0.25])
     monkeypatch.setattr(
-        "archwright.training.settle.Session.time_step", lambda self, wanted: next(seconds)
+        "archwright.training.resolve.Session.time_step", lambda self, wanted: next(seconds)
     )
     timed = run.override("budget=100s", "evaluate.every=1000", "evaluate.max_tokens=1")
     steps = [settle(timed, material, Silent())[0].num_steps for _ in range(2)]

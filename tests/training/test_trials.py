@@ -11,7 +11,7 @@ from archwright.model import build
 from archwright.model.decoder import Decoder
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec
-from archwright.training.faster import compile_if_faster, fuse_if_faster
+from archwright.training.trials import compile_if_faster, fuse_if_faster
 
 
 @pytest.fixture

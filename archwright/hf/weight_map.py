@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archwright.hf.layers import follow
+from archwright.hf.layer_types import follow
 from archwright.hf.layouts import FirstRow, Layout, Member, Same, Shape
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from archwright.hf.store import Store
+from archwright.hf.weights_reader import Store
 from archwright.spec.errors import UserError
 
 TEXT_NAMES = {

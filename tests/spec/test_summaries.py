@@ -8,7 +8,7 @@ from archwright.spec.masks import Window
 from archwright.spec.model_spec import Arrangement, ModelSpec
 from archwright.spec.norms import RMSNorm
 from archwright.spec.read import load, preset_names
-from archwright.spec.words import arrangement, brief, differences, layer_words
+from archwright.spec.summaries import arrangement, brief, differences, layer_words
 
 SECTIONS = [section for section in sections() if section.path.startswith("model")]
 ASKED = {

@@ -12,7 +12,7 @@ from archwright.hf.loading import CAME_FROM, Origin, load
 from archwright.hf.saving import save
 from archwright.model.decoder import Decoder
 from archwright.runs.folder import RunFolder
-from archwright.runs.opened import open_model
+from archwright.runs.load import open_model
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec

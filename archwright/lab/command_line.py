@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from archwright.lab.arms import is_variant, label, run_key, split
 from archwright.lab.plan import slug
+from archwright.lab.variants import is_variant, label, run_key, split
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.read import load_study, study_names
 from archwright.spec.run_spec import PartsFile

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from archwright.lab import pool
+from archwright.lab import run_cache
 from archwright.runs import RunFolder
-from archwright.training.material import Material, gather
+from archwright.training.data import Material, gather
 from tests.tiny import tiny_run, write_text
 
 
@@ -36,14 +36,16 @@ CHANGES = (
 
 def test_every_change_of_what_decides_gives_another_name(material: Material) -> None:
     run = tiny_run("text.txt")
-    keys = [pool.key(run, material)]
-    keys += [pool.key(run.override(change), material) for change in CHANGES]
+    keys = [run_cache.key(run, material)]
+    keys += [run_cache.key(run.override(change), material) for change in CHANGES]
     assert len(set(keys)) == len(keys)
 
 
 def test_what_a_run_is_called_does_not_matter(material: Material) -> None:
     run = tiny_run("text.txt")
-    assert pool.key(run.override("name=other", "model.name=x"), material) == pool.key(run, material)
+    assert run_cache.key(run.override("name=other", "model.name=x"), material) == run_cache.key(
+        run, material
+    )
 
 
 def test_other_text_gives_another_name(
@@ -51,14 +53,16 @@ def test_other_text_gives_another_name(
 ) -> None:
     monkeypatch.setenv("ARCHWRIGHT_CACHE", str(tmp_path / "cache"))
     run = tiny_run(write_text(tmp_path / "text.txt", 401))
-    assert pool.key(run, gather(run, RunFolder(tmp_path / "r"))) != pool.key(run, material)
+    assert run_cache.key(run, gather(run, RunFolder(tmp_path / "r"))) != run_cache.key(
+        run, material
+    )
 
 
 def test_other_code_gives_another_name(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny_run("text.txt")
-    before = pool.key(run, material)
-    monkeypatch.setattr(pool, "code_version", lambda: "0123456789abcdef")
-    assert pool.key(run, material) != before
+    before = run_cache.key(run, material)
+    monkeypatch.setattr(run_cache, "code_version", lambda: "0123456789abcdef")
+    assert run_cache.key(run, material) != before
 
 
 PROGRAM = '''
@@ -79,36 +83,38 @@ def f(x):
     ],
 )
 def test_comments_docstrings_and_layout_are_no_code(same: str) -> None:
-    assert pool._meaning(same) == pool._meaning(PROGRAM)
+    assert run_cache._meaning(same) == run_cache._meaning(PROGRAM)
 
 
 @pytest.mark.parametrize(
     "other", [PROGRAM.replace("x + 1", "x + 2"), PROGRAM.replace("f(x)", "g(x)")]
 )
 def test_other_code_is_other_code(other: str) -> None:
-    assert pool._meaning(other) != pool._meaning(PROGRAM)
+    assert run_cache._meaning(other) != run_cache._meaning(PROGRAM)
 
 
 def test_a_body_of_words_alone_is_left_as_a_program() -> None:
     assert ast.dump(ast.parse("class A:\n    pass")) != ""
-    assert pool._meaning('class A:\n    """x"""') == pool._meaning('class A:\n    """y"""')
+    assert run_cache._meaning('class A:\n    """x"""') == run_cache._meaning(
+        'class A:\n    """y"""'
+    )
 
 
 def test_what_has_not_ended_has_no_outcome(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", tiny_run("text.txt"))
-    assert pool.outcome(folder) == ""
+    assert run_cache.outcome(folder) == ""
     for name, outcome in (
         ("started", ""),
         ("stopped", ""),
-        (pool.DIVERGED, pool.DIVERGED),
+        (run_cache.DIVERGED, run_cache.DIVERGED),
         ("resumed", ""),
         ("finished", "finished"),
     ):
         folder.append({"kind": "event", "step": 0, "name": name})
-        assert pool.outcome(folder) == outcome
+        assert run_cache.outcome(folder) == outcome
 
 
 def test_a_failure_has_no_numbers() -> None:
-    failed = pool.failure("a", 1, 0.1, "key", "no memory", "archwright train a")
+    failed = run_cache.failure("a", 1, 0.1, "key", "no memory", "archwright train a")
     assert math.isnan(failed.loss)
     assert failed.failed == "no memory"

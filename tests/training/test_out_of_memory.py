@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from archwright.spec.errors import UserError
-from archwright.training.shortage import explain_out_of_memory
+from archwright.training.out_of_memory import explain_out_of_memory
 
 
 def too_much_for_torch() -> None:
