@@ -14,7 +14,8 @@ from archwright.parts.attention import SoftmaxAttention
 from archwright.parts.kernels import KERNELS, blocks
 from archwright.parts.masks import MASKS, AttentionMask
 from archwright.parts.norms import NORMS
-from archwright.parts.positions import POSITIONS, Rotary
+from archwright.parts.positions import POSITIONS as PARTS
+from archwright.parts.positions import Rotary
 from archwright.parts.token_layout import places
 from archwright.spec import attention as spec
 from archwright.spec import masks, positions
@@ -112,7 +113,7 @@ def made(options: dict[str, Any], position: positions.Position) -> SoftmaxAttent
         "per_head": lambda: [part(choice.qk_norm, HEAD_DIM, heads=n) for n in (HEADS, KV)],
         "projection": lambda: [part(choice.qk_norm, HEAD_DIM * n) for n in (HEADS, KV)],
     }[choice.qk_norm_over]()
-    relative = POSITIONS[type(position)] if position.scores else None
+    relative = PARTS[type(position)] if position.scores else None
     module = SoftmaxAttention(
         choice,
         DIM,

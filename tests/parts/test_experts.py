@@ -304,7 +304,7 @@ def test_an_expert_without_a_function_is_named() -> None:
         kind: str = "lost_expert"
 
     try:
-        with pytest.raises(UserError, match=r'feedforward.expert.kind: found "lost_expert"'):
+        with pytest.raises(UserError, match=r'feedforward\.kind = "lost_expert": Lost has no part'):
             Experts(spec.Experts(expert=Lost(hidden_dim=8)), DIM)
     finally:
         del spec.FeedForward.kinds["lost_expert"]

@@ -13,7 +13,8 @@ from archwright.parts.attention import LatentAttention
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import AttentionMask, Causal
 from archwright.parts.norms import NORMS
-from archwright.parts.positions import POSITIONS, Rotary
+from archwright.parts.positions import POSITIONS as PARTS
+from archwright.parts.positions import Rotary
 from archwright.parts.token_layout import places
 from archwright.spec import attention as spec
 from archwright.spec import masks, positions
@@ -48,7 +49,7 @@ POSITIONS: dict[str, positions.Position] = {
 
 def made(options: dict[str, Any], position: positions.Position) -> LatentAttention:
     choice = spec.LatentAttention.model_validate(SIZES | options)
-    relative = POSITIONS[type(position)] if position.scores else None
+    relative = PARTS[type(position)] if position.scores else None
     norm, rank = NORMS[type(choice.norm)], choice.query_rank
     part = LatentAttention(
         choice,
