@@ -36,7 +36,7 @@ class Rope:
     renamed: Mapping[str, str] | None = None
 
     def read(self, config: Config) -> Table:
-        parameters = self._told(config)
+        parameters = self._parameters(config)
         theta = parameters.get("rope_theta") or config.get(self.theta) or config["rope_theta"]
         outside = config.get(self.fraction or "partial_rotary_factor")
         fraction = parameters.get("partial_rotary_factor") or outside or 1.0
@@ -60,7 +60,7 @@ class Rope:
             keys[self.fraction] = fraction
         return keys
 
-    def _told(self, config: Config) -> dict[str, Any]:
+    def _parameters(self, config: Config) -> dict[str, Any]:
         """Return what one dict says of this type of layer, the older key before the newer one."""
         parameters = config.get("rope_parameters") or {}
         older = (config.get("rope_scaling") or {}) if self.scaled else {}
