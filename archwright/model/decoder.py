@@ -21,7 +21,7 @@ from archwright.spec.model_spec import ModelSpec
 
 @dataclass(frozen=True)
 class Output:
-    """What a model says of a batch."""
+    """Model outputs."""
 
     logits: Float[Tensor, "batch length vocab"]
     """Unnormalised log-probabilities of the next token."""
