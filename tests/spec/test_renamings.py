@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archwright.lab.asked import study_of
+from archwright.lab.command_line import study_of
 
 from archwright.cli import main
 from archwright.spec.choice import Choice, Spec
