@@ -232,7 +232,7 @@ def test_blocks_are_pieces_of_the_whole(
 class Everything:
     """A mask from outside that hides nothing: not even what follows."""
 
-    lookback = ahead = None
+    lookback = lookahead = None
 
     def visible(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (query == query) & (key == key)
