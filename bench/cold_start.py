@@ -90,7 +90,7 @@ def start(words: list[str], run: Path, cache: Path) -> Start:
     command = [sys.executable, "-m", "archwright", "train", *words, "--out", str(run)]
     environment = os.environ | {"ARCHWRIGHT_CACHE": str(cache)}
     with tempfile.TemporaryFile() as said:
-        begun = time.time()
+        started = time.time()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=environment)
         try:
             stepped = _first_step(run / "metrics.jsonl", process)
@@ -101,14 +101,14 @@ def start(words: list[str], run: Path, cache: Path) -> Start:
             said.seek(0)
             raise RuntimeError(f"the command ended without a step: {said.read().decode()}")
     files = ("asked.toml", "tokenizer/tokenizer_config.json", "environment.json")
-    times = [begun, *((run / name).stat().st_mtime for name in files), stepped]
+    times = [started, *((run / name).stat().st_mtime for name in files), stepped]
     return Start(tuple(b - a for a, b in pairwise(times)))
 
 
 def _first_step(metrics: Path, process: subprocess.Popen[bytes]) -> float | None:
     """Return the time of the first step's record; None where the command ended before."""
-    begun = time.time()
-    while time.time() - begun < PATIENCE:
+    started = time.time()
+    while time.time() - started < PATIENCE:
         ended = process.poll() is not None
         if metrics.exists() and '"kind": "train"' in metrics.read_text("utf-8"):
             return time.time()

@@ -81,11 +81,11 @@ def measure(path: Path, arguments: argparse.Namespace) -> None:
     print(f"{megabytes:.0f} MB of text, {tokenizer}, {num_threads()} threads")
     with PeakMemory() as memory:
         before = memory.process.memory_info().rss
-        begun, cpu = time.perf_counter(), time.process_time()
+        started, cpu = time.perf_counter(), time.process_time()
         corpus = open_corpus(DataSpec(text=(str(path),)))
-        surveyed = time.perf_counter() - begun
+        surveyed = time.perf_counter() - started
         stores = prepare(corpus, tokenizer)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         cpu = time.process_time() - cpu
     print(f"survey (hash, UTF-8, split): {surveyed:.1f} s")
     print(f"in all: {seconds:.1f} s, {megabytes / seconds:.1f} MB/s, {stores.train}")

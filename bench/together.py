@@ -159,17 +159,17 @@ def _stepper(job: Job) -> Callable[[], None]:
     """Return what makes one step of each of a job's runs."""
     from archwright.runs import RunFolder
     from archwright.spec.read import load_run
-    from archwright.training.data import gather
+    from archwright.training.data import prepare_data
     from archwright.training.progress import Silent
-    from archwright.training.resolve import settle
+    from archwright.training.resolve import resolve
     from archwright.training.together import Together
 
     common = (f"data.text={job.text}", "budget=1Msteps", f"machine.threads={job.threads}")
     run = load_run("modern").override(*common, *job.assignments)
     with tempfile.TemporaryDirectory() as folder:
-        material = gather(run, RunFolder(folder))
+        material = prepare_data(run, RunFolder(folder))
     runs = [run.override(f"seed={seed}") for seed in job.seeds]
-    sessions = [settle(each, material, Silent())[0] for each in runs]
+    sessions = [resolve(each, material, Silent())[0] for each in runs]
     if job.stack == 1:
         return lambda: [session.step() for session in sessions] and None
     stacks = [Together(sessions[i : i + job.stack]) for i in range(0, len(sessions), job.stack)]

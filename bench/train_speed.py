@@ -95,9 +95,9 @@ def main() -> None:
         _solo(args)
         return
     tuned = timing.prepare(args.threads, tuned=args.allocator == "tuned")
-    begun, results = time.monotonic(), []
+    started, results = time.monotonic(), []
     for i, name in enumerate(args.shapes, 1):
-        until = begun + 60 * args.minutes * i / len(args.shapes)
+        until = started + 60 * args.minutes * i / len(args.shapes)
         results.append(_measure(name, args, until))
     timing.write(_page(results, args, tuned), "train-speed", args.out)
 
@@ -112,7 +112,7 @@ def _solo(args: argparse.Namespace) -> None:
     step = contender(args.solo, shape, args.precision)
     batches = _batches(shape)
     step(*next(batches))
-    seconds = time.time() - args.begun
+    seconds = time.time() - args.started
     for _ in range(3):
         step(*next(batches))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

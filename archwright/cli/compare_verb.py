@@ -60,11 +60,11 @@ def run(words: Sequence[str]) -> int:
 
 def _add_options(parser: Parser) -> None:
     """Add an option for each field that has one, with what its docstring says."""
-    told = field_docstrings(StudySpec)
+    docstrings = field_docstrings(StudySpec)
     for name in OPTIONS:
         default = StudySpec.model_fields[name].default
         if isinstance(default, bool):
-            words = " ".join(told[name].split()).removesuffix(".")
+            words = " ".join(docstrings[name].split()).removesuffix(".")
             parser.add_argument(
                 f"--{name.replace('_', '-')}",
                 action=argparse.BooleanOptionalAction,
@@ -74,7 +74,7 @@ def _add_options(parser: Parser) -> None:
         kinds = get_args(StudySpec.model_fields[name].annotation)
         metavar = "|".join(kinds) if all(isinstance(k, str) for k in kinds) else ""
         shown = f" Default: {default}." if default != () else ""
-        words = " ".join(told[name].split()).replace("%", "%%")
+        words = " ".join(docstrings[name].split()).replace("%", "%%")
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,

@@ -38,7 +38,7 @@ def dry_run(run: RunSpec) -> None:
     """
     files = [
         *find_files([text for text in run.data.text if text != STDIN]),
-        *find_files([text for text in run.data.held_out if text != STDIN], "data.eval_windows"),
+        *find_files([text for text in run.data.held_out if text != STDIN], "data.held_out"),
     ]
     model = build(run.model, device="meta", vocab_size=_num_tokens(run.data.tokenizer))
     num_steps = _num_steps(run, model)

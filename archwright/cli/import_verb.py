@@ -31,7 +31,7 @@ def run(words: Sequence[str]) -> int:
     if not name:
         raise UserError(f"import what? {options.folder} has no name")
     out = Path(options.out or RUNS / name)
-    before = RunFolder(out).begun
+    before = RunFolder(out).started
     made, model = import_run(options.folder, out)
     print(repr(model))
     if not made.tokenizer_folder.is_dir():

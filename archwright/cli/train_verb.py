@@ -99,27 +99,27 @@ def _train(
     from archwright.runs import RUNS, RunFolder
 
     path = Path(out or RUNS / (spec.name or "run"))
-    if RunFolder(path).begun:
+    if RunFolder(path).started:
         _check_parts(RunFolder(path), parts)
     folder = RunFolder.create(path, spec)
-    if folder.settled and not quiet:
-        settled = folder.spec
+    if folder.resolved and not quiet:
+        resolved = folder.spec
         pairs = {
-            "machine": (spec.machine, settled.machine),
-            "probes": (spec.probes, settled.probes),
+            "machine": (spec.machine, resolved.machine),
+            "probes": (spec.probes, resolved.probes),
         }
         for line in (line for name in pairs for line in _ignored(name, *pairs[name])):
             print(f"archwright: warning: {line}", file=sys.stderr)
     return _run(folder, quiet, since)
 
 
-def _ignored(name: str, asked: Spec, settled: Spec) -> list[str]:
+def _ignored(name: str, asked: Spec, resolved: Spec) -> list[str]:
     """Return what was asked, but is decided already otherwise."""
     return [
-        f"{name}.{key}: {toml_value(value)} is too late, the run was begun with "
-        f"{toml_value(getattr(settled, key))} and goes on so"
+        f"{name}.{key}: {toml_value(value)} is ignored: this run already "
+        f"started with {toml_value(getattr(resolved, key))}"
         for key, value in asked.model_dump().items()
-        if value not in (type(asked).model_fields[key].default, getattr(settled, key))
+        if value not in (type(asked).model_fields[key].default, getattr(resolved, key))
     ]
 
 

@@ -37,7 +37,7 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
     source = f"{Path(folder).resolve().name}, a {FAMILIES[loaded.family].architecture}"
     model = loaded.spec.model_copy(update={"source": source, "name": path.name})
     there = RunFolder(path)
-    if there.begun and (there.finished or not there.starting):
+    if there.started and (there.finished or not there.starting):
         if not _is_same(there, model, loaded.model):
             raise UserError(f"{path} holds a run already; give --out a new folder")
         return there, loaded.model

@@ -36,60 +36,60 @@ class Rope:
     renamed: Mapping[str, str] | None = None
 
     def read(self, config: Config) -> Table:
-        told = self._told(config)
-        theta = told.get("rope_theta") or config.get(self.theta) or config["rope_theta"]
+        parameters = self._parameters(config)
+        theta = parameters.get("rope_theta") or config.get(self.theta) or config["rope_theta"]
         outside = config.get(self.fraction or "partial_rotary_factor")
-        fraction = told.get("partial_rotary_factor") or outside or 1.0
+        fraction = parameters.get("partial_rotary_factor") or outside or 1.0
         if not self.fraction and fraction != 1:
             raise UserError(refused("partial_rotary_factor", fraction, (1.0,)))
         rope = {"kind": "rope", "pairing": self.pairing, "theta": float(theta)}
-        scaling = _read_scaling(told, config)
+        scaling = _read_scaling(parameters, config)
         return {PATH: rope | {"fraction": float(fraction), "scaling": scaling}}
 
     def write(self, get: Get) -> dict[str, Any]:
         if get("position.kind") != "rope":
             return {}
         theta, fraction = get("position.theta"), get("position.fraction")
-        told = {"rope_theta": theta} | _write_scaling(get)
+        parameters = {"rope_theta": theta} | _write_scaling(get)
         if self.fraction:
-            told["partial_rotary_factor"] = fraction
+            parameters["partial_rotary_factor"] = fraction
         if self.layer_type:
-            return {"rope_parameters": {self.layer_type: told}}
-        keys: dict[str, Any] = {"rope_parameters": told, "rope_theta": theta}
+            return {"rope_parameters": {self.layer_type: parameters}}
+        keys: dict[str, Any] = {"rope_parameters": parameters, "rope_theta": theta}
         if self.fraction:
             keys[self.fraction] = fraction
         return keys
 
-    def _told(self, config: Config) -> dict[str, Any]:
+    def _parameters(self, config: Config) -> dict[str, Any]:
         """Return what one dict says of this type of layer, the older key before the newer one."""
         parameters = config.get("rope_parameters") or {}
         older = (config.get("rope_scaling") or {}) if self.scaled else {}
         if self.layer_type and isinstance(parameters.get(self.layer_type), Mapping):
-            told = {**parameters[self.layer_type], **older}
+            parameters = {**parameters[self.layer_type], **older}
         else:
-            told = dict(older or parameters) if self.scaled else {}
-        if nested := [key for key, value in told.items() if isinstance(value, Mapping)]:
+            parameters = dict(older or parameters) if self.scaled else {}
+        if nested := [key for key, value in parameters.items() if isinstance(value, Mapping)]:
             raise UserError(
                 f"config.json: rope_parameters: found {', '.join(nested)} apart; expected the same for all layers"
             )
-        kind = told.get("rope_type") or told.get("type") or "default"
+        kind = parameters.get("rope_type") or parameters.get("type") or "default"
         kind = (self.renamed or {}).get(kind, kind)
         if self.kinds and kind not in self.kinds:
             raise UserError(refused("rope_parameters.rope_type", kind, self.kinds))
-        return told | {"rope_type": kind}
+        return parameters | {"rope_type": kind}
 
 
-def _read_scaling(told: Mapping[str, Any], config: Config) -> Table:
-    kind = told.get("rope_type") or told.get("type") or "default"
+def _read_scaling(parameters: Mapping[str, Any], config: Config) -> Table:
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
     readers: dict[str, Callable[[], Table]] = {
         "default": lambda: {"kind": "none"},
         "mrope": lambda: {"kind": "none"},  # sections tell images apart; text has one position
-        "linear": lambda: {"kind": "linear", "factor": float(told["factor"])},
-        "dynamic": lambda: _dynamic(told, config),
-        "yarn": lambda: _yarn(told, config),
-        "llama3": lambda: _llama3(told, config),
-        "longrope": lambda: _longrope(told, config),
-        "su": lambda: _longrope(told, config),
+        "linear": lambda: {"kind": "linear", "factor": float(parameters["factor"])},
+        "dynamic": lambda: _dynamic(parameters, config),
+        "yarn": lambda: _yarn(parameters, config),
+        "llama3": lambda: _llama3(parameters, config),
+        "longrope": lambda: _longrope(parameters, config),
+        "su": lambda: _longrope(parameters, config),
         "proportional": lambda: {"kind": "proportional"},
     }
     if kind not in readers:
@@ -100,70 +100,70 @@ def _read_scaling(told: Mapping[str, Any], config: Config) -> Table:
         raise UserError(f"config.json: rope_parameters.{error.args[0]}: missing") from None
 
 
-def _dynamic(told: Mapping[str, Any], config: Config) -> Table:
+def _dynamic(parameters: Mapping[str, Any], config: Config) -> Table:
     length = int(config["max_position_embeddings"])
-    return {"kind": "dynamic", "factor": float(told["factor"]), "original_length": length}
+    return {"kind": "dynamic", "factor": float(parameters["factor"]), "original_length": length}
 
 
-def _llama3(told: Mapping[str, Any], config: Config) -> Table:
+def _llama3(parameters: Mapping[str, Any], config: Config) -> Table:
     return {
         "kind": "llama3",
-        "factor": float(told["factor"]),
-        "original_length": _original(told, config),
-        "low_freq_factor": float(told["low_freq_factor"]),
-        "high_freq_factor": float(told["high_freq_factor"]),
+        "factor": float(parameters["factor"]),
+        "original_length": _original(parameters, config),
+        "low_freq_factor": float(parameters["low_freq_factor"]),
+        "high_freq_factor": float(parameters["high_freq_factor"]),
     }
 
 
-def _yarn(told: Mapping[str, Any], config: Config) -> Table:
-    original, factor = _original(told, config), _factor(told, config)
-    attention_factor = told.get("attention_factor")
+def _yarn(parameters: Mapping[str, Any], config: Config) -> Table:
+    original, factor = _original(parameters, config), _factor(parameters, config)
+    attention_factor = parameters.get("attention_factor")
     if attention_factor is None:
-        both = told.get("mscale") and told.get("mscale_all_dim")
-        attention_factor = mscale(factor, told["mscale"] if both else 1.0)
-        attention_factor /= mscale(factor, told["mscale_all_dim"]) if both else 1.0
+        both = parameters.get("mscale") and parameters.get("mscale_all_dim")
+        attention_factor = mscale(factor, parameters["mscale"] if both else 1.0)
+        attention_factor /= mscale(factor, parameters["mscale_all_dim"]) if both else 1.0
     return {
         "kind": "yarn",
         "factor": factor,
         "original_length": original,
-        "beta_fast": float(told.get("beta_fast") or 32),
-        "beta_slow": float(told.get("beta_slow") or 1),
+        "beta_fast": float(parameters.get("beta_fast") or 32),
+        "beta_slow": float(parameters.get("beta_slow") or 1),
         "attention_factor": float(attention_factor),
-        "truncate": bool(told.get("truncate", True)),
+        "truncate": bool(parameters.get("truncate", True)),
     }
 
 
-def _longrope(told: Mapping[str, Any], config: Config) -> Table:
-    original, factor = _original(told, config), _factor(told, config)
-    attention_factor = told.get("attention_factor")
+def _longrope(parameters: Mapping[str, Any], config: Config) -> Table:
+    original, factor = _original(parameters, config), _factor(parameters, config)
+    attention_factor = parameters.get("attention_factor")
     if attention_factor is None:
         grown = 1 + math.log(factor) / math.log(original) if factor > 1 else 1.0
         attention_factor = math.sqrt(grown)
     return {
         "kind": "longrope",
-        "short": _divisors(told["short_factor"]),
-        "long": _divisors(told["long_factor"]),
+        "short": _divisors(parameters["short_factor"]),
+        "long": _divisors(parameters["long_factor"]),
         "factor": max(factor, 1.0),
         "original_length": original,
         "attention_factor": float(attention_factor),
     }
 
 
-def _divisors(told: Sequence[float]) -> list[float]:
+def _divisors(parameters: Sequence[float]) -> list[float]:
     """Return a number for each pair; none where all are 1."""
-    return [] if all(x == 1 for x in told) else [float(x) for x in told]
+    return [] if all(x == 1 for x in parameters) else [float(x) for x in parameters]
 
 
-def _original(told: Mapping[str, Any], config: Config) -> int:
+def _original(parameters: Mapping[str, Any], config: Config) -> int:
     """Return the length that was trained on; a key beside the dict counts first."""
     beside = config.get("original_max_position_embeddings")
-    inside = told.get("original_max_position_embeddings")
+    inside = parameters.get("original_max_position_embeddings")
     return int(beside or inside or config["max_position_embeddings"])
 
 
-def _factor(told: Mapping[str, Any], config: Config) -> float:
-    factor = told.get("factor")
-    return float(factor or config["max_position_embeddings"] / _original(told, config))
+def _factor(parameters: Mapping[str, Any], config: Config) -> float:
+    factor = parameters.get("factor")
+    return float(factor or config["max_position_embeddings"] / _original(parameters, config))
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:

@@ -70,8 +70,8 @@ def _is_export(
     """Tell whether `folder` holds what would be written into it, value by value, and nothing else."""
     if not folder.is_dir():
         return False
-    begun = StartRecord(folder)
-    there = begun.others() if begun.names is not None else [p.name for p in folder.iterdir()]
+    started = StartRecord(folder)
+    there = started.others() if started.names is not None else [p.name for p in folder.iterdir()]
     shards = list(_weight_files(model, family, most))
     with tempfile.TemporaryDirectory() as scratch:
         _write_small_files(model, family, Path(scratch), tokenizer)

@@ -69,7 +69,7 @@ class Groups:
         return tuple(alike[: self.plan.stack])
 
     def _is_new(self, cell: Cell) -> bool:
-        return cell not in self._parted and not self.folder(cell).begun
+        return cell not in self._parted and not self.folder(cell).started
 
     def _place(self, cell: Cell) -> tuple[str, int]:
         """Return what runs of one stack have in common: the variant, and neighbouring seeds. The first seed of a

@@ -60,7 +60,7 @@ class Judgement:
     """Of 95 %, second arm minus first."""
     loss: float
     """Mean of the second arm."""
-    edge: bool = False
+    at_boundary: bool = False
     """An arm's best rate is at an end of its grid, so that nothing was concluded."""
 
 
@@ -127,7 +127,7 @@ def replay(
         right=sum(j.right for j in found),
         superior=sum(excludes(j.interval, 0.0) for j in found),
         covered=sum(not excludes(j.interval, truth) for j in found),
-        edges=sum(j.edge for j in found),
+        edges=sum(j.at_boundary for j in found),
         width=float(np.median([j.interval.high - j.interval.low for j in found])),
         truth=truth,
     )
@@ -142,7 +142,7 @@ def judge_as_the_lab(pool: Pool, rows: NDArray[np.intp], effect: float) -> Judge
         losses = _losses(pool, of_arm, factor)
         sweep = plan_sweep(losses, range(n), limits=pool.limits)
         assert not sweep.wanted
-        edges += [name] * sweep.edge
+        edges += [name] * sweep.at_boundary
         for seed in sweep.seeds:
             replicates.append(replicate([run_at(name, seed, k, losses) for k in sweep.window]))
     found: Effect = effects(replicates, STUDY, ARMS[0], edges=edges)[0]

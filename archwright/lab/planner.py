@@ -22,7 +22,7 @@ from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec, parse_budget
 from archwright.spec.study_spec import StudySpec, parse_count
-from archwright.training.data import Material, gather
+from archwright.training.data import Material, prepare_data
 from archwright.training.evaluation import held_out_windows
 from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss
 from archwright.training.resolve import make_batches, resolved, with_steps
@@ -110,7 +110,7 @@ class Planner:
         (first, baseline), *_ = asked.items()
         asked = {name: self._judged(run) for name, run in asked.items()}
         baseline = asked[first]
-        self.material = gather(baseline, self.folder)
+        self.material = prepare_data(baseline, self.folder)
         vocab_size = self.material.tokenizer.vocab_size
         make_batches(baseline, self.material)
         self._evaluation_windows(baseline)

@@ -56,11 +56,11 @@ def told(run: RunResult) -> str:
 
 def left(execution: Execution, running: Mapping[Cell, RunFolder]) -> str:
     """Say how many runs are done and how long the others take."""
-    begun = sum(
+    started = sum(
         _done(execution, folder) * execution.run_seconds(cell.variant)
         for cell, folder in running.items()
     )
-    seconds = max(0.0, execution.remaining() - begun / execution.plan.workers)
+    seconds = max(0.0, execution.remaining() - started / execution.plan.workers)
     total = len(execution.results) + sum(execution.outstanding().values())
     return f"{len(execution.results)} of {total} runs, about {duration(seconds)} left"
 

@@ -86,7 +86,7 @@ class Replicate:
     bits_per_token: float
     best: RunResult
     """The run with the lowest loss."""
-    at_edge: bool = False
+    at_boundary: bool = False
     """The best rate is at an end of the grid."""
 
 

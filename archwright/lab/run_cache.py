@@ -101,14 +101,14 @@ def prepare(
         why: the reason.
     """
     folder = RunFolder.create(pool / key(run, material), run)
-    if not folder.settled:
+    if not folder.resolved:
         with folder.nothing_or_begun():
             folder.write_tokenizer(material.tokenizer)
             folder.write_spec(run)
-            told = environment(decisions)
-            told["decisions"]["together"] = {"value": _way(stack, decisions), "reason": why}
+            record = environment(decisions)
+            record["decisions"]["together"] = {"value": _way(stack, decisions), "reason": why}
             folder.write_environment(
-                told
+                record
                 | {
                     STACK: list(stack),
                     "code": code_version(),
@@ -126,9 +126,9 @@ def stack_of(folder: RunFolder) -> list[str]:
 
 def part(folder: RunFolder, why: str) -> None:
     """Let a run that was begun in a stack go on alone."""
-    told = folder.environment()
-    decisions = told.get("decisions", {}) | {"together": {"value": "alone", "reason": why}}
-    folder.write_environment(told | {"decisions": decisions, STACK: []})
+    environment = folder.environment()
+    decisions = environment.get("decisions", {}) | {"together": {"value": "alone", "reason": why}}
+    folder.write_environment(environment | {"decisions": decisions, STACK: []})
 
 
 def _way(stack: Sequence[str], decisions: Decisions) -> str:
@@ -152,7 +152,7 @@ def outcome(folder: RunFolder) -> str:
 
 def read(folder: RunFolder, variant: str, seed: int, rate: float, command: str) -> RunResult:
     """Return what a finished or diverged run came to."""
-    records, told = folder.metrics(), folder.environment()
+    records, environment = folder.metrics(), folder.environment()
     diverged = outcome(folder) == DIVERGED
     steps = [r for r in records if r["kind"] == "train"]
     evaluations = [r for r in records if r["kind"] == "eval"]
@@ -161,7 +161,7 @@ def read(folder: RunFolder, variant: str, seed: int, rate: float, command: str) 
     bits_per_nat = _bits_per_nat(evaluations) or math.nan
     last = steps[-1] if steps else {}
     cpu = float(last.get("cpu_seconds", math.nan))
-    busy = float(last.get("seconds", math.nan)) if told.get("gpu") else cpu
+    busy = float(last.get("seconds", math.nan)) if environment.get("gpu") else cpu
     return RunResult(
         key=folder.path.name,
         variant=variant,
@@ -175,7 +175,7 @@ def read(folder: RunFolder, variant: str, seed: int, rate: float, command: str) 
         cpu_seconds=cpu,
         tokens_per_second=float(last.get("tokens", math.nan)) / busy,
         memory_bytes=max((float(r.get("memory_bytes") or 0) for r in steps), default=math.nan),
-        curve=[_point(r, float(told.get("flops_per_token", math.nan))) for r in evaluations],
+        curve=[_point(r, float(environment.get("flops_per_token", math.nan))) for r in evaluations],
         lengths={
             int(r["name"]): _number(r.get("nats_per_token"))
             for r in records

@@ -66,10 +66,10 @@ class Execution:
         """
         self._take_finished()
         before = self.spent
-        begun = time.monotonic()
+        started = time.monotonic()
         workers.size = self.plan.workers
         while not interrupt:
-            self.spent = before + time.monotonic() - begun
+            self.spent = before + time.monotonic() - started
             self._take_finished()
             running = cells_of(workers)
             wanted = [cell for cell in self.wanted() if cell not in running]
@@ -85,7 +85,7 @@ class Execution:
             for done in workers.wait(GLANCE):
                 self._end(done, show)
             show.update(self, {cell: self._folder(cell) for cell in cells_of(workers)})
-        self.spent = before + time.monotonic() - begun
+        self.spent = before + time.monotonic() - started
         return not self.wanted()
 
     def sweeps(self) -> dict[str, Sweep]:
@@ -167,7 +167,7 @@ class Execution:
             window=range(1),
             wanted=[(seed, 0) for seed in self.seeds if (seed, 0) not in losses],
             seeds=[s for s in self.seeds if not math.isnan(losses.get((s, 0), math.nan))],
-            edge=False,
+            at_boundary=False,
         )
 
     def _folder(self, cell: Cell) -> RunFolder:
@@ -213,8 +213,8 @@ class Execution:
         budget = self.plan.study.wall_seconds
         if budget is None or self.spent + self.remaining() <= LATE * budget:
             return False
-        begun = {cell.seed for cell in (*self.results, *cells_of(workers))}
-        if self.seeds[-1] not in begun and len(self.seeds) > LEAST_SEEDS:
+        started = {cell.seed for cell in (*self.results, *cells_of(workers))}
+        if self.seeds[-1] not in started and len(self.seeds) > LEAST_SEEDS:
             left_out = self.seeds.pop()
             self.notes.append(f"Seed {left_out} was left out: the runs take longer than foreseen.")
             return True

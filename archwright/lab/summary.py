@@ -31,7 +31,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         plan.baseline.name,
         variants=variants,
         runs=runs,
-        edges=[name for name, sweep in sweeps.items() if sweep.edge],
+        edges=[name for name, sweep in sweeps.items() if sweep.at_boundary],
         unigram_entropy=unigram_entropy(plan.material),
     )
     device = device_of(plan, execution)
@@ -127,7 +127,7 @@ def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
         )
     if failed := [run for run in runs if run.failed]:
         notes.append(f"{len(failed)} of {len(runs)} runs failed; the first: {failed[0].failed}.")
-    if edges := sum(r.at_edge for r in replicates):
+    if edges := sum(r.at_boundary for r in replicates):
         notes.append(
             f"In {edges} of {len(replicates)} sweeps the best learning rate was at an end of the grid."
         )

@@ -30,7 +30,7 @@ class Sweep:
     """Runs still missing, as (seed, k), the most urgent first. None: the sweep is complete."""
     seeds: Sequence[int]
     """Those with a finished run at every rate of the window."""
-    edge: bool
+    at_boundary: bool
     """The mean over these seeds is lowest at an end of the window, which may move no further."""
 
 
@@ -39,7 +39,7 @@ class Tuned(NamedTuple):
 
     loss: float
     rate: float
-    at_edge: bool
+    at_boundary: bool
     """The lowest loss is at an end, so that a lower one may lie outside."""
 
 
@@ -66,17 +66,17 @@ def plan_sweep(
     the placing to the next. The window stays within `limits`, two inclusive powers k; it stays where
     the first seed put it unless it `may_shift`.
     """
-    window, missing = _placed(losses, seeds, _first_window(grid, limits), limits, refine)
+    window, missing = _rotate_and_cache(losses, seeds, _first_window(grid, limits), limits, refine)
     for slides_left in reversed(range(SLIDES + 1 if may_shift else 1)):
         missing = missing or _missing(losses, seeds, window)
         finished = [s for s in seeds if all(_finished(losses, s, k) for k in window)]
         if missing or not finished:
-            return Sweep(window, missing, finished, edge=False)
+            return Sweep(window, missing, finished, at_boundary=False)
         moved = _moved(window, [_mean(losses, finished, k) for k in window])
         if moved == window or not slides_left or not _within(moved, limits):
             break
         window = moved
-    return Sweep(window, [], finished, edge=moved != window)
+    return Sweep(window, [], finished, at_boundary=moved != window)
 
 
 def tuned(losses: Sequence[float], rates: Sequence[float]) -> Tuned:
@@ -93,15 +93,15 @@ def tuned(losses: Sequence[float], rates: Sequence[float]) -> Tuned:
     best = lowest(losses)
     loss, rate = losses[best], rates[best]
     if best in (0, len(losses) - 1):
-        return Tuned(loss, rate, at_edge=True)
+        return Tuned(loss, rate, at_boundary=True)
     u, v = (math.log(rates[best + side] / rate) for side in (-1, 1))
     a, b = (min(losses[best + side] - loss, RISE * abs(loss)) for side in (-1, 1))
     curvature = (b / v - a / u) / (v - u)
     slope = (a * v / u - b * u / v) / (v - u)
     if curvature <= 0:  # all three are equal
-        return Tuned(loss, rate, at_edge=False)
+        return Tuned(loss, rate, at_boundary=False)
     vertex = min(v / 2, max(u / 2, -slope / (2 * curvature)))
-    return Tuned(loss + slope * vertex / 2, rate * math.exp(vertex), at_edge=False)
+    return Tuned(loss + slope * vertex / 2, rate * math.exp(vertex), at_boundary=False)
 
 
 def replicate(runs: Sequence[RunResult]) -> Replicate:
@@ -109,7 +109,9 @@ def replicate(runs: Sequence[RunResult]) -> Replicate:
     runs = sorted(runs, key=lambda run: run.rate)
     losses, rates = [run.loss for run in runs], [run.rate for run in runs]
     best = runs[lowest(losses)]
-    found = tuned(losses, rates) if len(runs) > 1 else Tuned(best.loss, best.rate, at_edge=False)
+    found = (
+        tuned(losses, rates) if len(runs) > 1 else Tuned(best.loss, best.rate, at_boundary=False)
+    )
     return Replicate(
         variant=best.variant,
         seed=best.seed,
@@ -117,7 +119,7 @@ def replicate(runs: Sequence[RunResult]) -> Replicate:
         rate=found.rate,
         bits_per_token=found.loss / math.log(2),
         best=best,
-        at_edge=found.at_edge,
+        at_boundary=found.at_boundary,
     )
 
 
@@ -127,7 +129,7 @@ def lowest(losses: Sequence[float]) -> int:
     return min(range(len(losses)), key=lambda i: (losses[i], abs(i - middle), i))
 
 
-def _placed(
+def _rotate_and_cache(
     losses: Losses,
     seeds: Sequence[int],
     first: Window,

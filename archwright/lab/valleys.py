@@ -118,7 +118,7 @@ def _finding(scenario: Scenario, rng: np.random.Generator) -> Finding:
         while wanted := plan_sweep(losses, seeds, refine=True).wanted:
             losses |= {run: table[run] for run in wanted}
         sweep = plan_sweep(losses, seeds, refine=True)
-        edges += [name] * sweep.edge
+        edges += [name] * sweep.at_boundary
         number += len(losses)
         for s in sweep.seeds:
             replicates.append(replicate([run_at(name, s, k, losses) for k in sweep.window]))

@@ -127,23 +127,23 @@ def _time(job: dict[str, Any]) -> Answer:
     from archwright.runs import RunFolder
     from archwright.training.data import reload_data
     from archwright.training.evaluation import evaluate, held_out_windows
-    from archwright.training.resolve import settled
+    from archwright.training.resolve import resolved_session
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     folder = RunFolder(Path(job["folder"]))
     run = folder.spec
     material = reload_data(run, folder)
-    session, _ = settled(folder, material)
+    session, _ = resolved_session(folder, material)
     length = run.model.context_length
     windows = held_out_windows(
         material.held_out, material.tokenizer, length, stride=length, max_tokens=4096
     )
-    setup = time.perf_counter() - begun
+    setup = time.perf_counter() - started
     step = _step_seconds(folder, material, session, number=job["stack"], seconds=job["seconds"])
     evaluate(session.model, windows, session.precision)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     evaluate(session.model, windows, session.precision)
-    token = (time.perf_counter() - begun) / windows.num_tokens
+    token = (time.perf_counter() - started) / windows.num_tokens
     return {"setup": setup, "step": step, "token": token}
 
 
@@ -151,12 +151,12 @@ def _step_seconds(
     folder: "RunFolder", material: "Material", session: "Session", *, number: int, seconds: float
 ) -> float:
     """Return the seconds of a step, for each run of a stack."""
-    from archwright.training.resolve import settled
+    from archwright.training.resolve import resolved_session
     from archwright.training.together import Together
 
     if number == 1:
         return session.time_step(seconds)
-    others = [settled(folder, material)[0] for _ in range(number - 1)]
+    others = [resolved_session(folder, material)[0] for _ in range(number - 1)]
     return Together([session, *others]).time_step(seconds) / number
 
 

@@ -218,7 +218,7 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         masks=shared.masks,
         rotaries=shared.rotaries,
         relatives=shared.relatives,
-        rates=init.rates,
+        lr_scales=init.lr_scales,
     )
 
 

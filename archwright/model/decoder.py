@@ -21,7 +21,7 @@ from archwright.spec.model_spec import ModelSpec
 
 @dataclass(frozen=True)
 class Output:
-    """What a model says of a batch."""
+    """Model outputs."""
 
     logits: Float[Tensor, "batch length vocab"]
     """Unnormalised log-probabilities of the next token."""
@@ -47,10 +47,10 @@ class Decoder(nn.Module):
         masks: Mapping[str, MaskPattern],
         rotaries: Mapping[str, nn.Module],
         relatives: Mapping[str, nn.Module],
-        rates: Mapping[str, float],
+        lr_scales: Mapping[str, float],
     ) -> None:
         super().__init__()
-        self.spec, self.masks, self.rates = spec, dict(masks), dict(rates)
+        self.spec, self.masks, self.lr_scales = spec, dict(masks), dict(lr_scales)
         self.embedding, self.position = embedding, position
         self.embedding_norm = embedding_norm
         self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)

@@ -33,7 +33,7 @@ def build_optimizers(
 
     `precision` is that of the run's matrix products; Muon computes its own in it. Every parameter
     group keeps its peak rate as "initial_lr", from which `set_learning_rates` works. Where the model
-    has `rates`, AdamW's rate is multiplied by that of a parameter's role (muP); Muon's is not, as the
+    has `lr_scales`, AdamW's rate is multiplied by that of a parameter's role (muP); Muon's is not, as the
     size of its updates knows of widths already.
 
     Raises:
@@ -47,7 +47,7 @@ def build_optimizers(
             by_role[role_of[name]].append((name, parameter))
     if not by_role:
         raise ValueError("the model has no trainable parameters: unfreeze some before training")
-    lr_scales: Mapping[str, float] = getattr(model, "rates", {})
+    lr_scales: Mapping[str, float] = getattr(model, "lr_scales", {})
     optimizers: Optimizers = OPTIMIZERS.make(spec, by_role, precision, lr_scales)
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     moved = {id(parameter) for group in groups for parameter in group["params"]}

@@ -22,9 +22,9 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 class Init(ABC):
     """What all initialisations have: the deviations that weights are drawn with, and, for widths to share
-    their rates, factors of AdamW's rates and a divisor of logits."""
+    their lr_scales, factors of AdamW's rates and a divisor of logits."""
 
-    rates: Mapping[str, float] = MappingProxyType({})
+    lr_scales: Mapping[str, float] = MappingProxyType({})
     """What AdamW's rate is multiplied by, for roles of parameters that have another than 1."""
     divisor: float = 1.0
     """What the model divides its logits by."""
@@ -105,7 +105,7 @@ class MuP(Init):
     def __init__(self, spec: spec.MuP, num_layers: int, dim: int) -> None:
         super().__init__(spec, num_layers, dim)
         self.divisor = dim / spec.base_dim
-        self.rates = {"matrix": 1 / self.divisor}
+        self.lr_scales = {"matrix": 1 / self.divisor}
 
     def std(self, module: Linear | Embedding) -> float:
         inside = isinstance(module, Linear) and not module.is_lm_head

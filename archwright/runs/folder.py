@@ -74,7 +74,7 @@ class RunFolder:
         run = cls(path)
         if run.exists:
             run._check_format()
-        if not run.begun and not run._asks_for(spec, run.spec_file):
+        if not run.started and not run._asks_for(spec, run.spec_file):
             run._begin(spec)
         run._check_asked(spec)
         return run
@@ -99,13 +99,13 @@ class RunFolder:
         return self.spec_file.is_file()
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether there is anything here beside what was asked for."""
         kept = (self.environment_file, self.metrics_file, self.checkpoints_folder)
         return self.exists and any(path.exists() for path in kept)
 
     @property
-    def settled(self) -> bool:
+    def resolved(self) -> bool:
         """Whether the machine's decisions are recorded, so that nothing may be decided again.
 
         The environment is written after the spec that it belongs to.
@@ -184,10 +184,10 @@ class RunFolder:
         try:
             yield
         except BaseException:
-            if self._made is not None and not self.begun:
+            if self._made is not None and not self.started:
                 self._discard(self._made)
             raise
-        if self.begun:
+        if self.started:
             self.sweep()
             self._record.finish()
 
@@ -276,7 +276,7 @@ class RunFolder:
             self._record.begin("run")
             self._record.add(*locks)
             with self.lock(), self.nothing_or_begun():
-                if not self.begun:
+                if not self.started:
                     self._record.undo(keep=locks)
                     self._write_first(spec)
         except BusyError:

@@ -1,4 +1,4 @@
-"""Attention: how tokens speak to each other."""
+"""Attention: how tokens exchange information."""
 
 from typing import Any, ClassVar, Literal
 
@@ -102,7 +102,7 @@ class LogQueryTemperature(QueryTemperature):
 
 
 class Attention(Choice):
-    """The axis of attention branches: how tokens speak to each other."""
+    """The axis of attention branches: how tokens exchange information."""
 
     axis: ClassVar[str] = "attention"
     takes: ClassVar[frozenset[str]] = frozenset()

@@ -94,7 +94,7 @@ def open_texts(texts: tuple[str, ...], data: DataSpec, key: str = "text") -> Doc
 
 def _given_split(data: DataSpec) -> Corpus:
     """Hold out the files that the user names, and never train on one of them."""
-    held_out = find_files(data.held_out, "data.eval_windows")
+    held_out = find_files(data.held_out, "data.held_out")
     paths = {file.path.resolve() for file in held_out}
     train = tuple(f for f in find_files(data.text) if f.path.resolve() not in paths)
     if not train:
@@ -102,7 +102,7 @@ def _given_split(data: DataSpec) -> Corpus:
             "data.text: every file is also in data.held_out; nothing is left to train on."
         )
     files, skipped = survey(train, data, "data.text")
-    others, skipped_too = survey(held_out, data, "data.eval_windows")
+    others, skipped_too = survey(held_out, data, "data.held_out")
     return Corpus(
         _documents(files, data, _all, sum(f.size for f in files), "all"),
         _documents(others, data, _all, sum(f.size for f in others), "all"),

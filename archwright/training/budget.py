@@ -117,7 +117,7 @@ class Deadline:
         """Wall time since the first step began, of all processes that trained the run, all things included."""
         return self._clock() - self._first
 
-    def settled(self, step: int) -> int | None:
+    def resolved(self, step: int) -> int | None:
         """Return the number of steps that was settled at `step` when it was trained before."""
         num_steps = self._recorded.get(step)
         if num_steps is not None:
@@ -128,7 +128,7 @@ class Deadline:
         """Tell whether the number of steps is to be settled after `step` steps."""
         return step > self._last and self.trained - self._seen[-1][0] >= EVERY * self.seconds
 
-    def settle(self, step: int) -> tuple[int, str]:
+    def replan(self, step: int) -> tuple[int, str]:
         """Return the number of steps that time is left for, at least `step`, and how that was found."""
         trained = self.trained
         self._seen.append((trained, step))

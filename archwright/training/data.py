@@ -35,7 +35,7 @@ class Material:
         }
 
 
-def gather(run: RunSpec, folder: RunFolder) -> Material:
+def prepare_data(run: RunSpec, folder: RunFolder) -> Material:
     """Return the material of a new run, and keep its tokenizer in the folder.
 
     Raises:

@@ -126,18 +126,18 @@ class Loop:
     def _settle_steps(self, deadline: Deadline) -> None:
         """Settle the number of steps again where that is due, as it was recorded if it was."""
         step = self.session.standing.step
-        num_steps = deadline.settled(step)
+        num_steps = deadline.resolved(step)
         if num_steps is None:
             if self.done or not deadline.due(step):
                 return
-            num_steps, reason = deadline.settle(step)
+            num_steps, reason = deadline.replan(step)
             wall = round(deadline.trained, 4)
             self.record("plan", num_steps=num_steps, wall_seconds=wall, text=reason)
         self.session.plan(num_steps)
         self.progress.expect(num_steps)
 
     def _step(self, step: Callable[[], StepResult], spent: Elapsed) -> None:
-        begun, standing = time.perf_counter() - spent.seconds, self.session.standing
+        started, standing = time.perf_counter() - spent.seconds, self.session.standing
         number, rate = standing.step + 1, self.session.rate
         with self._probed(number) as probes:
             start = time.perf_counter() - spent.seconds
@@ -145,7 +145,7 @@ class Loop:
             result = step()
             seconds = time.perf_counter() - start
             standing.cpu_seconds += time.process_time() - cpu
-        standing.seconds += time.perf_counter() - begun
+        standing.seconds += time.perf_counter() - started
         if probes:
             self._record_probes(number, probes)
         if not result.finite:
@@ -172,7 +172,7 @@ class Loop:
         if not every or (number > 1 and number % every):
             yield None
             return
-        probes = self.session.look()
+        probes = self.session.probe()
         with probes.watching(STEPS):
             yield probes
 

@@ -180,7 +180,9 @@ def _decide_device(found: Decisions) -> None:
     if found.machine.device == "auto":
         here = torch.cuda.is_available()
         found.decide(
-            "device", "cuda" if here else "cpu", "a GPU is here" if here else "no GPU is here"
+            "device",
+            "cuda" if here else "cpu",
+            "CUDA device available" if here else "no CUDA device available",
         )
 
 
@@ -330,8 +332,8 @@ def median_times(calls: Mapping[str, Callable[[], None]], at_most: float) -> dic
     """Return the median seconds of each call. They take turns for about `at_most` seconds, so that what else
     the machine does falls on all alike."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    begun, rounds = time.perf_counter(), 0
-    while rounds < 3 or time.perf_counter() - begun < at_most:
+    started, rounds = time.perf_counter(), 0
+    while rounds < 3 or time.perf_counter() - started < at_most:
         for name, call in calls.items():
             start = time.perf_counter()
             call()

@@ -156,13 +156,13 @@ class _Steps:
         """Return the median seconds of a plain step, and the times of metered ones between those."""
         plain: list[float] = []
         times: list[Times] = []
-        begun = time.perf_counter()
-        while len(times) <= FEWEST or time.perf_counter() - begun < seconds:
+        started = time.perf_counter()
+        while len(times) <= FEWEST or time.perf_counter() - started < seconds:
             plain.append(self._timed())
             with metered(self.model, self.meter):
                 self.step()
                 times.append(self.meter.times())
-            passed = (time.perf_counter() - begun) / max(seconds, 1e-9)
+            passed = (time.perf_counter() - started) / max(seconds, 1e-9)
             told(min(1.0, passed, len(times) / (FEWEST + 1)))
         return statistics.median(plain[1:]), times[1:]
 
@@ -176,10 +176,10 @@ class _Steps:
             with meter.region("loss"):
                 loss = cross_entropy(logits, self.tokens.roll(-1, 1)).total
         meter.time_backward(loss)
-        meter.skip("backward")
+        meter.begin_phase("backward")
         with counting or nullcontext():
             loss.backward()
-            meter.skip("update")
+            meter.begin_phase("update")
             with meter.region("optimizer"):
                 clip_gradients(self.model.parameters(), 1.0)
                 for optimizer in self.optimizers.values():

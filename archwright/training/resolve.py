@@ -29,7 +29,7 @@ WARM_SECONDS = 0.3
 """Time for which steps are timed, at most a twentieth of the budget; all of it is lost to the training."""
 
 
-def settle(run: RunSpec, material: Material, progress: Progress) -> tuple[Session, Decisions]:
+def resolve(run: RunSpec, material: Material, progress: Progress) -> tuple[Session, Decisions]:
     """Return a session whose run has only values, and the machine's decisions with their reasons.
 
     Raises:
@@ -55,13 +55,13 @@ def settle(run: RunSpec, material: Material, progress: Progress) -> tuple[Sessio
 
 def _decide_compile(decisions: Decisions, session: Session) -> float:
     """Compile layers and head where that is asked for, or pays within the budget; return the seconds that it took."""
-    begun, wanted = time.perf_counter(), decisions.machine.compile
+    started, wanted = time.perf_counter(), decisions.machine.compile
     if wanted != "auto":
         whole_loss = decisions.machine.loss == "whole"
         decisions.decide("compile", *compile_parts(session.model, wanted, whole_loss=whole_loss))
     elif _at_least_seconds(session, decisions.peak) >= LONG:
         decisions.decide("compile", *compile_if_faster(session))
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
     else:
         decisions.decide("compile", "none", NOT_TRIED)
     return 0.0
@@ -70,14 +70,14 @@ def _decide_compile(decisions: Decisions, session: Session) -> float:
 def _decide_fused(decisions: Decisions, session: Session) -> float:
     """Let fused kernels compute where that is asked for, or pays within the budget; return the seconds of it that
     were spent."""
-    begun, machine = time.perf_counter(), decisions.machine
+    started, machine = time.perf_counter(), decisions.machine
     if machine.fused == "liger":
         decisions.decide("fused", *fuse(session.model, machine))
     elif machine.fused == "auto" and (missing := why_not_fusable(machine.device)):
         decisions.decide("fused", "none", f"liger's kernels need {missing}")
     elif machine.fused == "auto" and _at_least_seconds(session, decisions.peak) >= LONG:
         decisions.decide("fused", *fuse_if_faster(session, machine))
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
     elif machine.fused == "auto":
         decisions.decide("fused", "none", NOT_TRIED)
     return 0.0
@@ -96,7 +96,7 @@ def _at_least_seconds(session: Session, peak: float) -> float:
     return float(steps) * run.tokens_per_step * flops / peak
 
 
-def settled(folder: RunFolder, material: Material) -> tuple[Session, Decisions]:
+def resolved_session(folder: RunFolder, material: Material) -> tuple[Session, Decisions]:
     """Return the session of a run that was settled before; nothing is decided or measured."""
     run = folder.spec
     decisions = decided(run.machine, folder.environment())

@@ -107,7 +107,7 @@ class Session:
             self.standing.step += 1
         return result
 
-    def take(self, seen: LossStats) -> StepResult:
+    def apply_gradients(self, seen: LossStats) -> StepResult:
         """Make this step with gradients that the model's parameters have already."""
         result = update(
             self.model,
@@ -121,7 +121,7 @@ class Session:
             self.standing.step += 1
         return result
 
-    def look(self) -> Probes:
+    def probe(self) -> Probes:
         """Return probes that have seen a pass over the first rows of the coming batch.
 
         It is a pass of its own, uncompiled and without dropout, which leaves those of the training,

@@ -57,9 +57,9 @@ class StepMeter:
     def begin(self) -> None:
         """Forget what was measured, and start."""
         self._marks, self._stretches = [], []
-        self.skip("forward")
+        self.begin_phase("forward")
 
-    def skip(self, phase: str) -> None:
+    def begin_phase(self, phase: str) -> None:
         """Begin a phase; what passed since the last change belongs to nobody."""
         self.phase = phase
         self._marks.append((self._now(), "", phase))

@@ -52,7 +52,7 @@ class Together:
 
         def step() -> None:
             for session, seen in zip(self.sessions, self.gradients(next(steps)), strict=True):
-                session.take(seen)
+                session.apply_gradients(seen)
 
         return median_step(step, seconds)
 

@@ -20,7 +20,7 @@ from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 from archwright.training.budget import Closing, Deadline, recorded_plans, seconds_of
-from archwright.training.data import Material, gather, reload_data
+from archwright.training.data import Material, prepare_data, reload_data
 from archwright.training.evaluation import Evaluation, evaluate, held_out_windows
 from archwright.training.finalize import finish, report
 from archwright.training.interrupt import Interrupt, interruptions
@@ -28,7 +28,7 @@ from archwright.training.loop import DivergedError, Loop
 from archwright.training.machine import Decisions, check_machine, environment
 from archwright.training.out_of_memory import explain_out_of_memory
 from archwright.training.progress import Progress, progress, speaker
-from archwright.training.resolve import settle, settled, weights_file
+from archwright.training.resolve import resolve, resolved_session, weights_file
 from archwright.training.session import Session
 
 
@@ -140,16 +140,16 @@ def _train(folder: RunFolder, ending: Finalizer, quiet: bool, since: float) -> N
 
 def _begin(folder: RunFolder, say: Progress, since: float) -> tuple[Material, Session, Decisions]:
     """Return what a run is trained with; if that is not settled yet, settle and record it."""
-    if folder.settled:
+    if folder.resolved:
         material = reload_data(folder.spec, folder)
-        return material, *settled(folder, material)
+        return material, *resolved_session(folder, material)
     with folder.nothing_or_begun():
         run = folder.spec
         check_machine(run.machine)
         if run.init.from_:
             weights_file(Path(run.init.from_))
-        material = gather(run, folder)
-        session, decisions = settle(run, material, say)
+        material = prepare_data(run, folder)
+        session, decisions = resolve(run, material, say)
         budget = None
         if seconds := seconds_of(run):
             budget = {"seconds": seconds, "spent": time.perf_counter() - since}

@@ -14,7 +14,7 @@ from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Elapsed, Loop
 from archwright.training.out_of_memory import explain_out_of_memory
 from archwright.training.progress import Silent
-from archwright.training.resolve import settled
+from archwright.training.resolve import resolved_session
 from archwright.training.together import Together
 from archwright.training.train import Finalizer, Stopped, new_loop
 
@@ -40,16 +40,16 @@ def train_together(
     """
     with _locked(folders), explain_out_of_memory():
         material = reload_data(folders[0].spec, folders[0])
-        made = [settled(folder, material) for folder in folders]
+        made = [resolved_session(folder, material) for folder in folders]
         together = Together([session for session, _ in made])
         loops = {
             i: new_loop(folder, *made[i], material, Silent())
             for i, folder in enumerate(folders)
             if not done[i]
         }
-        begun = _restore(loops)
+        started = _restore(loops)
         for loop in loops.values():
-            loop.record("event", name=begun, text=f"at step {loop.session.standing.step}")
+            loop.record("event", name=started, text=f"at step {loop.session.standing.step}")
         with interruptions() as interrupt:
             _Lockstep(together, loops, lost).run(interrupt)
             _end(loops, ending, material, interrupt)
@@ -80,7 +80,7 @@ class _Lockstep:
         )
         for i, loop in list(self.loops.items()):
             try:
-                loop.advance(partial(loop.session.take, seen[i]), share)
+                loop.advance(partial(loop.session.apply_gradients, seen[i]), share)
             except DivergedError as error:
                 del self.loops[i]
                 write_report(loop.folder)

@@ -50,7 +50,7 @@ def _kept_if_faster(
     """Time steps as they are and changed, and stay with the faster, if its gradients are the same. Leaves a session
     that has not trained as it was."""
     gradients, plain = session.gradient_norms(), session.time_step(TIMED)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     done, reason = change()
     if done == "none":
         return done, reason
@@ -60,7 +60,7 @@ def _kept_if_faster(
             reason = f"{name} gives other gradients, first of {wrong}"
         else:
             changed = session.time_step(TIMED)
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - started
             reason = f"a step takes {1e3 * changed:.0f} ms instead of {1e3 * plain:.0f}, after {seconds:.0f} s"
     except Exception as error:  # the compiler's, which has many
         reason = f"{name} failed: {next(iter(str(error).splitlines()), 'it fails')}"

@@ -56,7 +56,7 @@ def load(folder: Path) -> int:
 
 def die_at_random(folder: Path, count: int) -> None:
     for seed in range(count):
-        begun, begin = os.pipe()
+        started, begin = os.pipe()
         pid = os.fork()
         if pid == 0:
             checkpoint.remove_stale(folder)
@@ -64,7 +64,7 @@ def die_at_random(folder: Path, count: int) -> None:
             for step in itertools.count(load(folder) + 1):
                 save(folder, step, keep=2)
                 (folder.parent / "saved").write_text(str(step))
-        os.read(begun, 1)
+        os.read(started, 1)
         time.sleep(random.Random(seed).uniform(0, 0.1))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

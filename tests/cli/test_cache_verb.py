@@ -6,7 +6,7 @@ import pytest
 
 from archwright.cli import main
 from archwright.runs import RunFolder
-from archwright.training.data import gather
+from archwright.training.data import prepare_data
 from tests.cli.typing_commands import said
 from tests.tiny import tiny_run, tiny_words, write_text
 
@@ -19,7 +19,7 @@ def test_a_damaged_cache_is_told_shown_and_emptied(
 ) -> None:
     monkeypatch.setattr("archwright.training.finalize.stream", lambda *_, **__: iter(("",)))
     text = write_text(place / "text.txt", 100)
-    gather(tiny_run(text, *BPE), RunFolder(place / "other"))
+    prepare_data(tiny_run(text, *BPE), RunFolder(place / "other"))
     for path in cache.glob("tokens/*/shard-*.bin"):
         path.write_bytes(bytes(path.stat().st_size))
     for path in cache.glob("tokenizers/*.json"):

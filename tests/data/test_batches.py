@@ -193,7 +193,7 @@ def test_a_batch_takes_less_than_a_millisecond() -> None:
     batches = Batches(tokens, 256, 16, packing="document_mask", end_of_text=1)
     seconds = []
     for step in range(100):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         batches.at(step)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     assert min(seconds) < 1e-3

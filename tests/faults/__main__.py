@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tally(scene: Scene, scratch: Path, options: argparse.Namespace) -> Tally:
-    begun = time.monotonic()
+    started = time.monotonic()
     stage = Stage(scene, scratch / scene.name)
     tally = Tally(scene, stage.num_events)
     for verdict in _verdicts(stage, options):
@@ -73,7 +73,7 @@ def _tally(scene: Scene, scratch: Path, options: argparse.Namespace) -> Tally:
         if verdict.problems or verdict.left:
             _keep(stage, verdict, options)
         stage.clear()
-    tally.seconds = time.monotonic() - begun
+    tally.seconds = time.monotonic() - started
     _say(tally, options)
     return tally
 

@@ -218,12 +218,12 @@ def _child(
 
 
 def _waited(pid: int, watch: Callable[[int, float], None] | None) -> int:
-    begun = time.monotonic()
+    started = time.monotonic()
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         if watch:
             watch(pid, seconds)
         if seconds > PATIENCE:

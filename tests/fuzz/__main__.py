@@ -88,14 +88,14 @@ def _tally(target: Target, scratch: Path, options: argparse.Namespace) -> Tally:
     seeds = list(target.seeds(Workshop(scratch / "seeds", numbers)))
     place = scratch / target.name.replace(" ", "-").replace(",", "")
     place.mkdir()
-    tally, begun = Tally(target), _cpu_of_workers()
+    tally, started = Tally(target), _cpu_of_workers()
     for outcome in judged(target, seeds, numbers, options.seed, place, options.jobs):
         tally.add(outcome)
         if outcome.end in BAD and tally.ends[outcome.end] <= KEPT:
             _keep(target, seeds, outcome, options)
         if options.case is not None:
             print(f"{outcome.end}\n{outcome.text}", file=sys.stderr)
-    tally.seconds = _cpu_of_workers() - begun
+    tally.seconds = _cpu_of_workers() - started
     _say(tally, options)
     return tally
 

@@ -88,11 +88,11 @@ class Reader:
         place = self._place(case.number)
         self.lay(case, place)
         self._reached = 0
-        begun = time.process_time()
+        started = time.process_time()
         try:
             with self._in(place):
                 code, said, failure = self._read(case.seed)
-            seconds = time.process_time() - begun
+            seconds = time.process_time() - started
         finally:
             shutil.rmtree(place, ignore_errors=True)
         end, text = self._end(code, said, failure, known)

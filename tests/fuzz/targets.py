@@ -422,11 +422,10 @@ def _session(seed: Seed) -> Any:
     """Return a session of the run, the same for all cases of a process."""
     from archwright.runs import RunFolder
     from archwright.training.data import reload_data
-    from archwright.training.resolve import settled
 
     if os.getpid() not in _SESSIONS:
         folder = RunFolder("run")
-        _SESSIONS[os.getpid()] = settled(folder, reload_data(folder.spec, folder))[0]
+        _SESSIONS[os.getpid()] = resolved_session(folder, reload_data(folder.spec, folder))[0]
     return _SESSIONS[os.getpid()]
 
 

@@ -108,7 +108,7 @@ class _Process:
     def _too_much(self) -> tuple[str, str] | None:
         if self._now.number < 0:
             return None
-        seconds, wall = self._cpu() - self._now.cpu, time.monotonic() - self._now.begun
+        seconds, wall = self._cpu() - self._now.cpu, time.monotonic() - self._now.started
         if seconds > 1.5 * CPU_SECONDS or wall > WALL_SECONDS:
             return "slow", f"ended after {seconds:.1f} s of CPU, {wall:.1f} s"
         return None
@@ -144,7 +144,7 @@ class _Now:
     number: int
     kept: bool
     cpu: float = 0.0
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
 
 
 _GREW = 17  # exit code of a process that has grown too much to tell of further growth

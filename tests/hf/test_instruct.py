@@ -16,7 +16,7 @@ from archwright.cli import main
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.read import load_run
-from archwright.training.data import gather
+from archwright.training.data import prepare_data
 from tests.hf.library import build, randomise, save
 
 transformers = pytest.importorskip("transformers")
@@ -115,7 +115,7 @@ def test_a_run_that_goes_on_from_it_says_the_same(
     (tmp_path / "notes.txt").write_text("\n".join(f"{i} is even." for i in range(0, 4000, 2)))
     onwards = load_run(imported.path).override(f'data.text="{tmp_path / "notes.txt"}"')
     folder = RunFolder.create(tmp_path / "onwards", onwards)
-    gather(onwards, folder)
+    prepare_data(onwards, folder)
     shutil.copy(imported.model_file, folder.model_file)
     hf.export_run(folder.path, tmp_path / "out")
     assert beside(tmp_path / "out") == beside(original)

@@ -283,8 +283,8 @@ def test_ctrl_c_keeps_what_is_trained_and_says_how_to_go_on(place: Path) -> None
     assert process.returncode == 128 + signal.SIGINT, said
     assert "stopped; what is trained is kept, go on with: archwright compare" in said
     assert "Traceback" not in said
-    begun = [RunFolder(f.parent) for f in (place / "stopped-runs").glob("*/metrics.jsonl")]
-    assert any(run.checkpoints() for run in begun)
+    started = [RunFolder(f.parent) for f in (place / "stopped-runs").glob("*/metrics.jsonl")]
+    assert any(run.checkpoints() for run in started)
 
 
 def finished(runs: Path) -> set[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from archwright.lab import run_cache
 from archwright.runs import RunFolder
-from archwright.training.data import Material, gather
+from archwright.training.data import Material, prepare_data
 from tests.tiny import tiny_run, write_text
 
 
@@ -18,7 +18,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     text = write_text(folder / "text.txt")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
-        return gather(tiny_run(text), RunFolder(folder))
+        return prepare_data(tiny_run(text), RunFolder(folder))
 
 
 CHANGES = (
@@ -53,7 +53,7 @@ def test_other_text_gives_another_name(
 ) -> None:
     monkeypatch.setenv("ARCHWRIGHT_CACHE", str(tmp_path / "cache"))
     run = tiny_run(write_text(tmp_path / "text.txt", 401))
-    assert run_cache.key(run, gather(run, RunFolder(tmp_path / "r"))) != run_cache.key(
+    assert run_cache.key(run, prepare_data(run, RunFolder(tmp_path / "r"))) != run_cache.key(
         run, material
     )
 

@@ -101,7 +101,7 @@ def test_without_time_a_grid_is_not_moved_for_all_seeds() -> None:
     found.spent = 600.0
     assert found._late(Crew())  # type: ignore[arg-type]
     assert found.wanted() == []
-    assert found.sweeps()["b"].edge
+    assert found.sweeps()["b"].at_boundary
     assert "not moved" in found.notes[0]
 
 

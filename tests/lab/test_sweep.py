@@ -66,7 +66,7 @@ def test_the_window_goes_to_the_valley_as_far_as_it_may(centre, grid):
     needed = max(inside[0] - centre, centre - inside[1], 0)
     moves = min(needed, MOVES + SLIDES) * (1 if centre > 0 else -1)
     assert sweep.window == range(first.start + moves, first.stop + moves)
-    assert sweep.edge == (needed > MOVES + SLIDES)
+    assert sweep.at_boundary == (needed > MOVES + SLIDES)
     # The first seed alone goes further than the window is wide; the others run only what counts.
     slides = max(0, min(needed - MOVES, SLIDES))
     assert sum(seed == 0 for seed, _ in losses) == grid + abs(moves)
@@ -75,10 +75,10 @@ def test_the_window_goes_to_the_valley_as_far_as_it_may(centre, grid):
 
 def test_limits_hold_and_are_flagged():
     sweep, losses = carry_out(valley(5), limits=(-2, 2))
-    assert (sweep.window, sweep.edge) == (range(0, 3), True)
+    assert (sweep.window, sweep.at_boundary) == (range(0, 3), True)
     assert max(k for _, k in losses) == 2
     sweep, _ = carry_out(valley(1), limits=(-2, 2))
-    assert (sweep.window, sweep.edge) == (range(0, 3), False)
+    assert (sweep.window, sweep.at_boundary) == (range(0, 3), False)
     assert plan_sweep({}, [0], limits=(3, 7)).window == range(3, 6)
     assert plan_sweep({}, [0], limits=(-7, -3)).window == range(-5, -2)
 
@@ -88,14 +88,14 @@ def test_the_mean_slides_the_window_for_all():
         return valley(0 if seed == 0 else 1.6)(seed, k)
 
     sweep, losses = carry_out(loss)
-    assert (sweep.window, sweep.edge, sweep.seeds) == (range(0, 3), False, [0, 1, 2])
+    assert (sweep.window, sweep.at_boundary, sweep.seeds) == (range(0, 3), False, [0, 1, 2])
     assert {(0, 2), (1, 2), (2, 2)} <= losses.keys()
     still, fewer = carry_out(loss, may_shift=False)
-    assert (still.window, still.edge) == (range(-1, 2), True)
+    assert (still.window, still.at_boundary) == (range(-1, 2), True)
     assert len(fewer) == 9
     # With runs of a slide that has begun, the window that is complete still counts.
-    begun = dict(fewer) | {(0, 2): 3.0}
-    assert plan_sweep(begun, [0, 1, 2], may_shift=False) == still
+    started = dict(fewer) | {(0, 2): 3.0}
+    assert plan_sweep(started, [0, 1, 2], may_shift=False) == still
 
 
 def test_a_failed_seed_does_not_count():
@@ -103,7 +103,7 @@ def test_a_failed_seed_does_not_count():
         return math.nan if (seed, k) == (1, 1) else valley(0)(seed, k)
 
     sweep, losses = carry_out(loss)
-    assert (sweep.seeds, sweep.window, sweep.edge) == ([0, 2], range(-1, 2), False)
+    assert (sweep.seeds, sweep.window, sweep.at_boundary) == ([0, 2], range(-1, 2), False)
     assert len(losses) == 9
     early = {(0, k): valley(0)(0, k) for k in (-1, 0, 1)} | {(1, -1): math.nan}
     assert (1, 0) not in plan_sweep(early, [0, 1, 2]).wanted
@@ -119,7 +119,7 @@ def test_the_next_seed_places_where_the_first_failed():
 
 def test_all_failed_is_complete_without_seeds():
     sweep, losses = carry_out(lambda seed, k: math.nan)
-    assert (sweep.seeds, sweep.window, sweep.edge) == ([], range(-1, 2), False)
+    assert (sweep.seeds, sweep.window, sweep.at_boundary) == ([], range(-1, 2), False)
     assert len(losses) == 3  # one run of each seed told enough
 
 
@@ -132,7 +132,7 @@ def steep(centre, rise=0.8):
 def test_a_narrow_valley_gets_half_steps(centre):
     sweep, losses = carry_out(steep(centre), refine=True)
     steps = {b - a for a, b in zip(sweep.window, sweep.window[1:], strict=False)}
-    assert (steps, len(sweep.window), sweep.edge) == ({0.5}, 3, False)
+    assert (steps, len(sweep.window), sweep.at_boundary) == ({0.5}, 3, False)
     best = min(sweep.window, key=lambda k: steep(centre)(0, k))
     assert best == sweep.window[1]
     assert abs(best - centre) <= 0.25
@@ -179,7 +179,11 @@ def test_half_steps_slide_for_all_seeds_too():
         return steep(0.0 if seed == 0 else 0.9)(seed, k)
 
     sweep, _ = carry_out(loss, refine=True)
-    assert (sweep.window, sweep.edge) == ((0.5, 1.0, 1.5), False) or sweep.window == (0.0, 0.5, 1.0)
+    assert (sweep.window, sweep.at_boundary) == ((0.5, 1.0, 1.5), False) or sweep.window == (
+        0.0,
+        0.5,
+        1.0,
+    )
     assert sweep.window[1] == pytest.approx(0.75, abs=0.25)
 
 
@@ -245,7 +249,7 @@ def test_the_vertex_of_a_parabola_is_found_exactly():
         found = tuned(losses, rates)
         assert found.loss == pytest.approx(3.0, abs=1e-12)
         assert found.rate == pytest.approx(1e-3 * 3.0**centre, rel=1e-9)
-        assert not found.at_edge
+        assert not found.at_boundary
 
 
 @given(
@@ -275,8 +279,8 @@ def test_what_every_tuned_loss_promises(losses, ratio, data):
     rates = [1e-3 * ratio**k for k in range(len(losses))]
     found, best = tuned(losses, rates), lowest(losses)
     assert (1 - RISE / 8) * losses[best] - 1e-12 <= found.loss <= min(losses)
-    assert found.at_edge == (best in (0, len(losses) - 1))
-    if found.at_edge:
+    assert found.at_boundary == (best in (0, len(losses) - 1))
+    if found.at_boundary:
         assert (found.loss, found.rate) == (losses[best], rates[best])
     else:
         half = math.sqrt(ratio) * (1 + 1e-12)
@@ -289,7 +293,7 @@ def test_what_every_tuned_loss_promises(losses, ratio, data):
 
 def test_ties_go_to_the_middle():
     assert tuned([3.0, 3.0, 3.0], [1.0, 2.0, 4.0]) == (3.0, 2.0, False)
-    assert tuned([3.0, 3.0, 3.1], [1.0, 2.0, 4.0]).at_edge is False
+    assert tuned([3.0, 3.0, 3.1], [1.0, 2.0, 4.0]).at_boundary is False
     assert tuned([3.0, 3.1, 3.0], [1.0, 2.0, 4.0]) == (3.0, 1.0, True)
 
 
@@ -299,8 +303,8 @@ def test_a_replicate_is_a_sweep_or_its_only_run():
 
     runs = [run(4.0, 3.1), run(1.0, 3.3), run(2.0, 3.0)]
     found = replicate(runs)
-    assert (found.loss, found.rate, found.at_edge) == tuned([3.3, 3.0, 3.1], [1.0, 2.0, 4.0])
+    assert (found.loss, found.rate, found.at_boundary) == tuned([3.3, 3.0, 3.1], [1.0, 2.0, 4.0])
     assert (found.variant, found.seed, found.best) == ("a", 4, runs[2])
     assert found.bits_per_token == pytest.approx(math.log2(math.exp(found.loss)))
     alone = replicate(runs[:1])
-    assert (alone.loss, alone.rate, alone.at_edge, alone.best) == (3.1, 4.0, False, runs[0])
+    assert (alone.loss, alone.rate, alone.at_boundary, alone.best) == (3.1, 4.0, False, runs[0])

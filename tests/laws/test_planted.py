@@ -129,7 +129,7 @@ def a_cache_that_forgets_a_token_too_soon(patch: pytest.MonkeyPatch) -> None:
 
 @fault(laws.cached_is_uncached, "attention.kind=latent")
 def a_latent_cache_that_turns_keys_by_the_place_of_queries(patch: pytest.MonkeyPatch) -> None:
-    placed = LatentAttention._placed
+    placed = LatentAttention._rotate_and_cache
 
     def late(self: LatentAttention, q: Tensor, kept: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         view, rotation, memory = rest

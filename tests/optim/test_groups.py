@@ -194,13 +194,13 @@ def test_a_model_of_vectors_needs_no_muon():
 
 def test_rates_of_a_model_are_those_of_adamw_and_leave_the_decay_alone():
     model = small()
-    model.rates = {"matrix": 0.25, "head": 0.5}
+    model.lr_scales = {"matrix": 0.25, "head": 0.5}
     role_of = roles(model)
     groups = build_optimizers(model, AdamWSpec(lr=0.01, weight_decay=0.1))["adamw"].param_groups
     assert {name for group in groups for name in group["param_names"]} == set(role_of)
     for group in groups:
         for name in group["param_names"]:
-            rate = model.rates.get(role_of[name], 1.0)
+            rate = model.lr_scales.get(role_of[name], 1.0)
             assert group["initial_lr"] == group["lr"] == pytest.approx(0.01 * rate), name
             decay = 0.0 if role_of[name] == "vector" else 0.01 * 0.1
             assert group["lr"] * group["weight_decay"] == pytest.approx(decay), name

@@ -86,8 +86,10 @@ class TestMuP:
         torch.testing.assert_close(mup(tokens).logits * 4, plain(tokens).logits)
 
     def test_rates_of_matrices_are_divided_by_the_width(self) -> None:
-        assert build(SPEC.override("init.kind=mup", "init.base_dim=64")).rates == {"matrix": 0.25}
-        assert build(SPEC).rates == {}
+        assert build(SPEC.override("init.kind=mup", "init.base_dim=64")).lr_scales == {
+            "matrix": 0.25
+        }
+        assert build(SPEC).lr_scales == {}
 
     @pytest.mark.slow
     def test_every_width_moves_alike(self) -> None:

@@ -101,11 +101,11 @@ def test_of_equally_frequent_pairs_that_of_the_lower_ids_is_merged(text: str) ->
 )
 def test_long_runs_are_trained_and_encoded_in_time(text: str) -> None:
     """Half a million letters took a minute and a half when words had no limit."""
-    begun = time.process_time()
+    started = time.process_time()
     inner = train_here([text[i : i + (1 << 18)] for i in range(0, len(text), 1 << 18)], 500, [END])
     tokenizer = Tokenizer(inner, END)
     ids = tokenizer.encode(text)
-    assert time.process_time() - begun < 20
+    assert time.process_time() - started < 20
     assert tokenizer.decode(ids) == text
     assert len(ids) < len(text.encode())
 
@@ -158,11 +158,11 @@ def test_training_ends_with_the_process_that_asked_for_it(
     assert process.stdout.readline() == "sent\n"
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) == 1
-    begun = time.monotonic()
+    started = time.monotonic()
     process.send_signal(number)
     process.wait(60)
     assert psutil.wait_procs(children, timeout=60)[1] == []
-    assert time.monotonic() - begun < 10  # half a second where the machine has nothing else to do
+    assert time.monotonic() - started < 10  # half a second where the machine has nothing else to do
 
 
 def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def test_two_records_are_one_to_train_and_one_held_out(tmp_path: Path) -> None:
 
 def test_a_single_record_cannot_be_split(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", json.dumps({"text": "all there is"}))
-    assert "data.eval_windows" in message(path)
+    assert "data.held_out" in message(path)
 
 
 def test_held_out_files_are_never_trained_on(tmp_path: Path) -> None:

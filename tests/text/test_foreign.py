@@ -45,7 +45,7 @@ def opened(text: str, kind: str) -> Tokenizer:
 @pytest.mark.parametrize("i", [4_000_000_000, 1 << 24, 10**30, -1, None, "7", 1.5, True])
 def test_ids_are_checked_before_the_library_sees_them(kind: str, i: object) -> None:
     before = psutil.Process().memory_info().rss
-    begun = time.monotonic()
+    started = time.monotonic()
     places = ["added"] + ["vocab"] * isinstance(MADE[kind]["model"]["vocab"], dict)
     for place in places:
 
@@ -59,7 +59,7 @@ def test_ids_are_checked_before_the_library_sees_them(kind: str, i: object) -> N
         with pytest.raises(UserError, match=r"^t\.json: the token '\w+' has the id ") as caught:
             opened(changed(kind, change), kind)
         assert "\n" not in str(caught.value)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - started < 5
     assert psutil.Process().memory_info().rss - before < 1e8
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
-from archwright.training.data import Material, gather
+from archwright.training.data import Material, prepare_data
 from archwright.training.progress import Silent
-from archwright.training.resolve import settle
+from archwright.training.resolve import resolve
 from archwright.training.session import Session
 from tests.tiny import tiny_run, write_text
 from tests.training.whole import run_of_twelve
@@ -34,12 +34,12 @@ def run(text: Path) -> RunSpec:
 
 @pytest.fixture
 def material(run: RunSpec, tmp_path: Path) -> Material:
-    return gather(run, RunFolder(tmp_path / "material"))
+    return prepare_data(run, RunFolder(tmp_path / "material"))
 
 
 @pytest.fixture
 def session(run: RunSpec, material: Material) -> Session:
-    return settle(run, material, Silent())[0]
+    return resolve(run, material, Silent())[0]
 
 
 @pytest.fixture

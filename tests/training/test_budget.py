@@ -60,7 +60,7 @@ def simulated(budget: float, machine: Machine, foretold: float) -> tuple[float, 
         machine.takes(BASE_STEP * machine.dice.uniform(0.8, 1.3))
         step += 1
         if deadline.due(step):
-            plans.append((step, deadline.settle(step)[0]))
+            plans.append((step, deadline.replan(step)[0]))
         if step < plans[-1][1] and step % every == 0:
             start = machine.now
             machine.takes(EVAL_TOKENS * FORWARD)
@@ -137,7 +137,7 @@ def test_what_is_recorded_is_not_settled_again() -> None:
     closing = Closing(RunSpec(), 1000)
     deadline = Deadline(10.0, 1.0, 0.0, 3, closing, RECORDED, clock=lambda: now[0])
     now[0] = 8.0
-    assert [deadline.settled(step) for step in (5, 6, 9)] == [40, None, 30]
+    assert [deadline.resolved(step) for step in (5, 6, 9)] == [40, None, 30]
     assert not deadline.due(9)
     now[0] = 9.0
     assert deadline.due(10)
@@ -147,9 +147,9 @@ def test_half_of_the_budget_is_trained_however_long_the_start_took() -> None:
     now = [0.0]
     deadline = Deadline(10.0, 60.0, 0.0, 0, Closing(RunSpec(), 1000), [], clock=lambda: now[0])
     now[0] = 1.0
-    assert deadline.settle(10)[0] == 50
+    assert deadline.replan(10)[0] == 50
     now[0] = 7.0
-    assert deadline.settle(50)[0] == 50
+    assert deadline.replan(50)[0] == 50
 
 
 def test_a_run_of_which_steps_are_asked_has_no_deadline() -> None:

@@ -13,14 +13,14 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.tokenizer import Tokenizer
-from archwright.training.data import Material, gather, reload_data
+from archwright.training.data import Material, prepare_data, reload_data
 
 
 @pytest.fixture
 def folder(run: RunSpec, tmp_path: Path) -> RunFolder:
     found = RunFolder(tmp_path / "run")
     found.path.mkdir()
-    record(found, gather(run, found).record())
+    record(found, prepare_data(run, found).record())
     return found
 
 

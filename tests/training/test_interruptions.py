@@ -93,8 +93,8 @@ def test_a_second_ctrl_c_ends_at_once(longer: RunSpec, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("room", "name"),
     [
-        (train_room, "gather"),
-        (train_room, "settle"),
+        (train_room, "prepare_data"),
+        (train_room, "resolve"),
         (RunFolder, "write_spec"),
         (RunFolder, "write_environment"),
         (train_room, "_restore"),

@@ -110,9 +110,9 @@ def stepped(model: Decoder, machine: MachineSpec, **settings: Any) -> StepResult
     ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
 def test_a_step_is_the_same(changes: list[str], done: str, device: torch.device) -> None:
-    begun = build(TINY.override(*changes), seed=0, device=device)
-    scattered(begun)
-    plain, fused = copy.deepcopy(begun), copy.deepcopy(begun)
+    started = build(TINY.override(*changes), seed=0, device=device)
+    scattered(started)
+    plain, fused = copy.deepcopy(started), copy.deepcopy(started)
     kind, what = fuse(fused, CHUNKED)
     assert kind == "liger"
     assert what.startswith(done)
@@ -120,7 +120,7 @@ def test_a_step_is_the_same(changes: list[str], done: str, device: torch.device)
     expected, found = (stepped(model, CHUNKED, **settings) for model in (plain, fused))
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     assert found.z_loss == pytest.approx(expected.z_loss, rel=1e-6)
-    before = dict(begun.named_parameters())
+    before = dict(started.named_parameters())
     for (name, ours), theirs in zip(plain.named_parameters(), fused.parameters(), strict=True):
         moved = ours - before[name]
         assert moved.norm() > 0
@@ -130,13 +130,13 @@ def test_a_step_is_the_same(changes: list[str], done: str, device: torch.device)
 def test_a_step_in_float16_is_the_same_but_for_rounding(device: torch.device) -> None:
     """The loss is then ours."""
     machine = MachineSpec(loss="chunked", precision="fp16")
-    begun = build(TINY.override("attention.qk_norm.kind=rms"), seed=0, device=device)
-    scattered(begun)
-    plain, fused = copy.deepcopy(begun), copy.deepcopy(begun)
+    started = build(TINY.override("attention.qk_norm.kind=rms"), seed=0, device=device)
+    scattered(started)
+    plain, fused = copy.deepcopy(started), copy.deepcopy(started)
     assert fuse(fused, machine) == ("liger", "9 norms, 2 gates")
     expected, found = (stepped(model, machine) for model in (plain, fused))
     assert found.loss == pytest.approx(expected.loss, rel=1e-3)
-    before = dict(begun.named_parameters())
+    before = dict(started.named_parameters())
     for (name, ours), theirs in zip(plain.named_parameters(), fused.parameters(), strict=True):
         assert (theirs - ours).norm() < 0.01 * (ours - before[name]).norm(), name
 

@@ -16,10 +16,10 @@ from archwright.spec.read import flatten
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training import machine as machine_room
 from archwright.training import resolve as resolve_room
-from archwright.training.data import Material, gather
+from archwright.training.data import Material, prepare_data
 from archwright.training.machine import Decisions, decide, decide_kernel
 from archwright.training.progress import Silent
-from archwright.training.resolve import make_model, settle
+from archwright.training.resolve import make_model, resolve
 from tests.tiny import tiny_run, write_text
 
 AUTO = (
@@ -46,7 +46,7 @@ PEAKS = itertools.cycle([1e11, 3e11])
 
 def test_every_auto_becomes_a_value(run: RunSpec, material: Material) -> None:
     run = run.override(*AUTO, "optimizer.kind=muon", "evaluate.every=0", "budget=40steps")
-    session, decisions = settle(run, material, Silent())
+    session, decisions = resolve(run, material, Silent())
     values = flatten(session.run.model_dump(by_alias=True))
     assert [path for path, value in values.items() if value == "auto"] == []
     assert session.run.machine.num_steps == 40
@@ -71,7 +71,7 @@ def test_every_auto_becomes_a_value(run: RunSpec, material: Material) -> None:
 
 def test_given_values_are_kept_and_have_no_reason(run: RunSpec, material: Material) -> None:
     run = run.override("machine.device=cpu", "machine.num_steps=17", "budget=40steps")
-    session, decisions = settle(run, material, Silent())
+    session, decisions = resolve(run, material, Silent())
     assert session.run.machine == MachineSpec(
         device="cpu",
         precision="fp32",
@@ -104,7 +104,7 @@ def test_compiling_is_tried_in_long_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resolve_room, "compile_if_faster", lambda session: ("none", "it was tried"))
-    session, decisions = settle(run.override(*changes), material, Silent())
+    session, decisions = resolve(run.override(*changes), material, Silent())
     assert session.run.machine.compile == "none"
     assert (decisions.reasons["compile"] == "it was tried") == tried
 
@@ -129,7 +129,7 @@ def test_fused_kernels_are_tried_in_long_runs_on_a_gpu(
     monkeypatch.setattr(resolve_room, "why_not_fusable", lambda device: missing)
     monkeypatch.setattr(resolve_room, "fuse_if_faster", lambda *_: ("none", "it was tried"))
     run = run.override("machine.compile=none", *changes)
-    session, decisions = settle(run, material, Silent())
+    session, decisions = resolve(run, material, Silent())
     assert session.run.machine.fused == "none"
     assert decisions.reasons.get("fused") == reason
 
@@ -142,7 +142,7 @@ def test_many_logits_are_computed_in_chunks(
     run = run.override("grad_accum_steps=2", f"machine.loss={given}", "budget=2steps")
     for at_most, auto in ((of_a_part, "whole"), (of_a_part - 1, "chunked")):
         monkeypatch.setattr(machine_room, "WHOLE_LOGITS", at_most)
-        session, decisions = settle(run, material, Silent())
+        session, decisions = resolve(run, material, Silent())
         assert session.run.machine.loss == (auto if given == "auto" else given)
         assert ("loss" in decisions.reasons) == (given == "auto")
     assert session.run.machine.loss == kept
@@ -151,7 +151,7 @@ def test_many_logits_are_computed_in_chunks(
 
 def test_the_asked_run_is_what_the_settled_one_trains(run: RunSpec, material: Material) -> None:
     """Settling changes no value that was given."""
-    session, _ = settle(run, material, Silent())
+    session, _ = resolve(run, material, Silent())
     asked, found = (flatten(r.model_dump(by_alias=True)) for r in (run, session.run))
     for path, value in asked.items():
         assert value == "auto" or found[path] == value, path
@@ -259,12 +259,12 @@ def test_kernels_are_timed_on_the_runs_own_mask(
 
 def test_a_model_without_attention_needs_no_kernel(run: RunSpec, material: Material) -> None:
     run = run.override("model.attention.kind=none", "machine.kernel=auto", "budget=2steps")
-    session, decisions = settle(run, material, Silent())
+    session, decisions = resolve(run, material, Silent())
     assert "no attention" in decisions.reasons["kernel"]
     assert session.step().finite
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is available")
 def test_a_device_that_is_not_here_is_refused() -> None:
     with pytest.raises(UserError, match=r'machine\.device: found "cuda"; expected "cpu"'):
         decide(MachineSpec(device="cuda"))
@@ -283,11 +283,11 @@ def test_a_time_budget_is_divided_by_the_timed_step(
         resolve_room.Session, "time_step", lambda self, seconds: asked.append(seconds) or 0.05
     )
     few = run.override("budget=20s", "evaluate.max_tokens=1")
-    session, decisions = settle(few, material, Silent())
+    session, decisions = resolve(few, material, Silent())
     assert session.num_steps == 399  # an evaluation of a token takes what is left
     assert asked == [0.3]
     assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
-    settle(run.override("budget=9m"), material, Silent())
+    resolve(run.override("budget=9m"), material, Silent())
     assert asked[1:] == [resolve_room.WARM_SECONDS]
 
 
@@ -299,7 +299,7 @@ def test_a_time_budget_pays_for_evaluations(
     one = 2 * len(material.held_out) / 128 * 0.05 / 3
 
     def steps(*changes: str) -> int:
-        return settle(run.override(*changes), material, Silent())[0].num_steps
+        return resolve(run.override(*changes), material, Silent())[0].num_steps
 
     assert steps("budget=20s", "evaluate.every=100") == int(20 / (0.05 + one / 100))
     assert steps("budget=20s", "evaluate.every=0") == int((20 - 10 * one) / 0.05)
@@ -325,7 +325,7 @@ def test_what_cannot_be_is_said_before_it_is_tried(
     run: RunSpec, material: Material, changes: list[str], line: str
 ) -> None:
     with pytest.raises(UserError, match=f"^{line}") as caught:
-        settle(run.override(*changes), material, Silent())
+        resolve(run.override(*changes), material, Silent())
     assert len(caught.value.lines) == 1
 
 
@@ -365,8 +365,8 @@ class Said(Silent):
 def begin_from(trained: Path, text: Path, *changes: str) -> tuple[resolve_room.Session, list[str]]:
     run = tiny_run(text, f"init.from={trained}", "budget=2steps", *changes)
     said = Said()
-    material = gather(run, RunFolder(text.parent / "new"))
-    return settle(run, material, said)[0], said.lines
+    material = prepare_data(run, RunFolder(text.parent / "new"))
+    return resolve(run, material, said)[0], said.lines
 
 
 def test_existing_weights_are_taken_by_name(trained: Path, text: Path) -> None:

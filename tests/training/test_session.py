@@ -8,7 +8,7 @@ import torch
 from archwright.spec.run_spec import RunSpec, parse_budget
 from archwright.training.data import Material
 from archwright.training.progress import Silent
-from archwright.training.resolve import settle
+from archwright.training.resolve import resolve
 from archwright.training.session import Session, is_spike, steps_for_budget
 from archwright.training.step import StepResult
 
@@ -81,12 +81,12 @@ def assert_same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_timing_leaves_all_as_it_was(run: RunSpec, material: Material, optimizer: str) -> None:
     run = run.override(f"optimizer.kind={optimizer}", "model.embedding.dropout=0.2")
-    session, _ = settle(run, material, Silent())
+    session, _ = resolve(run, material, Silent())
     before = state_of(session)
     assert session.time_step(0.0) > 0
     assert_same(state_of(session), before)
     trained = trained_for(3, session)
-    assert_same(trained, trained_for(3, settle(run, material, Silent())[0]))
+    assert_same(trained, trained_for(3, resolve(run, material, Silent())[0]))
 
 
 def test_timing_stops_early_where_steps_are_slow(
@@ -126,12 +126,12 @@ def test_a_checkpoint_brings_everything_back(
     run: RunSpec, material: Material, tmp_path: Any
 ) -> None:
     run = run.override("model.embedding.dropout=0.2", "optimizer.kind=muon")
-    session, _ = settle(run, material, Silent())
+    session, _ = resolve(run, material, Silent())
     trained_for(2, session)
     session.standing.recent, session.standing.spikes = [1.5, 2.5], 3
     session.save(tmp_path / "checkpoints")
     saved, later = state_of(session), trained_for(2, session)
-    other, _ = settle(run, material, Silent())
+    other, _ = resolve(run, material, Silent())
     other.restore(tmp_path / "checkpoints" / "step-2")
     assert_same(state_of(other), saved)
     assert_same(trained_for(2, other), later)
@@ -139,7 +139,7 @@ def test_a_checkpoint_brings_everything_back(
 
 def test_the_recorded_rate_is_that_of_the_groups(run: RunSpec, material: Material) -> None:
     run = run.override("optimizer.kind=muon", "optimizer.lr=0.02", "optimizer.adamw_lr=0.03")
-    session, _ = settle(run, material, Silent())
+    session, _ = resolve(run, material, Silent())
     assert session.learning_rate(0.5) == 0.015
 
 

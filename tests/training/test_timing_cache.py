@@ -18,7 +18,7 @@ from archwright.training import timing_cache as measured_room
 from archwright.training.data import Material
 from archwright.training.machine import Decisions, decide, decide_kernel
 from archwright.training.progress import Silent
-from archwright.training.resolve import make_model, settle
+from archwright.training.resolve import make_model, resolve
 from archwright.training.timing_cache import KEPT, measured
 from tests.training.whole import timeless, train
 
@@ -332,5 +332,5 @@ def test_steps_are_timed_in_every_run(
         "archwright.training.resolve.Session.time_step", lambda self, wanted: next(seconds)
     )
     timed = run.override("budget=100s", "evaluate.every=1000", "evaluate.max_tokens=1")
-    steps = [settle(timed, material, Silent())[0].num_steps for _ in range(2)]
+    steps = [resolve(timed, material, Silent())[0].num_steps for _ in range(2)]
     assert steps == [199, 399]

@@ -9,12 +9,12 @@ import torch
 
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
-from archwright.training.data import Material, gather
+from archwright.training.data import Material, prepare_data
 from archwright.training.finalize import finalize_metrics_only
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.machine import environment
 from archwright.training.progress import Silent
-from archwright.training.resolve import settle
+from archwright.training.resolve import resolve
 from archwright.training.session import Session
 from archwright.training.together import Together, reason_alone
 from archwright.training.train import train_in
@@ -27,7 +27,7 @@ STEPS = 20
 def sessions(run: RunSpec, material: Material) -> list[Session]:
     """Three sessions, each of its own seed and learning rate."""
     runs = [run.override(f"seed={i}", f"optimizer.lr={3e-3 * (i + 1)}") for i in range(3)]
-    return [settle(each, material, Silent())[0] for each in runs]
+    return [resolve(each, material, Silent())[0] for each in runs]
 
 
 CHOICES = {
@@ -98,11 +98,11 @@ def assert_alike(run: RunSpec, material: Material, loss: float, weights: float) 
 def test_what_is_not_stacked_has_a_reason(
     run: RunSpec, material: Material, change: str, reason: str
 ) -> None:
-    session, _ = settle(run, material, Silent())
+    session, _ = resolve(run, material, Silent())
     assert reason_alone(session.run, session.model) == ""
     asked = session.run.override(change)
     model = (
-        settle(run.override(change), material, Silent())[0].model
+        resolve(run.override(change), material, Silent())[0].model
         if "model" in change
         else session.model
     )
@@ -114,14 +114,14 @@ def longer(longer: RunSpec) -> RunSpec:
     return longer.override("model.embedding.dropout=0")
 
 
-def begun(place: Path, run: RunSpec, number: int = 3) -> list[RunFolder]:
+def started(place: Path, run: RunSpec, number: int = 3) -> list[RunFolder]:
     """Return settled folders of runs that differ in seed and rate."""
     found = []
     for i in range(number):
         each = run.override(f"seed={i}", f"optimizer.lr={3e-3 * (i + 1)}")
         folder = RunFolder.create(place / str(i), each)
-        material = gather(each, folder)
-        session, decisions = settle(each, material, Silent())
+        material = prepare_data(each, folder)
+        session, decisions = resolve(each, material, Silent())
         folder.write_spec(session.run)
         folder.write_environment(
             environment(decisions) | {"flops_per_token": 1.0, "data": material.record()}
@@ -136,9 +136,9 @@ def losses(folder: RunFolder) -> list[float]:
 
 @pytest.mark.slow
 def test_folders_hold_what_runs_alone_leave(longer: RunSpec, tmp_path: Path) -> None:
-    stacked = begun(tmp_path / "stacked", longer)
+    stacked = started(tmp_path / "stacked", longer)
     train_together(stacked, finalize_metrics_only, done=[False] * 3, lost=unexpected)
-    for folder, alone in zip(stacked, begun(tmp_path / "alone", longer), strict=True):
+    for folder, alone in zip(stacked, started(tmp_path / "alone", longer), strict=True):
         train_in(alone, finalize_metrics_only, quiet=True)
         assert folder.finished
         assert not folder.checkpoints_folder.exists()
@@ -168,7 +168,7 @@ def test_a_stack_that_is_cut_off_ends_in_the_same_numbers_bit_for_bit(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     longer = longer.override("checkpoint.every=4")
-    whole, cut = (begun(tmp_path / name, longer) for name in ("whole", "cut"))
+    whole, cut = (started(tmp_path / name, longer) for name in ("whole", "cut"))
     train_together(whole, finalize_metrics_only, done=[False] * 3, lost=unexpected)
     save, saved = Loop.save, []
 
@@ -190,7 +190,7 @@ def test_a_stack_that_is_cut_off_ends_in_the_same_numbers_bit_for_bit(
 
 
 def test_the_page_of_an_earlier_stop_goes(longer: RunSpec, tmp_path: Path) -> None:
-    (folder,) = begun(tmp_path, longer)[:1]
+    (folder,) = started(tmp_path, longer)[:1]
     folder.report_file.write_text("stopped at step 2")
     train_in(folder, finalize_metrics_only, quiet=True)
     assert folder.finished
@@ -200,7 +200,7 @@ def test_the_page_of_an_earlier_stop_goes(longer: RunSpec, tmp_path: Path) -> No
 def test_a_run_that_is_done_keeps_its_place_so_that_no_bit_of_the_others_changes(
     longer: RunSpec, tmp_path: Path
 ) -> None:
-    whole, rest = (begun(tmp_path / name, longer) for name in ("whole", "rest"))
+    whole, rest = (started(tmp_path / name, longer) for name in ("whole", "rest"))
     train_together(whole, finalize_metrics_only, done=[False] * 3, lost=unexpected)
     train_together(rest, finalize_metrics_only, done=[False, True, False], lost=unexpected)
     assert [losses(f) for f in rest] == [losses(whole[0]), [], losses(whole[2])]
@@ -209,7 +209,7 @@ def test_a_run_that_is_done_keeps_its_place_so_that_no_bit_of_the_others_changes
 def test_a_run_that_diverges_harms_no_other(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, harmed = (begun(tmp_path / name, longer) for name in ("whole", "harmed"))
+    whole, harmed = (started(tmp_path / name, longer) for name in ("whole", "harmed"))
     train_together(whole, finalize_metrics_only, done=[False] * 3, lost=unexpected)
     gradients = Together.gradients
 

@@ -151,7 +151,7 @@ def test_a_run_that_died_before_it_began_makes_place(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "_discard", lambda *_: None)
-        patch.setattr(train_room, "settle", die)
+        patch.setattr(train_room, "resolve", die)
         with pytest.raises(Died):
             train(run, tmp_path / "run")
     assert (tmp_path / "run" / "spec.toml").exists()

@@ -223,7 +223,7 @@ def _row(results: StudyResults, ended: Sequence[RunResult], name: str) -> Row:
             f"{fmt.short(min(rates))} to {fmt.short(max(rates))}" if rates else "–",
             _known_rate(best_rate(results, name)),
             ", ".join(fmt.short(rate) for rate in sorted(results.grids.get(name, ()))) or "–",
-            f"{sum(r.at_edge for r in replicates)} of {len(replicates)} seeds",
+            f"{sum(r.at_boundary for r in replicates)} of {len(replicates)} seeds",
             _number_of(r.diverged for r in results.runs if r.variant == name),
             _number_of(bool(r.failed) for r in results.runs if r.variant == name),
         )

@@ -1,4 +1,4 @@
-"""Attention branches: how tokens speak to each other."""
+"""Attention branches: how tokens exchange information."""
 
 from typing import Protocol, runtime_checkable
 

@@ -113,7 +113,7 @@ class LatentAttention(nn.Module):
             q = self.query_up(self.query_norm(q))
         q = q.unflatten(-1, (self.num_heads, -1))
         kept = torch.cat((self.latent_norm(projected[1]), projected[2]), -1)[:, :, None]
-        q, kept = self._placed(q, kept, view, rotation, memory)
+        q, kept = self._rotate_and_cache(q, kept, view, rotation, memory)
         relative, bias = self._shared[1], None
         if relative is not None:
             q, bias = relative(q, view, self.scale)
@@ -122,7 +122,7 @@ class LatentAttention(nn.Module):
         out: Tensor = self.out(mix(q, kept, view, self._scores(bias)).flatten(-2))
         return out
 
-    def _placed(
+    def _rotate_and_cache(
         self,
         q: Heads,
         kept: Heads,
@@ -148,8 +148,8 @@ class LatentAttention(nn.Module):
         return q, kept
 
     def _turned(self, x: Heads, rotary: Rotary, rotation: Rotation) -> Heads:
-        still, turning = x[..., : -self.widths[1]], x[..., -self.widths[1] :]
-        return torch.cat((still, rotary.rotate(turning, rotation)), -1)
+        passthrough, rotating = x[..., : -self.widths[1]], x[..., -self.widths[1] :]
+        return torch.cat((passthrough, rotary.rotate(rotating, rotation)), -1)
 
     def _absorbs(self, queries: int, keys: int) -> bool:
         """Whether what keys and values cost to make is more than what wider scores and mixtures cost."""

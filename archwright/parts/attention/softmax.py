@@ -125,7 +125,7 @@ class SoftmaxAttention(nn.Module):
         widths = (self.head_dim, self.head_dim, self.value_dim)
         q, k, v = (self._heads(p, width) for p, width in zip(projected, widths, strict=False))
         q, k, v = self._normed(q, k, v)
-        q, k, v = self._placed(q, k, v, view, rotation, memory)
+        q, k, v = self._rotate_and_cache(q, k, v, view, rotation, memory)
         q = self._apply_query_temperature(q, view)
         relative = self._shared[1]
         bias = None
@@ -158,7 +158,7 @@ class SoftmaxAttention(nn.Module):
             return q, self.key_norm(k.flatten(-2)).unflatten(-1, (-1, self.head_dim))
         return self.query_norm(q), self.key_norm(k)
 
-    def _placed(
+    def _rotate_and_cache(
         self,
         q: Heads,
         k: Heads,

@@ -77,8 +77,8 @@ class Rotary(nn.Module):
         else:
             cos = torch.stack((cos, cos), -1).flatten(-2)
             sin = torch.stack((-sin, sin), -1).flatten(-2)
-        still = self.head_dim - self.num_rotary
-        return Rotation(F.pad(cos, (0, still), value=1.0), F.pad(sin, (0, still)))
+        passthrough = self.head_dim - self.num_rotary
+        return Rotation(F.pad(cos, (0, passthrough), value=1.0), F.pad(sin, (0, passthrough)))
 
     def rotate(
         self, x: Float[Tensor, "batch length heads head_dim"], rotation: Rotation
@@ -88,10 +88,10 @@ class Rotary(nn.Module):
         if not torch.is_grad_enabled():  # the formula as it stands rounds as published models do
             cos, sin = (_for_all_heads(table.to(x.dtype), x.shape[2]) for table in rotation)
             return (x * cos).add_(_partner(x, self.num_rotary, halves).mul_(sin))
-        turned: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
+        rotated: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
             x, *rotation, self.num_rotary, halves
         )
-        return turned
+        return rotated
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
@@ -143,18 +143,18 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
-        turned = _Rotate.apply(grads[0], cos, -sin, *ctx.layout)  # type: ignore[no-untyped-call]
-        return turned, None, None, None, None
+        rotated = _Rotate.apply(grads[0], cos, -sin, *ctx.layout)  # type: ignore[no-untyped-call]
+        return rotated, None, None, None, None
 
 
 def _partner(x: Tensor, num_rotary: int, halves: bool) -> Tensor:
     """Return a new tensor with the two members of each pair swapped."""
-    turning, still = x[..., :num_rotary], x[..., num_rotary:]
+    rotating, passthrough = x[..., :num_rotary], x[..., num_rotary:]
     if halves:
-        first, second = turning.chunk(2, -1)
-        return torch.cat((second, first, still), -1)
-    swapped = turning.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.cat((swapped, still), -1) if still.shape[-1] else swapped
+        first, second = rotating.chunk(2, -1)
+        return torch.cat((second, first, passthrough), -1)
+    swapped = rotating.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return torch.cat((swapped, passthrough), -1) if passthrough.shape[-1] else swapped
 
 
 def _for_all_heads(table: Tensor, heads: int) -> Tensor:
