@@ -64,7 +64,7 @@ class Measured:
 def main() -> None:
     args = _arguments()
     if args.device == "cuda" and not torch.cuda.is_available():
-        print("no CUDA GPU is here; --device cpu --shapes tiny tries the script without one")
+        print("no CUDA device available; --device cpu --shapes tiny tries the script without one")
         return
     try:
         if args.precision == "fp8":

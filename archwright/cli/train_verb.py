@@ -119,8 +119,8 @@ def _ignored(name: str, asked: "Spec", resolved: "Spec") -> list[str]:
     from archwright.spec.read import toml_value
 
     return [
-        f"{name}.{key}: {toml_value(value)} is too late, the run was begun with "
-        f"{toml_value(getattr(resolved, key))} and goes on so"
+        f"{name}.{key}: {toml_value(value)} is ignored: this run already "
+        f"started with {toml_value(getattr(resolved, key))}"
         for key, value in asked.model_dump().items()
         if value not in (type(asked).model_fields[key].default, getattr(resolved, key))
     ]

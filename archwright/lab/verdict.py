@@ -21,7 +21,7 @@ ALPHA = 0.05
 """Of all variants of a study together."""
 LEARNT = 0.02
 """Share that a loss must lie below the entropy of single tokens: less was learnt from counting them."""
-SCOPE = "At this scale and horizon; others are not addressed."
+SCOPE = "At this scale and horizon. No claim is made about other scales."
 
 
 def effects(

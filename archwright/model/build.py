@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from archwright.model.decoder import Decoder
 from archwright.model.layer import Layer
-from archwright.parts.attention import ATTENTIONS
+from archwright.parts.attention import ATTENTIONS, OutsideAttention
 from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, Init, initialise, reset_buffers
@@ -19,6 +19,7 @@ from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
 from archwright.parts.residuals import RESIDUALS
 from archwright.spec.attention import (
+    Attention,
     LatentAttention,
     MaskedAttention,
     NoAttention,
@@ -240,14 +241,14 @@ def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
 
 def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared, number: int) -> Layer:
     attention = feedforward = None
-    mask = rotary = ""
+    mask, rotary, takes = "", "", None
     if isinstance(layer.attention, MaskedAttention):
         assert layer.attention.num_heads != "auto"
         mask = shared.mask(layer.attention.mask, layer.attention.num_heads)
         rotary = shared.rotary(layer.position, turning_dim(layer.attention, spec.dim))
         attention = _attention(layer, layer.attention, spec.dim, shared, mask, rotary, number)
     elif not isinstance(layer.attention, NoAttention):
-        attention = ATTENTIONS.make(layer.attention, spec.dim)
+        attention, takes = _outside_attention(layer.attention, spec.dim), layer.attention.takes
     if not isinstance(layer.feedforward, NoFeedForward):
         feedforward = _feedforward(layer.feedforward, spec.dim)
     branches = {"attention": attention, "feedforward": feedforward}
@@ -258,7 +259,7 @@ def _layer(layer: LayerSpec, spec: ModelSpec, shared: _Shared, number: int) -> L
         [name for name, branch in branches.items() if branch is not None],
         lambda: _norm(layer.norm, spec.dim),
     )
-    return Layer(residual, attention, feedforward, mask=mask, rotary=rotary)
+    return Layer(residual, attention, feedforward, mask=mask, rotary=rotary, takes=takes)
 
 
 def _attention(
@@ -283,6 +284,16 @@ def _attention(
         shared=is_shared,
         layer_number=number,
     )
+    return module
+
+
+def _outside_attention(attention: Attention, dim: int) -> nn.Module:
+    module: nn.Module = ATTENTIONS.make(attention, dim)
+    if not isinstance(module, OutsideAttention):
+        raise UserError(
+            f'attention.kind = "{attention.kind}": {type(module).__name__} has no method flops_per_token(length); '
+            "give it one, so that it is not counted as nothing"
+        )
     return module
 
 

@@ -1,4 +1,4 @@
-"""The cache: keys and values of what a model has read, so that it need not read it again.
+"""KV cache.
 
 Its contract is one verb, `update`: a layer hands over the keys and values of new tokens, or what it makes
 them from, and gets back those of all tokens that they may see. How much is kept follows from the layer's

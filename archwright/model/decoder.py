@@ -21,7 +21,7 @@ from archwright.spec.model_spec import ModelSpec
 
 @dataclass(frozen=True)
 class Output:
-    """What a model says of a batch."""
+    """Model outputs."""
 
     logits: Float[Tensor, "batch length vocab"]
     """Unnormalised log-probabilities of the next token."""
@@ -110,6 +110,11 @@ class Decoder(nn.Module):
             for name, mask in self.masks.items()
         }
         rotations = {name: rotation(rotary, where) for name, rotary in self.rotaries.items()}
+        batch = {
+            "position_ids": where.position_ids_or_range(),
+            "segment_ids": segment_ids,
+            "padding_mask": padding_mask,
+        }
         x = self.embedding(tokens)
         if self.position is not None:
             x = x + self.position(where).to(x.dtype)
@@ -120,7 +125,8 @@ class Decoder(nn.Module):
             view = views.get(layer.mask)
             if view is not None:
                 prepare(getattr(layer.attention, "kernel", None), view)
-            x = layer(x, view, rotations.get(layer.rotary), memory)
+            others = {} if layer.takes is None else {"batch": batch}
+            x = layer(x, view, rotations.get(layer.rotary), memory, **others)
         normed: Tensor = self.norm(x)
         return normed
 

@@ -1,6 +1,6 @@
 """One layer: branches wired by a residual choice."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -10,6 +10,7 @@ from archwright.parts.attention import KVCache
 from archwright.parts.linear import Linear
 from archwright.parts.masks import AttentionMask
 from archwright.parts.positions import Rotation
+from archwright.spec.errors import UserError
 
 
 class Layer(nn.Module):
@@ -19,6 +20,7 @@ class Layer(nn.Module):
     Args:
         mask: name of the mask the attention sees through, among those of the decoder.
         rotary: name of the rotary encoding, among those of the decoder.
+        takes: what an attention from outside the package is called with; None: it is of the package.
     """
 
     def __init__(
@@ -29,10 +31,11 @@ class Layer(nn.Module):
         *,
         mask: str = "",
         rotary: str = "",
+        takes: Collection[str] | None = None,
     ) -> None:
         super().__init__()
         self.residual, self.attention, self.feedforward = residual, attention, feedforward
-        self.mask, self.rotary = mask, rotary
+        self.mask, self.rotary, self.takes = mask, rotary, takes
 
     def forward(
         self,
@@ -42,15 +45,22 @@ class Layer(nn.Module):
         memory: KVCache | None = None,
         *,
         attention_mask: Tensor | None = None,
+        batch: Mapping[str, Tensor | None] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
         """Return the stream behind the layer.
 
         A model gives `view`, `rotation` and `memory`. Alone, each row is a text that begins at position 0;
         `attention_mask` says which keys a query may see, in place of the spec's mask, as
-        `SoftmaxAttention.forward` takes it.
+        `SoftmaxAttention.forward` takes it. An attention from outside the package gets what it takes of `batch`.
+
+        Raises:
+            UserError: an attention from outside would ignore something.
         """
         branches: dict[str, _Branch] = {}
-        if self.attention is not None:
+        if self.attention is not None and self.takes is not None:
+            given = {**(batch or {}), "attention_mask": attention_mask}
+            branches["attention"] = _Branch(self.attention, self._taken(given))
+        elif self.attention is not None:
             seen: dict[str, Any] = {"view": view, "rotation": rotation}
             if memory is not None:
                 seen["memory"] = memory
@@ -61,6 +71,17 @@ class Layer(nn.Module):
             branches["feedforward"] = _Branch(self.feedforward, {})
         out: Tensor = self.residual(x, branches)
         return out
+
+    def _taken(self, given: Mapping[str, Tensor | None]) -> dict[str, Any]:
+        """Return what an attention from outside takes; refuse what it would ignore."""
+        assert self.takes is not None
+        for name, value in given.items():
+            if value is not None and name not in self.takes and name != "position_ids":
+                raise UserError(
+                    f"attention: {type(self.attention).__name__} takes no {name}; expected a batch without, or "
+                    f"{name} in takes of its spec"
+                )
+        return {name: given.get(name) for name in self.takes}
 
 
 class _Branch:

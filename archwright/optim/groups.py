@@ -80,10 +80,11 @@ def roles(model: nn.Module) -> dict[str, Role]:
     matrix: all else; more than two dimensions are stacks of matrices, as in experts.
     """
     modules = dict(model.named_modules())
+    norms = tuple(part for part in NORMS.values() if isinstance(part, type))
     found: dict[str, Role] = {}
     for name, parameter in model.named_parameters():
         owner = modules[name.rpartition(".")[0]]
-        if parameter.ndim < 2 or isinstance(owner, tuple(NORMS.values())) or _is_bias(name, owner):
+        if parameter.ndim < 2 or isinstance(owner, norms) or _is_bias(name, owner):
             found[name] = "vector"
         elif isinstance(owner, nn.Embedding | nn.EmbeddingBag | Embedding):
             found[name] = "embedding"

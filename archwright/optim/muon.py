@@ -1,4 +1,4 @@
-"""Muon: momentum whose directions all count alike, for the matrices inside a model."""
+"""Muon: orthogonalized momentum, for the matrices inside a model."""
 
 import math
 from collections import defaultdict

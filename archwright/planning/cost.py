@@ -6,7 +6,7 @@ from torch import nn
 
 from archwright.model.decoder import Decoder
 from archwright.model.layer import Layer
-from archwright.parts.attention import LatentAttention, SoftmaxAttention
+from archwright.parts.attention import LatentAttention, OutsideAttention, SoftmaxAttention
 from archwright.parts.linear import Linear
 from archwright.parts.masks import pairs
 
@@ -59,6 +59,9 @@ def _attention_flops(model: Decoder, length: int) -> Iterator[float]:
     """Yield each layer's FLOPs per token for scores and their use, forward."""
     for layer in model.layers:
         assert isinstance(layer, Layer)
-        if isinstance(layer.attention, SoftmaxAttention | LatentAttention):
+        attention: object = layer.attention
+        if isinstance(attention, SoftmaxAttention | LatentAttention):
             visible = pairs(model.masks[layer.mask], length)
-            yield layer.attention.flops_per_pair * visible / length
+            yield attention.flops_per_pair * visible / length
+        elif isinstance(attention, OutsideAttention):
+            yield attention.flops_per_token(length)

@@ -1,6 +1,6 @@
-"""Attention: how tokens speak to each other."""
+"""Attention: how tokens exchange information."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,9 @@ from archwright.spec.choice import (
 )
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
+
+BATCH_INPUTS = ("position_ids", "segment_ids", "padding_mask")
+"""What a batch may have beside its tokens that attention depends on."""
 
 
 class AttentionBias(BoolGroup):
@@ -99,9 +102,22 @@ class LogQueryTemperature(QueryTemperature):
 
 
 class Attention(Choice):
-    """The axis of attention branches: how tokens speak to each other."""
+    """The axis of attention branches: how tokens exchange information."""
 
     axis: ClassVar[str] = "attention"
+    takes: ClassVar[frozenset[str]] = frozenset()
+    """What the part of an attention from outside the package is called with besides x: any of BATCH_INPUTS.
+    A batch that has others of them is refused, as tokens would see what they must not."""
+    causal: ClassVar[bool] = True
+    """Whether no token sees what follows it, whatever the mask."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if unknown := sorted(set(cls.takes).difference(BATCH_INPUTS)):
+            raise ValueError(
+                f"{cls.__name__}: takes {unknown[0]}; expected any of {', '.join(BATCH_INPUTS)}"
+            )
 
 
 class NoAttention(Attention):

@@ -1,4 +1,4 @@
-"""Feed-forward: how a token thinks by itself."""
+"""Feed-forward: the per-token MLP."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,7 +18,7 @@ class FeedForwardBias(BoolGroup):
 
 
 class FeedForward(Choice):
-    """The axis of feed-forward branches: how a token thinks by itself."""
+    """The axis of feed-forward branches: the per-token MLP."""
 
     axis: ClassVar[str] = "feedforward"
 

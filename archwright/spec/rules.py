@@ -27,7 +27,15 @@ from archwright.spec.model_spec import (
     key_dim,
     turning_dim,
 )
-from archwright.spec.positions import Learned, Llama3Scaling, LongRoPE, RoPE, T5Bias, rotary_dim
+from archwright.spec.positions import (
+    Learned,
+    Llama3Scaling,
+    LongRoPE,
+    NoPosition,
+    RoPE,
+    T5Bias,
+    rotary_dim,
+)
 
 Check = Callable[[ModelSpec], Iterator[str]]
 LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
@@ -336,6 +344,18 @@ def absolute_positions_are_global(spec: ModelSpec) -> Iterator[str]:
             yield (
                 f'layer_kinds.{name}.position.kind: found "{layer.position.kind}", which is added '
                 "to the embedding once; expected it as position.kind of the model, or another here"
+            )
+
+
+@_rule("Positions that act inside attention act in one that computes them.")
+def positions_reach_attention(spec: ModelSpec) -> Iterator[str]:
+    for at, layer in _layers(spec):
+        position = layer.position
+        computed = isinstance(layer.attention, MaskedAttention | NoAttention)
+        if not (computed or position.absolute or isinstance(position, NoPosition)):
+            yield (
+                f'{at}position.kind: found "{position.kind}", which acts inside attention, where attention.kind '
+                f'"{layer.attention.kind}" leaves it out; expected "none", or one that is added to the embedding'
             )
 
 

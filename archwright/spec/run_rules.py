@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from archwright.spec.attention import Attention, MaskedAttention, NoAttention
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask, Prefix
 from archwright.spec.rules import enforce
@@ -12,9 +13,8 @@ from archwright.spec.validation_errors import show
 
 def enforce_run(run: RunSpec) -> None:
     """Raise a UserError with one line for each broken rule of the run and its model."""
-    lines = [
-        line for rule in (_name, _rows, _stride, _tokenizer, _hidden_future) for line in rule(run)
-    ]
+    rules = (_name, _rows, _stride, _tokenizer, _hidden_future, _ignored_inputs)
+    lines = [line for rule in rules for line in rule(run)]
     try:
         enforce(run.model)
     except UserError as error:
@@ -51,14 +51,38 @@ def _stride(run: RunSpec) -> Iterator[str]:
 
 def _hidden_future(run: RunSpec) -> Iterator[str]:
     """What is to be predicted is not seen."""
-    for name, layer in run.model.layers_by_kind.items():
-        mask = getattr(layer.attention, "mask", None)
+    for at, attention in _attentions(run):
+        mask = getattr(attention, "mask", None)
+        seers = [] if attention.causal else [("attention", attention.kind)]
         if isinstance(mask, Prefix) or (isinstance(mask, Mask) and not mask.causal):
-            at = "model." if name == "default" else f"model.layer_kinds.{name}."
+            seers.append(("attention.mask", mask.kind))
+        for path, kind in seers:
             yield (
-                f'{at}attention.mask.kind: found "{mask.kind}", through which tokens see what follows '
+                f'{at}{path}.kind: found "{kind}", through which tokens see what follows '
                 "them; training to predict the next token expects a causal mask"
             )
+
+
+def _ignored_inputs(run: RunSpec) -> Iterator[str]:
+    """What batches have beside tokens is no attention's to ignore."""
+    needed = {"padding_mask": "evaluation pads its last texts"}
+    if run.data.packing == "document_mask":
+        needed["segment_ids"] = 'data.packing = "document_mask" hides documents from one another'
+    for at, attention in _attentions(run):
+        if isinstance(attention, MaskedAttention | NoAttention):
+            continue
+        for name, why in needed.items():
+            if name not in attention.takes:
+                yield (
+                    f'{at}attention.kind: found "{attention.kind}", which takes no {name}, but {why}; expected '
+                    f'"{name}" in takes of {type(attention).__name__}'
+                )
+
+
+def _attentions(run: RunSpec) -> Iterator[tuple[str, Attention]]:
+    """Yield the attention of every kind of layer with the prefix of its path."""
+    for name, layer in run.model.layers_by_kind.items():
+        yield "model." if name == "default" else f"model.layer_kinds.{name}.", layer.attention
 
 
 def _tokenizer(run: RunSpec) -> Iterator[str]:

@@ -180,7 +180,9 @@ def _decide_device(found: Decisions) -> None:
     if found.machine.device == "auto":
         here = torch.cuda.is_available()
         found.decide(
-            "device", "cuda" if here else "cpu", "a GPU is here" if here else "no GPU is here"
+            "device",
+            "cuda" if here else "cpu",
+            "CUDA device available" if here else "no CUDA device available",
         )
 
 

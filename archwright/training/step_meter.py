@@ -156,7 +156,11 @@ def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
         yield layer, "residual adds"  # all of it that its branches and norms do not claim
         yield from ((m, "attention projections") for m in _branch(layer, "attention"))
         yield from ((m, "feed-forward") for m in _branch(layer, "feedforward"))
-    norms = tuple(part for part in NORMS.values() if not issubclass(part, nn.Identity))
+    norms = tuple(
+        part
+        for part in NORMS.values()
+        if isinstance(part, type) and not issubclass(part, nn.Identity)
+    )
     yield from ((m, "norms") for m in model.modules() if isinstance(m, norms))
 
 

@@ -12,12 +12,12 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     gpu.main()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is available")
 def test_without_a_gpu_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch)
-    assert capsys.readouterr().out.startswith("no CUDA GPU is here")
+    assert capsys.readouterr().out.startswith("no CUDA device available")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_probes_begin_with_the_run(
 ) -> None:
     assert main([*same_run(trained, "probes.every=2"), "--out", str(run)]) == 0
     assert capsys.readouterr().err.splitlines()[0] == (
-        "archwright: warning: probes.every: 2 is too late, the run was begun with 0 and goes on so"
+        "archwright: warning: probes.every: 2 is ignored: this run already started with 0"
     )
 
 
@@ -79,8 +79,7 @@ def test_what_the_machine_decided_stays(
     assert main([*same_run(trained, "machine.threads=2"), "--out", str(run)]) == 0
     warning = capsys.readouterr().err.splitlines()[0]
     assert warning == (
-        "archwright: warning: machine.threads: 2 is too late, the run was begun with 1 and goes on "
-        "so"
+        "archwright: warning: machine.threads: 2 is ignored: this run already started with 1"
     )
 
 

@@ -56,16 +56,17 @@ def losses(name: str, *changes: str) -> list[float]:
 
 
 def tensors(name: str) -> dict[str, list[Any]]:
-    """Return, by name, each tensor's shape, its root mean square, and a mean that tells its order, as drawn."""
+    """Return, by name, what is kept of each tensor of a model as it is drawn."""
     if is_model(name):
         model = archwright.build(archwright.load(COMPOSITIONS[name]))
     else:
         run = archwright.load_run(COMPOSITIONS[name])
         model = archwright.build(run.model, seed=run.seed, vocab_size=NUM_BYTES)
-    return {name: _tensor(value) for name, value in model.state_dict().items()}
+    return {name: tensor(value) for name, value in model.state_dict().items()}
 
 
-def _tensor(value: torch.Tensor) -> list[Any]:
+def tensor(value: torch.Tensor) -> list[Any]:
+    """Return a tensor's shape, its root mean square, and a mean that tells its order."""
     flat = value.detach().double().flatten()
     ramp = torch.linspace(-1, 1, len(flat), dtype=torch.double)
     shape = " x ".join(map(str, value.shape))

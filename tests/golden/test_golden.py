@@ -52,6 +52,7 @@ def test_losses(found: Golden, name: str) -> None:
     assert found[name]["losses"] == pytest.approx(KEPT[name]["losses"], rel=RELATIVE)
 
 
+@pytest.mark.filterwarnings("ignore:.* is now ")
 @pytest.mark.parametrize(
     "change",
     [

@@ -149,7 +149,7 @@ def results_of(made: Made) -> StudyResults:
             "gelu in place of swiglu is worse than modern by 0.024 nats per token (95 % interval 0.014 to "
             "0.034) at 0.16 M parameters and 0.8 M tokens a run on one thread of a CPU that was made up."
         ),
-        scope="At this scale and horizon; other scales are not addressed.",
+        scope="At this scale and horizon. No claim is made about other scales.",
         variants=[_variant(name, i) for i, name in enumerate(names)],
         runs=runs,
         replicates=replicates,

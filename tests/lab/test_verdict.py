@@ -267,7 +267,7 @@ def test_the_verdict_of_one_variant():
     assert verdict([small], "old", **scale).endswith("moves the mean as much (0.010000).")
     undecided = found((0.1, -0.1, 0.02, -0.05, 0.03))
     assert "(95 % interval 0.096 less to 0.096 more, 5 seeds)" in undecided.sentence
-    assert "others are not addressed" in SCOPE
+    assert "No claim is made about other scales" in SCOPE
 
 
 def test_the_verdict_of_several_variants():

@@ -1,8 +1,11 @@
 """Every rule between axes has an example here that breaks it and no other."""
 
+from typing import Literal
+
 import pytest
 from hypothesis import given, settings
 
+from archwright.spec.attention import Attention
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.rules import RULES, SUSPICIONS, Rule, enforce, suspicions
@@ -46,6 +49,7 @@ BROKEN: dict[str, list[str]] = {
         "feedforward.selection_bias=true",
     ],
     "mup_is_dense": ["feedforward.kind=experts", "init.kind=mup", "attention.scale.kind=inverse"],
+    "positions_reach_attention": ["attention.kind=running_mean"],
     "absolute_positions_are_global": ["layer_kinds.local.position.kind=learned"],
     "layer_names_exist": ["layer_kinds.local.norm.kind=layer", 'layers.cycle=["locl", "default"]'],
     "arrangement_fits": [
@@ -68,6 +72,14 @@ SUSPICIOUS: dict[str, list[str]] = {
     "idle_window": ["attention.mask.kind=window", "attention.mask.size=256"],
     "source_of_nothing": ["sources.norm=known", "sources.attention.num_heds=paper"],
 }
+
+
+@pytest.fixture(autouse=True)
+def outside(visitors: None) -> None:
+    """An attention from outside the package, which computes no positions."""
+
+    class RunningMean(Attention):
+        kind: Literal["running_mean"] = "running_mean"
 
 
 def test_proportional_pairs_span_the_head() -> None:

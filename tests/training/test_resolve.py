@@ -264,7 +264,7 @@ def test_a_model_without_attention_needs_no_kernel(run: RunSpec, material: Mater
     assert session.step().finite
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is available")
 def test_a_device_that_is_not_here_is_refused() -> None:
     with pytest.raises(UserError, match=r'machine\.device: found "cuda"; expected "cpu"'):
         decide(MachineSpec(device="cuda"))

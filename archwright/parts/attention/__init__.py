@@ -1,4 +1,6 @@
-"""Attention branches: how tokens speak to each other."""
+"""Attention branches: how tokens exchange information."""
+
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -10,6 +12,15 @@ from archwright.parts.attention.softmax import SoftmaxAttention as SoftmaxAttent
 from archwright.parts.registry import Registry
 from archwright.spec import attention as spec
 
+
+@runtime_checkable
+class OutsideAttention(Protocol):
+    """An attention from outside the package: a module that is called with x, and by name with what its spec `takes`."""
+
+    def flops_per_token(self, length: int) -> float:
+        """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps."""
+
+
 ATTENTIONS = Registry(
     spec.Attention,
     "(spec, dim)",
@@ -20,5 +31,4 @@ ATTENTIONS = Registry(
     },
 )
 """Modules. Those of this package take norms, positions and a layer's number besides, and are called with (x, view,
-rotation, memory, projected). One from outside is called with x and what its spec `takes`; it has a method
-`flops_per_token(length)`."""
+rotation, memory, projected); those from outside as `OutsideAttention` describes them."""

@@ -96,7 +96,7 @@ class Llama3(RoPEScaling):
     def frequencies(self, plain: Frequencies, head_dim: int) -> Frequencies:
         turns = self.spec.original_length * plain / (2 * math.pi)
         low, high = self.spec.low_freq_factor, self.spec.high_freq_factor
-        kept = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)
+        kept: Tensor = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)
         return plain / float(self.spec.factor) * (1 - kept) + plain * kept
 
 
