@@ -1,12 +1,11 @@
 """What `make docs` made of presets and tables of choices, for verbs that answer at once."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from archwright import presets
 
-FOLDER = Path(presets.__path__[0]) / "listings"
+FOLDER = presets.FOLDER / "listings"
 
 
 def listing(name: str, *, resolve: bool = False) -> Any:
