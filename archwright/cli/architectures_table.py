@@ -3,10 +3,10 @@
 import csv
 import io
 import json
+from typing import Any
 
 from archwright.cli.parser import print_table
-from archwright.reporting.architectures import table
-from archwright.spec.table import COLUMNS, Row, rows, short
+from archwright.reporting.architectures import Record, short, table
 
 FORMATS = ("text", "csv", "markdown", "json")
 
@@ -14,44 +14,40 @@ UNKNOWN = "?"
 """Stands for what is not published."""
 
 
-def print_architectures(format: str, *, wide: bool = False) -> None:
-    """Print a row for each model that comes with the package."""
-    found = rows()
+def print_architectures(models: dict[str, Any], format: str, *, wide: bool = False) -> None:
+    """Print a row for each model that comes with the package, given the listing of them."""
+    records: list[Record] = models["rows"]
     if format == "text":
-        _print_text(found, wide)
+        columns = [*records[0]][1:-1] if wide else models["brief"]
+        _print_text(records, columns)
     elif format == "csv":
-        print(_csv(found), end="")
+        print(_csv(records), end="")
     elif format == "markdown":
-        print(table(found), end="")
+        print(table(records), end="")
     else:
-        print(json.dumps([_numbers(_record(row)) for row in found], indent=2, ensure_ascii=False))
+        print(json.dumps([*map(_numbers, records)], indent=2, ensure_ascii=False))
 
 
-def _print_text(found: list[Row], wide: bool) -> None:
-    columns = [name for name, column in COLUMNS.items() if wide or column.brief]
+def _print_text(records: list[Record], columns: list[str]) -> None:
     lines = [["model", *(name.replace("_", " ") for name in columns)]]
-    for row in found:
-        empty = UNKNOWN if row.unpublished else ""
-        cells = short(row.cells)
-        lines.append([row.name, *(cells[name] or empty for name in columns)])
+    for record in records:
+        empty = UNKNOWN if record["unpublished"] else ""
+        cells = short(record)
+        lines.append([record["model"], *(cells[name] or empty for name in columns)])
     print_table(lines)
-    for row in found:
-        if row.unpublished:
-            print(f"{row.name}: unpublished: {row.unpublished}.")
+    for record in records:
+        if record["unpublished"]:
+            print(f"{record['model']}: unpublished: {record['unpublished']}.")
     print()
 
 
-def _csv(found: list[Row]) -> str:
+def _csv(records: list[Record]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, ["model", *COLUMNS, "unpublished"], lineterminator="\n")
+    writer = csv.DictWriter(text, [*records[0]], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_record(row) for row in found)
+    writer.writerows(records)
     return text.getvalue()
 
 
-def _record(row: Row) -> dict[str, str]:
-    return {"model": row.name, **row.cells, "unpublished": row.unpublished}
-
-
-def _numbers(record: dict[str, str]) -> dict[str, str | int]:
+def _numbers(record: Record) -> dict[str, str | int]:
     return {key: int(cell) if cell.isdigit() else cell for key, cell in record.items()}

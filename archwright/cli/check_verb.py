@@ -5,10 +5,6 @@ from pathlib import Path
 
 from archwright.cli.parser import Parser, add_parts_option, load_parts
 from archwright.spec.errors import UserError
-from archwright.spec.read import ONLY_RUNS, load_run
-from archwright.spec.rules import suspicions
-from archwright.spec.run_rules import enforce_run
-from archwright.spec.toml import read_toml
 
 ABOUT = (
     "Check TOML files of models or runs: keys, types, limits, rules between axes, doubtful values."
@@ -22,6 +18,10 @@ def run(words: Sequence[str]) -> int:
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
+    from archwright.spec.read import load_run
+    from archwright.spec.rules import suspicions
+    from archwright.spec.run_rules import enforce_run
+
     lines: list[str] = []
     for file in options.files:
         try:
@@ -42,5 +42,8 @@ def _located(file: str, line: str) -> str:
     """Name the file; keys of a model's own file have no prefix there."""
     if Path(file).name in line:
         return line
+    from archwright.spec.read import ONLY_RUNS
+    from archwright.spec.toml import read_toml
+
     keys = set(read_toml(Path(file)))
     return f"{file}: {line if ONLY_RUNS & keys else line.removeprefix('model.')}"

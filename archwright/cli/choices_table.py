@@ -1,59 +1,49 @@
 """What `archwright list choices` prints: all kinds of every axis in a line each, or all that is known of some."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from archwright.cli.parser import print_table, terminal_width
-from archwright.reporting.catalogue import named, used_by
-from archwright.spec.catalogue import (
-    Option,
-    Section,
-    axes,
-    command,
-    quoted,
-    refusal,
-    sections,
-    sentence,
-)
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.usage import Usage
 
 INDENT = "    "
 
+Section = dict[str, Any]
+"""An axis or a table, from the listing of choices."""
 
-def print_choices() -> None:
+
+def print_choices(sections: Sequence[Section]) -> None:
     """Print every kind of every axis."""
     rows = [["axis", "kind", "what it is"]]
-    rows += [[a.axis, kind, sentence(c.__doc__)] for a in axes() for kind, c in a.kinds.items()]
+    rows += [[s["name"], kind["name"], kind["about"]] for s in sections for kind in s["kinds"]]
     print_table(rows)
     print("archwright list choices NAME says more of one of them.")
 
 
-def print_choices_of(name: str) -> None:
+def print_choices_of(name: str, sections: Sequence[Section]) -> None:
     """Print an axis, a table or a kind with options, users, and how to ask for it.
 
     Raises:
         UserError: no such name.
     """
-    found = _found(name, sections())
-    usage = Usage()
-    for section, kinds in found:
-        for line in _lines(section, kinds, usage):
+    for section, kinds in _found(name, sections):
+        for line in _lines(section, kinds):
             print(line)
 
 
-def _found(name: str, known: list[Section]) -> list[tuple[Section, list[str]]]:
+def _found(name: str, known: Sequence[Section]) -> list[tuple[Section, list[str]]]:
     """Return the sections of that name with all their kinds, or those that have a kind of that name."""
     words = name.strip().lower().removesuffix(".kind")
     whole = [s for s in known if words in _names(s)]
     if whole:
-        return [(s, [kind.name for kind in s.kinds]) for s in whole]
+        return [(s, _kinds(s)) for s in whole]
     axis, _, kind = words.replace("=", ".").replace(".kind.", ".").rpartition(".")
     parts = [s for s in known if not axis or axis in _names(s)]
-    found = [(s, [kind]) for s in parts if kind in [k.name for k in s.kinds]]
+    found = [(s, [kind]) for s in parts if kind in _kinds(s)]
     if not found:
-        names = [n for s in known for n in (*_names(s), *(k.name for k in s.kinds))]
-        names += [f"{s.name}.{k.name}" for s in known for k in s.kinds]
+        names = [n for s in known for n in (*_names(s), *_kinds(s))]
+        names += [f"{s['name']}.{kind}" for s in known for kind in _kinds(s)]
         raise UserError(
             f'list choices "{name}": expected an axis, a table or a kind, such as mask, head or '
             f"rope; archwright list choices has all of them.{nearest(words, names)}"
@@ -62,44 +52,43 @@ def _found(name: str, known: list[Section]) -> list[tuple[Section, list[str]]]:
 
 
 def _names(section: Section) -> list[str]:
-    return [section.name, *(p.removeprefix("model.") for p in section.places), *section.places]
+    paths = section["paths"]
+    return [section["name"], *(path.removeprefix("model.") for path in paths), *paths]
 
 
-def _lines(section: Section, kinds: list[str], usage: Usage) -> Iterator[str]:
-    yield section.name
-    yield from _wrapped(section.meaning, INDENT)
-    if section.path:
-        default = f", by default {section.default}" if section.default else ""
-        yield from _wrapped(f"asked for at {', '.join(section.places)}{default}", INDENT)
-    yield from _options(section.options, INDENT, usage)
-    for family in section.families:
-        if shown := [kind for kind in family.kinds if kind in kinds]:
-            yield from ("", *_wrapped(f"{', '.join(shown)}: {family.meaning}", INDENT))
-            yield from _options(family.options, INDENT, usage)
+def _kinds(section: Section) -> list[str]:
+    return [kind["name"] for kind in section["kinds"]]
+
+
+def _lines(section: Section, kinds: list[str]) -> Iterator[str]:
+    yield section["name"]
+    for text in section["about"]:
+        yield from _wrapped(text, INDENT)
+    yield from _options(section["options"])
+    for family in section["families"]:
+        if shown := [kind for kind in family["kinds"] if kind in kinds]:
+            yield from ("", *_wrapped(f"{', '.join(shown)}: {family['about']}", INDENT))
+            yield from _options(family["options"])
     yield ""
-    for kind in section.kinds:
-        if kind.name not in kinds:
+    for kind in section["kinds"]:
+        if kind["name"] not in kinds:
             continue
-        yield f"{section.name}: {kind.name}"
-        yield from _wrapped(kind.meaning, INDENT)
-        yield from (
-            line for said in used_by(section, kind, usage) for line in _wrapped(said, INDENT)
-        )
-        wrong = refusal(kind.asks)
-        yield from _wrapped(f"not yet: {wrong}", INDENT) if wrong else [INDENT + command(kind.asks)]
-        yield from _options(kind.options, INDENT, usage)
+        yield f"{section['name']}: {kind['name']}"
+        for text in (kind["about"], *kind["users"]):
+            yield from _wrapped(text, INDENT)
+        if kind["refusal"]:
+            yield from _wrapped(f"not yet: {kind['refusal']}", INDENT)
+        else:
+            yield INDENT + kind["command"]
+        yield from _options(kind["options"])
         yield ""
 
 
-def _options(options: tuple[Option, ...], indent: str, usage: Usage) -> Iterator[str]:
+def _options(options: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Yield two lines or more for each option: how to ask for it, then what it is."""
-    for option in options:
-        yield f"{indent}{INDENT}{quoted(option.asks)}"
-        default = f"; by default {option.default}" if option.default else ""
-        presets = usage.of_option(option)
-        used = f" Set by {named(presets)}." if presets else ""
-        said = f"{option.meaning} Takes {option.values}{default}.{used}".strip()
-        yield from _wrapped(said, indent + 2 * INDENT)
+    for asks, about in options:
+        yield f"{2 * INDENT}{asks}"
+        yield from _wrapped(about, 3 * INDENT)
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

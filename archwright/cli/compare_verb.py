@@ -4,16 +4,10 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
+from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, add_parts_option
-from archwright.spec.docstrings import field_docstrings
-from archwright.spec.read import study_names
-from archwright.spec.renamings import RENAMINGS
-from archwright.spec.study_spec import OPTIONS, StudySpec
-
-OLD_OPTIONS = [renaming.old for renaming in RENAMINGS["StudySpec"]]
-"""Options by the names that they had in format 1."""
 
 ABOUT = """\
 Find out which architecture is better for a text and a budget, and how sure that is.
@@ -39,10 +33,11 @@ EXAMPLES = """\
 
 def run(words: Sequence[str]) -> int:
     """Compare, or show what would be run."""
-    about = ABOUT.format(studies=textwrap.indent(textwrap.fill(", ".join(study_names())), "  "))
+    studies = ", ".join(study[0] for study in listing("studies"))
+    about = ABOUT.format(studies=textwrap.indent(textwrap.fill(studies), "  "))
     parser = Parser("compare", about, EXAMPLES)
     parser.add_argument("what", nargs="*", metavar="WHAT", help="models, a study, KEY=VALUE")
-    _add_options(parser)
+    names = _add_options(parser)
     parser.add_argument("--out", metavar="DIR", help="the study's folder (default: studies/NAME)")
     parser.add_argument(
         "--runs", metavar="DIR", help="where single runs are kept (default: studies/runs)"
@@ -51,38 +46,24 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")
     parser.add_argument("--quiet", action="store_true", help="print the verdict alone")
     options = parser.parse(words)
-    names = (*OPTIONS, *OLD_OPTIONS)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.dry_run:
         return _dry_run(options, given)
     return _compare(options, given)
 
 
-def _add_options(parser: Parser) -> None:
-    """Add an option for each field that has one, with what its docstring says."""
-    docstrings = field_docstrings(StudySpec)
-    for name in OPTIONS:
-        default = StudySpec.model_fields[name].default
-        if isinstance(default, bool):
-            words = " ".join(docstrings[name].split()).removesuffix(".")
-            parser.add_argument(
-                f"--{name.replace('_', '-')}",
-                action=argparse.BooleanOptionalAction,
-                help=words + ".",
-            )
-            continue
-        kinds = get_args(StudySpec.model_fields[name].annotation)
-        metavar = "|".join(kinds) if all(isinstance(k, str) for k in kinds) else ""
-        shown = f" Default: {default}." if default != () else ""
-        words = " ".join(docstrings[name].split()).replace("%", "%%")
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=name,
-            metavar=metavar or name.upper(),
-            help=words + shown,
-        )
-    for name in OLD_OPTIONS:
+def _add_options(parser: Parser) -> list[str]:
+    """Add an option for each field of a study that has one, and those of format 1; return their names."""
+    options = listing("study_options")
+    for option in options["today"]:
+        flag, about = f"--{option['name'].replace('_', '-')}", option["about"].replace("%", "%%")
+        if option["switch"]:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=about)
+        else:
+            parser.add_argument(flag, dest=option["name"], metavar=option["metavar"], help=about)
+    for name in options["old"]:
         parser.add_argument(f"--{name}", dest=name, help=argparse.SUPPRESS)
+    return [*(option["name"] for option in options["today"]), *options["old"]]
 
 
 def _dry_run(options: Any, given: dict[str, Any]) -> int:

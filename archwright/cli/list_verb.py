@@ -4,9 +4,10 @@ import os
 from collections.abc import Sequence
 
 from archwright.cli.architectures_table import FORMATS, print_architectures
+from archwright.cli.choices_table import print_choices, print_choices_of
+from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, add_parts_option, load_parts, print_table
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.read import load_run, load_study, preset_names, study_names
 
 ABOUT = "List published models, recipes, your runs, or all choices of every axis."
 
@@ -20,6 +21,12 @@ EXAMPLES = """\
   archwright list runs           the runs in runs/"""
 
 WHAT = ("models", "recipes", "studies", "choices", "families", "runs")
+
+HEADS = {
+    "recipes": ["recipe", "model", "text", "budget", "optimizer"],
+    "studies": ["study", "baseline", "variants", "budget", "question"],
+    "families": ["model_type", "class of transformers"],
+}
 
 
 def run(words: Sequence[str]) -> int:
@@ -35,89 +42,48 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--wide", action="store_true", help="of models: every column")
     add_parts_option(parser)
     options = parser.parse(words)
-    load_parts(options.parts)
-    tables = {
-        "models": _models,
-        "recipes": _recipes,
-        "studies": _studies,
-        "choices": _choices,
-        "families": _families,
-        "runs": _runs,
-    }
-    if options.what and options.what not in tables:
-        hint = nearest(options.what, tables)
-        raise UserError(f'list "{options.what}": expected one of {", ".join(tables)}.{hint}')
-    if options.name:
-        return _one(options.what, options.name)
-    if options.wide or options.format != "text":
-        return _only_models(options.what, options.format)
-    for what in [options.what] if options.what else ["models", "recipes", "studies"]:
-        tables[what]()
-    if not options.what:
+    joined = bool(load_parts(options.parts))
+    what, name = options.what, options.name
+    whole = options.wide or options.format != "text"
+    if what and what not in WHAT:
+        raise UserError(f'list "{what}": expected one of {", ".join(WHAT)}.{nearest(what, WHAT)}')
+    if name and what != "choices":
+        raise UserError(
+            f'list {what} "{name}": only choices can be named; see archwright list --help'
+        )
+    if name:
+        print_choices_of(name, listing("choices", resolve=joined))
+    elif whole and what not in (None, "models"):
+        raise UserError(
+            f"list {what}: --wide and --format are for models; leave them out, or list models"
+        )
+    elif whole:
+        print_architectures(listing("models", resolve=joined), options.format, wide=True)
+    else:
+        for each in [what] if what else ["models", "recipes", "studies"]:
+            _print(each, joined)
+    if not (what or whole):
         print("archwright show NAME says more; archwright list choices lists what can be changed.")
     return 0
 
 
-def _only_models(what: str | None, format: str) -> int:
-    """Print the whole table of architectures."""
-    if what not in (None, "models"):
-        raise UserError(
-            f"list {what}: --wide and --format are for models; leave them out, or list models"
-        )
-    print_architectures(format, wide=True)
-    return 0
+def _print(what: str, joined: bool) -> None:
+    """Print a whole list, made now if choices have `joined`."""
+    if what == "runs":
+        _print_runs()
+        return
+    found = listing(what, resolve=joined)
+    if what == "models":
+        print_architectures(found, "text")
+    elif what == "choices":
+        print_choices(found)
+    else:
+        print_table([HEADS[what], *found])
+    if what == "families":
+        print(f"{len(found)} families; archwright import FOLDER reads a checkpoint of any of them.")
 
 
-def _one(what: str, name: str) -> int:
-    """Print what is known of some choices."""
-    from archwright.cli.choices_table import print_choices_of
-
-    if what != "choices":
-        raise UserError(
-            f'list {what} "{name}": only choices can be named; see archwright list --help'
-        )
-    print_choices_of(name)
-    return 0
-
-
-def _choices() -> None:
-    from archwright.cli.choices_table import print_choices
-
-    print_choices()
-
-
-def _models() -> None:
-    print_architectures("text")
-
-
-def _recipes() -> None:
-    rows = [["recipe", "model", "text", "budget", "optimizer"]]
-    for name in preset_names("runs"):
-        spec = load_run(name)
-        text = ", ".join(spec.data.text)
-        rows.append([name, spec.model.name, text, spec.budget, spec.optimizer.kind])
-    print_table(rows)
-
-
-def _studies() -> None:
-    rows = [["study", "baseline", "variants", "budget", "question"]]
-    for name in study_names():
-        study = load_study(name)
-        count = str(len(study.variants))
-        rows.append([name, study.baseline[0], count, study.budget, study.question])
-    print_table(rows)
-
-
-def _families() -> None:
-    from archwright.hf.families import FAMILIES
-
-    rows = [["model_type", "class of transformers"]]
-    rows += [[name, family.architecture] for name, family in sorted(FAMILIES.items())]
-    print_table(rows)
-    print(f"{len(FAMILIES)} families; archwright import FOLDER reads a checkpoint of any of them.")
-
-
-def _runs() -> None:
+def _print_runs() -> None:
     from archwright.runs import RUNS, find
 
     rows = [["run", "state", "bits per byte"]]

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 
 from archwright import format as fmt
 from archwright.cli.parser import Parser, add_parts_option, load_parts
-from archwright.progress import Progress
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import load, preset_names
-from archwright.spec.rules import enforce
 
 if TYPE_CHECKING:
+    from archwright.spec.model_spec import ModelSpec
     from archwright.training.profiling import PartProfile, Profile
 
 ABOUT = """\
@@ -59,6 +56,7 @@ def run(words: Sequence[str]) -> int:
     options = parser.parse(words)
     load_parts(options.parts)
     spec = _checked(options)
+    from archwright.progress import Progress
     from archwright.spec.run_spec import MachineSpec
     from archwright.training.profiling import profile
 
@@ -76,8 +74,11 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _checked(options: argparse.Namespace) -> ModelSpec:
+def _checked(options: argparse.Namespace) -> "ModelSpec":
     """Return the model, or say all that is wrong with the options."""
+    from archwright.spec.read import load, preset_names
+    from archwright.spec.rules import enforce
+
     lines = [
         f"--{name}: found {value}; expected 1 to {MOST:,}"
         for name, value in (("batch-size", options.batch_size), ("length", options.length))

@@ -3,22 +3,15 @@
 import json
 from collections.abc import Sequence
 
+from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, add_parts_option, load_parts
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import RunSpec
-from archwright.spec.schema import file_schema
-from archwright.spec.study_spec import StudySpec
 
 ABOUT = (
     "Print the JSON schema of model, run or study files, for editors that complete and check TOML."
 )
 
-FILES: dict[str, type[ModelSpec] | type[RunSpec] | type[StudySpec]] = {
-    "model": ModelSpec,
-    "run": RunSpec,
-    "study": StudySpec,
-}
+FILES = ("model", "run", "study")
 
 
 def run(words: Sequence[str]) -> int:
@@ -29,9 +22,9 @@ def run(words: Sequence[str]) -> int:
     )
     add_parts_option(parser)
     options = parser.parse(words)
-    load_parts(options.parts)
+    joined = bool(load_parts(options.parts))
     if options.what not in FILES:
         hint = nearest(options.what, FILES)
         raise UserError(f'schema "{options.what}": expected one of {", ".join(FILES)}.{hint}')
-    print(json.dumps(file_schema(FILES[options.what]), indent=2))
+    print(json.dumps(listing(f"schema_{options.what}", resolve=joined), indent=2))
     return 0

@@ -1,26 +1,8 @@
 """archwright show"""
 
-import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from archwright.cli.card import card
-from archwright.cli.models import load_model
 from archwright.cli.parser import Parser, add_parts_option, load_parts
-from archwright.format import columns, parameters
-from archwright.spec.errors import UserError
-from archwright.spec.model_spec import ModelSpec
-from archwright.spec.parameter_counts import Counts, parameter_counts
-from archwright.spec.read import (
-    Loaded,
-    Origin,
-    even_tables,
-    flatten,
-    override,
-    preset_names,
-    told_as_one,
-    toml_value,
-)
-from archwright.spec.rules import suspicions
 
 ABOUT = """\
 Show what a model chose: its layers drawn, its choices with their sources, and where its parameters are.
@@ -54,100 +36,7 @@ def run(words: Sequence[str]) -> int:
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
-    if options.model in preset_names("runs"):
-        raise UserError(
-            f'"{options.model}" is a recipe, not a model; see it with: '
-            f"archwright train {options.model} --dry-run"
-        )
-    loaded = load_model(options.model)
-    spec = override(loaded.spec.tiny() if options.tiny else loaded.spec, options.assignments)
-    counts, blame = _counts(spec, options), _with_tiny(loaded, spec, options)
-    if options.values or options.all or options.blame:
-        lines = _values(spec, blame, options)
-    else:
-        blame = {**blame, **_set_here(options.assignments, flatten(spec.model_dump()))}
-        lines = card(spec, blame, f"{loaded.spec.name}.toml", counts or _counted(spec))
-    if options.exportable:
-        lines = _exportable(spec)
-    print("\n".join([_title(spec, counts), *lines]))
-    for line in suspicions(spec):
-        print(f"\nwarning: {line}")
+    from archwright.cli.model_lines import print_model
+
+    print_model(options)
     return 0
-
-
-def _exportable(spec: ModelSpec) -> Iterator[str]:
-    """Yield as which family a model can be exported, or what stands in the way."""
-    from archwright.hf import nearest_fit
-
-    fit = nearest_fit(spec)
-    family = f"{fit.family.model_type} ({fit.family.architecture})"
-    if not fit.blocking:
-        yield f"exportable as {family}"
-    else:
-        yield f"no published family has all of these choices; the nearest, {family}, cannot have"
-        yield from (f"  {line}" for line in fit.blocking)
-
-
-def _values(
-    spec: ModelSpec, blame: Mapping[str, Origin], options: argparse.Namespace
-) -> Iterator[str]:
-    """Yield a line for each value that was set, or for all of them."""
-    given = flatten(spec.model_dump())
-    blame = {**blame, **_set_here(options.assignments, given)}
-    tables = [path for path, equal in even_tables(spec).items() if equal and _one(path, blame)]
-    given, blame = told_as_one(given, tables), told_as_one(blame, tables)
-    rows: list[tuple[str, str, str]] = []
-    for path, value in told_as_one(flatten(spec.resolved().model_dump()), tables).items():
-        origin = blame.get(path, Origin("default"))
-        shown = options.all or options.blame or origin.file != "default"
-        if shown and path.split(".")[0] not in ("name", "source", "sources"):
-            auto = "   (auto)" if given.get(path) == "auto" else ""
-            said = ": ".join(filter(None, (origin.file, origin.source)))
-            rows.append((path, toml_value(value) + auto, f"# {said}" if options.blame else ""))
-    yield from columns(rows) if rows else ()
-
-
-def _one(table: str, blame: Mapping[str, Origin]) -> bool:
-    """Tell whether all values of a table come from one place."""
-    return len({origin for path, origin in blame.items() if path.startswith(f"{table}.")}) < 2
-
-
-def _set_here(assignments: Sequence[str], given: Mapping[str, object]) -> dict[str, Origin]:
-    """Return the origin of what the command line set, and of the options of a kind that it set."""
-    keys = {assignment.partition("=")[0].strip() for assignment in assignments}
-    found = {}
-    for path in given:
-        if any(path == key or path.startswith(f"{key}.") for key in keys):
-            found[path] = Origin("the command line")
-        elif f"{path.rpartition('.')[0]}.kind" in keys:
-            found[path] = Origin("default")
-    return found
-
-
-def _with_tiny(
-    loaded: Loaded, spec: ModelSpec, options: argparse.Namespace
-) -> Mapping[str, Origin]:
-    """Return where values come from once the model is tiny: what changed has lost its source."""
-    if not options.tiny:
-        return loaded.blame
-    before, after = flatten(loaded.spec.model_dump()), flatten(spec.model_dump())
-    changed = {path: Origin("--tiny") for path, value in after.items() if before.get(path) != value}
-    return {**loaded.blame, **changed}
-
-
-def _counts(spec: ModelSpec, options: argparse.Namespace) -> Counts | None:
-    """Return the counts of a preset as it is."""
-    changed = options.assignments or options.tiny
-    return None if changed else parameter_counts().get(spec.name)
-
-
-def _counted(spec: ModelSpec) -> Counts:
-    """Return the counts of any model, which must be built for them."""
-    from archwright.planning.counts import counts_of
-
-    return counts_of(spec)
-
-
-def _title(spec: ModelSpec, counts: Counts | None) -> str:
-    size = f", {parameters(counts.total)} parameters" if counts else ""
-    return "\n".join(filter(None, (f"{spec.name}{size}", spec.source))) + "\n"

@@ -6,18 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archwright.cli.models import is_config, load_recipe
 from archwright.cli.parser import Parser, add_parts_option, load_parts
-from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
-from archwright.spec.read import toml_value
-from archwright.spec.rules import suspicions
-from archwright.spec.run_rules import enforce_run
-from archwright.spec.run_spec import PartsFile, RunSpec
-from archwright.spec.scale_down import tiny_run
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
+    from archwright.spec.choice import Spec
+    from archwright.spec.run_spec import RunSpec
 
 ABOUT = """\
 Train a model or a recipe, and leave a run folder with weights, curves and a page of results.
@@ -71,6 +66,12 @@ def run(words: Sequence[str]) -> int:
         raise UserError(
             f'train what? "{options.what}" sets a value; name a recipe or model before it'
         )
+    from archwright.cli.models import is_config, load_recipe
+    from archwright.spec.rules import suspicions
+    from archwright.spec.run_rules import enforce_run
+    from archwright.spec.run_spec import PartsFile
+    from archwright.spec.scale_down import tiny_run
+
     known = options.what.endswith(".toml") or is_config(options.what)
     if Path(options.what).is_file() and not known:
         raise UserError(
@@ -94,7 +95,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _train(
-    spec: RunSpec, out: str | None, parts: Mapping[str, str], quiet: bool, since: float
+    spec: "RunSpec", out: str | None, parts: Mapping[str, str], quiet: bool, since: float
 ) -> int:
     from archwright.runs import RUNS, RunFolder
 
@@ -113,8 +114,10 @@ def _train(
     return _run(folder, quiet, since)
 
 
-def _ignored(name: str, asked: Spec, resolved: Spec) -> list[str]:
+def _ignored(name: str, asked: "Spec", resolved: "Spec") -> list[str]:
     """Return what was asked, but is decided already otherwise."""
+    from archwright.spec.read import toml_value
+
     return [
         f"{name}.{key}: {toml_value(value)} is ignored: this run already "
         f"started with {toml_value(getattr(resolved, key))}"

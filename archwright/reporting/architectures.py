@@ -1,10 +1,13 @@
 """`python -m archwright.reporting.architectures` writes docs/architectures.md: what each published model
 chose, one row each."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
-from archwright.spec.table import COLUMNS, Row, rows, short
+from archwright.format import parameters
+
+Record = dict[str, str]
+"""A model in the table: its name as `model`, its cells by column, and what is `unpublished` of it."""
 
 FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
@@ -30,21 +33,33 @@ def write() -> None:
 
 def markdown() -> str:
     """Return the page."""
+    from archwright.spec.table import (
+        COLUMNS,
+        rows,
+    )  # reads every preset; a table that is there needs none
+
     found = rows()
-    lines = [HEAD, table(found), "## Columns\n"]
+    lines = [HEAD, table([row.record() for row in found]), "## Columns\n"]
     lines += [f"- **{_title(name)}**: {column.meaning}" for name, column in COLUMNS.items()]
     lines += ["", "## Unpublished\n", "These cannot be built; an empty cell is not public.\n"]
     lines += [f"- **{row.name}**: {row.unpublished}." for row in found if row.unpublished]
     return "\n".join(lines) + "\n"
 
 
-def table(found: Iterable[Row]) -> str:
-    """Return rows as a table in Markdown."""
-    lines = [["model", *map(_title, COLUMNS)], ["---"] * (len(COLUMNS) + 1)]
-    for row in found:
-        name = f"{row.name} (unpublished)" if row.unpublished else row.name
-        lines.append([name, *short(row.cells).values()])
+def table(records: Sequence[Record]) -> str:
+    """Return models as a table in Markdown."""
+    names = [*records[0]][:-1]
+    lines = [[*map(_title, names)], ["---"] * len(names)]
+    for record in records:
+        name = f"{record['model']} (unpublished)" if record["unpublished"] else record["model"]
+        lines.append([name, *(short(record)[column] for column in names[1:])])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def short(record: Record) -> Record:
+    """Return a record for reading, with the number of parameters in three digits."""
+    text = record["parameters"]
+    return record | {"parameters": parameters(int(text))} if text.isdigit() else record
 
 
 def _title(name: str) -> str:

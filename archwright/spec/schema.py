@@ -14,7 +14,7 @@ def file_schema(cls: type[ModelSpec] | type[RunSpec] | type[StudySpec]) -> dict[
 
     It is that of the spec, with what only files have: `base`, and a run's `model` given by name.
     """
-    schema = cls.model_json_schema()
+    schema: dict[str, Any] = cls.model_json_schema()
     if cls is StudySpec:
         return schema
     definitions = schema.setdefault("$defs", {})
@@ -27,4 +27,23 @@ def file_schema(cls: type[ModelSpec] | type[RunSpec] | type[StudySpec]) -> dict[
     definitions |= layer.pop("$defs", {}) | {"LayerSpec": layer}
     kinds = model["properties"]["layer_kinds"]
     kinds["additionalProperties"] = {"$ref": "#/$defs/LayerSpec"}
-    return schema
+    shared = dict(definitions)
+    for name in definitions:
+        shared[name] = _shared(definitions[name], shared, name)
+    found: dict[str, Any] = _shared(schema | {"$defs": {}}, shared, schema["title"])
+    return found | {"$defs": dict(sorted(shared.items()))}
+
+
+def _shared(schema: Any, shared: dict[str, Any], own: str = "") -> Any:
+    """Return a schema that refers to the tables written out inside of it, each of which joins `shared` once: an
+    axis is asked for in many places, and pydantic writes all its choices out in each."""
+    if isinstance(schema, list):
+        return [_shared(inner, shared) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _shared(inner, shared) for key, inner in schema.items()}
+    name = str(found.get("title"))
+    if found.get("type") != "object" or "properties" not in found or name == own:
+        return found
+    is_first = shared.setdefault(name, found) == found
+    return {"$ref": f"#/$defs/{name}"} if is_first else found

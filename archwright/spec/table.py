@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from archwright.format import parameters
 from archwright.spec.attention import Attention, LatentAttention, SoftmaxAttention
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.masks import Causal, Mask
@@ -29,6 +28,10 @@ class Row:
     """By column; empty where there is nothing, or nothing is known."""
     unpublished: str = ""
     """What is missing, of a model that cannot be built."""
+
+    def record(self) -> dict[str, str]:
+        """Return the row as CSV and JSON have it."""
+        return {"model": self.name, **self.cells, "unpublished": self.unpublished}
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,6 @@ def row_of(spec: ModelSpec) -> Row:
     """Return the row of one model, with no number of parameters: a spec does not count them."""
     resolved = spec.resolved()
     return Row(spec.name, {name: column.cell(resolved) for name, column in COLUMNS.items()})
-
-
-def short(cells: dict[str, str]) -> dict[str, str]:
-    """Return cells for reading, with the number of parameters in three digits."""
-    text = cells["parameters"]
-    return cells | {"parameters": parameters(int(text))} if text.isdigit() else cells
 
 
 def year(source: str) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archwright.lab.asked import study_of
 
 from archwright.cli import main
+from archwright.lab.command_line import study_of
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.fingerprint import differing
 from archwright.spec.model_spec import ModelSpec

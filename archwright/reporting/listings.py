@@ -1,0 +1,141 @@
+"""`python -m archwright.reporting.listings` writes presets/listings: what `archwright list`, `schema` and the help of
+`compare` print, so that they need not read every preset. A test holds the files against these functions."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from archwright import presets
+from archwright.reporting.catalogue import named, used_by
+from archwright.spec.catalogue import Option, Section, command, quoted, refusal, sections
+from archwright.spec.docstrings import field_docstrings
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load_run, load_study, preset_names, study_names
+from archwright.spec.renamings import RENAMINGS
+from archwright.spec.run_spec import RunSpec
+from archwright.spec.schema import file_schema
+from archwright.spec.study_spec import OPTIONS, StudySpec
+from archwright.spec.table import COLUMNS, rows
+from archwright.spec.usage import Usage
+
+FOLDER = Path(presets.__path__[0]) / "listings"
+
+
+def write() -> None:
+    """Write all listings into the package, a file for each."""
+    for name, resolve in LISTINGS.items():
+        text = json.dumps(resolve(), indent=1, ensure_ascii=False)
+        (FOLDER / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def _models() -> dict[str, Any]:
+    """Return a record for each model, and the columns of the table that fits a terminal."""
+    return {
+        "brief": [name for name, column in COLUMNS.items() if column.brief],
+        "rows": [row.record() for row in rows()],
+    }
+
+
+def _recipes() -> list[list[str]]:
+    found = [(name, load_run(name)) for name in preset_names("runs")]
+    return [
+        [name, run.model.name, ", ".join(run.data.text), run.budget, run.optimizer.kind]
+        for name, run in found
+    ]
+
+
+def _studies() -> list[list[str]]:
+    found = [(name, load_study(name)) for name in study_names()]
+    return [
+        [name, study.baseline[0], str(len(study.variants)), study.budget, study.question]
+        for name, study in found
+    ]
+
+
+def _families() -> list[list[str]]:
+    from archwright.hf.families import FAMILIES  # which imports torch
+
+    return [[name, family.architecture] for name, family in sorted(FAMILIES.items())]
+
+
+def _choices() -> list[dict[str, Any]]:
+    """Return every axis and table with its kinds, and all that is known of them."""
+    usage = Usage()
+    return [
+        {
+            "name": section.name,
+            "paths": section.places,
+            "about": _about(section),
+            "options": _options(section.options, usage),
+            "families": [
+                {"kinds": f.kinds, "about": f.meaning, "options": _options(f.options, usage)}
+                for f in section.families
+            ],
+            "kinds": [
+                {
+                    "name": kind.name,
+                    "about": kind.meaning,
+                    "users": [*used_by(section, kind, usage)],
+                    "refusal": refusal(kind.asks),
+                    "command": command(kind.asks),
+                    "options": _options(kind.options, usage),
+                }
+                for kind in section.kinds
+            ],
+        }
+        for section in sections()
+    ]
+
+
+def _about(section: Section) -> list[str]:
+    default = f", by default {section.default}" if section.default else ""
+    where = [f"asked for at {', '.join(section.places)}{default}"] if section.path else []
+    return [section.meaning, *where]
+
+
+def _options(options: Sequence[Option], usage: Usage) -> list[list[str]]:
+    """Return how to ask for each option, and what it is."""
+    found = []
+    for option in options:
+        default = f"; by default {option.default}" if option.default else ""
+        presets = usage.of_option(option)
+        used = f" Set by {named(presets)}." if presets else ""
+        about = f"{option.meaning} Takes {option.values}{default}.{used}".strip()
+        found.append([quoted(option.asks), about])
+    return found
+
+
+def _study_options() -> dict[str, Any]:
+    """Return the options of a study for the command line, and those that had other names in format 1."""
+    docstrings = field_docstrings(StudySpec)
+    found = []
+    for name in OPTIONS:
+        field = StudySpec.model_fields[name]
+        about, switch = " ".join(docstrings[name].split()), isinstance(field.default, bool)
+        if not switch and field.default != ():
+            about += f" Default: {field.default}."
+        kinds = get_args(field.annotation)
+        words = "|".join(kinds) if all(isinstance(kind, str) for kind in kinds) else ""
+        found.append(
+            {"name": name, "about": about, "metavar": words or name.upper(), "switch": switch}
+        )
+    return {"today": found, "old": [renaming.old for renaming in RENAMINGS["StudySpec"]]}
+
+
+LISTINGS: dict[str, Callable[[], Any]] = {
+    "models": _models,
+    "recipes": _recipes,
+    "studies": _studies,
+    "families": _families,
+    "choices": _choices,
+    "study_options": _study_options,
+    "schema_model": partial(file_schema, ModelSpec),
+    "schema_run": partial(file_schema, RunSpec),
+    "schema_study": partial(file_schema, StudySpec),
+}
+
+
+if __name__ == "__main__":
+    write()
