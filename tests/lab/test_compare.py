@@ -25,6 +25,7 @@ from archwright.spec.feedforward import Hidden
 from archwright.training.finalize import finalize_metrics_only
 from archwright.training.train import train_in
 from tests.lab.small import OPTIONS, words, working_in
+from tests.outside.test_contributing import FILES
 from tests.tiny import archwright, command, surroundings
 
 pytestmark = pytest.mark.slow
@@ -161,20 +162,28 @@ def test_a_diverged_run_counts_as_the_loss_it_started_from(place: Path) -> None:
 
 
 def test_choices_from_outside_are_compared_and_asked_for_again(place: Path) -> None:
+    """A norm, and the optimizer of CONTRIBUTING.md."""
     file = place / "centered_norm.py"
     shutil.copy(Path(__file__).parents[1] / "outside" / "centered_norm.py", file)
-    asked = [*words("text.txt", ":norm.kind=centered"), "--budget", "20steps", "--seeds", "2"]
+    (place / "my_optimizers.py").write_text(FILES["my_optimizers.py"], "utf-8")
+    changes = (":norm.kind=centered", ":optimizer.kind=lion")
+    asked = [*words("text.txt", *changes), "--budget", "20steps", "--seeds", "2"]
     asked += ["--evaluation-tokens", "2048", "--no-tune-lr", "--out", "outside"]
-    done = archwright("compare", *asked, "--parts", str(file), cwd=place)
+    parts = ["--parts", str(file), "--parts", "my_optimizers.py"]
+    done = archwright("compare", *asked, *parts, cwd=place)
     assert done.returncode == 0, done.stderr
     assert "norm.kind=centered" in done.stdout
+    assert "optimizer.kind=lion" in done.stdout
     with (place / "outside" / "runs.csv").open(newline="", encoding="utf-8") as rows:
-        assert all("--parts centered_norm.py" in row["command"] for row in csv.DictReader(rows))
+        assert all(
+            "--parts centered_norm.py --parts my_optimizers.py" in row["command"]
+            for row in csv.DictReader(rows)
+        )
     without = archwright("compare", *asked, cwd=place)
     assert without.returncode == 2
     assert without.stderr == (
-        "archwright: outside was made with other choices from outside: give --parts centered_norm.py, "
-        "unchanged, or another --out\n"
+        "archwright: outside was made with other choices from outside: give --parts centered_norm.py "
+        "--parts my_optimizers.py, unchanged, or another --out\n"
     )
 
 
