@@ -61,7 +61,6 @@ bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (
 
 docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m archwright.hf.record_defaults
-	$(BIN)/python -m archwright.planning.counts
 	$(BIN)/python -m archwright.reporting.listings
 	$(BIN)/python -m archwright.reporting.catalogue
 	$(BIN)/python -m archwright.reporting.architectures

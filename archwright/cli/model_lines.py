@@ -35,12 +35,12 @@ def print_model(options: argparse.Namespace) -> None:
         )
     loaded = load_model(options.model)
     spec = override(loaded.spec.tiny() if options.tiny else loaded.spec, options.assignments)
-    counts, blame = _counts(spec, options), _with_tiny(loaded, spec, options)
+    counts, blame = _counts(spec), _with_tiny(loaded, spec, options)
     if options.values or options.all or options.blame:
         lines = _values(spec, blame, options)
     else:
         blame = {**blame, **_set_here(options.assignments, flatten(spec.model_dump()))}
-        lines = card(spec, blame, f"{loaded.spec.name}.toml", counts or _counted(spec))
+        lines = card(spec, blame, f"{loaded.spec.name}.toml", counts)
     if options.exportable:
         lines = _exportable(spec)
     print("\n".join([_title(spec, counts), *lines]))
@@ -108,19 +108,15 @@ def _with_tiny(
     return {**loaded.blame, **changed}
 
 
-def _counts(spec: ModelSpec, options: argparse.Namespace) -> Counts | None:
-    """Return the counts of a preset as it is."""
-    changed = options.assignments or options.tiny
-    return None if changed else parameter_counts().get(spec.name)
-
-
-def _counted(spec: ModelSpec) -> Counts:
-    """Return the counts of any model, which must be built for them."""
+def _counts(spec: ModelSpec) -> Counts:
+    """Return a model's numbers of parameters; one with choices from outside is built for them."""
+    if (counts := parameter_counts(spec)) is not None:
+        return counts
     from archwright.planning.counts import counts_of
 
     return counts_of(spec)
 
 
-def _title(spec: ModelSpec, counts: Counts | None) -> str:
-    size = f", {parameters(counts.total)} parameters" if counts else ""
-    return "\n".join(filter(None, (f"{spec.name}{size}", spec.source))) + "\n"
+def _title(spec: ModelSpec, counts: Counts) -> str:
+    title = f"{spec.name}, {parameters(counts.total)} parameters"
+    return "\n".join(filter(None, (title, spec.source))) + "\n"

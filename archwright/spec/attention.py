@@ -111,6 +111,10 @@ class Attention(Choice):
     causal: ClassVar[bool] = True
     """Whether no token sees what follows it, whatever the mask."""
 
+    def num_parameters(self, dim: int) -> int:
+        """Return the number of parameters of a branch whose values are resolved, positions aside."""
+        return 0
+
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
@@ -175,6 +179,24 @@ class SoftmaxAttention(Attention):
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
 
+    def num_parameters(self, dim: int) -> int:
+        heads, kv_heads = int(self.num_heads), int(self.num_kv_heads)
+        head, value = int(self.head_dim), int(self.value_head_dim)
+        queries, keys, values, mixed = (
+            heads * head,
+            kv_heads * head,
+            kv_heads * value,
+            heads * value,
+        )
+        maps = dim * (queries + keys + values + mixed)
+        biases = self.bias.query * queries + self.bias.key * keys
+        biases += self.bias.value * values + self.bias.out * dim
+        gate = dim * {"none": 0, "head": heads, "value": mixed}[self.gate]
+        normed = (head, head) if self.qk_norm_over == "head" else (queries, keys)
+        norms = sum(map(self.qk_norm.num_parameters, normed))
+        norms += self.v_norm.num_parameters(value) + self.out_norm.num_parameters(mixed)
+        return maps + biases + gate + norms + self.sinks * heads
+
 
 class LatentBias(BoolGroup):
     """Which maps of latent attention carry a bias; `bias = true` or `false` sets all."""
@@ -218,6 +240,18 @@ class LatentAttention(Attention):
     """Which keys a query may see."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
+
+    def num_parameters(self, dim: int) -> int:
+        heads, rank, rope = int(self.num_heads), int(self.kv_rank), int(self.rope_head_dim)
+        nope, value = int(self.nope_head_dim), int(self.value_head_dim)
+        queries = dim * heads * (nope + rope)
+        if self.query_rank != "none":
+            queries = self.query_rank * (dim + heads * (nope + rope) + self.bias.query_down)
+            queries += self.norm.num_parameters(self.query_rank)
+        latent = (dim + self.bias.latent) * rank + self.norm.num_parameters(rank)
+        keys = (dim + self.bias.rope_key) * rope + rank * heads * nope
+        values = rank * heads * value
+        return queries + latent + keys + values + (heads * value + self.bias.out) * dim
 
 
 MaskedAttention = SoftmaxAttention | LatentAttention

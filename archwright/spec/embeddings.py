@@ -27,11 +27,20 @@ class Embedding(Spec):
     dropout: Probability = 0.0
     """Share of the embedding's values dropped in training."""
 
+    def num_parameters(self, dim: int, vocab_size: int) -> int:
+        """Return the number of parameters of the table and of what maps it into the stream, resolved."""
+        width = int(self.dim)
+        return vocab_size * width + (dim * width if width != dim else 0) + self.bias * dim
+
 
 class Transform(Choice):
     """The axis of what the head does to a vector before its table reads it."""
 
     axis: ClassVar[str] = "transform"
+
+    def num_parameters(self, dim: int, width: int) -> int:
+        """Return the number of parameters between a stream of `dim` and a table of `width` coordinates."""
+        return dim * width if width != dim else 0
 
 
 class NoTransform(Transform):
@@ -52,6 +61,9 @@ class DenseTransform(Transform):
     norm: Norm = Field(LayerNorm(), examples=[{"kind": "rms"}])
     """The norm behind the function."""
 
+    def num_parameters(self, dim: int, width: int) -> int:
+        return width * (dim + self.bias) + self.norm.num_parameters(width)
+
 
 class Head(Spec):
     """logits = (x weight^T + bias) * logit_scale / logit_divisor, with a weight of shape
@@ -69,3 +81,9 @@ class Head(Spec):
     """What logits are divided by (Granite)."""
     softcap: OptionalFloat = Field("none", examples=[30.0])
     """c tanh(logits / c), which keeps logits within +-c (Gemma 2); "none" leaves them alone."""
+
+    def num_parameters(self, dim: int, width: int, vocab_size: int) -> int:
+        """Return the number of parameters between a stream of `dim` coordinates and the logits, those of a
+        tied table of `width` left out."""
+        table = 0 if self.tied else vocab_size * width
+        return self.transform.num_parameters(dim, width) + table + self.bias * vocab_size

@@ -22,6 +22,14 @@ class FeedForward(Choice):
 
     axis: ClassVar[str] = "feedforward"
 
+    def num_parameters(self, dim: int) -> int:
+        """Return the number of parameters of a branch whose values are resolved."""
+        return 0
+
+    def num_active_parameters(self, dim: int) -> int:
+        """Return the number of those that one token meets."""
+        return self.num_parameters(dim)
+
 
 class NoFeedForward(FeedForward):
     """No feed-forward branch: the layer is attention alone."""
@@ -49,6 +57,16 @@ class Hidden(FeedForward):
     BitNet b1.58); experts of a layer share it."""
     dropout: Probability = 0.0
     """Share of hidden values dropped in training."""
+
+    def num_parameters(self, dim: int) -> int:
+        return self.num_parameters_of(1, dim, int(self.hidden_dim))
+
+    def num_parameters_of(self, number: int, dim: int, hidden_dim: int) -> int:
+        """Return the number of parameters of so many at once, which have maps of their own and share all else."""
+        maps = 2 if self.gated else 1
+        weights = (maps + 1) * dim * hidden_dim
+        biases = self.bias.up * maps * hidden_dim + self.bias.down * dim
+        return number * (weights + biases) + self.hidden_norm.num_parameters(hidden_dim)
 
 
 class Plain(Hidden):
@@ -108,6 +126,9 @@ class XIELU(Plain):
     """Initial a_n = beta + softplus(n); above beta."""
     beta: float = Field(0.5, gt=0)
     """The slope b at 0."""
+
+    def num_parameters_of(self, number: int, dim: int, hidden_dim: int) -> int:
+        return super().num_parameters_of(number, dim, hidden_dim) + 2
 
 
 class GLU(Gated):
@@ -228,6 +249,22 @@ class Experts(FeedForward):
     def has_selection_bias(self) -> bool:
         """Whether numbers are added to scores for choosing alone."""
         return self.selection_bias or self.selection_bias_update_rate > 0
+
+    def num_parameters(self, dim: int) -> int:
+        return self._num_parameters(self.num_experts, dim)
+
+    def num_active_parameters(self, dim: int) -> int:
+        return self._num_parameters(self.top_k, dim)
+
+    def _num_parameters(self, experts: int, dim: int) -> int:
+        """Return the number of parameters with so many experts; the router has all of them."""
+        router = self.num_experts * (dim + self.router_bias) + self.out_bias * dim
+        shared = 0
+        if self.shared != "none":
+            shared = self.expert.num_parameters_of(1, dim, int(self.shared_hidden_dim))
+            shared += (self.shared == "gated") * dim
+        hidden_dim = int(self.expert.hidden_dim)
+        return router + shared + self.expert.num_parameters_of(experts, dim, hidden_dim)
 
     @field_validator("expert", mode="before")
     @classmethod

@@ -15,6 +15,10 @@ class Norm(Choice):
 
     axis: ClassVar[str] = "norm"
 
+    def num_parameters(self, dim: int) -> int:
+        """Return the number of parameters of a norm over `dim` coordinates."""
+        return 0
+
 
 class NoNorm(Norm):
     """No norm: y = x."""
@@ -33,6 +37,9 @@ class LayerNorm(Norm):
     bias: bool = True
     """Learn an offset beside the weight."""
 
+    def num_parameters(self, dim: int) -> int:
+        return dim * ((self.weight != "none") + self.bias)
+
 
 class RMSNorm(Norm):
     """Scale only: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019)."""
@@ -45,3 +52,6 @@ class RMSNorm(Norm):
     scale_in: Literal["float32", "input_dtype"] = "float32"
     """Dtype of the product with the weight: float32, cast to that of the input afterwards (OLMo 2), or the
     input's own (Llama)."""
+
+    def num_parameters(self, dim: int) -> int:
+        return dim * (self.weight != "none")

@@ -1,10 +1,11 @@
-"""Numbers of parameters, counted when the package was made, for verbs that wait for nothing."""
+"""Numbers of parameters in closed form, for verbs that wait for nothing: no model is built."""
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections import Counter
+from dataclasses import dataclass
 
-from archwright import presets
+from archwright.spec.attention import MaskedAttention
+from archwright.spec.choice import Choice, Spec
+from archwright.spec.model_spec import LayerSpec, ModelSpec, heads, key_dim
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,76 @@ class Counts:
         """The number of all parameters."""
         return sum(self.parts.values())
 
-    def as_table(self) -> dict[str, Any]:
-        """Return these numbers as JSON has them."""
-        return asdict(self)
+
+def parameter_counts(spec: ModelSpec) -> Counts | None:
+    """Return a model's numbers of parameters, those of each part with any; None where a choice is from outside
+    the package, and its part alone knows.
+
+    Raises:
+        UserError: what rules between axes forbid, one line each.
+    """
+    spec = spec.resolved()
+    if not _is_ours(spec):
+        return None
+    dim, vocab_size, kinds = spec.dim, int(spec.vocab_size), spec.layers.names(spec.num_layers)
+    layers = [spec.layers_by_kind[name] for name in kinds]
+    parts = {
+        "embedding": spec.embedding.num_parameters(dim, vocab_size),
+        "position": spec.position.num_absolute_parameters(dim, spec.context_length),
+        "embedding_norm": spec.embedding.norm.num_parameters(dim),
+        "relatives": _relatives(layers, dim),
+        "norms": spec.norm.num_parameters(dim) if layers[-1].residual.final_norm else 0,
+        "attention": 0,
+        "feed-forward": 0,
+        "head": spec.head.num_parameters(dim, int(spec.embedding.dim), vocab_size),
+    }
+    idle = 0
+    for name, number in Counter(kinds).items():
+        layer = spec.layers_by_kind[name]
+        for part, size in _layer(layer, dim).items():
+            parts[part] += number * size
+        feedforward = layer.feedforward
+        idle += number * (feedforward.num_parameters(dim) - feedforward.num_active_parameters(dim))
+    found = {part: number for part, number in parts.items() if number}
+    return Counts(found, sum(found.values()) - idle)
 
 
-def parameter_counts() -> dict[str, Counts]:
-    """Return the numbers of parameters of each preset."""
-    file = presets.FOLDER / "parameters.json"
-    return {n: Counts(**table) for n, table in json.loads(file.read_text(encoding="utf-8")).items()}
+def _layer(layer: LayerSpec, dim: int) -> dict[str, int]:
+    """Return the numbers of a layer's parameters, without what it shares with others."""
+    branches = [
+        axis for axis in ("attention", "feedforward") if getattr(layer, axis).kind != "none"
+    ]
+    position = 0 if layer.position.is_shared else _position(layer, dim)
+    return {
+        "norms": layer.residual.norms_of(branches) * layer.norm.num_parameters(dim),
+        "attention": layer.attention.num_parameters(dim) + position,
+        "feed-forward": layer.feedforward.num_parameters(dim),
+    }
+
+
+def _relatives(layers: list[LayerSpec], dim: int) -> int:
+    """Return the number of parameters of positions that attentions of the same sizes share."""
+    found = {}
+    for layer in layers:
+        attention = layer.attention
+        if layer.position.is_shared and isinstance(attention, MaskedAttention):
+            sizes = heads(attention, dim)["num_heads"], key_dim(attention, dim)
+            found[layer.position, *sizes, attention.mask.causal] = _position(layer, dim)
+    return sum(found.values())
+
+
+def _position(layer: LayerSpec, dim: int) -> int:
+    """Return the number of parameters of positions inside the attention of a layer."""
+    if not isinstance(layer.attention, MaskedAttention):
+        return 0
+    num_heads = heads(layer.attention, dim)["num_heads"]
+    return layer.position.num_parameters(dim, num_heads, key_dim(layer.attention, dim))
+
+
+def _is_ours(spec: Spec) -> bool:
+    """Tell whether all choices in a spec are the package's."""
+    inner = [value for _, value in spec if isinstance(value, Spec)]
+    if isinstance(spec, ModelSpec):
+        inner += spec.layers_by_kind.values()
+    ours = not isinstance(spec, Choice) or type(spec).__module__.startswith("archwright.")
+    return ours and all(map(_is_ours, inner))

@@ -110,6 +110,19 @@ class Position(Choice):
     ends: ClassVar[bool] = False
     """There are no positions beyond context_length."""
 
+    def num_absolute_parameters(self, dim: int, context_length: int) -> int:
+        """Return the number of parameters of what is added to the embedding."""
+        return 0
+
+    def num_parameters(self, dim: int, num_heads: int, head_dim: int) -> int:
+        """Return the number of parameters in the attention of one layer, or of all that share them."""
+        return 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether attentions of the same sizes share its parameters."""
+        return False
+
 
 class NoPosition(Position):
     """No encoding: only the causal mask tells order (Kazemnejad et al., 2023)."""
@@ -140,6 +153,9 @@ class Learned(Position):
     ends: ClassVar[bool] = True
     offset: int = Field(0, ge=0, le=2**30, examples=[2])
     """Row of position 0, as the table may begin with rows for other uses (2 in OPT)."""
+
+    def num_absolute_parameters(self, dim: int, context_length: int) -> int:
+        return (context_length + self.offset) * dim
 
 
 class RoPE(Position):
@@ -181,6 +197,13 @@ class T5Bias(Position):
     shared: bool = True
     """One table for all layers (T5), or one for each (umT5)."""
 
+    def num_parameters(self, dim: int, num_heads: int, head_dim: int) -> int:
+        return self.num_buckets * num_heads
+
+    @property
+    def is_shared(self) -> bool:
+        return self.shared
+
 
 class TransformerXL(Position):
     """Scores q (k + r) + u k + v r, with r a linear map of the sinusoidal vector of the distance and u, v
@@ -190,6 +213,9 @@ class TransformerXL(Position):
     scores: ClassVar[bool] = True
     theta: float = Field(10_000.0, gt=1)
     """Base of the wavelengths of the distance's vector."""
+
+    def num_parameters(self, dim: int, num_heads: int, head_dim: int) -> int:
+        return (dim + 2) * num_heads * head_dim
 
 
 def rotary_dim(rope: RoPE, head_dim: int) -> int:

@@ -1,5 +1,6 @@
 """Residual wiring: how branches join the stream that runs through the layers."""
 
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
@@ -58,6 +59,10 @@ class Residual(Choice):
     multiplier: PerBranch = Field(PerBranch(), examples=[0.5])
     """What a branch is multiplied by before it is added (Granite; MiniMax's beta)."""
 
+    def norms_of(self, branches: Collection[str]) -> int:
+        """Return the number of norms of a layer with these branches."""
+        return len(branches)
+
 
 class PostNorm(Residual):
     """x = norm(x + f(x)) (Vaswani et al., 2017)."""
@@ -77,6 +82,9 @@ class PreNorm(Residual):
     """A branch that reads the stream as it is: the first attention of ModernBERT, as its embedding was
     normed already."""
 
+    def norms_of(self, branches: Collection[str]) -> int:
+        return len({*branches} - {self.skip_norm})
+
 
 class SandwichNorm(Residual):
     """x = x + norm_out(f(norm(x))) (Ding et al., 2021; Gemma 2)."""
@@ -84,6 +92,9 @@ class SandwichNorm(Residual):
     kind: Literal["sandwich"] = "sandwich"
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "< norm f norm +"
+
+    def norms_of(self, branches: Collection[str]) -> int:
+        return 2 * len(branches)
 
 
 class OutputNorm(Residual):
@@ -104,6 +115,9 @@ class Parallel(Residual):
     at_once: ClassVar[bool] = True
     num_norms: Literal[1, 2] = 1
     """One norm for both branches (GPT-J, PaLM), or one each (GPT-NeoX)."""
+
+    def norms_of(self, branches: Collection[str]) -> int:
+        return 1 if self.num_norms == 1 else len(branches)
 
 
 class NormedResidual(Residual):

@@ -46,18 +46,18 @@ class Column:
 
 def rows() -> list[Row]:
     """Return all models that come with the package, oldest first, and of one year by name and size."""
-    counts = parameter_counts()
     found = []
     for name in preset_names("models"):
-        cells = row_of(load(name)).cells | {"parameters": str(counts[name].total)}
-        found.append((cells["year"], name.partition("-")[0], counts[name].total, Row(name, cells)))
+        row = row_of(load(name))
+        family, size = name.partition("-")[0], int(row.cells["parameters"])
+        found.append((row.cells["year"], family, size, row))
     for name, model in unpublished().items():
         found.append((year(model.source), name, 0, _known(name, model)))
     return [row for *_, row in sorted(found, key=lambda entry: entry[:3])]
 
 
 def row_of(spec: ModelSpec) -> Row:
-    """Return the row of one model, with no number of parameters: a spec does not count them."""
+    """Return the row of one model."""
     resolved = spec.resolved()
     return Row(spec.name, {name: column.cell(resolved) for name, column in COLUMNS.items()})
 
@@ -76,6 +76,11 @@ def layers(spec: ModelSpec) -> list[LayerSpec]:
 def _known(name: str, model: Unpublished) -> Row:
     cells = dict.fromkeys(COLUMNS, "") | {"year": year(model.source)} | model.known
     return Row(name, cells, model.unpublished)
+
+
+def _total(spec: ModelSpec) -> str:
+    counts = parameter_counts(spec)
+    return str(counts.total) if counts else ""
 
 
 def _each(spec: ModelSpec, say: Callable[[LayerSpec], str]) -> str:
@@ -200,9 +205,7 @@ def _number(text: str, values: Iterable[Any]) -> str:
 
 COLUMNS = {
     "year": Column("Of the source.", lambda spec: year(spec.source), brief=True),
-    "parameters": Column(
-        "All of them, shared and idle experts included.", lambda _: "", brief=True
-    ),
+    "parameters": Column("All of them, shared and idle experts included.", _total, brief=True),
     "norm": Column("Of the branches.", lambda spec: word(spec.norm.kind), brief=True),
     "wiring": Column(
         "Where norms stand: before a branch (pre), behind the sum (post), on both sides of the branch "

@@ -35,6 +35,7 @@ QUICK = (
     "list runs",
     "show modern",
     "show modern --all --blame dim=256",
+    "show gemma-3-27b --tiny norm.kind=layer",
     "diff textbook modern",
     "check {preset}",
 )
@@ -277,7 +278,7 @@ def test_show_counts_what_was_changed(capsys: pytest.CaptureFixture[str]) -> Non
     attention = 4 * (2 * 64 * 64 + 2 * 64 * 16)
     total = 4096 * 64 + 9 * 64 + attention + experts
     active = total - 4 * 2 * 3 * 64 * 224
-    assert told.startswith("mixtral-8x7b-tiny Jiang et al., 2024")
+    assert told.startswith(f"mixtral-8x7b-tiny, {total / 1e6:.2f}M parameters Jiang et al., 2024")
     assert f"feed-forward {experts / 1e3:.0f}k" in told
     assert f"all {total / 1e3:.0f}k active {active / 1e3:.0f}k of one token" in told
     assert "mixture of experts, 2 of 4, expert SwiGLU (hidden width 224)" in told
@@ -306,7 +307,7 @@ def test_show_values(capsys: pytest.CaptureFixture[str]) -> None:
 def test_show_all(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out(capsys, "show", "modern", "--all", "dim=256").splitlines()
     values = dict(line.split(maxsplit=1) for line in lines[3:])
-    assert lines[0] == "modern"  # the count is that of the preset
+    assert lines[0] == "modern, 7.74M parameters"  # of the changed model, not of the preset
     assert values["feedforward.hidden_dim"] == "704   (auto)"
     assert values["attention.head_dim"] == "32   (auto)"
     assert values["embedding.dropout"] == "0.0"

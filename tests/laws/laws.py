@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
+from archwright.planning.counts import counted
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.parameter_counts import parameter_counts
 from archwright.spec.positions import DynamicNTK, LongRoPE, RoPE
 from archwright.spec.read import to_toml
 from archwright.spec.rules import RULES
-from tests.laws.closed_count import count
 from tests.parts.test_masks import sees
 
 ROWS = 2
@@ -110,7 +111,7 @@ def shapes_on_meta(case: Case) -> None:
     }
     tokens = case.tokens()
     assert meta(tokens.to("meta")).logits.shape == real(tokens).logits.shape
-    assert real.num_parameters() == count(real.spec)
+    assert counted(real) == parameter_counts(real.spec)
 
 
 def same_seed_same_weights(case: Case) -> None:
