@@ -75,19 +75,19 @@ def check_optimizer(path: Path, saved: Mapping[str, Any], optimizer: Optimizer) 
         raise DamagedError(f"{path / JSON} is damaged: {problem}.")
 
 
-class _StateDict(BaseModel):
+class _StateDict(BaseModel, defer_build=True):
     state: dict[int, dict[str, Any]]
     param_groups: list[dict[str, Any]]
 
 
-class _Optimizer(BaseModel):
+class _Optimizer(BaseModel, defer_build=True):
     class_: str = Field(alias="class")
     parameters: list[list[str]]
     state_dict: _StateDict
 
 
 class _Content(BaseModel):
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
 
     optimizers: dict[str, _Optimizer]
     state: dict[Any, Any]

@@ -320,13 +320,13 @@ def _read_seal(path: Path) -> dict[str, tuple[int, str]]:
     return {name: (file.bytes, file.sha256) for name, file in seal.files.items()}
 
 
-class _Sealed(BaseModel):
+class _Sealed(BaseModel, defer_build=True):
     bytes: Annotated[int, Field(ge=0, lt=2**63)]
     sha256: str
 
 
 class _Seal(BaseModel):
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
 
     format: Annotated[int, Field(ge=0, lt=2**31)]
     files: dict[Annotated[str, Field(pattern=r"^[^/\\\x00]+$")], _Sealed]

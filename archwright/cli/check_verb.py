@@ -5,6 +5,7 @@ from pathlib import Path
 
 from archwright.cli.parser import Parser, add_parts_option, load_parts
 from archwright.spec.errors import UserError
+from archwright.training.loading import loading
 
 ABOUT = (
     "Check TOML files of models or runs: keys, types, limits, rules between axes, doubtful values."
@@ -18,9 +19,10 @@ def run(words: Sequence[str]) -> int:
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
-    from archwright.spec.read import load_run
-    from archwright.spec.rules import suspicions
-    from archwright.spec.run_rules import enforce_run
+    with loading():
+        from archwright.spec.read import load_run
+        from archwright.spec.rules import suspicions
+        from archwright.spec.run_rules import enforce_run
 
     lines: list[str] = []
     for file in options.files:

@@ -2,12 +2,11 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from archwright import presets
 
-FOLDER = Path(presets.__path__[0]) / "listings"
+FOLDER = presets.FOLDER / "listings"
 
 
 def listing(name: str, *, resolve: bool = False) -> Any:

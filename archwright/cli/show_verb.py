@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from archwright.cli.parser import Parser, add_parts_option, load_parts
+from archwright.training.loading import loading
 
 ABOUT = """\
 Show what a model chose: its layers drawn, its choices with their sources, and where its parameters are.
@@ -36,7 +37,8 @@ def run(words: Sequence[str]) -> int:
     add_parts_option(parser)
     options = parser.parse(words)
     load_parts(options.parts)
-    from archwright.cli.model_lines import print_model
+    with loading():
+        from archwright.cli.model_lines import print_model
 
     print_model(options)
     return 0

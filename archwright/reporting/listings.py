@@ -4,7 +4,6 @@
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 from archwright import presets
@@ -20,7 +19,7 @@ from archwright.spec.study_spec import OPTIONS, StudySpec
 from archwright.spec.table import COLUMNS, rows
 from archwright.spec.usage import Usage
 
-FOLDER = Path(presets.__path__[0]) / "listings"
+FOLDER = presets.FOLDER / "listings"
 
 
 def write() -> None:

@@ -17,12 +17,10 @@ from archwright.runs.lock import BusyError, Holder, locked
 from archwright.runs.metrics import append_record, cut_records, plain, read_records
 from archwright.runs.records import Record, well_formed
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.read import diff, read_run, to_toml
-from archwright.spec.renamings import FORMAT
-from archwright.spec.run_spec import RunSpec
 from archwright.spec.toml import parse_toml
 
 if TYPE_CHECKING:
+    from archwright.spec.run_spec import RunSpec
     from archwright.text.tokenizer import Tokenizer
 
 RUNS = Path("runs")
@@ -62,7 +60,7 @@ class RunFolder:
         return f"RunFolder({str(self.path)!r})"
 
     @classmethod
-    def create(cls, path: str | Path, spec: RunSpec) -> "RunFolder":
+    def create(cls, path: str | Path, spec: "RunSpec") -> "RunFolder":
         """Begin a run of `spec` at `path`, or return the run of an equal spec that is there.
 
         What a start that was killed has written down as its own makes place, if the run was never begun.
@@ -121,7 +119,7 @@ class RunFolder:
         return _parts(self.spec_file)
 
     @property
-    def spec(self) -> RunSpec:
+    def spec(self) -> "RunSpec":
         """The run, with what the machine decided once `write_spec` was told of it."""
         return _read_spec(self.spec_file)
 
@@ -203,7 +201,7 @@ class RunFolder:
         self._record.undo(keep=[path.name for path in kept])
         self._record.add(*(path.name for path in files))
 
-    def write_spec(self, spec: RunSpec) -> None:
+    def write_spec(self, spec: "RunSpec") -> None:
         """Record the run with what the machine decided, never to be decided again."""
         atomic_write(self.spec_file, _spec_text(spec))
 
@@ -266,7 +264,7 @@ class RunFolder:
         """Remove what a killed process had not finished of some files; of all, for the holder of the lock."""
         sweep(self.path, *(re.escape(path.name) for path in files or self._files))
 
-    def _begin(self, spec: RunSpec) -> None:
+    def _begin(self, spec: "RunSpec") -> None:
         self._check_free(spec)
         self._made = missing(self.path)
         locks = [self.lock_file.name, self.holder_file.name]
@@ -285,7 +283,7 @@ class RunFolder:
             self._discard(self._made)
             raise
 
-    def _write_first(self, spec: RunSpec) -> None:
+    def _write_first(self, spec: "RunSpec") -> None:
         self._record.add(self.asked_file.name, self.spec_file.name)
         if not self.asked_file.exists():
             atomic_write(self.asked_file, _spec_text(spec))
@@ -306,7 +304,7 @@ class RunFolder:
             *(self.model_file, self.report_file),
         ]
 
-    def _check_free(self, spec: RunSpec) -> None:
+    def _check_free(self, spec: "RunSpec") -> None:
         """Refuse a folder with anything in it but what a start of ours wrote down, or an equal run that was asked for
         before there were such records."""
         if self.path.exists() and not self.path.is_dir():
@@ -322,7 +320,7 @@ class RunFolder:
             f"Give --out a new or empty folder."
         )
 
-    def _was_asked_for(self, spec: RunSpec, names: list[str]) -> bool:
+    def _was_asked_for(self, spec: "RunSpec", names: list[str]) -> bool:
         files = (self.asked_file, self.lock_file, self.holder_file, self.tokenizer_folder)
         return set(names) <= {path.name for path in files} and self._asks_for(spec, self.asked_file)
 
@@ -341,6 +339,8 @@ class RunFolder:
         found = _format(self.spec_file)
         if found is None:
             raise UserError(f"{self.spec_file} has no format number: this is not a run folder.")
+        from archwright.spec.renamings import FORMAT
+
         if found > FORMAT:
             raise UserError(
                 f"{self.path} is of run format {found}; this version of archwright reads formats "
@@ -348,14 +348,14 @@ class RunFolder:
             )
 
     @property
-    def _asked(self) -> RunSpec:
+    def _asked(self) -> "RunSpec":
         return _read_spec(self._asked_or_spec)
 
     @property
     def _asked_or_spec(self) -> Path:
         return self.asked_file if self.asked_file.exists() else self.spec_file
 
-    def _asks_for(self, spec: RunSpec, file: Path) -> bool:
+    def _asks_for(self, spec: "RunSpec", file: Path) -> bool:
         """Tell whether a run of an equal spec was asked for, of which `file` is there."""
         with contextlib.suppress(UserError):
             return (
@@ -363,11 +363,13 @@ class RunFolder:
             )
         return False
 
-    def _check_asked(self, spec: RunSpec) -> None:
+    def _check_asked(self, spec: "RunSpec") -> None:
         """Refuse `spec` where another one was asked for; what the machine then decided is aside."""
         asked = self._asked
         if asked.hash() == spec.hash():
             return
+        from archwright.spec.read import diff
+
         lines = [line for line in diff(asked, spec) if _first_key(line) not in spec.not_identity]
         more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         raise UserError(
@@ -389,7 +391,10 @@ def _first_key(line: str) -> str:
     return line.partition(":")[0].partition(".")[0]
 
 
-def _spec_text(spec: RunSpec) -> str:
+def _spec_text(spec: "RunSpec") -> str:
+    from archwright.spec.read import to_toml
+    from archwright.spec.renamings import FORMAT
+
     return f"format = {FORMAT}\n{to_toml(spec)}"
 
 
@@ -402,7 +407,9 @@ def _format(path: Path) -> int | None:
     return found if type(found) is int else None
 
 
-def _read_spec(path: Path) -> RunSpec:
+def _read_spec(path: Path) -> "RunSpec":
+    from archwright.spec.read import read_run
+
     try:
         return read_run(path)
     except UserError as error:

@@ -21,7 +21,7 @@ class BusyError(UserError):
     """Another process holds the lock, or may."""
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True))
+@dataclass(frozen=True, config=ConfigDict(strict=True, defer_build=True))
 class Holder:
     """The process that holds a lock, or did when it died."""
 

@@ -1,6 +1,7 @@
 """What a record, and the environment, have to look like to be read: files may be damaged, or edited by hand."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -20,7 +21,7 @@ Number = Whole | Finite | None
 class _Any(BaseModel):
     """A record of any kind; fields that are not named may hold anything."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
 
     kind: str
     step: Count
@@ -103,7 +104,7 @@ def read_record(line: bytes) -> Record | None:
 
 
 class _Text(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
 
     num_tokens: Some
     num_documents: Count
@@ -113,7 +114,7 @@ class _Text(BaseModel):
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
 
     train: _Text
     held_out: _Text
@@ -122,29 +123,28 @@ class _Data(BaseModel):
 
 
 class _Decision(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
 
     value: str | bool | Number
     reason: str
 
 
 class _TimeBudget(BaseModel):
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
 
     seconds: Annotated[float, Field(gt=0, lt=1e12)]
     spent: Seconds
 
 
-_Other: TypeAdapter[Any] = TypeAdapter(str | bool | Number | list[Any] | dict[str, Any])
-_Size: TypeAdapter[Any] = TypeAdapter(Count)
-_ENVIRONMENT: dict[str, TypeAdapter[Any]] = {
-    "num_parameters": TypeAdapter(Count),
-    "flops_per_token": TypeAdapter(Annotated[float, Field(ge=0, lt=1e30)]),
-    "peak_flops": TypeAdapter(dict[str, Annotated[float, Field(gt=0, lt=1e30)]]),
-    "decisions": TypeAdapter(dict[str, _Decision]),
-    "data": TypeAdapter(_Data),
-    "stack": TypeAdapter(list[str]),
-    "time_budget": TypeAdapter(_TimeBudget),
+_Other = str | bool | Number | list[Any] | dict[str, Any]
+_ENVIRONMENT: dict[str, Any] = {
+    "num_parameters": Count,
+    "flops_per_token": Annotated[float, Field(ge=0, lt=1e30)],
+    "peak_flops": dict[str, Annotated[float, Field(gt=0, lt=1e30)]],
+    "decisions": dict[str, _Decision],
+    "data": _Data,
+    "stack": list[str],
+    "time_budget": _TimeBudget,
 }
 
 
@@ -156,9 +156,12 @@ def well_formed(environment: Mapping[str, Any]) -> tuple[Record, list[str]]:
 
 def _fits(key: str, value: object) -> bool:
     try:
-        _ENVIRONMENT.get(key, _Size if key.endswith("bytes") else _Other).validate_python(
-            value, strict=True
-        )
+        _adapter(key).validate_python(value, strict=True)
     except ValidationError:
         return False
     return True
+
+
+@cache
+def _adapter(key: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_ENVIRONMENT.get(key, Count if key.endswith("bytes") else _Other))

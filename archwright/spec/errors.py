@@ -1,6 +1,5 @@
 """What the user got wrong, said in one line each."""
 
-import difflib
 from collections.abc import Iterable
 
 from archwright.format import one_line
@@ -26,6 +25,8 @@ def nearest(word: str, choices: Iterable[str], most: int = 1) -> str:
     word = str(word)
     if not 0 < len(word) <= LONGEST:
         return ""
+    import difflib  # seldom wanted
+
     names = {choice.lower(): choice for choice in choices if len(choice) <= LONGEST}
     alike = difflib.get_close_matches(word.lower(), names, n=3 * most, cutoff=0.5)
     close = [

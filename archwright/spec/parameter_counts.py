@@ -2,8 +2,9 @@
 
 import json
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Any
+
+from archwright import presets
 
 
 @dataclass(frozen=True)
@@ -25,5 +26,5 @@ class Counts:
 
 def parameter_counts() -> dict[str, Counts]:
     """Return the numbers of parameters of each preset."""
-    file = resources.files("archwright.presets") / "parameters.json"
+    file = presets.FOLDER / "parameters.json"
     return {n: Counts(**table) for n, table in json.loads(file.read_text(encoding="utf-8")).items()}

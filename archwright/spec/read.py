@@ -4,12 +4,12 @@ import dataclasses
 import tomllib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
 
+from archwright import presets
 from archwright.spec.choice import Choice, Spec, Uniform
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
@@ -173,7 +173,7 @@ def diff(old: Spec, new: Spec) -> list[str]:
 
 def preset_names(room: str) -> list[str]:
     """Return the names of the presets in a room: models, runs or studies."""
-    folder = resources.files("archwright.presets") / room
+    folder = presets.FOLDER / room
     return sorted(
         f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")
     )
@@ -428,7 +428,7 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
             return path
         raise UserError(f"{text}: no such file")
     for kind in dict.fromkeys((room, "models")):
-        found = Path(str(resources.files("archwright.presets"))) / kind / f"{text}.toml"
+        found = presets.FOLDER / kind / f"{text}.toml"
         if found.is_file():
             return found
     refuse_unpublished(text)

@@ -1,14 +1,14 @@
 """Models whose architecture is not published: what is public of them, for tables."""
 
 import tomllib
-from importlib import resources
 
 from pydantic import Field
 
+from archwright import presets
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 
-FOLDER = resources.files("archwright.presets") / "unpublished"
+FOLDER = presets.FOLDER / "unpublished"
 
 
 class Unpublished(Spec):
