@@ -140,7 +140,7 @@ def a_latent_cache_that_turns_keys_by_the_place_of_queries(patch: pytest.MonkeyP
         q, _ = placed(self, q, q, view, rotation, None)
         return q, self._turned(kept, self._shared[0], last)
 
-    patch.setattr(LatentAttention, "_placed", late)
+    patch.setattr(LatentAttention, "_rotate_and_cache", late)
 
 
 @fault(laws.cached_is_uncached, "attention.kind=latent", "attention.num_heads=4")
