@@ -73,7 +73,7 @@ def padding_that_is_seen(patch: pytest.MonkeyPatch) -> None:
 
 @fault(laws.alone_or_in_company, "position.kind=sinusoidal")
 def positions_that_run_on_through_documents(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TokenLayout, "positions_or_range", lambda self: self._range())
+    patch.setattr(TokenLayout, "position_ids_or_range", lambda self: self._range())
 
 
 @fault(laws.kernels_agree, "attention.softcap=2.0")
