@@ -19,6 +19,7 @@ from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS, SCALINGS
 from archwright.parts.registry import Registry
 from archwright.parts.residuals import RESIDUALS
+from archwright.parts.routing import ROUTINGS
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError
 
@@ -34,6 +35,7 @@ REGISTRIES: tuple[Registry, ...] = (
     FEEDFORWARDS,
     ACTIVATIONS,
     GATES,
+    ROUTINGS,
     TRANSFORMS,
     INITS,
     OPTIMIZERS,

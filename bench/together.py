@@ -178,7 +178,7 @@ def _stepper(job: Job) -> Callable[[], None]:
         for stack in stacks:
             seen = stack.gradients(stack.sessions[0].standing.step)
             for session, of_run in zip(stack.sessions, seen, strict=True):
-                session.take(of_run)
+                session.apply_gradients(of_run)
 
     return step
 

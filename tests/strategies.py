@@ -44,9 +44,6 @@ SMALL: Ranges = {
     "top_k": st.sampled_from([1, 2, 2]),
     "num_groups": st.sampled_from([1, 1, 2]),
     "top_groups": st.just(1),
-    "Experts.scores": st.sampled_from(
-        ["softmax", "softmax_of_chosen", "sigmoid"] * 2 + ["sparsemixer"]
-    ),
     "jitter": st.floats(0.01, 0.5),
     "selection_bias_update_rate": st.sampled_from([0.0, 0.0, 0.01]),
     "normalize_power": st.sampled_from([1.0, 1.0, 2.0]),

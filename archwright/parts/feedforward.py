@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from archwright.parts.linear import GroupedLinear, Linear, linears_joint_backward, to_autocast_dtype
 from archwright.parts.registry import Registry
-from archwright.parts.routing import route
+from archwright.parts.routing import ROUTINGS, Router
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import hidden_dim
@@ -124,6 +124,7 @@ class Experts(nn.Module):
     def __init__(self, spec: spec.Experts, dim: int, new_norm: NewNorm | None = None) -> None:
         super().__init__()
         self.spec = spec
+        self.routing: Router = ROUTINGS.make(spec.routing, spec)
         self.router = Linear(dim, spec.num_experts, bias=spec.router_bias)
         active_fraction = spec.top_k / spec.num_experts
         self.experts = GroupedExperts(
@@ -174,7 +175,7 @@ class Experts(nn.Module):
         self, logits: Float[Tensor, "tokens num_experts"]
     ) -> tuple[Int[Tensor, "tokens top_k"], Float[Tensor, "tokens top_k"]]:
         """Return the experts that each token goes through, and their weights."""
-        return route(self.spec, logits, self.selection_bias, training=self.training)
+        return self.routing(logits, self.selection_bias, training=self.training)
 
     def _logits(self, rows: Tensor) -> Tensor:
         kind, wide = rows.device.type, torch.promote_types(rows.dtype, torch.float32)
@@ -206,7 +207,7 @@ class Experts(nn.Module):
         """Return balance_loss * num_experts sum of f_e p_e + router_z_loss * mean of log² Z, or what it is
         made of where that is done for all layers together."""
         s = self.spec
-        scores = logits.sigmoid() if s.scores == "sigmoid" else logits.softmax(-1)
+        scores = self.routing.probabilities(logits)
         mean_score = (scores / (scores.sum(-1, keepdim=True) + 1e-20)).mean(0)
         share = sent_to / (len(logits) * s.top_k)
         z_loss = s.router_z_loss * logits.logsumexp(-1).square().mean()

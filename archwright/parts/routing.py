@@ -1,42 +1,112 @@
 """How a router's numbers say which experts a token goes through, and with what weights."""
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from archwright.parts.registry import Registry
 from archwright.spec import feedforward as spec
 
 Routes = tuple[Int[Tensor, "tokens top_k"], Float[Tensor, "tokens top_k"]]
 """The experts that each token goes through, and their weights."""
 
 
-def route(
-    spec: spec.Experts,
-    logits: Float[Tensor, "tokens num_experts"],
-    selection_bias: Float[Tensor, " num_experts"] | None = None,
-    *,
-    training: bool = False,
-) -> Routes:
-    """Return the best experts by score, and their weights.
+class Router:
+    """Which experts a token goes through, and with what weights: what all routings have; here, by a softmax.
 
     Args:
-        training: whether sparsemixer draws experts, instead of taking the best.
+        experts: the mixture that is routed to.
     """
-    if spec.scores == "sparsemixer":
-        chosen, weights = sparsemixer(logits, spec.top_k, spec.jitter, training=training)
-    else:
-        scores = SCORES[spec.scores](logits)
-        ranks = _ranks(spec, logits, scores, selection_bias)
-        chosen = _in_best_groups(spec, ranks).topk(spec.top_k, sorted=False).indices
-        weights = scores.gather(-1, chosen)
-    if spec.scores == "softmax_of_chosen":
-        weights = weights.softmax(-1)
-    if spec.normalize_weights:
-        weights = weights / _size(spec, weights)
-    return chosen, weights
+
+    def __init__(self, spec: Any, experts: spec.Experts) -> None:
+        self.spec, self.experts = spec, experts
+
+    def scores(
+        self, logits: Float[Tensor, "tokens num_experts"]
+    ) -> Float[Tensor, "tokens num_experts"]:
+        """Return what experts are weighed by, which grows with their logits."""
+        return logits.softmax(-1)
+
+    def probabilities(
+        self, logits: Float[Tensor, "tokens num_experts"]
+    ) -> Float[Tensor, "tokens num_experts"]:
+        """Return what a balance loss takes the mean of, once it adds up to 1 for each token."""
+        return logits.softmax(-1)
+
+    def choose(
+        self,
+        logits: Float[Tensor, "tokens num_experts"],
+        selection_bias: Float[Tensor, " num_experts"] | None,
+        *,
+        training: bool,
+    ) -> Routes:
+        """Return the best experts by score, and their weights before these are normalised."""
+        scores = self.scores(logits)
+        ranks = _ranks(self.experts, logits, scores, selection_bias)
+        best = _in_best_groups(self.experts, ranks).topk(self.experts.top_k, sorted=False)
+        return best.indices, scores.gather(-1, best.indices)
+
+    def __call__(
+        self,
+        logits: Float[Tensor, "tokens num_experts"],
+        selection_bias: Float[Tensor, " num_experts"] | None = None,
+        *,
+        training: bool = False,
+    ) -> Routes:
+        """Return the experts that each token goes through, and their weights."""
+        chosen, weights = self.choose(logits, selection_bias, training=training)
+        if self.experts.normalize_weights:
+            weights = weights / _size(self.experts, weights)
+        return chosen, weights
+
+
+class SoftmaxOfChosen(Router):
+    """A softmax over the chosen experts."""
+
+    def scores(
+        self, logits: Float[Tensor, "tokens num_experts"]
+    ) -> Float[Tensor, "tokens num_experts"]:
+        return logits
+
+    def choose(
+        self,
+        logits: Float[Tensor, "tokens num_experts"],
+        selection_bias: Float[Tensor, " num_experts"] | None,
+        *,
+        training: bool,
+    ) -> Routes:
+        chosen, weights = super().choose(logits, selection_bias, training=training)
+        return chosen, weights.softmax(-1)
+
+
+class Sigmoid(Router):
+    """A sigmoid of each expert's logit."""
+
+    def scores(
+        self, logits: Float[Tensor, "tokens num_experts"]
+    ) -> Float[Tensor, "tokens num_experts"]:
+        return torch.sigmoid(logits)
+
+    def probabilities(
+        self, logits: Float[Tensor, "tokens num_experts"]
+    ) -> Float[Tensor, "tokens num_experts"]:
+        return logits.sigmoid()
+
+
+class SparseMixer(Router):
+    """One expert after the other, by `sparsemixer`; drawn in training."""
+
+    def choose(
+        self,
+        logits: Float[Tensor, "tokens num_experts"],
+        selection_bias: Float[Tensor, " num_experts"] | None,
+        *,
+        training: bool,
+    ) -> Routes:
+        return sparsemixer(logits, self.experts.top_k, self.experts.jitter, training=training)
 
 
 def sparsemixer(
@@ -69,14 +139,6 @@ def sparsemixer(
     return torch.cat(chosen, -1), torch.cat(weights, -1)
 
 
-SCORES: dict[str, Callable[[Tensor], Tensor]] = {
-    "softmax": lambda logits: logits.softmax(-1),
-    "softmax_of_chosen": lambda logits: logits,
-    "sigmoid": torch.sigmoid,
-}
-"""What experts are weighed by; the chosen ones' softmax comes after choosing."""
-
-
 def _ranks(
     spec: spec.Experts, logits: Tensor, scores: Tensor, selection_bias: Tensor | None
 ) -> Tensor:
@@ -105,3 +167,17 @@ def _size(spec: spec.Experts, weights: Tensor) -> Tensor:
     else:
         size = torch.linalg.vector_norm(weights, spec.normalize_power, dim=-1, keepdim=True)
     return size.clamp(min=spec.normalize_min) if spec.normalize_min else size
+
+
+ROUTINGS = Registry(
+    spec.Routing,
+    "(spec, experts)",
+    Router,
+    {
+        spec.SoftmaxRouting: Router,
+        spec.SoftmaxOfChosen: SoftmaxOfChosen,
+        spec.SigmoidRouting: Sigmoid,
+        spec.SparseMixer: SparseMixer,
+    },
+)
+"""Below `Router`, which says what each may change; made of the spec of the mixture, too."""

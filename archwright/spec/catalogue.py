@@ -37,6 +37,7 @@ ORDER = (
     "model.attention.scale",
     "model.attention.query_temperature",
     "model.feedforward",
+    "model.feedforward.routing",
     "model.head",
     "model.head.transform",
     "model.init",

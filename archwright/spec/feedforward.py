@@ -187,6 +187,44 @@ class GEGELU(Gated):
     """Largest gate, and largest size of up."""
 
 
+class Routing(Choice):
+    """The axis of what a router's numbers, in float32, are made into: which experts a token goes through, and with
+    what weights."""
+
+    axis: ClassVar[str] = "routing"
+    sums_to_one: ClassVar[bool] = False
+    """Whether the weights of the chosen experts add up to 1, whatever the router says."""
+    chooses_alone: ClassVar[bool] = False
+    """Whether groups and numbers that are added for choosing have no say."""
+
+
+class SoftmaxRouting(Routing):
+    """A softmax over all experts (Mixtral)."""
+
+    kind: Literal["softmax"] = "softmax"
+
+
+class SoftmaxOfChosen(Routing):
+    """A softmax over the chosen experts (gpt-oss)."""
+
+    kind: Literal["softmax_of_chosen"] = "softmax_of_chosen"
+    sums_to_one: ClassVar[bool] = True
+
+
+class SigmoidRouting(Routing):
+    """A sigmoid of each (DeepSeek V3)."""
+
+    kind: Literal["sigmoid"] = "sigmoid"
+
+
+class SparseMixer(Routing):
+    """For one choice after the other, a softmax over those that come near the best one left (Liu et al., 2024,
+    GRIN; Phi-3.5-MoE)."""
+
+    kind: Literal["sparsemixer"] = "sparsemixer"
+    chooses_alone: ClassVar[bool] = True
+
+
 class Experts(FeedForward):
     """A mixture of experts: each token goes through `top_k` of `num_experts` feed-forwards that a router
     chooses for it, y = sum of weight_e expert_e(x); no token is dropped (Shazeer et al., 2017; Mixtral)."""
@@ -198,10 +236,8 @@ class Experts(FeedForward):
     """Experts that a token goes through."""
     expert: Hidden = SwiGLU()
     """What each expert is, all alike."""
-    scores: Literal["softmax", "softmax_of_chosen", "sigmoid", "sparsemixer"] = "softmax"
-    """What the router's numbers are made into, in float32: a softmax over all experts (Mixtral), over the
-    chosen ones (gpt-oss), a sigmoid of each (DeepSeek V3), or, for one choice after the other, a softmax over
-    those that come near the best one left (Liu et al., 2024, GRIN; Phi-3.5-MoE)."""
+    routing: Routing = SoftmaxRouting()
+    """How experts are chosen by the router's numbers, and weighed."""
     jitter: float = Field(0.01, gt=0)
     """Of sparsemixer: what is below the best by more than twice this share is not near it."""
     normalize_weights: bool = True

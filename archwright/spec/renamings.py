@@ -22,6 +22,8 @@ class Renaming(NamedTuple):
     """Old value -> new value."""
 
 
+ROUTINGS = ("softmax", "softmax_of_chosen", "sigmoid", "sparsemixer")
+
 RENAMINGS: dict[str, tuple[Renaming, ...]] = {
     # spec/model_spec.py's axes
     "RMSNorm": (Renaming("multiply", "scale_in", {"wide": "float32", "narrow": "input_dtype"}),),
@@ -39,6 +41,7 @@ RENAMINGS: dict[str, tuple[Renaming, ...]] = {
         Renaming("bias_rate", "selection_bias_update_rate"),
         Renaming("renormalise", "normalize_weights"),
         Renaming("renormalise_power", "normalize_power"),
+        Renaming("scores", "routing", {kind: {"kind": kind} for kind in ROUTINGS}),
         Renaming("renormalise_min", "normalize_min"),
     ),
     "Head": (Renaming("multiplier", "logit_scale"), Renaming("divisor", "logit_divisor")),
@@ -90,7 +93,8 @@ def format_1(spec: Spec, name: str, value: Any) -> tuple[str, Any]:
     """Return a field of a spec, and its value, as format 1 named them: what hashes are made of."""
     for renaming in _renamings(type(spec)):
         if renaming.new == name:
-            olds = [old for old, new in renaming.values.items() if new == value]
+            table = value.model_dump() if isinstance(value, Spec) else value
+            olds = [old for old, new in renaming.values.items() if new == table]
             return renaming.old, olds[0] if olds else value
     return name, value
 
@@ -115,14 +119,18 @@ def _renamed(
                 known = isinstance(value, str) and value in renaming.values
                 new_key, new_value = renaming.new, renaming.values[value] if known else value
                 if new_key != key or known:
-                    old_text, new_text = (
-                        f"={json.dumps(v)}".replace('"', "") if known else ""
-                        for v in (value, new_value)
-                    )
+                    old_text, new_text = map(_shown, (value, new_value)) if known else ("", "")
                     notes[f"{at}{key}{old_text}"] = f"{at}{new_key}{new_text}"
                 break
         found[new_key] = _inner(classes, new_key, new_value, at, notes)
     return found
+
+
+def _shown(value: Any) -> str:
+    """Return what stands behind a key for a value, or for a table with nothing but its kind."""
+    if isinstance(value, dict):
+        return f".kind={value['kind']}"
+    return f"={json.dumps(value)}".replace('"', "")
 
 
 def _candidates(classes: list[type[Spec]], values: Mapping[str, Any]) -> list[type[Spec]]:

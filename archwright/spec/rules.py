@@ -302,10 +302,10 @@ def groups_have_two(spec: ModelSpec) -> Iterator[str]:
             )
 
 
-@_rule("Sparsemixer chooses by the router's numbers alone.")
-def sparsemixer_chooses_alone(spec: ModelSpec) -> Iterator[str]:
+@_rule("What chooses by the router's numbers alone has no other say in it.")
+def routing_chooses_alone(spec: ModelSpec) -> Iterator[str]:
     for at, experts in _mixtures(spec):
-        if experts.scores != "sparsemixer":
+        if not experts.routing.chooses_alone:
             continue
         for name, idle in (
             ("selection_bias", False),
@@ -315,8 +315,8 @@ def sparsemixer_chooses_alone(spec: ModelSpec) -> Iterator[str]:
             found = getattr(experts, name)
             if found != idle:
                 yield (
-                    f"{at}feedforward.{name}: found {str(found).lower()} with scores "
-                    f'"sparsemixer"; expected {str(idle).lower()}'
+                    f"{at}feedforward.{name}: found {str(found).lower()} with routing.kind "
+                    f'"{experts.routing.kind}"; expected {str(idle).lower()}'
                 )
 
 
@@ -437,7 +437,7 @@ def odd_hidden_dim(spec: ModelSpec) -> Iterator[str]:
 @_suspicion("A router learns from the weights it gives.")
 def constant_weights(spec: ModelSpec) -> Iterator[str]:
     for at, experts in _mixtures(spec):
-        sums_to_one = experts.normalize_weights or experts.scores == "softmax_of_chosen"
+        sums_to_one = experts.normalize_weights or experts.routing.sums_to_one
         if experts.top_k == 1 and sums_to_one:
             yield (
                 f"{at}feedforward.top_k is 1 with weights that add up to 1: the router learns nothing but "

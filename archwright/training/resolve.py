@@ -140,7 +140,7 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
     if needed.total > total:
         raise UserError(
             f"batch_size: a step needs at least {size(needed.total)}, this machine has "
-            f"{size(total)}; lower batch_size or model.context_length, or raise accumulate"
+            f"{size(total)}; lower batch_size or model.context_length, or raise grad_accum_steps"
         )
 
 

@@ -128,7 +128,7 @@ def test_a_batch_splits_into_parts_for_accumulation() -> None:
     assert [len(part.tokens) for part in parts] == [2, 2, 2, 2]
     assert (np.concatenate([part.targets for part in parts]) == batch.targets).all()
     assert parts[0].position_ids is not None
-    assert Batches(tokens, 16, 8).at(1)[:2].positions is None
+    assert Batches(tokens, 16, 8).at(1)[:2].position_ids is None
 
 
 @settings(max_examples=60)

@@ -545,7 +545,7 @@ TARGETS = (
         also=(_drop_newest,),
         dear=2,
     ),
-    Target("plans", _plans, _plan, (WHOLE_PLAN, "archwright.training.data:regain")),
+    Target("plans", _plans, _plan, (WHOLE_PLAN, "archwright.training.data:reload_data")),
     Target("forged plans", _plans, _plan, (WHOLE_PLAN,), amend=_checksum),
     Target(
         "records, reported",

@@ -73,7 +73,7 @@ def padding_that_is_seen(patch: pytest.MonkeyPatch) -> None:
 
 @fault(laws.alone_or_in_company, "position.kind=sinusoidal")
 def positions_that_run_on_through_documents(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TokenLayout, "positions_or_range", lambda self: self._range())
+    patch.setattr(TokenLayout, "position_ids_or_range", lambda self: self._range())
 
 
 @fault(laws.kernels_agree, "attention.softcap=2.0")
@@ -140,7 +140,7 @@ def a_latent_cache_that_turns_keys_by_the_place_of_queries(patch: pytest.MonkeyP
         q, _ = placed(self, q, q, view, rotation, None)
         return q, self._turned(kept, self._shared[0], last)
 
-    patch.setattr(LatentAttention, "_placed", late)
+    patch.setattr(LatentAttention, "_rotate_and_cache", late)
 
 
 @fault(laws.cached_is_uncached, "attention.kind=latent", "attention.num_heads=4")

@@ -129,7 +129,7 @@ def with_bias(name: str, inner: Callable[[State], State] = fused) -> Callable[[S
 
 
 V3: dict[str, Any] = {
-    "scores": "sigmoid",
+    "routing": {"kind": "sigmoid"},
     "selection_bias": True,
     "num_groups": 2,
     "group_score": "top_two",
@@ -147,7 +147,7 @@ V3_GIVEN = {
     "routed_scaling_factor": 2.5,
     "norm_topk_prob": True,
 }
-SIGMOID_WITH_BIAS = {"scores": "sigmoid", "selection_bias": True}
+SIGMOID_WITH_BIAS = {"routing": {"kind": "sigmoid"}, "selection_bias": True}
 V3_NAMES = with_bias("gate.e_score_correction_bias", with_shared("shared_experts"))
 
 BLOCKS = [
@@ -188,7 +188,7 @@ BLOCKS = [
         "gpt_oss",
         "GptOssMLP",
         {
-            "scores": "softmax_of_chosen",
+            "routing": {"kind": "softmax_of_chosen"},
             "router_bias": True,
             "expert": spec.ClampedSwiGLU(
                 hidden_dim=HIDDEN, limit=1.0, bias=spec.FeedForwardBias(up=True, down=True)
@@ -201,7 +201,7 @@ BLOCKS = [
         "llama4",
         "Llama4TextMoe",
         {
-            "scores": "sigmoid",
+            "routing": {"kind": "sigmoid"},
             "normalize_weights": False,
             "router_weight_on": "input",
             "shared": "added",
@@ -213,7 +213,7 @@ BLOCKS = [
     Block(
         "phimoe",
         "PhimoeSparseMoeBlock",
-        {"scores": "sparsemixer", "normalize_weights": False, "jitter": 0.2},
+        {"routing": {"kind": "sparsemixer"}, "normalize_weights": False, "jitter": 0.2},
         {"router_jitter_noise": 0.2},
         lambda t: fused(t, "router.weight"),
     ),
@@ -236,7 +236,7 @@ BLOCKS = [
     Block(
         "granitemoe",
         "GraniteMoeMoE",
-        {"scores": "softmax_of_chosen"},
+        {"routing": {"kind": "softmax_of_chosen"}},
         {},
         lambda t: fused(t, "router.weight"),
     ),
@@ -292,7 +292,7 @@ BLOCKS = [
     Block(
         "cohere2_moe",
         "Cohere2MoeSparseMoeBlock",
-        {"scores": "sigmoid", "shared": "averaged", "shared_hidden_dim": HIDDEN},
+        {"routing": {"kind": "sigmoid"}, "shared": "averaged", "shared_hidden_dim": HIDDEN},
         {
             "num_experts": EXPERTS,
             "num_shared_experts": 1,
@@ -304,7 +304,7 @@ BLOCKS = [
     Block(
         "jetmoe",
         "JetMoeMoE",
-        {"scores": "softmax_of_chosen", "out_bias": True},
+        {"routing": {"kind": "softmax_of_chosen"}, "out_bias": True},
         {"activation_function": "silu"},
         jetmoe,
     ),

@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "qwen2": {"normalize_weights": False, "shared": "gated", "shared_hidden_dim": 12},
     "gpt-oss": {
-        "scores": "softmax_of_chosen",
+        "routing": {"kind": "softmax_of_chosen"},
         "router_bias": True,
         "expert": spec.ClampedSwiGLU(
             hidden_dim=16, limit=1.0, bias=spec.FeedForwardBias(up=True, down=True)
@@ -42,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
         "shared_hidden_dim": 8,
     },
     "deepseek v3": {
-        "scores": "sigmoid",
+        "routing": {"kind": "sigmoid"},
         "selection_bias": True,
         "num_groups": 2,
         "group_score": "top_two",
@@ -51,19 +51,19 @@ CASES: dict[str, dict[str, Any]] = {
         "shared_hidden_dim": 8,
     },
     "llama 4": {
-        "scores": "sigmoid",
+        "routing": {"kind": "sigmoid"},
         "top_k": 1,
         "normalize_weights": False,
         "router_weight_on": "input",
         "shared": "added",
         "shared_hidden_dim": 8,
     },
-    "phi 3.5": {"scores": "sparsemixer", "normalize_weights": False, "jitter": 0.3},
-    "sparsemixer of three": {"scores": "sparsemixer", "jitter": 0.4, "top_k": 3},
+    "phi 3.5": {"routing": {"kind": "sparsemixer"}, "normalize_weights": False, "jitter": 0.3},
+    "sparsemixer of three": {"routing": {"kind": "sparsemixer"}, "jitter": 0.4, "top_k": 3},
     "dbrx": {"normalize_power": 2.0, "top_k": 4},
     "ernie 4.5": {"selection_bias": True, "normalize_min": 0.6},
-    "command a+": {"scores": "sigmoid", "shared": "averaged", "shared_hidden_dim": 12},
-    "jetmoe": {"scores": "softmax_of_chosen", "out_bias": True},
+    "command a+": {"routing": {"kind": "sigmoid"}, "shared": "averaged", "shared_hidden_dim": 12},
+    "jetmoe": {"routing": {"kind": "softmax_of_chosen"}, "out_bias": True},
     "normed": {
         "expert": spec.SwiGLU(hidden_dim=16, hidden_norm=norms.LayerNorm()),
         "shared": "added",
@@ -73,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
     "odd widths": {"expert": spec.GeGLU(hidden_dim=7)},
     "all": {"top_k": 6},
     "one": {"num_experts": 1, "top_k": 1},
-    "one of six": {"scores": "sigmoid", "top_k": 1, "normalize_weights": True},
+    "one of six": {"routing": {"kind": "sigmoid"}, "top_k": 1, "normalize_weights": True},
 }
 """Choices of six experts, two for each token where nothing else is said."""
 
@@ -107,7 +107,7 @@ def by_hand(part: Experts, x: Tensor) -> Tensor:
     logits = state["router.weight"] @ x
     if s.router_bias:
         logits = logits + state["router.bias"]
-    if s.scores == "sparsemixer":
+    if s.routing.kind == "sparsemixer":
         chosen, weights = mixed_sparsely(logits.tolist(), s.top_k, s.jitter)
     else:
         chosen, weights = chosen_by_hand(part, logits)
@@ -149,7 +149,7 @@ def chosen_by_hand(part: Experts, logits: Tensor) -> tuple[list[int], list[float
         "softmax": logits.exp() / logits.exp().sum(),
         "sigmoid": 1 / (1 + (-logits).exp()),
         "softmax_of_chosen": logits,
-    }[s.scores].tolist()
+    }[s.routing.kind].tolist()
     bias = state["selection_bias"].tolist() if s.selection_bias else [0.0] * s.num_experts
     ranks = [score + b for score, b in zip(scores, bias, strict=True)]
     size = s.num_experts // s.num_groups
@@ -159,7 +159,7 @@ def chosen_by_hand(part: Experts, logits: Tensor) -> tuple[list[int], list[float
     allowed = [e for group in groups[: s.top_groups] for e in group]
     chosen = sorted(allowed, key=lambda e: -ranks[e])[: s.top_k]
     weights = [scores[e] for e in chosen]
-    if s.scores == "softmax_of_chosen":
+    if s.routing.kind == "softmax_of_chosen":
         weights = [math.exp(w) for w in weights]
         weights = [w / sum(weights) for w in weights]
     return chosen, weights
@@ -251,13 +251,14 @@ def test_routing_is_in_float32_where_all_else_is_narrow() -> None:
 
 
 class TestAuxiliary:
-    @pytest.mark.parametrize("scores", ["softmax", "sigmoid", "softmax_of_chosen"])
-    def test_formula(self, scores: str) -> None:
-        part, x = made("mixtral", scores=scores, balance_loss=0.3, router_z_loss=0.7), tokens()
+    @pytest.mark.parametrize("kind", ["softmax", "sigmoid", "softmax_of_chosen"])
+    def test_formula(self, kind: str) -> None:
+        routing = {"kind": kind}
+        part, x = made("mixtral", routing=routing, balance_loss=0.3, router_z_loss=0.7), tokens()
         part.train()(x)
         logits = x.flatten(0, 1) @ part.router.weight.T
         chosen = logits.topk(2).indices.flatten().tolist()
-        p = 1 / (1 + (-logits).exp()) if scores == "sigmoid" else logits.exp()
+        p = 1 / (1 + (-logits).exp()) if kind == "sigmoid" else logits.exp()
         p = (p / p.sum(-1, keepdim=True)).mean(0)
         balance = 6 * sum(chosen.count(e) / len(chosen) * p[e] for e in range(6))
         expected = 0.3 * balance + 0.7 * logits.exp().sum(-1).log().square().mean()

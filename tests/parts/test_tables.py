@@ -12,6 +12,7 @@ from archwright.parts.norms import NORMS, RMSNorm
 from archwright.plugins import REGISTRIES, register
 from archwright.spec import catalogue, norms
 from archwright.spec.choice import Choice
+from archwright.spec.feedforward import SparseMixer
 from archwright.spec.model_spec import ModelSpec
 
 PATHS = {
@@ -25,8 +26,9 @@ ENTRIES = [
     pytest.param(choice.axis, choice, id=f"{choice.axis}-{choice.model_fields['kind'].default}")
     for registry in REGISTRIES
     for choice in registry
-    if registry.base.axis in PATHS and not choice.is_axis()
+    if registry.base.axis in PATHS and not choice.is_axis() and choice is not SparseMixer
 ]
+"""Every choice but SparseMixer, which draws in training."""
 ALL = pytest.mark.parametrize(("axis", "choice"), ENTRIES)
 
 SMALL = ModelSpec(dim=16, num_layers=2, vocab_size=32, context_length=12).override(
@@ -38,6 +40,8 @@ TOKENS = torch.tensor([[1, 5, 5, 31, 0, 2, 9, 9, 3, 4, 30, 7], [3] * 12])
 def spec_with(axis: str, choice: type[Choice]) -> ModelSpec:
     kind = choice.model_fields["kind"].default
     words = [f"{PATHS[axis]}.kind={kind}"]
+    if axis == "routing":
+        words.append("feedforward.kind=experts")
     if axis == "mask" and "size" in choice.model_fields:
         words.append("attention.mask.size=3")
     if axis == "mask" and "radius" in choice.model_fields:

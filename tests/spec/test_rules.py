@@ -43,9 +43,9 @@ BROKEN: dict[str, list[str]] = {
         "feedforward.top_groups=2",
         "feedforward.group_score=top_two",
     ],
-    "sparsemixer_chooses_alone": [
+    "routing_chooses_alone": [
         "feedforward.kind=experts",
-        "feedforward.scores=sparsemixer",
+        "feedforward.routing.kind=sparsemixer",
         "feedforward.selection_bias=true",
     ],
     "mup_is_dense": ["feedforward.kind=experts", "init.kind=mup", "attention.scale.kind=inverse"],

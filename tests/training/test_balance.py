@@ -23,7 +23,7 @@ EXPERTS = (
     "feedforward.kind=experts",
     "feedforward.num_experts=4",
     "feedforward.expert.hidden_dim=16",
-    "feedforward.scores=sigmoid",
+    "feedforward.routing.kind=sigmoid",
     "feedforward.balance_loss=0.0",
     f"feedforward.selection_bias_update_rate={RATE}",
 )

@@ -254,7 +254,7 @@ def test_kernels_are_timed_on_the_runs_own_mask(
         monkeypatch.setitem(machine_room.KERNELS, name, looked_at)
     decisions = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
     decide_kernel(decisions, make_model(run, material, decisions.machine), run)
-    assert seen == [(mask.capitalize(), documents == "mask", (3, 32, 2, 16))] * 2
+    assert seen == [(mask.capitalize(), packing == "document_mask", (3, 32, 2, 16))] * 2
 
 
 def test_a_model_without_attention_needs_no_kernel(run: RunSpec, material: Material) -> None:

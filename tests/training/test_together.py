@@ -70,7 +70,7 @@ def assert_alike(run: RunSpec, material: Material, loss: float, weights: float) 
     for step in range(STEPS):
         seen = together.gradients(step)
         for one, other, of_other in zip(alone, stacked, seen, strict=True):
-            expected, found = one.step(), other.take(of_other)
+            expected, found = one.step(), other.apply_gradients(of_other)
             assert found.loss == pytest.approx(expected.loss, rel=loss)
             assert found.z_loss == pytest.approx(expected.z_loss, rel=loss * 10, abs=1e-12)
             assert found.grad_norm == pytest.approx(expected.grad_norm, rel=loss * 100)

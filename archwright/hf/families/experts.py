@@ -52,10 +52,11 @@ def qk_norm(over: str, scale_in: str = "input_dtype", place: str = "before") -> 
 
 
 def experts(
-    number: str, hidden: str, top_k: str = "num_experts_per_tok", **fixed: Any
+    number: str, hidden: str, top_k: str = "num_experts_per_tok", routing: str = "", **fixed: Any
 ) -> tuple[Lens, ...]:
     """Return the lenses of a mixture, by the keys of how many experts there are, how wide each is, and how
     many of them a token goes through."""
+    fixed |= {"routing.kind": routing} if routing else {}
     return (
         Set({"feedforward.kind": "experts", **{f"feedforward.{k}": v for k, v in fixed.items()}}),
         Field(number, "feedforward.num_experts"),

@@ -41,7 +41,7 @@ GATE_UP = ("feedforward.experts.gate", "feedforward.experts.up")
 GRANITEMOE = GRANITE.derive(
     "granitemoe",
     "GraniteMoeForCausalLM",
-    *experts("num_local_experts", "intermediate_size", scores="softmax_of_chosen"),
+    *experts("num_local_experts", "intermediate_size", routing="softmax_of_chosen"),
     balance(),
     without=(MLP_BIAS,),
     of_layer=NO_DENSE
@@ -167,7 +167,7 @@ GPT_OSS = BASE.derive(
     STRETCHED,
     ATTENTION_BIAS,
     Set({"norm.scale_in": "float32", "attention.sinks": True}),
-    Set({"feedforward.kind": "experts", "feedforward.scores": "softmax_of_chosen"}),
+    Set({"feedforward.kind": "experts", "feedforward.routing.kind": "softmax_of_chosen"}),
     Set({"feedforward.router_bias": True, "feedforward.expert.kind": "clamped_swiglu"}),
     Set({"feedforward.expert.bias.up": True, "feedforward.expert.bias.down": True}),
     Field("num_local_experts", "feedforward.num_experts"),
@@ -272,7 +272,7 @@ LLAMA4_TEXT = BASE.derive(
             *experts(
                 "num_local_experts",
                 "intermediate_size",
-                scores="sigmoid",
+                routing="sigmoid",
                 normalize_weights=False,
                 router_weight_on="input",
                 shared="added",

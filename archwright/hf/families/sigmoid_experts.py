@@ -37,7 +37,7 @@ from archwright.hf.lenses import (
 )
 from archwright.hf.rope import Rope
 
-SIGMOID: dict[str, Any] = {"scores": "sigmoid", "selection_bias": True, "balance_loss": 0.0}
+SIGMOID: dict[str, Any] = {"routing": "sigmoid", "selection_bias": True, "balance_loss": 0.0}
 QKV = Switch("attention_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)})
 
 

@@ -180,13 +180,13 @@ def _write_types(roles: list[str]) -> dict[str, Any]:
 
 FULL_DENSE = "full_attention_dense"
 MIXTURE = (
-    *experts("num_experts", "intermediate_size", scores="softmax_of_chosen", balance_loss=0.0),
+    *experts("num_experts", "intermediate_size", routing="softmax_of_chosen", balance_loss=0.0),
     Switch(
         "expert_selection_fn",
         {
-            "softmax": Set({"feedforward.scores": "softmax_of_chosen"}),
+            "softmax": Set({"feedforward.routing.kind": "softmax_of_chosen"}),
             "sigmoid": (
-                Set({"feedforward.scores": "sigmoid"}),
+                Set({"feedforward.routing.kind": "sigmoid"}),
                 Field("norm_topk_prob", "feedforward.normalize_weights"),
             ),
         },
@@ -291,7 +291,7 @@ PHIMOE = BASE.derive(
     Computed(_read_mscale, _write_mscale),
     Field("lm_head_bias", "head.bias"),
     *experts(
-        "num_local_experts", "intermediate_size", scores="sparsemixer", normalize_weights=False
+        "num_local_experts", "intermediate_size", routing="sparsemixer", normalize_weights=False
     ),
     Refuse("num_experts_per_tok", (2,)),
     Field("router_jitter_noise", "feedforward.jitter"),
