@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from archwright.hf.defaults import class_defaults
 from archwright.hf.layer_types import Layers, arranged, getter
@@ -19,6 +17,9 @@ from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.positions import DynamicNTK
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGEST, LARGEST_COUNT = 10**15, 2**31 - 1
 """Numbers of a config that are read at most: bases of frequencies alone are larger than anything counted."""

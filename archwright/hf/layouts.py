@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 Shape = tuple[int, ...]
-Pairs = Iterator[tuple[Tensor, Tensor]]
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Pairs = Iterator[tuple[Tensor, Tensor]]
 
 
 class Layout(Protocol):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from archwright.hf.weights_reader import Store
 from archwright.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from archwright.hf.weights_reader import Store
 
 TEXT_NAMES = {
     "language_model.model.": "model.",

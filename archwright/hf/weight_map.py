@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from archwright.hf.layer_types import follow
 from archwright.hf.layouts import FirstRow, Layout, Member, Same, Shape
 from archwright.spec.model_spec import LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,19 @@ class Constant:
 
     values: Callable[[ModelSpec], Tensor]
     read: bool = True
+
+
+def filled(
+    value: float, shape: Callable[[ModelSpec], tuple[int, ...]] = lambda _: (), *, read: bool = True
+) -> Constant:
+    """Return a foreign tensor that holds one value everywhere."""
+
+    def values(spec: ModelSpec) -> Tensor:
+        import torch  # configs are read without it
+
+        return torch.full(shape(spec), value)
+
+    return Constant(values, read)
 
 
 Mapped = str | Fused | When | Constant | tuple[str | When, ...]
@@ -102,6 +116,8 @@ class Fixed(Slot):
         Raises:
             ValueError: it is not.
         """
+        import torch
+
         if self.checked and not torch.allclose(foreign.float(), self.values, atol=1e-3):
             raise ValueError("other values than those that follow from the config")
 

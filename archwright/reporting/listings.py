@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, get_args
 
 from archwright import presets
+from archwright.hf.families import FAMILIES
 from archwright.reporting.catalogue import named, used_by
 from archwright.spec.catalogue import Option, Section, command, quoted, refusal, sections
 from archwright.spec.docstrings import field_docstrings
@@ -54,8 +55,6 @@ def _studies() -> list[list[str]]:
 
 
 def _families() -> list[list[str]]:
-    from archwright.hf.families import FAMILIES  # which imports torch
-
     return [[name, family.architecture] for name, family in sorted(FAMILIES.items())]
 
 

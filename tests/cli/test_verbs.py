@@ -36,7 +36,10 @@ QUICK = (
     "show modern",
     "show modern --all --blame dim=256",
     "show gemma-3-27b --tiny norm.kind=layer",
+    "show modern norm.kind=layer --exportable",
+    "show {config}",
     "diff textbook modern",
+    "diff modern {config}",
     "check {preset}",
 )
 HEAVY = {
@@ -50,6 +53,7 @@ HEAVY = {
     "plotly",
     "safetensors",
 }
+TINY_CONFIGS = Path(__file__).parents[1] / "hf" / "tiny_configs.json"
 PRESET = resources.files("archwright.presets") / "models" / "modern.toml"
 
 
@@ -61,6 +65,9 @@ def out(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("words", [*INSTANT, *QUICK])
 def test_quick_verbs_import_nothing_heavy(words: str, place: Path) -> None:
+    config = place / "foreign" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(json.loads(TINY_CONFIGS.read_text("utf-8"))["llama"]))
     program = (
         "import sys; from archwright.cli import main\n"
         "try: code = main(sys.argv[1:])\n"
@@ -68,7 +75,7 @@ def test_quick_verbs_import_nothing_heavy(words: str, place: Path) -> None:
         "print(code, *sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *words.format(preset=PRESET).split()],
+        [sys.executable, "-c", program, *words.format(preset=PRESET, config=config).split()],
         capture_output=True,
         text=True,
         check=True,

@@ -1,7 +1,8 @@
 """BERT and its kin as decoders, and XLNet: post-norm layers; BERT's head maps the vector once more."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from archwright.hf.families.gpt import ALL_BIASES, LAYER_NORM
 from archwright.hf.families.llama import SIZES
@@ -21,10 +22,13 @@ from archwright.hf.lenses import (
     Write,
     refused,
 )
-from archwright.hf.weight_map import Constant, Fused
+from archwright.hf.weight_map import Constant, Fused, filled
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TRANSFORMS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 TRANSFORMS |= {"relu": "relu", "silu": "silu", "swish": "silu"}
@@ -105,8 +109,8 @@ BIG_BIRD = BERT.derive(
     Refuse("rescale_embeddings", (False,)),
     Refuse("use_bias", (True,)),
     of_model={
-        "bert.pooler.weight": Constant(lambda spec: torch.zeros(spec.dim, spec.dim), read=False),
-        "bert.pooler.bias": Constant(lambda spec: torch.zeros(spec.dim), read=False),
+        "bert.pooler.weight": filled(0.0, lambda spec: (spec.dim, spec.dim), read=False),
+        "bert.pooler.bias": filled(0.0, lambda spec: (spec.dim,), read=False),
     },
 )
 
@@ -166,6 +170,8 @@ def _sines(spec: ModelSpec) -> Tensor:
     attention = spec.layers_by_kind["default"].attention
     assert isinstance(attention, SoftmaxAttention)
     assert attention.head_dim != "auto"
+    import torch
+
     pairs = torch.arange(0, attention.head_dim, 2, dtype=torch.float64)
     angles = torch.arange(spec.context_length)[:, None] * 10_000.0 ** (-pairs / attention.head_dim)
     return torch.cat((angles.sin(), angles.cos()), -1).float()
@@ -209,14 +215,14 @@ def _by_heads(layer: LayerSpec) -> Reshaped:
 def _unread(*before: int) -> Constant:
     """Return what only texts of several segments read."""
 
-    def zeros(spec: ModelSpec) -> Tensor:
+    def shape(spec: ModelSpec) -> tuple[int, ...]:
         attention = spec.layers_by_kind["default"].attention
         assert isinstance(attention, SoftmaxAttention)
         assert attention.num_heads != "auto"
         assert attention.head_dim != "auto"
-        return torch.zeros(*before, attention.num_heads, attention.head_dim)
+        return (*before, attention.num_heads, attention.head_dim)
 
-    return Constant(zeros, read=False)
+    return filled(0.0, shape, read=False)
 
 
 XLNET = Family(
@@ -262,7 +268,7 @@ XLNET = Family(
     },
     of_model={
         "transformer.word_embedding": "embedding",
-        "transformer.mask_emb": Constant(lambda spec: torch.zeros(1, 1, spec.dim), read=False),
+        "transformer.mask_emb": filled(0.0, lambda spec: (1, 1, spec.dim), read=False),
         "lm_loss": "head",
     },
     prefix="transformer.",

@@ -1,7 +1,5 @@
 """Feed-forwards of two matrices in Llama's place: Nemotron, Arcee, Jais 2, Apertus and nanochat."""
 
-import torch
-
 from archwright.hf.families.llama import (
     EPS,
     GATED,
@@ -15,7 +13,7 @@ from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
 from archwright.hf.layouts import HalvesSwapped
 from archwright.hf.lenses import Activation, Field, Set
 from archwright.hf.rope import Rope
-from archwright.hf.weight_map import Constant, Fused
+from archwright.hf.weight_map import Fused, filled
 from archwright.spec.model_spec import LayerSpec
 
 PLAIN = Activation("hidden_act", gated=False)
@@ -63,8 +61,8 @@ APERTUS = ARCEE.derive(
         "feedforward_layernorm": "residual.norms.feedforward",
         "mlp.act_fn.alpha_p": "feedforward.activation.positive",
         "mlp.act_fn.alpha_n": "feedforward.activation.negative",
-        "mlp.act_fn.beta": Constant(lambda spec: torch.tensor(0.5)),
-        "mlp.act_fn.eps": Constant(lambda spec: torch.tensor(-1e-6)),
+        "mlp.act_fn.beta": filled(0.5),
+        "mlp.act_fn.eps": filled(-1e-6),
         **HEAD_NORM_NAMES,
     },
     undeclared={
