@@ -196,19 +196,34 @@ class PrintableStream:
     """A stream of text that passes on what is printable; in all else it is the stream beneath."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-        self.rich_proxied_file = stream
+        self.rich_proxied_file = WatchedStream(stream)
         """Where rich writes, whose colours steer; the text it is given must be printable already."""
 
     def write(self, text: str) -> int:
         """Write text."""
-        self.stream.write(printable(text))
+        self.rich_proxied_file.write(printable(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write lines."""
         for line in lines:
             self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+class WatchedStream:
+    """A stream of text that knows whether anything was written; in all else it is the stream beneath."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.is_used = False
+
+    def write(self, text: str) -> int:
+        """Write text."""
+        self.is_used = self.is_used or bool(text)
+        return self.stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -71,8 +72,9 @@ def surroundings(**more: str) -> dict[str, str]:
 def archwright(
     *words: str, cwd: Path, env: Mapping[str, str] | None = None, text: str | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command line in a process of its own, in a folder."""
-    return subprocess.run(
+    """Run a command line in a process of its own, in a folder; leave out what it says while one waits, which
+    hangs on the machine."""
+    done = subprocess.run(
         command(*words),
         capture_output=True,
         text=True,
@@ -82,3 +84,5 @@ def archwright(
         input=text,
         timeout=600,
     )
+    done.stderr = re.sub(r"^archwright: preparing to .*\n", "", done.stderr, count=1)
+    return done

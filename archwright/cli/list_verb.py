@@ -8,6 +8,7 @@ from archwright.cli.choices_table import print_choices, print_choices_of
 from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, add_parts_option, load_parts, print_table
 from archwright.spec.errors import UserError, nearest
+from archwright.training.loading import loading
 
 ABOUT = "List published models, recipes, your runs, or all choices of every axis."
 
@@ -84,7 +85,8 @@ def _print(what: str, joined: bool) -> None:
 
 
 def _print_runs() -> None:
-    from archwright.runs import RUNS, find
+    with loading():
+        from archwright.runs import RUNS, find
 
     rows = [["run", "state", "bits per byte"]]
     for folder in find():

@@ -46,6 +46,11 @@ start here:
 """
 
 
+SLOW = {"train", "compare", "generate", "eval", "import", "export", "verify", "profile"}
+"""Verbs that import torch."""
+PATIENCE = 1.5
+"""Seconds after which such a verb says that it is at work, if it has printed nothing."""
+
 MOST_LINES = 20
 """Most mistakes that are shown of one command."""
 
@@ -55,9 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     128 + n for signal n."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with warnings.catch_warnings(), _printable_output():
+        with warnings.catch_warnings(), _printable_output() as streams:
             warnings.showwarning = _show_warning
-            code = _run(words)
+            # Only a process of our own: what else goes on in another one is not known here.
+            is_slow = (
+                arguments is None and words[:1] and words[0] in SLOW and "--quiet" not in words
+            )
+            with _sign_of_life(words[0], streams) if is_slow else contextlib.nullcontext():
+                code = _run(words)
             sys.stdout.flush()
         return code
     except UserError as error:
@@ -104,14 +114,35 @@ def _prepare_process() -> None:
 
 
 @contextlib.contextmanager
-def _printable_output() -> Iterator[None]:
+def _printable_output() -> Iterator[tuple[PrintableStream, PrintableStream]]:
     """Let nothing that verbs print steer the terminal, whatever files and models are called or say."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a model may write what a console cannot show
-    out, err = (cast(Any, PrintableStream(stream)) for stream in (sys.stdout, sys.stderr))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    out, err = (PrintableStream(stream) for stream in (sys.stdout, sys.stderr))
+    with (
+        contextlib.redirect_stdout(cast(Any, out)),
+        contextlib.redirect_stderr(cast(Any, err)),
+    ):
+        yield out, err
+
+
+@contextlib.contextmanager
+def _sign_of_life(verb: str, streams: tuple[PrintableStream, PrintableStream]) -> Iterator[None]:
+    """Say on standard error that a verb is at work, if after a while nothing was printed."""
+    import threading
+
+    def say() -> None:
+        if not any(stream.is_used for stream in streams):
+            print(f"archwright: preparing to {verb}", file=streams[1].stream, flush=True)
+
+    timer = threading.Timer(PATIENCE, say)
+    timer.daemon = True
+    timer.start()
+    try:
         yield
+    finally:
+        timer.cancel()
 
 
 def _verb_lines() -> str:

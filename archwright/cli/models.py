@@ -13,6 +13,7 @@ from archwright.spec.read import (
     preset_names,
 )
 from archwright.spec.run_spec import RunSpec
+from archwright.training.loading import loading
 
 CONFIG = "config.json"
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -26,7 +27,8 @@ def load_model(name: str) -> Loaded:
     """
     if not is_config(name):
         return load_with_blame(name)
-    from archwright.hf.configs import load_spec
+    with loading():
+        from archwright.hf.configs import load_spec
 
     spec = load_spec(name)
     return Loaded(spec, dict.fromkeys(flatten(spec.model_dump()), Origin(CONFIG)))

@@ -236,7 +236,7 @@ def _members(cls: type[Spec]) -> list[type[Spec]]:
 
 def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], list[str]]:
     """Return paths with their values, and a line for each assignment that is wrong."""
-    known = list(dict.fromkeys(paths(type(spec))))
+    known: list[str] = []
     given: dict[Keys, Any] = {}
     lines: list[str] = []
     for assignment in assignments:
@@ -251,6 +251,7 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
             lines.append(f"{name}: {error}")
             continue
         path, value = _today(type(spec), _keys(name), value)
+        known = known or [*dict.fromkeys(paths(type(spec)))]
         if unknown := _unknown_path(".".join(path), known):
             lines.append(unknown)
         else:

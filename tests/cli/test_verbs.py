@@ -6,7 +6,8 @@ import json
 import re
 import subprocess
 import sys
-from importlib import resources
+import time
+from importlib import import_module, resources
 from pathlib import Path
 
 import jsonschema
@@ -88,6 +89,34 @@ def test_quick_verbs_import_nothing_heavy(words: str, place: Path) -> None:
     if words in INSTANT:
         assert "pydantic" not in modules
         assert "importlib.metadata" not in modules or words == "--version"
+
+
+@pytest.mark.parametrize(
+    ("prints", "words", "expected"),
+    [
+        ("", ["verify", "x"], "archwright: preparing to verify\n"),
+        ("a line", ["verify", "x"], ""),
+        ("", ["verify", "x", "--quiet"], ""),
+        ("", ["check", "x"], ""),
+    ],
+)
+def test_a_slow_verb_says_that_it_is_at_work(
+    prints: str,
+    words: list[str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(_: object) -> int:
+        print(prints, end="")
+        time.sleep(0.3)
+        return 0
+
+    monkeypatch.setattr(sys, "argv", ["archwright", *words])
+    monkeypatch.setattr(import_module("archwright.cli.main"), "PATIENCE", 0.05)
+    monkeypatch.setattr(import_module(f"archwright.cli.{words[0]}_verb"), "run", run)
+    assert main() == 0
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize("verb", VERBS)
