@@ -6,6 +6,9 @@ Each measurement is the command itself in a fresh process, with a run folder of 
 at which it wrote its files, so nothing is added to what is measured. Once the text, the tokenizer and the machine's
 measurements are new, once they are in the cache; Python's own files are warm. Medians; the results are printed and
 written to bench/results/ as Markdown.
+
+Before them, what answers at once: seconds from typing a command to its end, beside those of a program that does
+nothing but import Python, or pydantic, and beside the time it should take.
 """
 
 import argparse
@@ -25,6 +28,24 @@ if __name__ == "__main__":  # as a script, its own folder is on the path
 from bench import timing
 from bench.contenders import SHAPES, Shape
 
+LIST, SHOW = 0.15, 0.20
+"""Seconds in which lists and help, and verbs that read specs, should answer."""
+MODEL = Path(__file__).parents[1] / "archwright" / "presets" / "models" / "modern.toml"
+ANSWERS = {
+    **dict.fromkeys(("--help", "train --help", "compare --help", "list", "list choices"), LIST),
+    **dict.fromkeys(("list choices mask", "list families", "list runs"), LIST),
+    **dict.fromkeys(("show modern", "show modern norm.kind=layer", "diff textbook modern"), SHOW),
+    **dict.fromkeys(("schema run", "check modern.toml"), SHOW),
+}
+PYDANTIC = """
+import os
+os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+from pydantic import BaseModel
+class A(BaseModel):
+    a: int = 1
+A()
+"""
+FLOORS = {"(Python)": "pass", "(pydantic, with one model)": PYDANTIC}
 PATIENCE = 120.0
 """Seconds after which a command that has not trained is given up."""
 STAGES = ("command", "text", "settling", "first step")
@@ -44,6 +65,8 @@ class Start:
 
 def main() -> None:
     args = _arguments()
+    answers = answer_rows(args.repeats)
+    print("\n".join(answers), flush=True)
     cases = [("demo", ["demo"])]
     cases += [(name, words_of(SHAPES[name])) for name in args.shapes]
     rows = []
@@ -51,7 +74,29 @@ def main() -> None:
         for state, starts in measure(words, args.budget, args.repeats).items():
             rows.append(row(name, state, starts))
             print(rows[-1], flush=True)
-    timing.write(page(rows, args), "cold-start", args.out)
+    timing.write(page(answers, rows, args), "cold-start", args.out)
+
+
+def answer_rows(repeats: int) -> list[str]:
+    """Return rows of a table: commands, the seconds they should take, and those they take."""
+    shown = [(name, "", ["-c", code]) for name, code in FLOORS.items()]
+    for words, limit in ANSWERS.items():
+        command = words.replace(MODEL.name, str(MODEL)).split()
+        shown.append((f"`archwright {words}`", f"{limit:.2f}", ["-m", "archwright", *command]))
+    return [
+        f"| {name} | {limit} | {seconds_to_answer(arguments, repeats):.3f} |"
+        for name, limit, arguments in shown
+    ]
+
+
+def seconds_to_answer(command: list[str], repeats: int) -> float:
+    """Return the median of the seconds that Python takes for a command, once it is compiled."""
+    found = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
+        found.append(time.perf_counter() - started)
+    return statistics.median(found[1:])
 
 
 def words_of(shape: Shape) -> list[str]:
@@ -131,6 +176,12 @@ HEAD = """# Cold start, {date}
 
 {machine}
 
+Seconds from the start of a command to its end, median of {repeats}; what it should take, and what it takes.
+
+| command | at most | seconds |
+|---|---:|---:|
+{answers}
+
 Seconds from the start of `archwright train` in a new process to the record of its first step, with a budget of \
 {budget}; median of {repeats}, and the range of the whole. "command": Python, the words, the run folder. "text": \
 torch, the text, its tokenizer and its tokens. "settling": what the machine decides, the model, and steps that are \
@@ -141,13 +192,14 @@ timed. New or in the cache are tokenizer, tokens and what was measured of the ma
 """
 
 
-def page(rows: list[str], args: argparse.Namespace) -> str:
+def page(answers: list[str], rows: list[str], args: argparse.Namespace) -> str:
     """Return the results as Markdown."""
     head = HEAD.format(
         date=date.today(),
         machine=timing.machine(timing.CORES),
         budget=args.budget,
         repeats=args.repeats,
+        answers="\n".join(answers),
         stages=" | ".join(STAGES),
         lines="---:|" * len(STAGES),
     )
