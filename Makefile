@@ -7,7 +7,7 @@ PEERS := .venv-peers
 N ?= 2000
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test laws mutants fuzz faults check bench bench-full docs clean
+.PHONY: help demo test laws mutants fuzz faults house check bench bench-full docs clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -29,6 +29,9 @@ fuzz: $(VENV)/.installed-dev  ## change N files of every kind, and read them: ma
 
 faults: $(VENV)/.installed-dev  ## kill verbs 200 times, fail them 100 times, and run them again (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --kills 200 --errors 100 --keep build/faults
+
+house: $(VENV)/.installed-dev  ## count what makes code hard to read (ARGS="TEXT": where)
+	$(BIN)/python -m tests.house $(ARGS)
 
 check: $(VENV)/.installed-dev  ## lint, format, types, order of the rooms
 	$(BIN)/ruff check .

@@ -1,0 +1,39 @@
+"""`python -m tests.golden [--renew]`: print all losses, names, draws and hashes, or keep them.
+
+Renewing is right where a composition was added, or where numbers were meant to change: the arithmetic of a choice was
+wrong, or a default was. Then say so in the commit, and raise the number that the run cache is keyed by. It is wrong
+after moving, renaming or simplifying code: what moved then is a mistake.
+"""
+
+import json
+import os
+import re
+import sys
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from tests.golden.record import COMPOSITIONS, GOLDEN, Record, record
+
+
+def main(renew: bool) -> None:
+    """Compute everything; print it, or write it down and say which parts have changed."""
+    new = {name: record(name) for name in COMPOSITIONS}
+    if not renew:
+        print(json.dumps(new))
+        return
+    old = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
+    for name, kept in new.items():
+        changed = [key for key, value in kept.items() if old.get(name, {}).get(key) != value]
+        print(f"{name}: {', '.join(changed) or 'as before'}")
+    GOLDEN.write_text(_json(new), encoding="utf-8")
+    print(__doc__)
+
+
+def _json(golden: dict[str, Record]) -> str:
+    """Write a list of numbers in one line, so that changes can be read."""
+    text = json.dumps(golden, indent=1)
+    return re.sub(r"\[[^\[\]]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
+
+
+if __name__ == "__main__":
+    main(renew="--renew" in sys.argv)

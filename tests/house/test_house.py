@@ -1,0 +1,254 @@
+"""Each thing that is counted is planted in a small package, beside its like that is none, and is counted."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.house import choices, comments, imports, llama, sizes, suite, vocabulary
+from tests.house.source import Count, Source, read
+
+SPEC = {
+    "spec/choice.py": "class Choice: ...",
+    "spec/norms.py": """
+        from archwright.spec.choice import Choice
+        class Norm(Choice):
+            axis: ClassVar[str] = "norm"
+        class Scaled(Norm):
+            eps: float = 1e-5
+        class RMSNorm(Scaled):
+            kind: Literal["rms"] = "rms"
+        class LayerNorm(Norm):
+            kind: Literal["layer"] = "layer"
+        """,
+    "spec/model_spec.py": """
+        from archwright.spec.norms import Norm, RMSNorm
+        class ModelSpec:
+            norm: Norm = RMSNorm()
+        """,
+    "parts/norms.py": """
+        from archwright.spec import norms as spec
+        class RMS:
+            def __init__(self, choice: spec.RMSNorm) -> None: ...
+        NORMS = {spec.RMSNorm: RMS}
+        """,
+    "hf/families.py": """
+        from archwright.spec.norms import RMSNorm
+        def convert(x): return isinstance(x, RMSNorm) or x.kind == "rms"
+        """,
+}
+"""An axis with its homes, in which everything is allowed."""
+
+Counts = Callable[[Sequence[Source]], list[Count]]
+
+
+@pytest.fixture
+def count(tmp_path: Path) -> Callable[..., dict[str, list[str]]]:
+    """Counts in a package of the given files: what was counted -> the text of the places."""
+
+    def counted(counts: Counts, files: dict[str, str]) -> dict[str, list[str]]:
+        for name, text in files.items():
+            path = tmp_path / "archwright" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(dedent(text).lstrip(), encoding="utf-8")
+        rows = counts(read(tmp_path))
+        return {
+            row.what: [place.removeprefix("archwright/") for place in row.places] for row in rows
+        }
+
+    return counted
+
+
+def numbers(counts: list[Count]) -> dict[str, int | str]:
+    return {row.what: row.number for row in counts}
+
+
+def test_a_choice_at_home_is_no_fault(count: Callable[..., dict[str, list[str]]]) -> None:
+    rows = count(choices.counts, SPEC)
+    assert not any(places for what, places in rows.items() if "outside its homes" in what)
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "place"),
+    [
+        (
+            "from archwright.spec.norms import RMSNorm\ndef f(x: RMSNorm) -> None: ...",
+            "choices named there",
+            "lab/a.py:2: RMSNorm",
+        ),
+        (
+            "from archwright.spec import norms\ndef f(x): return isinstance(x, norms.LayerNorm)",
+            "isinstance on a choice outside its homes",
+            "lab/a.py:2: isinstance(x, norms.LayerNorm)",
+        ),
+        (
+            "def f(x):\n    from archwright.spec.norms import Scaled\n    return isinstance(x, Scaled)",
+            "isinstance on a choice outside its homes",
+            "lab/a.py:3: isinstance(x, Scaled)",
+        ),
+        (
+            "from archwright.parts.norms import NORMS, RMS\ndef f(x): return isinstance(x, RMS)\n"
+            "def g(x): return isinstance(x, tuple(NORMS.values()))",
+            "isinstance on an axis's part outside its homes",
+            "lab/a.py:2: isinstance(x, RMS)",
+        ),
+        (
+            'def f(x): return x["kind"] in ("rms", "none")\ndef g(x): return x.sort == "rms"',
+            "comparisons with a kind's name outside its homes",
+            "lab/a.py:1: x['kind'] in ('rms', 'none')",
+        ),
+        (
+            'def f(x):\n    assert x.size != "auto"\n    assert x.size != "none"',
+            'asserts that a value is not "auto"',
+            "lab/a.py:2: assert x.size != 'auto'",
+        ),
+        ("from typing import Any\nx: list[Any] = []", "Any", "lab/a.py:2"),
+        (
+            "from archwright.model.decoder import Decoder\ndef f(x: Decoder) -> None: ...",
+            "files outside model/ that name Decoder",
+            "lab/a.py:1",
+        ),
+    ],
+)
+def test_a_choice_that_is_asked_for(
+    count: Callable[..., dict[str, list[str]]], text: str, row: str, place: str
+) -> None:
+    assert count(choices.counts, SPEC | {"lab/a.py": text})[row] == [place]
+
+
+def test_attributes_that_are_asked_for_where_parts_are_held(
+    count: Callable[..., dict[str, list[str]]],
+) -> None:
+    text = "import torch\ndef f(x): return getattr(x, 'kernel', None), getattr(torch, 'compile')"
+    rows = count(choices.counts, {"model/a.py": text, "cli/a.py": text})
+    assert rows["getattr and hasattr where parts are held"] == [
+        "model/a.py:2: getattr(x, 'kernel', None)"
+    ]
+
+
+def test_defaults_of_a_model_are_no_fault_but_its_functions_are(
+    count: Callable[..., dict[str, list[str]]],
+) -> None:
+    text = SPEC["spec/model_spec.py"] + "\n        def f(x): return isinstance(x, RMSNorm)\n"
+    rows = count(choices.counts, SPEC | {"spec/model_spec.py": text})
+    assert rows["choices named there"] == ["spec/model_spec.py:5: RMSNorm"]
+
+
+def test_words(count: Callable[..., dict[str, list[str]]]) -> None:
+    text = '''
+        """What rows are."""
+        def of_row(told_twice, widen, position_ids):
+            "Whatever."
+            return told_twice.of_it  # a row
+    '''
+    rows = count(vocabulary.counts, {"parts/a.py": text, "lab/a.py": "rows = said = 1"})
+    assert [len(rows[f"`{word}` in model/ and parts/"]) for word in ("row", "sequence")] == [3, 0]
+    assert len(rows["told / said in identifiers"]) == 3
+    assert len(rows["wide / narrow in identifiers"]) == 0
+    assert len(rows["identifiers of_..."]) == 2
+    assert rows['docstrings that begin with "What"'] == ["parts/a.py:1: What rows are."]
+    assert rows["`position_ids` in model/ and parts/"] == ["parts/a.py:2"]
+
+
+def test_comments(count: Callable[..., dict[str, list[str]]]) -> None:
+    text = """
+        # Why it is so.
+        def f(x):
+            x = x.view(1, 2)  # [batch, 2]
+            # Heads are told apart: [batch, heads, dim].
+            x = x.reshape(
+                1, 2
+            )
+            x = x.flatten()  # noqa
+            return x.transpose(0, 1)  # type: ignore[no-any-return]
+    """
+    rows = count(comments.counts, {"model/a.py": text})
+    assert len(rows["lines with a comment"]) == 3
+    assert len(rows["of these, lines of their own"]) == 2
+    assert len(rows["shape comments in model/ and parts/"]) == 2
+    assert rows["reshapes there without one"] == [
+        "model/a.py:8: flatten",
+        "model/a.py:9: transpose",
+    ]
+    source = Source(Path("archwright/model/a.py"), dedent(text).lstrip())
+    assert numbers(comments.counts([source]))["lines of code, without docstrings and comments"] == 7
+
+
+def test_sizes(count: Callable[..., dict[str, list[str]]]) -> None:
+    long = "def long():\n" + "    pass\n" * 50
+    text = long + "class Decoder:\n    def hidden(self): return _once(_twice(_twice(1)))\n"
+    text += "def _once(x): ...\ndef _twice(x): ...\ndef _given(x): ...\nkept = [_given]\n"
+    rows = count(sizes.counts, {"model/decoder.py": text, "lab/a.py": "x = 1\n" * 401})
+    assert rows["private functions that are called once"] == ["model/decoder.py:54: _once"]
+    assert rows["functions over 50 lines"] == ["model/decoder.py:1: long"]
+    assert rows["files over 400 lines"] == ["lab/a.py:401"]
+    found = numbers(sizes.counts([Source(Path("archwright/model/decoder.py"), text)]))
+    assert found["lines of Python"] == found["  model"] == len(text.splitlines())
+    assert found["lines of Decoder.hidden"] == 1
+    assert (found["functions"], found["private functions"]) == (5, 3)
+
+
+def test_circles(count: Callable[..., dict[str, list[str]]]) -> None:
+    files = {
+        "lab/a.py": "from archwright.lab import b",
+        "lab/b.py": "def f():\n    from archwright.lab.c import g",
+        "lab/c.py": "import archwright.lab.a",
+        "lab/d.py": "if TYPE_CHECKING:\n    from archwright.lab.e import x",
+        "lab/e.py": "from archwright.lab.d import y",
+    }
+    rows = count(imports.counts, files)
+    circle = "archwright.lab.a, archwright.lab.b, archwright.lab.c"
+    assert rows["circles of imports, those inside functions included"] == [circle]
+    assert len(rows["modules in them"]) == 3
+
+
+def test_modules(count: Callable[..., dict[str, list[str]]]) -> None:
+    files = {f"{room}/terms.py": "IGNORE = -100" for room in ("cli", "lab", "hf")}
+    files |= {f"{room}/pages.py": "" for room in ("cli", "lab")}
+    files["model/a.py"] = """
+        import os
+        from archwright.cli import terms
+        terms.IGNORE = 0
+        os.environ = {}
+        os.replace("a", "b")
+        "text".replace("a", "b")
+        parse_budget("3m")
+    """
+    rows = count(imports.counts, files)
+    assert rows["names of modules that are in 3 rooms or more"] == ["terms: cli, hf, lab"]
+    assert rows["names of modules set from outside"] == ["model/a.py:3: terms.IGNORE"]
+    assert rows["places that replace a file or wait for the disk"] == ["model/a.py:5: os.replace"]
+    assert rows["places that parse a budget"] == ["model/a.py:7: parse_budget"]
+    assert len(rows["definitions of IGNORE"]) == 3
+
+
+def test_what_tests_reach_into() -> None:
+    package = Source(
+        Path("archwright/lab/a.py"), "def _f(): ...\nclass A:\n  def g(self): self._b = 1"
+    )
+    text = dedent("""
+        from archwright.lab import a
+        from archwright.lab.a import _f, A
+        def test(monkeypatch):
+            a._f(), A()._b, A()._other
+            monkeypatch.setattr(a, "_f", None)
+            monkeypatch.setattr("archwright.lab.a.A", None)
+            monkeypatch.setenv("_f", "1")
+    """)
+    rows = {
+        row.what: row for row in suite.counts([Source(Path("tests/test_a.py"), text)], [package])
+    }
+    places = [
+        place.split(": ")[-1] for place in rows["private names of the package in tests"].places
+    ]
+    assert sorted(places) == ["A()._b", "_f", "_f", "a._f"]
+    assert rows["patches in tests"].number == 2
+
+
+def test_the_way_to_a_llamas_attention() -> None:
+    files = llama.files()
+    assert files[0] == "archwright/model/decoder.py"
+    assert "archwright/parts/linear.py" in files
+    assert "archwright/parts/feedforward.py" not in files
+    assert len(files) == len(set(files))
