@@ -297,6 +297,17 @@ def test_the_selection_bias_is_saved_and_has_no_gradient() -> None:
     assert not build(small).layers[0].feedforward.selection_bias.any()
 
 
+def test_experts_with_little_load_are_chosen_more_often() -> None:
+    part = made("deepseek v3", selection_bias_update_rate=0.5)
+    before = part.selection_bias.clone()
+    part.load = torch.tensor([4.0, 0.0, 2.0, 2.0, 1.0, 3.0][: len(before)])
+    mean = part.load.mean()
+    expected = before + 0.5 * torch.sign(mean - part.load)
+    part.after_step(updated=True)
+    assert torch.equal(part.selection_bias, expected)
+    assert part.load is None
+
+
 def test_an_expert_without_a_function_is_named() -> None:
     class Lost(spec.Plain):
         kind: str = "lost_expert"
