@@ -298,7 +298,7 @@ def test_the_selection_bias_is_saved_and_has_no_gradient() -> None:
 
 
 def test_experts_with_little_load_are_chosen_more_often() -> None:
-    part = made("deepseek v3", selection_bias_update_rate=0.5)
+    part = made("deepseek v3", bias_rate=0.5)
     before = part.selection_bias.clone()
     part.load = torch.tensor([4.0, 0.0, 2.0, 2.0, 1.0, 3.0][: len(before)])
     mean = part.load.mean()
