@@ -97,9 +97,9 @@ def device(history: History) -> str:
     environment = history.environment
     name = environment.get("gpu") or environment.get("cpu") or environment.get("machine") or ""
     threads = "" if environment.get("gpu") else environment.get("threads", "")
-    parts = [f"{threads} threads" if threads else "", history.spec.machine.precision]
-    said = ", ".join(part for part in parts if part and part != "auto")
-    return f"{name} ({said})" if name and said else str(name)
+    count = f"{threads} thread{'s' * (threads != 1)}" if threads else ""
+    parts = [part for part in (count, history.spec.machine.precision) if part not in ("", "auto")]
+    return f"{name} ({', '.join(parts)})" if name and parts else str(name)
 
 
 def as_nats_per_token(bits_per_byte: float, held_out: Line) -> float:

@@ -14,7 +14,7 @@ from archwright.spec.attention import (
     SoftmaxAttention,
 )
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.feedforward import XIELU, Experts, Hidden, NoFeedForward
+from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden, NoFeedForward
 from archwright.spec.init import Glorot, MuP
 from archwright.spec.masks import Prefix, Window
 from archwright.spec.model_spec import (
@@ -100,8 +100,8 @@ def _attentions(spec: ModelSpec) -> Iterator[tuple[str, LayerSpec, MaskedAttenti
             yield at, layer, layer.attention
 
 
-def _dense(spec: ModelSpec) -> Iterator[tuple[str, object]]:
-    """Yield every feed-forward that is no mixture of experts, and what stands in for all experts of one."""
+def _dense(spec: ModelSpec) -> Iterator[tuple[str, FeedForward]]:
+    """Yield each layer kind's MLP with its path: the feed-forward itself, or its experts' where it is a mixture."""
     for at, layer in _layers(spec):
         if isinstance(layer.feedforward, Experts):
             yield f"{at}feedforward.expert.", layer.feedforward.expert
