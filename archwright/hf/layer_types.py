@@ -33,7 +33,7 @@ class Role:
         lenses: what is read and written of it; all roles of a group speak of the same axes.
     """
 
-    told_by: Mapping[str, Any]
+    values: Mapping[str, Any]
     lenses: Sequence[Lens] = ()
 
 
@@ -71,7 +71,7 @@ class Layers:
     def of(self, role: str, config: Config) -> Table:
         """Return what a config says of layers with a role."""
         table: Table = {}
-        lay(table, Set(self.roles[role].told_by).read(config))
+        lay(table, Set(self.roles[role].values).read(config))
         lay(table, read_all(self.roles[role].lenses, config))
         return table
 
@@ -87,7 +87,7 @@ class Layers:
     def _role(self, get: Get) -> str:
         """Return the role of a layer; of one that has none, the last."""
         for name, role in self.roles.items():
-            if all(get(path) == value for path, value in role.told_by.items()):
+            if all(get(path) == value for path, value in role.values.items()):
                 return name
         return list(self.roles)[-1]
 

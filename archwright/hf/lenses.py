@@ -140,10 +140,10 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Either:
-    """One of two groups of lenses: the first where `given(config)`, and on the way out where `told(get)`."""
+    """One of two groups of lenses: the first where `given(config)`, and on the way out where `then(get)`."""
 
     given: Callable[[Config], bool]
-    told: Callable[[Get], bool]
+    then: Callable[[Get], bool]
     first: Sequence[Lens]
     second: Sequence[Lens] = ()
 
@@ -151,7 +151,7 @@ class Either:
         return read_all(self.first if self.given(config) else self.second, config)
 
     def write(self, get: Get) -> dict[str, Any]:
-        return write_all(self.first if self.told(get) else self.second, get)
+        return write_all(self.first if self.then(get) else self.second, get)
 
 
 @dataclass(frozen=True)

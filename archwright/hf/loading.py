@@ -121,7 +121,7 @@ def _check_sizes(spec: ModelSpec, family: Family, store: Store, folder: Path) ->
     if spec.num_layers > count:
         raise UserError(f"{file}: found {spec.num_layers:,} layers, but {count} tensors")
     most = max(map(math.prod, store.shapes.values()))
-    one_each = any("{e}" in name for name in family.of_layer)
+    one_each = any("{e}" in name for name in family.layer_keys)
     tables = [spec, *spec.layers_by_kind.values()]
     for path, size in {k: v for t in tables for k, v in flatten(t.model_dump()).items()}.items():
         name = path.rpartition(".")[2]
@@ -199,7 +199,7 @@ def _aliases(family: Family, store: Store) -> dict[str, str]:
     whole = any(name.startswith(family.prefix) for name in plain)
     if whole or not family.prefix:
         return plain
-    outside = {name for name in family.of_model if not name.startswith(family.prefix)}
+    outside = {name for name in family.model_keys if not name.startswith(family.prefix)}
     return {
         name if outside & {name, name.rpartition(".")[0]} else family.prefix + name: found
         for name, found in plain.items()
@@ -216,7 +216,7 @@ def _spelled(name: str, family: Family) -> str:
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:
     """Return the names of a tied head, which old files have too."""
-    heads = [name for name, held in family.of_model.items() if held == "head"]
+    heads = [name for name, held in family.model_keys.items() if held == "head"]
     return {f"{name}.weight" for name in heads} if spec.head.tied else set()
 
 

@@ -157,9 +157,9 @@ def _texts(own: Loaded) -> tuple[Tensor, Tensor]:
 def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Return the modules of both that hold the same tensors, by our names."""
     family = FAMILIES[own.family]
-    names = dict(_names(family.of_model, "", ""))
+    names = dict(_names(family.model_keys, "", ""))
     for i in range(own.spec.num_layers):
-        names |= _names(family.of_layer, f"layers.{i}.", family.layers.format(i=i))
+        names |= _names(family.layer_keys, f"layers.{i}.", family.layers.format(i=i))
     ours = dict(own.model.named_modules())
     others = {own_name(name): module for name, module in theirs.named_modules()}
     both = [(o, t) for o, t in names.items() if o in ours and t in others]
