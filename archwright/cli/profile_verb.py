@@ -70,7 +70,7 @@ def run(words: Sequence[str]) -> int:
             seconds=options.seconds,
             told=progress.reached,
         )
-    print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_said(found)))
+    print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_report(found)))
     return 0
 
 
@@ -99,7 +99,7 @@ def _checked(options: argparse.Namespace) -> "ModelSpec":
     return spec
 
 
-def _said(found: "Profile") -> Iterator[str]:
+def _report(found: "Profile") -> Iterator[str]:
     """Yield the table, and below it what stands out."""
     machine, total = found.machine, found.total
     yield (

@@ -119,8 +119,8 @@ def _candidates(
     if hidden_layer(spec.feedforward) and not held & HIDDEN_WIDTHS:
         excess = count(spec, vocab_size).of(match) / target.of(match)
         for dim in [spec.dim] if "dim" in held else _dims(spec, excess, held):
-            wide = _with_dim(spec, dim, held)
-            yield from _hidden_candidates(wide, target, match, vocab_size, held)
+            resized = _with_dim(spec, dim, held)
+            yield from _hidden_candidates(resized, target, match, vocab_size, held)
     if "dim" not in held:
         yield from _dim_candidates(spec, target, match, vocab_size, held)
 
@@ -184,13 +184,13 @@ def _head_candidates(
         tried = [_with_heads(spec, dim, num_heads, width) for width in (usual, usual + 2)]
         if not all(map(_allowed, tried)):
             continue
-        sizes = [count(wide, vocab_size).of(match) for wide in tried]
+        sizes = [count(resized, vocab_size).of(match) for resized in tried]
         exact = usual + 2 * (target.of(match) - sizes[0]) / (sizes[1] - sizes[0])
         allowed = min(max(exact, usual / HEADS_APART), HEADS_APART * usual)
         width = max(2, 2 * round(allowed / 2))
         found.append((abs(math.log(width / usual)), dim, width))
-    wide = [_with_heads(spec, dim, num_heads, width) for _, dim, width in sorted(found)]
-    return [*filter(_allowed, wide)]
+    resized = [_with_heads(spec, dim, num_heads, width) for _, dim, width in sorted(found)]
+    return [*filter(_allowed, resized)]
 
 
 def _with_hidden(

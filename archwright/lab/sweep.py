@@ -146,7 +146,7 @@ def _rotate_and_cache(
                 return window, missing
             swept = [losses[seed, k] for k in window]
             moved = _moved(window, swept)
-            if refine and _step(window) == 1 and is_narrow(swept):
+            if refine and _step(window) == 1 and is_sharp(swept):
                 moved = _halved(window, lowest(swept))
             if moved == window or not moves_left or not _within(moved, limits):
                 return window, []
@@ -154,7 +154,7 @@ def _rotate_and_cache(
     return first, []
 
 
-def is_narrow(losses: Sequence[float]) -> bool:
+def is_sharp(losses: Sequence[float]) -> bool:
     """Return whether the loss rises by more than RISE to either side of the lowest, which is at no end."""
     best = lowest(losses)
     beside = [losses[i] for i in (best - 1, best + 1) if 0 <= i < len(losses)]

@@ -64,7 +64,7 @@ def loss_chart(history: History) -> Chart:
         unit="nats per token",
         marks=_marks(history),
         note=_loss_note(history),
-        wide=True,
+        full_width=True,
     )
 
 
@@ -162,7 +162,7 @@ def _raw_and_smooth(
 def _held_out(history: History) -> list[Trace]:
     if not history.evals:
         return []
-    said = [
+    hover = [
         f"{fmt.decimal(line['bits_per_byte'])} bits per byte, at step {fmt.exact(line['step'])}"
         for line in history.evals
     ]
@@ -173,7 +173,7 @@ def _held_out(history: History) -> list[Trace]:
             "name": "held out",
             "along": _lines_along(history, history.evals),
             "y": [line["nats_per_token"] for line in history.evals],
-            "customdata": said,
+            "customdata": hover,
             "line": {"width": 2, "color": "$held-out"},
             "marker": {"size": 7, "color": "$held-out"},
             "hovertemplate": "%{y:.4f}, %{customdata}",

@@ -57,7 +57,7 @@ class Chart:
     unit: str = ""
     """What the vertical axis counts."""
     note: str = ""
-    wide: bool = False
+    full_width: bool = False
     height: float | None = None
     """In rem, where the usual one does not do."""
     saved: Mapping[str, Sequence[Json]] = field(default_factory=dict)

@@ -147,7 +147,7 @@ def _chart(name: str, history: History, lines: Sequence[Line]) -> Chart:
         layout={"showlegend": False, "yaxis": axis},
         unit=picture.unit,
         note=picture.note,
-        wide=tall,
+        full_width=tall,
         height=max(17.0, REM_PER_ROW * len(rows) + 5) if tall else None,
     )
 

@@ -82,8 +82,8 @@ def notice(history: History, result: Result) -> str:
     if history.state != "finished" and result.steps:
         where = f"at step {fmt.exact(result.steps)}{planned}"
         stops = [event.get("text", "") for event in history.events if event["name"] == "stopped"]
-        said = stops[-1].rstrip(".") if stops else ""
-        reason = f": {said}" if history.state == "stopped" and said else ""
+        clauses = stops[-1].rstrip(".") if stops else ""
+        reason = f": {clauses}" if history.state == "stopped" and clauses else ""
         how = "was stopped" if history.state == "stopped" else "has not finished; it stands"
         lines.append(f"This run {how} {where}{reason}.")
     if result.held_out and result.held_out["step"] < result.steps:
@@ -115,8 +115,8 @@ def _beside(history: History, last: Line) -> str:
         difference = round(last["bits_per_byte"], 3) - round(line["bits_per_byte"], 3)
         side = "below" if difference < 0 else "above" if difference > 0 else "level with"
         sides[side].append(f"{line['name']} ({fmt.decimal(line['bits_per_byte'])})")
-    said = [f"{side} {fmt.listed(names)}" for side, names in sides.items() if names]
-    return " but ".join(said) + ", with " if said else ""
+    clauses = [f"{side} {fmt.listed(names)}" for side, names in sides.items() if names]
+    return " but ".join(clauses) + ", with " if clauses else ""
 
 
 def _how(history: History, result: Result) -> str:

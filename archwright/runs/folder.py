@@ -156,8 +156,8 @@ class RunFolder:
             raise UserError(f"{self.environment_file} is damaged: it is no JSON object.")
         whole, damaged = well_formed(found)
         if damaged:
-            said = f"{self.environment_file}: left out as damaged: {', '.join(damaged)}."
-            warnings.warn(said, stacklevel=2)
+            message = f"{self.environment_file}: left out as damaged: {', '.join(damaged)}."
+            warnings.warn(message, stacklevel=2)
         return whole
 
     def samples(self) -> str:

@@ -162,7 +162,7 @@ def diff(old: Spec, new: Spec) -> list[str]:
     """Return one line for each value that differs, names and sources aside: `path: old -> new`."""
     even = [even_tables(spec) for spec in (old, new)]
     tables = {path for path in {**even[0], **even[1]} if all(e.get(path, True) for e in even)}
-    before, after = (told_as_one(flatten(_dump(spec)), tables) for spec in (old, new))
+    before, after = (collapse_uniform(flatten(_dump(spec)), tables) for spec in (old, new))
     lines = []
     for path in dict.fromkeys([*before, *after]):
         a, b = (toml_value(side[path]) if path in side else "-" for side in (before, after))
@@ -205,7 +205,7 @@ def even_tables(spec: Spec, prefix: str = "") -> dict[str, bool]:
     return found
 
 
-def told_as_one(flat: Values, tables: Collection[str]) -> Values:
+def collapse_uniform(flat: Values, tables: Collection[str]) -> Values:
     """Return dotted paths with one value for each of `tables`, all of whose values are equal."""
     owners = {path: path.rpartition(".")[0] for path in flat}
     return {owners[p] if owners[p] in tables else p: value for p, value in flat.items()}
@@ -256,7 +256,7 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
             lines.append(unknown)
         else:
             for keys, inner in _leaves(path, value):
-                lines += _said_twice(keys, inner, given)
+                lines += _contradictions(keys, inner, given)
                 given[keys] = inner
     return given, lines
 
@@ -286,7 +286,7 @@ def _today(cls: type[Spec], keys: Keys, value: Any) -> tuple[Keys, Any]:
     return path, table
 
 
-def _said_twice(keys: Keys, value: Any, given: dict[Keys, Any]) -> list[str]:
+def _contradictions(keys: Keys, value: Any, given: dict[Keys, Any]) -> list[str]:
     """Say where a value contradicts one that is given already: the order decides nothing."""
     if keys in given and given[keys] != value:
         first, second = show(given[keys]), show(value)

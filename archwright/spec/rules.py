@@ -58,17 +58,17 @@ SUSPICIONS: list[Rule] = []
 
 def enforce(spec: ModelSpec) -> None:
     """Raise a UserError with one line for each broken rule."""
-    lines = _said_once(line for rule in RULES for line in rule.check(spec))
+    lines = _distinct(line for rule in RULES for line in rule.check(spec))
     if lines:
         raise UserError(*lines)
 
 
 def suspicions(spec: ModelSpec) -> list[str]:
     """Return one line, with its reason, for each legal but suspicious value."""
-    return _said_once(line for rule in SUSPICIONS for line in rule.check(spec))
+    return _distinct(line for rule in SUSPICIONS for line in rule.check(spec))
 
 
-def _said_once(lines: Iterable[str]) -> list[str]:
+def _distinct(lines: Iterable[str]) -> list[str]:
     """Drop repetitions, and what layer kinds have from the default layer, which is told of."""
     known = dict.fromkeys(lines)
     return [

@@ -54,10 +54,10 @@ def narrowed(
             mask |= {key: whole[key] for key in whole.keys() & {*TOKENS, *IN_BLOCKS}}
     for table in tables:
         attention, feedforward = table.get("attention", {}), table.get("feedforward", {})
-        _narrow_heads(attention, num_heads, min(head_dim, dim), old)
+        _scale_heads(attention, num_heads, min(head_dim, dim), old)
         if isinstance(rank := attention.get("query_rank"), int):
             attention["query_rank"] = _eighths(rank * dim / spec.dim)
-        _narrow_hidden(feedforward, dim / spec.dim)
+        _scale_hidden(feedforward, dim / spec.dim)
         _leave_out_experts(feedforward, experts)
         _shorten(attention, min(1.0, context_length / spec.context_length))
     for name, layer in spec.layers_by_kind.items():
@@ -91,7 +91,7 @@ def _arranged(layers: Arrangement, num_layers: int) -> Table:
     return values
 
 
-def _narrow_heads(attention: Table, num_heads: int, head_dim: int, old: dict[str, int]) -> None:
+def _scale_heads(attention: Table, num_heads: int, head_dim: int, old: dict[str, int]) -> None:
     """Set heads in an attention's values, whole or partial: what else is given in numbers keeps its ratio to
     the width of a head, as the default layer has it."""
     if "num_heads" in attention:
@@ -100,15 +100,15 @@ def _narrow_heads(attention: Table, num_heads: int, head_dim: int, old: dict[str
         attention["num_kv_heads"] = _divisor(num_heads, num_heads * kv_heads / old["num_heads"])
     widths = ("head_dim", "nope_head_dim", "rope_head_dim", "value_head_dim", "kv_rank")
     given = {name: n for name in widths if isinstance(n := attention.get(name), int)}
-    of_keys = [own[name] for own in (given, old) for name in widths[:2] if name in own]
-    before = next(iter(of_keys), head_dim)
+    key_dims = [own[name] for own in (given, old) for name in widths[:2] if name in own]
+    before = next(iter(key_dims), head_dim)
     for name, width in given.items():
         attention[name] = max(2, 2 * round(width / before * head_dim / 2))
     if isinstance(attention.get("scale", {}).get("dim"), int):
         attention["scale"]["dim"] = "auto"
 
 
-def _narrow_hidden(feedforward: Table, share: float) -> None:
+def _scale_hidden(feedforward: Table, share: float) -> None:
     """Set hidden widths in a feed-forward's values, whole or partial."""
     for hidden, name in (
         (feedforward, "hidden_dim"),

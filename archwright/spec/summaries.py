@@ -92,11 +92,11 @@ def name_of(field: str) -> str:
 def brief(spec: Spec) -> str:
     """Return a choice by its kind and every option that is not at its default."""
     usual = {} if _required(spec) else phrases(type(spec)())
-    said = [
+    options = [
         text for field, text in phrases(spec).items() if field in ALWAYS or usual.get(field) != text
     ]
     kind = word(spec.kind) if isinstance(spec, Choice) else ""
-    return ", ".join(filter(None, [kind, *said]))
+    return ", ".join(filter(None, [kind, *options]))
 
 
 def phrases(spec: Spec) -> dict[str, str]:

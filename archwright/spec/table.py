@@ -121,13 +121,13 @@ def _masks(spec: ModelSpec) -> str:
     names = spec.layers.names(spec.num_layers)
     cycle = spec.layers.cycle if len(names) >= len(spec.layers.cycle) else names
     masks = [getattr(spec.layers_by_kind[name].attention, "mask", None) for name in cycle]
-    said = []
+    parts = []
     for mask in dict.fromkeys(mask for mask in masks if mask and not isinstance(mask, Causal)):
         share = (
             "" if len(masks) == masks.count(mask) else f" in {masks.count(mask)} of {len(masks)}"
         )
-        said.append(_mask(mask) + share)
-    return ", ".join(said)
+        parts.append(_mask(mask) + share)
+    return ", ".join(parts)
 
 
 def _mask(mask: Mask) -> str:
@@ -143,9 +143,9 @@ def _biases(spec: ModelSpec) -> str:
             found.setdefault(name, set()).add(has)
     having = [name for name, has in found.items() if True in has]
     linear = [name for name in found if name != "router"]
-    said = ["all"] if having and {*linear} <= {*having} else having
-    said += ["head"] if spec.head.bias else []
-    return ", ".join(said) or "none"
+    parts = ["all"] if having and {*linear} <= {*having} else having
+    parts += ["head"] if spec.head.bias else []
+    return ", ".join(parts) or "none"
 
 
 def _bias_switches(layer: LayerSpec) -> Iterator[tuple[str, bool]]:
@@ -173,9 +173,9 @@ def _qk_norm(attention: Attention) -> str:
 
 def _norm_weight(spec: ModelSpec) -> str:
     weights = {"plain": "w", "unit_offset": "1 + w", "none": "none"}
-    said = weights.get(getattr(spec.norm, "weight", ""), "")
+    weight = weights.get(getattr(spec.norm, "weight", ""), "")
     biased = isinstance(spec.norm, LayerNorm) and spec.norm.bias
-    return f"{said}, bias" if biased else said
+    return f"{weight}, bias" if biased else weight
 
 
 def _wiring(residual: Residual) -> str:
@@ -185,7 +185,7 @@ def _wiring(residual: Residual) -> str:
 
 def _tricks(spec: ModelSpec) -> str:
     """Name what keeps numbers in bounds."""
-    said = [
+    parts = [
         "pre+post norm" if spec.residual.kind == "sandwich" else "",
         "DeepNorm" if spec.residual.kind == "deepnorm" else "",
         "QK-norm" if any(_qk_norm(layer.attention) for layer in layers(spec)) else "",
@@ -195,7 +195,7 @@ def _tricks(spec: ModelSpec) -> str:
         _number("QKV clip {:g}", (getattr(n.attention, "qkv_clip", "none") for n in layers(spec))),
         "sinks" if any(getattr(n.attention, "sinks", False) for n in layers(spec)) else "",
     ]
-    return ", ".join(filter(None, said))
+    return ", ".join(filter(None, parts))
 
 
 def _number(text: str, values: Iterable[Any]) -> str:

@@ -25,8 +25,8 @@ def effects_section(results: StudyResults, series: dict[str, Series]) -> Section
     """Draw and list the differences to the baseline."""
     asked = [Text(results.study.question)] if results.study.question else []
     if not results.effects:
-        said = "There is no effect yet: it takes two seeds of the baseline and of a variant."
-        return Section("Effects", [*asked, Text(said)])
+        caption = "There is no effect yet: it takes two seeds of the baseline and of a variant."
+        return Section("Effects", [*asked, Text(caption)])
     blocks: list[Block] = [*asked, _chart(results, series), _table(results)]
     return Section("Effects", blocks)
 
@@ -71,7 +71,7 @@ def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
         layout=_layout(_reach(effects), places) | {"shapes": shapes},
         unit="held-out nats per token, below 0 is better",
         note=_note(results),
-        wide=True,
+        full_width=True,
         height=end + 4,
         saved=_columns(effects),
     )
@@ -223,8 +223,8 @@ def _table(results: StudyResults) -> Table:
         "Seeds",
     ]
     rows = [_row(effect, results, bootstrapped) for effect in results.effects]
-    said = f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better."
-    return Table(said, head, rows)
+    caption = f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better."
+    return Table(caption, head, rows)
 
 
 def _row(effect: Effect, results: StudyResults, bootstrapped: bool) -> Row:
