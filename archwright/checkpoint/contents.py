@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the weights: read, and checked before anything is set from it.
+"""The contents of a checkpoint beside the weights, checked before anything is set from them.
 
 The seal of a checkpoint says that files are as they were written, not that we wrote them.
 """

@@ -1,4 +1,5 @@
-"""What a verb has begun to make in a folder: written down before the first file, so that nothing else is removed.
+"""The record of an unfinished start: the names of files that a verb makes in a folder, written before the first file,
+so that nothing else is removed.
 
     {"verb": "train", "pid": 12, "folder": 3456}    who, and the folder's number in its file system
     {"name": "requested.toml"}                      a name that was free, before it is made

@@ -87,7 +87,7 @@ def take_weights(
 
 
 class Weights(NamedTuple):
-    """What a module's `state_dict` holds, under the names that it has without `torch.compile`."""
+    """A module's `state_dict`, under its names without `torch.compile`."""
 
     tensors: dict[str, Tensor]
     ties: dict[str, str]  # from each name whose tensor an earlier name has too to that name

@@ -1,4 +1,4 @@
-"""What `archwright train ... --dry-run` shows: the run as it would be trained, and what it would cost."""
+"""Output of `archwright train ... --dry-run`: the run as it would be trained, and its cost."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ OFTEN = {
     "checkpoint.every": "about every minute",
     "probes.every": "never",
 }
-"""What 0 means there."""
+"""Keys whose 0 is shown as a word."""
 
 
 def dry_run(run: RunSpec) -> None:

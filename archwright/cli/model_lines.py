@@ -1,4 +1,4 @@
-"""What `archwright show` prints of a model: its card, its values with their sources, or how it is exported."""
+"""Output of `archwright show` for a model: its card, its values with their sources, or how it is exported."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from archwright.text.foreign import LARGEST, check_ids
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 CLASSES = ("", "GPT2Tokenizer", "CodeGenTokenizer", "RobertaTokenizer", "BartTokenizer")
-"""What `tokenizer_class` may say of text that is split as GPT-2 splits it."""
+"""Values of `tokenizer_class` for which text is split as GPT-2 splits it."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token")
 
 

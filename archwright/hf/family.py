@@ -60,7 +60,7 @@ class Family:
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """What the class takes for each key that a config leaves out."""
+        """Values of keys that a config leaves out."""
         return _filled(class_defaults(self.model_type), self.undeclared)
 
     def derive(

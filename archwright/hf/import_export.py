@@ -22,7 +22,7 @@ from archwright.text.tokenizer import Tokenizer
 FAMILY = "family"
 """Where the file of an imported model says which family it came from."""
 OF_MODEL = (GENERATION, TOKEN_IDS)
-"""What it keeps of the files beside it where there is no tokenizer to keep them."""
+"""Companion files that a model without a tokenizer keeps itself."""
 
 
 def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]:

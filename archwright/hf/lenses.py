@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from archwright.spec.errors import UserError, nearest
 
 Config = Mapping[str, Any]
-"""What config.json says, with the defaults of its class where it is silent."""
+"""A config.json, with the defaults of its class for keys that it leaves out."""
 Table = dict[str, Any]
 """Nested values, as a spec's file has them."""
 Get = Callable[[str], Any]
@@ -179,7 +179,7 @@ PLAIN_ACTIVATIONS: Mapping[str, Table] = {
     "silu": {"kind": "silu"},
     "swish": {"kind": "silu"},
 }
-"""What names of functions mean where there is no gate."""
+"""Feed-forwards without a gate, by the name of their activation."""
 
 GATED_ACTIVATIONS: Mapping[str, Table] = {
     "silu": {"kind": "swiglu"},
@@ -193,7 +193,7 @@ GATED_ACTIVATIONS: Mapping[str, Table] = {
     "sigmoid": {"kind": "glu"},
     "linear": {"kind": "bilinear"},
 }
-"""What they mean of a gate."""
+"""Gated feed-forwards, by the name of their activation."""
 
 
 @dataclass(frozen=True)

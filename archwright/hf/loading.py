@@ -45,9 +45,9 @@ class Origin:
     """Where a model in memory came from, so that it is written as the same."""
 
     family: str
-    """What it was read as."""
+    """The family that it was read as."""
     files: Mapping[str, str]
-    """What stood beside it; see `archwright.text.companions`."""
+    """Companion files; see `archwright.text.companions`."""
 
 
 CAME_FROM: WeakKeyDictionary[Decoder, Origin] = WeakKeyDictionary()
@@ -55,7 +55,7 @@ CAME_FROM: WeakKeyDictionary[Decoder, Origin] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a folder of the ecosystem holds."""
+    """A model loaded from a Hugging Face folder."""
 
     model: Decoder
     spec: ModelSpec

@@ -62,7 +62,7 @@ def filled(
 
 
 Mapped = str | Fused | When | Constant | tuple[str | When, ...]
-"""What a foreign module or tensor holds: ours by name, as it is or in a layout, the one of several that there
+"""The contents of a foreign module or tensor: ours by name, as it is or in a layout, the one of several that there
 is, or nothing of ours.
 
 A module's name stands for all its tensors. With `{e}` in the foreign name, there is one of it for each

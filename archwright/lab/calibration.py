@@ -50,7 +50,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one draw ended in, whatever the design."""
+    """The outcome of one draw, whatever the design."""
 
     won: bool
     """One arm was called better than the other."""

@@ -25,7 +25,7 @@ RATIOS = (0.5, 16.0)
 """hidden_dim over dim, beyond which dim is changed instead."""
 
 MULTIPLES = (16, 8, 4, 2, 1)
-"""What hidden_dim is a multiple of, the first that is near enough: round widths compute fastest."""
+"""Divisors of hidden_dim, of which the first that comes near enough is taken: round widths compute fastest."""
 
 HEADS_APART = 1.25
 """Times the share of dim that a head would have, up to which it may be wider or narrower."""
@@ -49,7 +49,7 @@ OUTSIDE = ("embedding", "position", "head")
 
 @dataclass(frozen=True)
 class Counts:
-    """What a model is made of, and what a token costs it in training."""
+    """A model's parameters, and the FLOPs of a training token."""
 
     parameters: int
     non_embedding: int

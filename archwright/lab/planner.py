@@ -271,7 +271,7 @@ class Planner:
 
     @property
     def _timed_seconds(self) -> float:
-        """What is only told to the user need not be as exact as what the number of steps follows from."""
+        """Seconds of timing: less where the estimate is only shown than where the number of steps follows from it."""
         least, most = TIMED_SECONDS
         return min(most, max(least, (self.study.wall_seconds or 0.0) / 100))
 

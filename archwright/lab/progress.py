@@ -1,4 +1,4 @@
-"""What the user sees of a study while it runs: one live table on a terminal, a line for each run elsewhere."""
+"""Progress of a study: one live table on a terminal, a line for each run elsewhere."""
 
 import json
 import os

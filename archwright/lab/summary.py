@@ -1,4 +1,4 @@
-"""What a study found, put together from its runs: effects, verdict, what was held equal, what to know."""
+"""A study's results, put together from its runs: effects, verdict, controlled variables, notes."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence

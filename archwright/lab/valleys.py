@@ -22,7 +22,7 @@ from archwright.lab.verdict import effects, excludes
 LOWEST = 4.19
 """The loss at the bottom of every valley, in nats per token; this and the noise are those of the recorded pool."""
 INITIAL = 6.93
-"""What a diverged run counts as."""
+"""Loss that a diverged run counts as."""
 SEED_NOISE = 0.019
 """Standard deviation of what all runs of a seed share, in nats."""
 CORRELATION = 0.5
@@ -63,7 +63,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one draw ended in."""
+    """The outcome of one draw."""
 
     effect: Effect
     runs: int

@@ -28,7 +28,7 @@ VARIED = (
     "machine",
     "parts",
 )
-"""What variants may differ in; machine only as one of them may name a recipe."""
+"""Keys in which variants may differ; machine only as one of them may name a recipe."""
 
 SHAPE = ("model.dim", "model.num_layers")
 """Keys by which a user says the size."""

@@ -1,4 +1,4 @@
-"""What a study found, in numbers and in a sentence: each variant against the baseline, over paired seeds."""
+"""A study's verdict, in numbers and in a sentence: each variant against the baseline, over paired seeds."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence

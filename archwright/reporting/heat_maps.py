@@ -1,4 +1,4 @@
-"""What probes saw inside a model, as heat maps: training from left to right, layers from below upwards."""
+"""Probes of a model's inside, as heat maps: training from left to right, layers from below upwards."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What a run folder tells, read once and laid out in columns."""
+"""A run's history, read once and laid out in columns."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ class History:
     environment: Mapping[str, Any]
     sample: str
     probes: Sequence[Line] = ()
-    """What probes saw: a line per probed step."""
+    """Records of probes: a line per probed step."""
     plans: Sequence[Line] = ()
     """The `plan` lines: numbers of steps that a budget in time was found to pay for on the way."""
 

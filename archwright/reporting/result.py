@@ -1,4 +1,4 @@
-"""What a run reached, in numbers and in one sentence."""
+"""A run's result, in numbers and in one sentence."""
 
 import math
 from dataclasses import dataclass

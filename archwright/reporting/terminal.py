@@ -1,4 +1,4 @@
-"""What the terminal says of a run: its result at the end, or what it was resolved to."""
+"""Output on the terminal: a run's result at the end, or its resolved values."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ class RunFolder:
 
     @property
     def _files(self) -> list[Path]:
-        """What is written in one piece."""
+        """Files that are written in one piece."""
         return [
             *(self.spec_file, self.path / _ASKED, self.path / "requested.toml"),
             *(self.holder_file, self.environment_file),

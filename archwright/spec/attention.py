@@ -18,7 +18,7 @@ from archwright.spec.masks import Causal, Mask
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
 BATCH_INPUTS = ("position_ids", "segment_ids", "padding_mask")
-"""What a batch may have beside its tokens that attention depends on."""
+"""Inputs of a batch beside its tokens that attention depends on."""
 
 
 class AttentionBias(BoolGroup):
@@ -106,7 +106,7 @@ class Attention(Choice):
 
     axis: ClassVar[str] = "attention"
     takes: ClassVar[frozenset[str]] = frozenset()
-    """What the part of an attention from outside the package is called with besides x: any of BATCH_INPUTS.
+    """Inputs besides x that the part of an attention from outside the package takes: any of BATCH_INPUTS.
     A batch that has others of them is refused, as tokens would see what they must not."""
     causal: ClassVar[bool] = True
     """Whether no token sees what follows it, whatever the mask."""
@@ -148,9 +148,9 @@ class SoftmaxAttention(Attention):
     )
     """Biases of all four projections."""
     scale: ScoreScale = SqrtScale()
-    """What q k^T is multiplied by."""
+    """Factor of q k^T."""
     query_temperature: QueryTemperature = NoQueryTemperature()
-    """What queries are multiplied by as positions grow."""
+    """Factor of queries as positions grow."""
     qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm over queries and keys (Henry et al., 2020)."""
     qk_norm_over: Literal["head", "per_head", "projection"] = "head"
@@ -233,7 +233,7 @@ class LatentAttention(Attention):
     bias: LatentBias = Field(default_factory=LatentBias, validate_default=True, examples=[True])
     """Biases of the maps that read x and of the one that writes to it."""
     scale: ScoreScale = SqrtScale()
-    """What q k^T is multiplied by; a head's width is nope_head_dim + rope_head_dim."""
+    """Factor of q k^T; a head's width is nope_head_dim + rope_head_dim."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
     mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])

@@ -144,7 +144,7 @@ class ModelSpec(StackSpec):
 
     not_identity: ClassVar[frozenset[str]] = frozenset({"name", "source", "sources"})
     name: str = ""
-    """What the model is called; no part of its identity."""
+    """Name of the model; no part of its identity."""
     source: str = ""
     """Where the values come from: paper, section, file."""
     sources: dict[str, str] = Field(default_factory=dict)

@@ -30,7 +30,7 @@ NAMING = {"name", "source", "sources"}
 ONLY_RUNS = {*RunSpec.model_fields} - {*ModelSpec.model_fields}
 """Keys that make a file a recipe of a run."""
 RUN_FILE = "spec.toml"
-"""What makes a folder a run."""
+"""The file that makes a folder a run."""
 MAX_CHAIN = 3
 """Most files in a chain of bases."""
 MOST_NAMES = 10

@@ -1,4 +1,4 @@
-"""What must hold between axes, and what is legal but suspicious. Each rule says its sentence."""
+"""Rules between axes, and suspicions: legal, but seldom meant. Each has its sentence."""
 
 import re
 from collections import Counter
@@ -51,9 +51,9 @@ class Rule:
 
 
 RULES: list[Rule] = []
-"""What no model may break."""
+"""Rules that no model may break."""
 SUSPICIONS: list[Rule] = []
-"""What a model may do, though it seldom pays."""
+"""Choices that a model may make, though they seldom pay."""
 
 
 def enforce(spec: ModelSpec) -> None:

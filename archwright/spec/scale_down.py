@@ -11,12 +11,12 @@ from archwright.spec.run_spec import RunSpec
 Table = dict[str, Any]
 
 TINY_DIM, TINY_HEAD_DIM, TINY_LAYERS, TINY_CONTEXT, TINY_EXPERTS = 64, 16, 4, 128, 4
-"""What a tiny model has: with 4,096 tokens it comes to 0.4 to 1.3M parameters."""
+"""Sizes of a tiny model: with 4,096 tokens it comes to 0.4 to 1.3M parameters."""
 
 TOKENS = {"size": 8, "stride": 4, "radius": 4, "period": 8}
-"""What masks and queries count in tokens, with the least of each."""
+"""Options of masks and queries that count tokens, with the least of each."""
 IN_BLOCKS = {"block_size": 1}
-"""What stands in its place in a mask that counts in blocks, whose numbers of blocks stay."""
+"""The same of a mask that counts blocks, whose numbers of blocks stay."""
 
 
 def tiny(spec: ModelSpec) -> ModelSpec:

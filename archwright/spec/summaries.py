@@ -57,7 +57,7 @@ NAMES = {
     "v_norm": "V-norm",
     "softcap": "soft cap",
 }
-"""What fields are called, where that is not their name."""
+"""Names of fields as they are shown, where these differ."""
 
 BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_position": "qk_norm"}
 """Options that mean nothing where another choice is "none"."""

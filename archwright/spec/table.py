@@ -27,7 +27,7 @@ class Row:
     cells: dict[str, str]
     """By column; empty where there is nothing, or nothing is known."""
     unpublished: str = ""
-    """What is missing, of a model that cannot be built."""
+    """The choice that a model lacks which cannot be built."""
 
     def record(self) -> dict[str, str]:
         """Return the row as CSV and JSON have it."""
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """What the table says of a model."""
+    """A model's row in the table."""
 
     meaning: str
     cell: Callable[[ModelSpec], str]

@@ -24,7 +24,7 @@ LONG_INTEGER = re.compile(rf"[0-9_]{{{MOST_DIGITS + 1},}}")
 
 
 class Unreadable(ValueError):  # noqa: N818
-    """What is TOML, but cannot be read."""
+    """TOML that cannot be read."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -159,7 +159,7 @@ STRETCHED = Either(
         Set({"position.scaling.original_length": 4096, "position.scaling.truncate": False}),
     ),
 )
-"""What a config is taken to say that is silent on RoPE."""
+"""RoPE of a config that says nothing of it."""
 
 GPT_OSS = BASE.derive(
     "gpt_oss",

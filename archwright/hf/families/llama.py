@@ -12,7 +12,7 @@ SIZES = (
     Field("max_position_embeddings", "context_length"),
     Field("num_attention_heads", "attention.num_heads"),
 )
-"""What almost all families say with the same keys."""
+"""Lenses of the keys that almost all families share."""
 
 HEAD_DIM = Either(
     lambda config: config["head_dim"] is not None,

@@ -1,4 +1,4 @@
-"""What followed Mistral: windows in some layers, and queries that grow with their position."""
+"""Ministral and its relatives: windows in some layers, and queries that grow with their position."""
 
 from typing import Any
 

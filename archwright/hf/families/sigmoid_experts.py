@@ -105,7 +105,7 @@ NAMES = {
     **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
     **gated("mlp.shared_experts", "feedforward.shared"),
 }
-"""What files of most of these families call a mixture's tensors."""
+"""Names of a mixture's tensors in files of most of these families."""
 FURTHER = r"model\.layers\.(?P<layer>\d+)\..*"
 """Layers behind the last, which predict further tokens."""
 
@@ -217,4 +217,4 @@ SIGMOID_EXPERTS_FAMILIES = (
     GLM4_MOE,
     MINIMAX_M2,
 )
-"""What is a special case of another comes before it, as a model is written as the first that holds it."""
+"""Special cases come first: a model is written as the first family that can hold it."""

@@ -22,7 +22,7 @@ BAND = 0.14
 
 @dataclass(frozen=True)
 class Spread:
-    """What several seeds gave at one place."""
+    """Several seeds' losses at one place."""
 
     at: Mapping[str, float]
     """The columns that it can be drawn along."""

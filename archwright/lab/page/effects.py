@@ -1,4 +1,4 @@
-"""What each variant does to the loss: the differences, how sure they are, and how much noise there is."""
+"""Effects of the variants on the loss: differences, their intervals, and the noise."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What stands beside the quality: cost, what was held equal, and how to repeat every run."""
+"""Sections beside quality: cost, controlled variables, and how to repeat every run."""
 
 import math
 from collections.abc import Callable, Iterable
