@@ -422,6 +422,7 @@ def _session(seed: Seed) -> Any:
     """Return a session of the run, the same for all cases of a process."""
     from archwright.runs import RunFolder
     from archwright.training.data import reload_data
+    from archwright.training.resolve import resolved_session
 
     if os.getpid() not in _SESSIONS:
         folder = RunFolder("run")
