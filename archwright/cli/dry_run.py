@@ -9,7 +9,8 @@ from archwright.model.decoder import Decoder
 from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import least_memory
 from archwright.reporting.terminal import print_resolved
-from archwright.spec.read import collapse_uniform, even_tables, flatten, toml_value
+from archwright.spec.overrides import flatten, toml_value
+from archwright.spec.read import collapse_uniform, even_tables
 from archwright.spec.run_spec import RunSpec, TokenizerSpec, parse_budget
 from archwright.text.bpe import raw_bytes
 from archwright.text.foreign import read_json

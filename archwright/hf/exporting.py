@@ -11,7 +11,7 @@ from archwright.hf.family import Family
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import LayerSpec, ModelSpec
-from archwright.spec.read import flatten, toml_value
+from archwright.spec.overrides import flatten, toml_value
 from archwright.spec.summaries import BELONGS
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")

@@ -25,7 +25,7 @@ from archwright.model.decoder import Decoder
 from archwright.progress import Progress
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import flatten
+from archwright.spec.overrides import flatten
 from archwright.text.foreign import library_errors
 from archwright.text.json_table import first_line
 from archwright.text.tokenizer import Tokenizer

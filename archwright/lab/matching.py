@@ -14,8 +14,9 @@ from archwright.planning.cost import flops_per_token, parameters_by_part
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
-from archwright.spec.model_spec import ModelSpec, heads
+from archwright.spec.model_spec import ModelSpec
 from archwright.spec.rules import enforce
+from archwright.spec.sizes import heads
 from archwright.spec.study_spec import Match
 
 TOLERANCE = 0.005

@@ -14,7 +14,7 @@ from archwright.lab.scheduler import Execution
 from archwright.lab.sweep import RISE, is_sharp, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.runs import RunFolder
-from archwright.spec.read import flatten
+from archwright.spec.overrides import flatten
 from archwright.training.data import Material
 
 

@@ -29,10 +29,11 @@ from archwright.spec.embeddings import NoTransform
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts, FeedForward, Hidden, NoFeedForward
 from archwright.spec.masks import Mask
-from archwright.spec.model_spec import LayerSpec, ModelSpec, key_dim, turning_dim
+from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import NoNorm, Norm
 from archwright.spec.positions import NoPosition, Position
 from archwright.spec.residuals import DeepNorm
+from archwright.spec.sizes import key_dim, turning_dim
 
 UNSHRUNK = (
     *("query", "key", "query_down", "query_up", "latent", "rope_key", "key_up"),

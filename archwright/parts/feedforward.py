@@ -16,8 +16,8 @@ from archwright.parts.registry import Registry
 from archwright.parts.routing import ROUTINGS, Router
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
-from archwright.spec.model_spec import hidden_dim
 from archwright.spec.norms import Norm
+from archwright.spec.sizes import hidden_dim
 
 Activation = Callable[[Tensor], Tensor]
 Gate = Callable[[Tensor, Tensor], Tensor]

@@ -17,7 +17,8 @@ from archwright.spec.choice import Choice, Spec
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec
-from archwright.spec.read import flatten, load_run
+from archwright.spec.overrides import flatten
+from archwright.spec.read import load_run
 from archwright.spec.rules import enforce
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec

@@ -1,12 +1,16 @@
 """Published models at the size of an experiment: the same choices, fewer and narrower layers."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archwright.spec.attention import MaskedAttention
-from archwright.spec.model_spec import Arrangement, ModelSpec, heads
+from archwright.spec.merge import validated
 from archwright.spec.positions import RoPE, rotary_dim
-from archwright.spec.run_spec import RunSpec
+from archwright.spec.sizes import heads
+
+if TYPE_CHECKING:
+    from archwright.spec.model_spec import Arrangement, ModelSpec
+    from archwright.spec.run_spec import RunSpec
 
 Table = dict[str, Any]
 
@@ -19,7 +23,7 @@ IN_BLOCKS = {"block_size": 1}
 """The same of a mask that counts blocks, whose numbers of blocks stay."""
 
 
-def tiny(spec: ModelSpec) -> ModelSpec:
+def tiny(spec: "ModelSpec") -> "ModelSpec":
     """Return a model of every choice of `spec`, small enough to train in seconds on one core.
 
     It has each layer of prefix and suffix and at least one whole cycle between them.
@@ -29,14 +33,14 @@ def tiny(spec: ModelSpec) -> ModelSpec:
     return small.model_copy(update={"name": f"{spec.name}-tiny"})
 
 
-def tiny_run(run: RunSpec) -> RunSpec:
+def tiny_run(run: "RunSpec") -> "RunSpec":
     """Return a run of the tiny model, under a name of its own."""
     return run.model_copy(update={"model": tiny(run.model), "name": f"{run.name}-tiny"})
 
 
 def narrowed(
-    spec: ModelSpec, dim: int, head_dim: int, num_layers: int, context_length: int, experts: int
-) -> ModelSpec:
+    spec: "ModelSpec", dim: int, head_dim: int, num_layers: int, context_length: int, experts: int
+) -> "ModelSpec":
     """Return a model of the same choices with another shape, whose vocabulary follows the tokenizer.
 
     Groups of query heads keep their share, hidden layers their ratio, windows their share of the text. There
@@ -74,16 +78,16 @@ def narrowed(
         "context_length": context_length,
         "vocab_size": "auto",
     }
-    return ModelSpec.model_validate(values)
+    return validated(type(spec), values)
 
 
-def _whole_cycles(layers: Arrangement, least: int) -> int:
+def _whole_cycles(layers: "Arrangement", least: int) -> int:
     """Return the smallest number of layers, from `least` on, that ends the cycle where it began."""
     fixed, cycle = len(layers.prefix) + len(layers.suffix), len(layers.cycle)
     return fixed + cycle * max(1, math.ceil((least - fixed) / cycle))
 
 
-def _arranged(layers: Arrangement, num_layers: int) -> Table:
+def _arranged(layers: "Arrangement", num_layers: int) -> Table:
     """Return an arrangement that leaves room for the cycle: if need be, the ends have each kind once."""
     values = layers.model_dump()
     if len(layers.prefix) + len(layers.suffix) + len(layers.cycle) > num_layers:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from archwright.spec.choice import Spec, Tokens
+from archwright.spec.overrides import override
 from archwright.spec.run_spec import PartsFile, Texts, TooMuch, parse_budget
 
 Words = Annotated[Texts, Field(min_length=1)]
@@ -122,8 +123,6 @@ class StudySpec(Spec):
         Raises:
             UserError: an unknown path or a value out of its limits, one line each.
         """
-        from archwright.spec.read import override
-
         return override(self, assignments)
 
 

@@ -23,8 +23,8 @@ from archwright.text.bpe import (
     has_long_run,
     merges_of,
     raw_bytes,
-    train_bpe,
 )
+from archwright.text.bpe_process import train_bpe
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Documents
 from archwright.text.foreign import parse, read_json

@@ -18,7 +18,8 @@ from archwright.parts.positions import Rotary
 from archwright.parts.token_layout import places
 from archwright.spec import attention as spec
 from archwright.spec import masks, positions
-from archwright.spec.model_spec import ModelSpec, heads
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.sizes import heads
 from tests.parts.plain_attention import linear, normed, turned
 
 DIM, HEADS, LENGTH, THETA = 10, 3, 9, 16.0

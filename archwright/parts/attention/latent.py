@@ -17,7 +17,7 @@ from archwright.parts.masks import AttentionMask
 from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
 from archwright.spec import attention as spec
-from archwright.spec.model_spec import heads
+from archwright.spec.sizes import heads
 
 
 class LatentAttention(nn.Module):

@@ -16,7 +16,7 @@ from archwright.parts.positions import Rotary, Rotation, follows_length
 from archwright.parts.positions import rotation as rotation_at
 from archwright.spec import attention as spec
 from archwright.spec.attention import NoQueryTemperature
-from archwright.spec.model_spec import heads
+from archwright.spec.sizes import heads
 
 Heads = Tensor
 """[batch, length, heads, head_dim], with the number of heads of queries or of keys and values."""
