@@ -66,7 +66,7 @@ def plan_sweep(
     the placing to the next. The window stays within `limits`, two inclusive powers k; it stays where
     the first seed put it unless it `may_shift`.
     """
-    window, missing = _rotate_and_cache(losses, seeds, _first_window(grid, limits), limits, refine)
+    window, missing = _final_window(losses, seeds, _first_window(grid, limits), limits, refine)
     for slides_left in reversed(range(SLIDES + 1 if may_shift else 1)):
         missing = missing or _missing(losses, seeds, window)
         finished = [s for s in seeds if all(_finished(losses, s, k) for k in window)]
@@ -129,7 +129,7 @@ def lowest(losses: Sequence[float]) -> int:
     return min(range(len(losses)), key=lambda i: (losses[i], abs(i - middle), i))
 
 
-def _rotate_and_cache(
+def _final_window(
     losses: Losses,
     seeds: Sequence[int],
     first: Window,
