@@ -84,7 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(HELP.format(verbs=_verb_lines()), end="")
+        print(
+            HELP.format(verbs="\n".join(f"  {verb:<10} {text}" for verb, text in VERBS.items())),
+            end="",
+        )
         return 0
     if words[0] in ("-V", "--version"):
         from archwright import __version__
@@ -143,10 +146,6 @@ def _sign_of_life(verb: str, streams: tuple[PrintableStream, PrintableStream]) -
         yield
     finally:
         timer.cancel()
-
-
-def _verb_lines() -> str:
-    return "\n".join(f"  {verb:<10} {text}" for verb, text in VERBS.items())
 
 
 def _mistake(*lines: str) -> int:

@@ -107,7 +107,10 @@ def _report(found: "Profile") -> Iterator[str]:
         f"tokens, {machine.precision}, {machine.kernel} kernel, {_where(found)}"
     )
     yield ""
-    yield from _table(found)
+    head = ("part", "ms", "share", "forward", "backward", "FLOPs", "bytes", "FLOP/s", "bytes/s")
+    parts = [part for part in found.parts if part.seconds or part.num_bytes]
+    rows = [head, *(_row(part, found.total) for part in (*parts, found.total))]
+    yield from fmt.columns(rows, right=range(1, len(head)))
     yield ""
     yield (
         f"A plain step takes {1e3 * found.step:.4g} ms, "
@@ -121,13 +124,6 @@ def _report(found: "Profile") -> Iterator[str]:
 def _where(found: "Profile") -> str:
     threads = found.machine.threads
     return f"{found.machine.device}, {threads} thread{'s' * (threads != 1)}"
-
-
-def _table(found: "Profile") -> Iterator[str]:
-    head = ("part", "ms", "share", "forward", "backward", "FLOPs", "bytes", "FLOP/s", "bytes/s")
-    parts = [part for part in found.parts if part.seconds or part.num_bytes]
-    rows = [head, *(_row(part, found.total) for part in (*parts, found.total))]
-    yield from fmt.columns(rows, right=range(1, len(head)))
 
 
 def _row(part: "PartProfile", total: "PartProfile") -> tuple[str, ...]:

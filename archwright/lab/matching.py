@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 from archwright.model.build import build
-from archwright.model.decoder import Decoder
 from archwright.planning.cost import flops_per_token, parameters_by_part
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
@@ -67,17 +66,12 @@ class Counts:
 def count(spec: ModelSpec, vocab_size: int) -> Counts:
     """Return the counts of a model, built without memory."""
     model = build(spec, device="meta", vocab_size=vocab_size)
+    parts = parameters_by_part(model)
     return Counts(
         model.num_parameters(),
-        _non_embedding(model),
+        sum(n for part, n in parts.items() if part.split(".")[0] not in OUTSIDE),
         flops_per_token(model, spec.context_length),
     )
-
-
-def _non_embedding(model: Decoder) -> int:
-    """Count parameters outside the tables of tokens and places (Kaplan et al., 2020, section 2.1)."""
-    parts = parameters_by_part(model)
-    return sum(n for part, n in parts.items() if part.split(".")[0] not in OUTSIDE)
 
 
 def matched(

@@ -4,7 +4,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import psutil
 import torch
@@ -256,7 +255,11 @@ class Planner:
             while waiting or self.workers.running:
                 while waiting and self.workers.free:
                     name, arm = waiting.pop(0)
-                    folder = self._scratch(scratch / str(len(waiting)), arm)
+                    flops = arm.counts.flops_per_token
+                    run = with_steps(arm.run, LEAST_STEPS)
+                    folder = run_cache.prepare(
+                        scratch / str(len(waiting)), run, self.material, self.decisions, flops
+                    )
                     job = {"do": "time", "folder": str(folder.path), "stack": stack}
                     self.workers.give(name, job | {"seconds": self._timed_seconds})
                 for done in self.workers.wait(1.0):
@@ -274,11 +277,6 @@ class Planner:
         """Seconds of timing: less where the estimate is only shown than where the number of steps follows from it."""
         least, most = TIMED_SECONDS
         return min(most, max(least, (self.study.wall_seconds or 0.0) / 100))
-
-    def _scratch(self, place: Path, arm: Arm) -> RunFolder:
-        flops = arm.counts.flops_per_token
-        run = with_steps(arm.run, LEAST_STEPS)
-        return run_cache.prepare(place, run, self.material, self.decisions, flops)
 
 
 def _with_steps(run: RunSpec, steps: int) -> RunSpec:

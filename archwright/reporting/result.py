@@ -43,6 +43,8 @@ def result_of(history: History) -> Result:
     train, last = history.train, history.evals[-1] if history.evals else None
     steps, tokens = len(train["step"]), int(train["tokens"].max(initial=0))
     num_parameters = history.environment.get("num_parameters")
+    values = train["memory_bytes"]
+    finite = values[np.isfinite(values)]
     return Result(
         held_out=last,
         train_loss=_mean(train["loss"][-max(10, steps // 100) :]),
@@ -53,7 +55,7 @@ def result_of(history: History) -> Result:
         num_parameters=int(num_parameters) if num_parameters else None,
         tokens_per_second=_warm_median(train["tokens_per_second"]),
         utilisation=_warm_median(train["utilisation"]),
-        memory_bytes=_largest(train["memory_bytes"]),
+        memory_bytes=float(finite.max()) if len(finite) else None,
         spikes=sum(event["name"] == "loss_spike" for event in history.events),
     )
 
@@ -149,8 +151,3 @@ def _warm_median(values: NDArray[np.float64]) -> float | None:
     warm = values[int(WARM_UP_SHARE * len(values)) :]
     warm = warm[np.isfinite(warm)]
     return float(np.median(warm)) if len(warm) else None
-
-
-def _largest(values: NDArray[np.float64]) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.max()) if len(finite) else None

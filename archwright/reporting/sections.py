@@ -89,7 +89,14 @@ def machine(history: History, result: Result) -> Section | None:
     known = {k: v for k, v in history.environment.items() if k not in _SHOWN_ELSEWHERE and v}
     if not known:
         return None
-    return Section("Machine", [Facts({"": _environment_facts(known)}), *_decisions(history)])
+    made = dict(history.environment.get("decisions", {}))
+    if history.plans:
+        last = history.plans[-1]
+        made["num_steps"] = {"value": last["num_steps"], "reason": last.get("text", "")}
+    rows = [Row((key, _shown(d["value"]), d["reason"])) for key, d in made.items()]
+    caption = "Decided once for this run, and kept when it is resumed or repeated."
+    decisions = [Table(caption, ("Decision", "Choice", "Reason"), rows)] if rows else []
+    return Section("Machine", [Facts({"": _environment_facts(known)}), *decisions])
 
 
 def reproduce(history: History, result: Result) -> Section:
@@ -196,16 +203,6 @@ def _text_facts(text: Mapping[str, Any]) -> list[Fact]:
         Fact("Tokens", fmt.exact(text["num_tokens"])),
         Fact("Documents", fmt.exact(text["num_documents"])),
     ]
-
-
-def _decisions(history: History) -> list[Table]:
-    made = dict(history.environment.get("decisions", {}))
-    if history.plans:
-        last = history.plans[-1]
-        made["num_steps"] = {"value": last["num_steps"], "reason": last.get("text", "")}
-    rows = [Row((key, _shown(d["value"]), d["reason"])) for key, d in made.items()]
-    caption = "Decided once for this run, and kept when it is resumed or repeated."
-    return [Table(caption, ("Decision", "Choice", "Reason"), rows)] if rows else []
 
 
 _SHOWN_ELSEWHERE = ("num_parameters", "flops_per_token", "decisions", "data", "time_budget")

@@ -426,7 +426,9 @@ def _read_spec(path: Path) -> "RunSpec":
     except UserError as error:
         if parts := _parts(path):
             raise UserError(_needs(path, parts, error.lines[0])) from error
-        raise UserError(*(_located(path, line) for line in error.lines)) from error
+        raise UserError(
+            *((line if str(path) in line else f"{path}: {line}") for line in error.lines)
+        ) from error
 
 
 def _parts(path: Path) -> dict[str, str]:
@@ -444,10 +446,6 @@ def _needs(path: Path, parts: Mapping[str, str], problem: str) -> str:
         f"{path.parent} was made with choices of {', '.join(parts)}, which are not known here "
         f"({problem}). Give the file again: {given}"
     )
-
-
-def _located(path: Path, line: str) -> str:
-    return line if str(path) in line else f"{path}: {line}"
 
 
 def _read_text(path: Path) -> str:

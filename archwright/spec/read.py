@@ -216,19 +216,16 @@ def _blamed(
     for key in after:
         above = _prefixes(key)
         if stated.intersection(above):
-            found[key] = _origin(path, key, values)
+            sources = values.get("sources", {})
+            stated_for = next((p for p in _prefixes(key) if p in sources), "")
+            found[key] = Origin(
+                path.name, sources.get(stated_for, values.get("source", "")), stated_for
+            )
         elif turned.intersection(f"{table}.kind" for table in above):
             found[key] = Origin("default")
         else:
             found[key] = blame.get(key, Origin("default"))
     return found
-
-
-def _origin(path: Path, key: str, values: Values) -> Origin:
-    """Name the file, and the closest source it states: for the value, its table, or the whole."""
-    sources = values.get("sources", {})
-    stated_for = next((p for p in _prefixes(key) if p in sources), "")
-    return Origin(path.name, sources.get(stated_for, values.get("source", "")), stated_for)
 
 
 def _prefixes(path: str) -> list[str]:

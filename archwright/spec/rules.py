@@ -115,14 +115,7 @@ MOST_PARAMETERS = 10**15
 
 @_rule("A model has parameters that can be counted.")
 def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
-    sizes = _largest_sizes(spec)
-    if (total := sum(sizes.values())) > MOST_PARAMETERS:
-        key = max(sizes, key=lambda name: sizes[name])
-        yield f"{key}: the model has about {total:.1e} parameters; expected at most 1e15"
-
-
-def _largest_sizes(spec: "ModelSpec") -> dict[str, int]:
-    """Return how many parameters the large parts have about, by what decides it: no norm, no bias, no gate."""
+    # The large parts, by what decides their size: no norm, no bias, no gate.
     width = embedding_dim(spec)
     sizes = {"vocab_size": width * (0 if spec.vocab_size == "auto" else spec.vocab_size)}
     if isinstance(spec.position, Learned):
@@ -139,7 +132,9 @@ def _largest_sizes(spec: "ModelSpec") -> dict[str, int]:
             sizes[f"{at}feedforward"] = matrix * hidden
         elif isinstance(branch, Hidden):
             sizes[f"{at}feedforward"] = matrix * hidden_dim(branch, spec.dim)
-    return sizes
+    if (total := sum(sizes.values())) > MOST_PARAMETERS:
+        key = max(sizes, key=lambda name: sizes[name])
+        yield f"{key}: the model has about {total:.1e} parameters; expected at most 1e15"
 
 
 @_rule("Query heads are shared out evenly over key-value heads.")

@@ -16,7 +16,7 @@ from archwright.spec.positions import NoPosition, Position, RoPE
 from archwright.spec.read import load, preset_names
 from archwright.spec.residuals import Residual
 from archwright.spec.summaries import word
-from archwright.spec.unpublished import Unpublished, unpublished
+from archwright.spec.unpublished import unpublished
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def rows() -> list[Row]:
         family, size = name.partition("-")[0], int(row.cells["parameters"])
         found.append((row.cells["year"], family, size, row))
     for name, model in unpublished().items():
-        found.append((year(model.source), name, 0, _known(name, model)))
+        cells = dict.fromkeys(COLUMNS, "") | {"year": year(model.source)} | model.known
+        found.append((year(model.source), name, 0, Row(name, cells, model.unpublished)))
     return [row for *_, row in sorted(found, key=lambda entry: entry[:3])]
 
 
@@ -71,11 +72,6 @@ def year(source: str) -> str:
 def layers(spec: ModelSpec) -> list[LayerSpec]:
     """Return every kind of layer that stands somewhere, in order of appearance."""
     return [spec.layers_by_kind[n] for n in dict.fromkeys(spec.layers.names(spec.num_layers))]
-
-
-def _known(name: str, model: Unpublished) -> Row:
-    cells = dict.fromkeys(COLUMNS, "") | {"year": year(model.source)} | model.known
-    return Row(name, cells, model.unpublished)
 
 
 def _total(spec: ModelSpec) -> str:

@@ -63,6 +63,7 @@ def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
         traces += [_seeds(place, effect), _mean(place, effect, series[effect.variant])]
         shapes += _grounds(place, effect)
     shapes.append(_upright(0, 0, end, {"width": 1, "color": "$ink"}))
+    cut = "An interval that leaves the chart goes on beyond it. " if _cut(results.effects) else ""
     return Chart(
         name="effects",
         title=f"Difference to {shortened(results.variants[0].name)}",
@@ -70,7 +71,13 @@ def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
         traces=traces,
         layout=_layout(_reach(effects), places) | {"shapes": shapes},
         unit="held-out nats per token, below 0 is better",
-        note=_note(results),
+        note=(
+            "Diamond and line: mean over paired seeds and its 95 % interval. Circles: the seeds. "
+            "Grey band: one standard deviation of the difference between two means of the baseline alone, "
+            "which is noise. Dashed: the margins, "
+            f"{100 * results.study.equivalence_margin:g} % of the baseline's loss, within which a difference does not "
+            "matter. " + cut
+        ),
         full_width=True,
         height=end + 4,
         saved=_columns(effects),
@@ -191,17 +198,6 @@ def _reach(effects: Sequence[Effect]) -> float:
     return 1.08 * max(least, min(most, WIDEST * least))
 
 
-def _note(results: StudyResults) -> str:
-    cut = "An interval that leaves the chart goes on beyond it. " if _cut(results.effects) else ""
-    return (
-        "Diamond and line: mean over paired seeds and its 95 % interval. Circles: the seeds. "
-        "Grey band: one standard deviation of the difference between two means of the baseline alone, "
-        "which is noise. Dashed: the margins, "
-        f"{100 * results.study.equivalence_margin:g} % of the baseline's loss, within which a difference does not "
-        "matter. " + cut
-    )
-
-
 def _cut(effects: Sequence[Effect]) -> bool:
     reach = _reach(effects)
     return any(max(abs(e.interval.low), abs(e.interval.high)) > reach for e in effects)
@@ -228,7 +224,9 @@ def _table(results: StudyResults) -> Table:
 
 
 def _row(effect: Effect, results: StudyResults, bootstrapped: bool) -> Row:
-    share = effect.mean / _baseline_loss(results, effect.seeds)
+    name = results.variants[0].name
+    losses = [r.loss for r in results.replicates if r.variant == name and r.seed in effect.seeds]
+    share = effect.mean / (fmean(losses) if losses else math.nan)
     cells = [
         effect.variant,
         effect.outcome,
@@ -243,12 +241,6 @@ def _row(effect: Effect, results: StudyResults, bootstrapped: bool) -> Row:
         str(len(effect.seeds)),
     ]
     return Row(cells, "; ".join(effect.caveats))
-
-
-def _baseline_loss(results: StudyResults, seeds: Sequence[int]) -> float:
-    name = results.variants[0].name
-    losses = [r.loss for r in results.replicates if r.variant == name and r.seed in seeds]
-    return fmean(losses) if losses else math.nan
 
 
 def interval_words(interval: Interval) -> str:
