@@ -425,7 +425,11 @@ def _read_spec(path: Path) -> "RunSpec":
         return read_run(path)
     except UserError as error:
         if parts := _parts(path):
-            raise UserError(_needs(path, parts, error.lines[0])) from error
+            given = " ".join(f"--parts {name}" for name in parts)
+            raise UserError(
+                f"{path.parent} was made with choices of {', '.join(parts)}, which are not known here "
+                f"({error.lines[0]}). Give the file again: {given}"
+            ) from error
         raise UserError(
             *((line if str(path) in line else f"{path}: {line}") for line in error.lines)
         ) from error
@@ -437,15 +441,6 @@ def _parts(path: Path) -> dict[str, str]:
         return {str(part["name"]): str(part["sha256"]) for part in found}
     except (ValueError, TypeError, KeyError):
         return {}
-
-
-def _needs(path: Path, parts: Mapping[str, str], problem: str) -> str:
-    """Say that a run needs files of choices that are not loaded."""
-    given = " ".join(f"--parts {name}" for name in parts)
-    return (
-        f"{path.parent} was made with choices of {', '.join(parts)}, which are not known here "
-        f"({problem}). Give the file again: {given}"
-    )
 
 
 def _read_text(path: Path) -> str:
