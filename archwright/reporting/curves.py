@@ -251,7 +251,7 @@ def _chart(
     unit: str,
     shown: str,
     smooth: bool = True,
-    layout: Mapping[str, Any] | None = None,
+    layout: Mapping[str, object] | None = None,
 ) -> Chart | None:
     """Return one measured column as a small chart, or None where it is empty or all zero."""
     values = history.train[column]

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
 
@@ -210,7 +210,7 @@ class RunFolder:
         """Record the run with what the machine decided, never to be decided again."""
         atomic_write(self.spec_file, _spec_text(spec))
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
+    def write_environment(self, environment: Mapping[str, object]) -> None:
         """Record the machine and the software."""
         atomic_write(self.environment_file, json.dumps(plain(environment), indent=2) + "\n")
 
@@ -232,12 +232,12 @@ class RunFolder:
         with clear_errors(folder):
             tokenizer.save(folder)
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, object]) -> None:
         """Add a record, which has at least `kind` and `step`, to the metrics."""
         assert {"kind", "step"} <= record.keys()
         append_record(self.metrics_file, record)
 
-    def append_probes(self, record: Mapping[str, Any]) -> None:
+    def append_probes(self, record: Mapping[str, object]) -> None:
         """Add a record, which has at least `kind` and `step`, to what probes saw."""
         assert {"kind", "step"} <= record.keys()
         append_record(self.probes_file, record)

@@ -21,7 +21,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.overrides import override
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
@@ -323,7 +323,7 @@ def _amount(text: str) -> tuple[float, str]:
     return 0.0, "seconds"
 
 
-def _checked_budget(value: Any) -> Any:
+def _checked_budget(value: object) -> Any:
     parse_budget(str(value))  # of a bare number, too: the unit is what it lacks
     return value
 
