@@ -111,6 +111,11 @@ class Attention(Choice):
     causal: ClassVar[bool] = True
     """Whether no token sees what follows it, whatever the mask."""
 
+    @property
+    def one_line(self) -> str:
+        """What a branch whose values are resolved is, in a few words."""
+        return f"{self.kind} attention"
+
     def num_parameters(self, dim: int) -> int:
         """Return the number of parameters of a branch whose values are resolved, positions aside."""
         return 0
@@ -128,6 +133,10 @@ class NoAttention(Attention):
     """No attention branch: the layer is a feed-forward alone."""
 
     kind: Literal["none"] = "none"
+
+    @property
+    def one_line(self) -> str:
+        return ""
 
 
 class SoftmaxAttention(Attention):
@@ -178,6 +187,12 @@ class SoftmaxAttention(Attention):
     """Which keys a query may see."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
+
+    @property
+    def one_line(self) -> str:
+        line = f"{self.mask.kind} attention in {self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}"
+        wider = self.value_head_dim != self.head_dim
+        return line + (f", values of {self.value_head_dim}" if wider else "")
 
     def num_parameters(self, dim: int) -> int:
         heads, kv_heads = int(self.num_heads), int(self.num_kv_heads)
@@ -240,6 +255,11 @@ class LatentAttention(Attention):
     """Which keys a query may see."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
+
+    @property
+    def one_line(self) -> str:
+        widths = f"{self.nope_head_dim} + {self.rope_head_dim}, latent {self.kv_rank}"
+        return f"{self.mask.kind} attention in {self.num_heads} heads of {widths}"
 
     def num_parameters(self, dim: int) -> int:
         heads, rank, rope = int(self.num_heads), int(self.kv_rank), int(self.rope_head_dim)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from archwright.model import cache as caching
 from archwright.model.cache import SlotTable
 from archwright.parts import init as initialising
-from archwright.parts.attention import LatentAttention
 from archwright.parts.kernels import KERNELS, ScoreMods, eager, sdpa
 from archwright.parts.masks import AttentionMask, BlockSparse, Causal, Window
+from archwright.parts.mixers import LatentAttention
 from archwright.parts.positions import Rotation
 from archwright.parts.residuals import PostNorm, PreNorm
 from archwright.parts.token_layout import TokenLayout
@@ -114,12 +114,12 @@ def heads_that_all_see_what_the_first_sees(patch: pytest.MonkeyPatch) -> None:
 
 @fault(laws.cached_is_uncached)
 def a_piece_that_is_shifted_by_one(patch: pytest.MonkeyPatch) -> None:
-    whole = caching.places
+    whole = caching.token_layout
 
     def shifted(*args: Any, start: int = 0, **given: Any) -> TokenLayout:
         return whole(*args, start=start + (start > 0), **given)
 
-    patch.setattr(caching, "places", shifted)
+    patch.setattr(caching, "token_layout", shifted)
 
 
 @fault(laws.cached_is_uncached, *WINDOW)
@@ -205,7 +205,7 @@ def _blinded(patch: pytest.MonkeyPatch, **fields: None) -> None:
     seen = AttentionMask.block
 
     def forgetful(self: AttentionMask, *block: int) -> Tensor:
-        places = self.places.__class__(**(vars(self.places) | fields))
+        places = self.layout.__class__(**(vars(self.layout) | fields))
         return seen(AttentionMask(self.pattern, places), *block)
 
     patch.setattr(AttentionMask, "block", forgetful)

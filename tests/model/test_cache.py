@@ -11,7 +11,7 @@ from torch import Tensor
 from archwright.model import Decoder, build
 from archwright.model import cache as cache_room
 from archwright.model.cache import LayerCache, SlotTable
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
@@ -122,7 +122,7 @@ class TestExtend:
         shelf = SlotTable(max_length)
         memory, read = LayerCache(shelf), 0
         for size in (3, 1, 6, 1, 1):
-            where = places(torch.zeros(1, size, dtype=torch.long), start=read)
+            where = token_layout(torch.zeros(1, size, dtype=torch.long), start=read)
             shelf.take(where, 1, read)
             new = torch.arange(read, read + size).double()[None, :, None, None]
             keys, values = memory.update(new, -new)

@@ -16,7 +16,7 @@ from archwright.cli.choices_table import print_choices
 from archwright.cli.listings import listing
 from archwright.model import build
 from archwright.optim import build_optimizers, learning_rate, set_learning_rates
-from archwright.parts.attention import ATTENTIONS
+from archwright.parts.mixers import ATTENTIONS
 from archwright.parts.registry import Registry
 from archwright.planning.cost import flops_per_token
 from archwright.plugins import REGISTRIES, register

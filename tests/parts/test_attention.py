@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archwright.parts.attention import SoftmaxAttention
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import AttentionMask, Causal, Window
+from archwright.parts.mixers import SoftmaxAttention
 from archwright.parts.norms import LayerNorm, NoNorm, RMSNorm
 from archwright.parts.positions import Rotary
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 from archwright.spec import attention as spec
 from archwright.spec import masks, norms, positions
 
@@ -49,7 +49,9 @@ def made(
 
 
 def view(pattern: Causal | Window | None = None) -> AttentionMask:
-    return AttentionMask(pattern or Causal(masks.Causal()), places(torch.zeros(2, LENGTH).long()))
+    return AttentionMask(
+        pattern or Causal(masks.Causal()), token_layout(torch.zeros(2, LENGTH).long())
+    )
 
 
 def run(part: SoftmaxAttention, x: Tensor, seen: AttentionMask | None = None) -> Tensor:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archwright.parts.attention import LatentAttention, SoftmaxAttention
 from archwright.parts.feedforward import Experts, Gated, Plain
 from archwright.parts.init import Glorot
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import MASKS, AttentionMask
+from archwright.parts.mixers import LatentAttention, SoftmaxAttention
 from archwright.parts.norms import NoNorm, RMSNorm
 from archwright.parts.positions import Rotary
 from archwright.parts.positions.relative import ALiBi

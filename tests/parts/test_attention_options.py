@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from archwright.model import build
-from archwright.parts.attention import SoftmaxAttention
 from archwright.parts.kernels import KERNELS, blocks
 from archwright.parts.masks import MASKS, AttentionMask
+from archwright.parts.mixers import SoftmaxAttention
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS as PARTS
 from archwright.parts.positions import Rotary
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 from archwright.spec import attention as spec
 from archwright.spec import masks, positions
 from archwright.spec.model_spec import ModelSpec
@@ -137,7 +137,7 @@ def made(options: dict[str, Any], position: positions.Position) -> SoftmaxAttent
 
 def run(part: SoftmaxAttention, x: Tensor) -> Tensor:
     view = AttentionMask(
-        MASKS[type(MASK)](MASK), places(torch.zeros(x.shape[:2], dtype=torch.long))
+        MASKS[type(MASK)](MASK), token_layout(torch.zeros(x.shape[:2], dtype=torch.long))
     )
     rotary = part._shared[0]
     out: Tensor = part(x, view, None if rotary is None else rotary(torch.arange(LENGTH)[None]))
@@ -285,7 +285,7 @@ def test_values_of_another_width_beside_transformers() -> None:
     turned = library.MiMoV2FlashRotaryEmbedding(config)(x, where, "sliding_attention")
     seen = torch.ones(11, 11).tril().triu(-3).bool()
     hidden = torch.zeros(11, 11).masked_fill(~seen, -torch.inf)[None, None]
-    view = AttentionMask(model.masks["mask_0"], places(torch.zeros(2, 11).long()))
+    view = AttentionMask(model.masks["mask_0"], token_layout(torch.zeros(2, 11).long()))
     with torch.no_grad():
         expected = theirs(x, position_embeddings=turned, attention_mask=hidden)[0]
         found = ours(x, view, model.rotaries["rotary_0"](where))

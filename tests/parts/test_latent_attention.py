@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from archwright.model import Decoder, build
-from archwright.parts.attention import LatentAttention
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import AttentionMask, Causal
+from archwright.parts.mixers import LatentAttention
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS as PARTS
 from archwright.parts.positions import Rotary
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 from archwright.spec import attention as spec
 from archwright.spec import masks, positions
 from archwright.spec.model_spec import ModelSpec, heads
@@ -75,7 +75,9 @@ def drawn(part: LatentAttention) -> LatentAttention:
 
 
 def run(part: LatentAttention, x: Tensor) -> Tensor:
-    view = AttentionMask(Causal(masks.Causal()), places(torch.zeros(x.shape[:2], dtype=torch.long)))
+    view = AttentionMask(
+        Causal(masks.Causal()), token_layout(torch.zeros(x.shape[:2], dtype=torch.long))
+    )
     rotary = part._shared[0]
     where = torch.arange(x.shape[1])[None]
     out: Tensor = part(x, view, None if rotary is None else rotary(where))
@@ -202,7 +204,7 @@ class TestBesideTransformers:
                 attention_mask=hidden,
                 position_embeddings=rotary(x, torch.arange(11)[None]),
             )[0]
-            view = AttentionMask(Causal(masks.Causal()), places(torch.zeros(2, 11).long()))
+            view = AttentionMask(Causal(masks.Causal()), token_layout(torch.zeros(2, 11).long()))
             found = ours(x, view, model.rotaries["rotary_0"](torch.arange(11)[None]))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

@@ -245,7 +245,7 @@ def test_kernels_are_timed_on_the_runs_own_mask(
     seen = []
 
     def looked_at(query, key, value, view, scores):  # type: ignore[no-untyped-def]
-        seen.append((type(view.pattern).__name__, view.places.segment_ids is not None, query.shape))
+        seen.append((type(view.pattern).__name__, view.layout.segment_ids is not None, query.shape))
         return query
 
     run = run.override(f"model.attention.mask.kind={mask}", f"data.packing={packing}")
