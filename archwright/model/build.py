@@ -168,9 +168,11 @@ def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
 def _layer(layer: LayerSpec, dim: int, number: int, sharing: Sharing) -> Layer:
     """Return layer `number`, counted from 1: the branches that it has, in order, and their wiring."""
     branches: dict[str, nn.Module] = {}
+    takes = {}
     if not isinstance(layer.attention, NoAttention):
         info = LayerInfo(number, layer.position, sharing)
         branches["attention"] = ATTENTIONS.make(layer.attention, dim, info)
+        takes["attention"] = layer.attention.takes
     if not isinstance(layer.feedforward, NoFeedForward):
         branches["feedforward"] = FEEDFORWARDS.make(layer.feedforward, dim)
     for branch in branches.values():
@@ -178,7 +180,7 @@ def _layer(layer: LayerSpec, dim: int, number: int, sharing: Sharing) -> Layer:
             if isinstance(module, Linear) and module.deepnorm:
                 module.init_gain = layer.residual.init_gain
     residual = RESIDUALS.make(layer.residual, [*branches], lambda: _norm(layer.norm, dim))
-    return Layer(residual, branches)
+    return Layer(residual, branches, takes)
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:

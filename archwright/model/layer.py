@@ -1,6 +1,6 @@
 """One layer: named branches, wired by a residual choice."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from archwright.parts.linear import Linear
 from archwright.parts.mixers import Mixer
 from archwright.parts.residuals import Branch
 from archwright.parts.states import LayerState
+from archwright.spec.errors import UserError
 
 States = Mapping[str, LayerState]
 """What the mixers of a layer keep of earlier tokens, by the names of their branches."""
@@ -21,11 +22,17 @@ class Layer(nn.Module):
 
     Args:
         branches: modules by name. Mixers are called with x, the context and their state; others with x alone.
+        takes: what mixers do not ignore of what a batch has beside its tokens, by name; all, if not given.
     """
 
-    def __init__(self, residual: nn.Module, branches: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self,
+        residual: nn.Module,
+        branches: Mapping[str, nn.Module],
+        takes: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
         super().__init__()
-        self.residual = residual
+        self.residual, self._takes = residual, takes or {}
         self.branches = tuple(branches)
         """Names of the branches, in order."""
         for name, branch in branches.items():
@@ -44,9 +51,13 @@ class Layer(nn.Module):
         A model gives the context, and the states of a cache. Alone, each row is a text that begins at position 0;
         `attention_mask` then says which keys a query may see, in place of the spec's mask, as
         `SoftmaxAttention.forward` takes it.
+
+        Raises:
+            UserError: an `attention_mask` of another shape, or one that a branch ignores.
         """
         if context is None:
             context = Context.alone(x, attention_mask)
+            self._check(context)
         wired: dict[str, _Branch] = {}
         for name in self.branches:
             wired[name] = _Branch(self.get_submodule(name), context, (states or {}).get(name))
@@ -59,9 +70,22 @@ class Layer(nn.Module):
         return {name: branch for name, branch in branches if isinstance(branch, Mixer)}
 
     def prepare(self, context: Context) -> None:
-        """Do what depends on the data of a pass, ahead of `forward`, which may be compiled."""
+        """Do what depends on the data of a pass, ahead of `forward`, which may be compiled.
+
+        Raises:
+            UserError: the batch has something that a branch ignores.
+        """
+        self._check(context)
         for mixer in self.mixers().values():
             mixer.prepare(context)
+
+    def _check(self, context: Context) -> None:
+        for name, takes in self._takes.items():
+            for given in context.given - {"position_ids"} - {*takes}:
+                mixer = type(self.get_submodule(name)).__name__
+                raise UserError(
+                    f"{name}: {mixer} takes no {given}; expected a batch without, or {given} in takes of its spec"
+                )
 
 
 class _Branch:

@@ -41,6 +41,17 @@ class Context:
         """Return the context of vectors [batch, length, dim] whose rows are texts that begin at position 0."""
         return cls(TokenLayout(x.shape[1], x.device), x.shape[0], attention_mask=attention_mask)
 
+    @property
+    def given(self) -> set[str]:
+        """What this pass has beside its tokens that mixers must not ignore."""
+        found = {
+            "position_ids": self.layout.position_ids is not self.layout.index,
+            "segment_ids": self.layout.segment_ids is not None,
+            "padding_mask": self.layout.padding_mask is not None,
+            "attention_mask": self._attention_mask is not None,
+        }
+        return {name for name, is_given in found.items() if is_given}
+
     def mask(self, pattern: Shared[MaskPattern], num_heads: int = 1) -> AttentionMask:
         """Return what the tokens of this pass see through a pattern, documents and padding included.
 

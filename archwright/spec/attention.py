@@ -17,8 +17,10 @@ from archwright.spec.choice import (
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
-BATCH_INPUTS = ("position_ids", "segment_ids", "padding_mask")
-"""What a batch may have beside its tokens that attention depends on."""
+ALL_INPUTS = frozenset(
+    {"position", "position_ids", "segment_ids", "padding_mask", "attention_mask"}
+)
+"""What an attention may depend on beside x: the layer's position encoding, and what a batch has beside its tokens."""
 
 
 class AttentionBias(BoolGroup):
@@ -106,8 +108,8 @@ class Attention(Choice):
 
     axis: ClassVar[str] = "attention"
     takes: ClassVar[frozenset[str]] = frozenset()
-    """What the part of an attention from outside the package is called with besides x: any of BATCH_INPUTS.
-    A batch that has others of them is refused, as tokens would see what they must not."""
+    """Which of ALL_INPUTS its part does not ignore. A batch that has others is refused, as tokens would see what they
+    must not."""
     causal: ClassVar[bool] = True
     """Whether no token sees what follows it, whatever the mask."""
 
@@ -123,9 +125,9 @@ class Attention(Choice):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
-        if unknown := sorted(set(cls.takes).difference(BATCH_INPUTS)):
+        if unknown := sorted(cls.takes - ALL_INPUTS):
             raise ValueError(
-                f"{cls.__name__}: takes {unknown[0]}; expected any of {', '.join(BATCH_INPUTS)}"
+                f"{cls.__name__}: takes {unknown[0]}; expected any of {', '.join(sorted(ALL_INPUTS))}"
             )
 
 
@@ -133,6 +135,7 @@ class NoAttention(Attention):
     """No attention branch: the layer is a feed-forward alone."""
 
     kind: Literal["none"] = "none"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS
 
     @property
     def one_line(self) -> str:
@@ -144,6 +147,7 @@ class SoftmaxAttention(Attention):
     shared by groups of query heads (Ainslie et al., 2023)."""
 
     kind: Literal["softmax"] = "softmax"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS
     num_heads: AutoCount = Field("auto", examples=[8])
     """Query heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
     num_kv_heads: AutoCount = Field("auto", examples=[1])
@@ -231,6 +235,7 @@ class LatentAttention(Attention):
     share; a cache keeps these two alone (DeepSeek-AI, 2024, DeepSeek-V2, section 2.1)."""
 
     kind: Literal["latent"] = "latent"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS
     num_heads: AutoCount = Field("auto", examples=[16])
     """Heads; auto: dim / nope_head_dim, with heads of at least 64 where that is auto too."""
     query_rank: Width | Literal["none"] = Field("none", examples=[128])

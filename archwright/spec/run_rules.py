@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from archwright.spec.attention import Attention, MaskedAttention, NoAttention
+from archwright.spec.attention import Attention
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask, Prefix
 from archwright.spec.rules import enforce
@@ -69,8 +69,6 @@ def _ignored_inputs(run: RunSpec) -> Iterator[str]:
     if run.data.packing == "document_mask":
         needed["segment_ids"] = 'data.packing = "document_mask" hides documents from one another'
     for at, attention in _attentions(run):
-        if isinstance(attention, MaskedAttention | NoAttention):
-            continue
         for name, why in needed.items():
             if name not in attention.takes:
                 yield (
