@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import archwright as aw
 from archwright.losses import cross_entropy
+from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
 from archwright.parts.kernels.scores import ElementwiseBias
 from archwright.parts.masks import MASKS, AttentionMask
@@ -112,13 +113,10 @@ def test_the_stream_the_head_and_what_is_dead(model: aw.Decoder, tokens: Tensor)
         with Probes(model) as probes:
             logits = model(tokens).logits
         x, sizes = model.embedding(tokens), []
-        views = {
-            name: AttentionMask(mask, token_layout(tokens)) for name, mask in model.masks.items()
-        }
+        context = Context(token_layout(tokens), len(tokens))
         for layer in [None, *model.layers]:
             if layer is not None:
-                turns = model.rotaries[layer.rotary](torch.arange(24)[None])  # type: ignore[index]
-                x = layer(x, views[layer.mask], turns)  # type: ignore[index]
+                x = layer(x, context)
             sizes.append(x.double().square().mean().sqrt().item())
     rows = ["embedding", "layers.0", "layers.1", "layers.2"]
     assert probes.values["residual_rms"] == pytest.approx(dict(zip(rows, sizes, strict=True)))
