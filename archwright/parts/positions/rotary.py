@@ -122,13 +122,12 @@ class Rotary(nn.Module):
         return f"theta {self.spec.theta:g}, {self.num_rotary} coordinates, {self.spec.pairing}"
 
 
-def rotation(rotary: nn.Module, where: TokenLayout) -> Rotation:
+def rotation(rotary: nn.Module, where: TokenLayout) -> Any:
     """Return what rotates tokens where they stand; only some encodings ask for the text's length."""
     given = [where.position_ids_or_range()]
     if follows_length(rotary):
         given.append(where.lengths_so_far_or_end())
-    found: Rotation = rotary(*given)
-    return found
+    return rotary(*given)
 
 
 def follows_length(rotary: nn.Module | None) -> bool:
