@@ -92,8 +92,8 @@ def load_parts_file(path: Path) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        said = _said(error).replace(f"{name}.", "")
-        raise UserError(f"--parts {path}{_line(error, path)}: {said}") from error
+        text = _message(error).replace(f"{name}.", "")
+        raise UserError(f"--parts {path}{_line(error, path)}: {text}") from error
     _check_registered(path, name)
     return hashlib.sha256(content).hexdigest()
 
@@ -122,7 +122,7 @@ def _line(error: BaseException, path: Path) -> str:
     return f", line {lines[-1]}" if lines else ""
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """Return an error's kind and its message in one line."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {' '.join(message.split())}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""What a study prints at its end."""
+"""Output of a study at its end."""
 
 from archwright.format import duration, listed, printable
 from archwright.lab.results import Effect, StudyResults

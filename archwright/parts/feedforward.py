@@ -18,7 +18,7 @@ from archwright.parts.residuals import Branch
 from archwright.parts.routing import ROUTINGS, Router
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
-from archwright.spec.model_spec import hidden_dim
+from archwright.spec.sizes import hidden_dim
 
 Activation = Callable[[Tensor], Tensor]
 Gate = Callable[[Tensor, Tensor], Tensor]

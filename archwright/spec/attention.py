@@ -161,9 +161,9 @@ class SoftmaxAttention(Attention):
     )
     """Biases of all four projections."""
     scale: ScoreScale = SqrtScale()
-    """What q k^T is multiplied by."""
+    """Factor of q k^T."""
     query_temperature: QueryTemperature = NoQueryTemperature()
-    """What queries are multiplied by as positions grow."""
+    """Factor of queries as positions grow."""
     qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm over queries and keys (Henry et al., 2020)."""
     qk_norm_over: Literal["head", "per_head", "projection"] = "head"
@@ -253,7 +253,7 @@ class LatentAttention(Attention):
     bias: LatentBias = Field(default_factory=LatentBias, validate_default=True, examples=[True])
     """Biases of the maps that read x and of the one that writes to it."""
     scale: ScoreScale = SqrtScale()
-    """What q k^T is multiplied by; a head's width is nope_head_dim + rope_head_dim."""
+    """Factor of q k^T; a head's width is nope_head_dim + rope_head_dim."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
     mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])

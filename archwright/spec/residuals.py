@@ -50,14 +50,14 @@ class Residual(Choice):
     final_norm: ClassVar[bool]
     """Whether the stream leaves the layers without a norm, so that one must follow."""
     flow: ClassVar[str] = ""
-    """What x meets on its way, for drawings: `<` where the stream is kept aside, `norm`, the branch `f`, and
+    """The path of x, for drawings: `<` where the stream is kept aside, `norm`, the branch `f`, and
     `+` where the two meet."""
     at_once: ClassVar[bool] = False
     """Whether all branches read the same x."""
     dropout: Probability = 0.0
     """Share of each branch's output dropped in training."""
     multiplier: PerBranch = Field(PerBranch(), examples=[0.5])
-    """What a branch is multiplied by before it is added (Granite; MiniMax's beta)."""
+    """Factor of a branch before it is added (Granite; MiniMax's beta)."""
 
     @property
     def init_gain(self) -> float:
@@ -132,7 +132,7 @@ class NormedResidual(Residual):
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "norm < f +"
     alpha: PerBranch = Field(PerBranch(), examples=[0.5])
-    """What the normed stream is multiplied by."""
+    """Factor of the normed stream."""
 
 
 class DeepNorm(Residual):

@@ -1,4 +1,4 @@
-"""What must hold between the values of a run, beside the rules of its model."""
+"""Rules between the values of a run, beside those of its model."""
 
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -50,7 +50,7 @@ def _stride(run: RunSpec) -> Iterator[str]:
 
 
 def _hidden_future(run: RunSpec) -> Iterator[str]:
-    """What is to be predicted is not seen."""
+    """No token sees those that it is trained to predict."""
     for at, attention in _attentions(run):
         mask = getattr(attention, "mask", None)
         seers = [] if attention.causal else [("attention", attention.kind)]
@@ -64,7 +64,7 @@ def _hidden_future(run: RunSpec) -> Iterator[str]:
 
 
 def _ignored_inputs(run: RunSpec) -> Iterator[str]:
-    """What batches have beside tokens is no attention's to ignore."""
+    """No attention ignores positions, documents or padding of a batch."""
     needed = {"padding_mask": "evaluation pads its last texts"}
     if run.data.packing == "document_mask":
         needed["segment_ids"] = 'data.packing = "document_mask" hides documents from one another'

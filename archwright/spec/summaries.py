@@ -57,7 +57,7 @@ NAMES = {
     "v_norm": "V-norm",
     "softcap": "soft cap",
 }
-"""What fields are called, where that is not their name."""
+"""Names of fields as they are shown, where these differ."""
 
 BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_position": "qk_norm"}
 """Options that mean nothing where another choice is "none"."""
@@ -92,11 +92,11 @@ def name_of(field: str) -> str:
 def brief(spec: Spec) -> str:
     """Return a choice by its kind and every option that is not at its default."""
     usual = {} if _required(spec) else phrases(type(spec)())
-    said = [
+    options = [
         text for field, text in phrases(spec).items() if field in ALWAYS or usual.get(field) != text
     ]
     kind = word(spec.kind) if isinstance(spec, Choice) else ""
-    return ", ".join(filter(None, [kind, *said]))
+    return ", ".join(filter(None, [kind, *options]))
 
 
 def phrases(spec: Spec) -> dict[str, str]:

@@ -16,7 +16,8 @@ from archwright.parts.sharing import LayerInfo
 from archwright.parts.token_layout import token_layout
 from archwright.spec import attention as spec
 from archwright.spec import positions
-from archwright.spec.model_spec import ModelSpec, heads
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.sizes import heads
 from tests.parts.plain_attention import linear, normed, turned
 
 DIM, HEADS, LENGTH, THETA = 10, 3, 9, 16.0

@@ -13,7 +13,7 @@ from archwright import checkpoint
 from archwright.parts.kernels import KERNELS
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
-from archwright.spec.read import flatten
+from archwright.spec.overrides import flatten
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training import machine as machine_room
 from archwright.training import resolve as resolve_room

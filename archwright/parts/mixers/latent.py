@@ -18,7 +18,7 @@ from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.spec import attention as spec
-from archwright.spec.model_spec import heads
+from archwright.spec.sizes import heads
 
 
 class LatentAttention(AttentionMixer):

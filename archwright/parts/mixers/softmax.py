@@ -17,8 +17,8 @@ from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.spec import attention as spec
 from archwright.spec.attention import NoQueryTemperature
-from archwright.spec.model_spec import heads
 from archwright.spec.norms import Norm
+from archwright.spec.sizes import heads
 
 
 class SoftmaxAttention(AttentionMixer):
