@@ -162,10 +162,7 @@ def _raw_and_smooth(
 def _held_out(history: History) -> list[Trace]:
     if not history.evals:
         return []
-    said = [
-        f"{fmt.decimal(line['bits_per_byte'])} bits per byte, at step {fmt.exact(line['step'])}"
-        for line in history.evals
-    ]
+    said = [f"{_bits(line)}at step {fmt.exact(line['step'])}" for line in history.evals]
     return [
         {
             "type": "scatter",
@@ -179,6 +176,12 @@ def _held_out(history: History) -> list[Trace]:
             "hovertemplate": "%{y:.4f}, %{customdata}",
         }
     ]
+
+
+def _bits(line: Line) -> str:
+    """Return an evaluation's bits per byte in words, where they are defined."""
+    bits = line.get("bits_per_byte")
+    return "" if bits is None else f"{fmt.decimal(bits)} bits per byte, "
 
 
 def _spikes(history: History) -> list[Trace]:

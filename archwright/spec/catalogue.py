@@ -43,6 +43,7 @@ ORDER = (
     "model.init",
     "model.layers",
     "model.encoder",
+    "objective",
     "optimizer",
     "schedule",
     "",
