@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from archwright.data.objectives import OBJECTIVES
 from archwright.optim.groups import OPTIMIZERS
 from archwright.optim.schedules import SCHEDULES
 from archwright.parts.embeddings import TRANSFORMS
@@ -38,6 +39,7 @@ REGISTRIES: tuple[Registry, ...] = (
     ROUTINGS,
     TRANSFORMS,
     INITS,
+    OBJECTIVES,
     OPTIMIZERS,
     SCHEDULES,
 )

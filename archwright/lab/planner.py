@@ -146,6 +146,7 @@ class Planner:
         windows = held_out_windows(
             self.material.held_out,
             self.material.tokenizer,
+            run.objective,
             length,
             stride=length,
             max_tokens=self.study.evaluation_tokens,

@@ -44,6 +44,7 @@ ORDER = (
     "model.init",
     "model.layers",
     "model.encoder",
+    "objective",
     "optimizer",
     "schedule",
     "",

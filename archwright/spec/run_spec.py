@@ -18,6 +18,7 @@ from archwright.spec.choice import (
 )
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.objectives import NextToken, Objective
 from archwright.spec.overrides import override
 
 
@@ -336,6 +337,7 @@ class RunSpec(Spec):
     """What the run is called; its folder is runs/<name>."""
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
+    objective: Objective = NextToken()
     batch_size: Tokens = 16
     """Sequences per step, each of model.context_length tokens."""
     grad_accum_steps: Tokens = 1

@@ -6,6 +6,7 @@ from typing import Any
 
 from archwright import checkpoint
 from archwright.data.batches import Batches
+from archwright.data.objectives import Examples, Vocabulary
 from archwright.format import size
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
@@ -146,8 +147,14 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
 
 def make_batches(run: RunSpec, material: Material) -> Batches:
     """Return the run's batches."""
-    length = run.model.context_length
-    return Batches(material.train, length, run.batch_size, run.seed, run.data.packing)
+    return Batches(
+        material.train,
+        run.model.context_length,
+        run.batch_size,
+        run.seed,
+        run.data.packing,
+        examples=Examples(run.objective, Vocabulary.of(material.tokenizer)),
+    )
 
 
 def resolved(run: RunSpec, model: Decoder) -> RunSpec:
@@ -157,7 +164,7 @@ def resolved(run: RunSpec, model: Decoder) -> RunSpec:
         "optimizer": run.optimizer.with_lrs_resolved(),
     }
     if run.evaluate.stride == "auto":
-        stride = max(1, run.model.context_length // 2)
+        stride = run.objective.stride(run.model.context_length)
         update["evaluate"] = run.evaluate.model_copy(update={"stride": stride})
     return run.model_copy(update=update)
 

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from archwright import checkpoint
-from archwright.data.batches import Batch, Batches
+from archwright.data.batches import Batches
 from archwright.model.decoder import Decoder
 from archwright.optim import Optimizers, build_optimizers, learning_rate, warmup_steps
 from archwright.runs.records import Count, Seconds
@@ -26,7 +26,7 @@ from archwright.training.budget import Plan, schedule_steps
 from archwright.training.compiling import uncompiled
 from archwright.training.precision import Precision
 from archwright.training.probes import PASSES, Probes
-from archwright.training.step import LossStats, StepResult, TensorBatch, train_step, update
+from archwright.training.step import LossStats, StepResult, to_device, train_step, update
 
 PROBED_TOKENS = 4096
 """Tokens of the pass that probes look at."""
@@ -132,7 +132,7 @@ class Session:
         probes = Probes(self.model, self.optimizers.values(), loss_scale=scale)
         rows = max(1, PROBED_TOKENS // self.run.model.context_length)
         batch = to_device(self.batches.at(self.standing.step), self.device)
-        first = batch.parts(-(-self.run.batch_size // rows))[0]
+        first = batch.split(-(-self.run.batch_size // rows))[0]
         self.model.eval()
         with (
             torch.no_grad(),
@@ -140,7 +140,7 @@ class Session:
             self.precision.autocast(),
             probes.watching(PASSES),
         ):
-            self.model(first.tokens, position_ids=first.position_ids, segment_ids=first.segment_ids)
+            self.model(**first.inputs.given())
         return probes
 
     def time_step(self, seconds: float) -> float:
@@ -248,20 +248,6 @@ def median_step(step: Callable[[], object], seconds: float) -> float:
         step()
         times.append(time.perf_counter() - start)
     return statistics.median(times[min(2, len(times) - 1) :])
-
-
-def to_device(batch: Batch, device: torch.device) -> TensorBatch:
-    """Return a batch of arrays as tensors on a device."""
-
-    def tensor(array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    optional = (batch.position_ids, batch.segment_ids)
-    return TensorBatch(
-        tensor(batch.tokens),
-        tensor(batch.targets),
-        *(None if a is None else tensor(a) for a in optional),
-    )
 
 
 def is_spike(loss: float, recent: list[float]) -> bool:

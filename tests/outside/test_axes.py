@@ -42,8 +42,8 @@ SECTIONS = {section.cls: section for section in catalogue.sections() if section.
 SMALL = {"query_temperature": ["model.attention.query_temperature.period=2"]}
 """Options by which choices do something in texts so short."""
 
-FILES = {"attention": "running_mean.py"}
-"""Axes whose parts from outside have another contract than those of the package: an example of one."""
+FILES = {"attention": "running_mean.py", "objective": "masked_token.py"}
+"""Axes whose parts from outside are tested on their own, in a file beside this one."""
 
 
 def kind_of(choice: type[Choice]) -> str:
