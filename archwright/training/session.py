@@ -1,7 +1,6 @@
 """What a training holds in its hands: model, optimizers, batches, and where it stands."""
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +19,7 @@ from archwright.data.batches import Batches
 from archwright.model.decoder import Decoder
 from archwright.optim import Optimizers, build_optimizers, learning_rate, warmup_steps
 from archwright.runs.records import Count, Seconds
-from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MOST, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.training.budget import Plan, schedule_steps
 from archwright.training.compiling import uncompiled
 from archwright.training.precision import Precision
@@ -262,28 +260,3 @@ def is_spike(loss: float, recent: list[float]) -> bool:
         return False
     deviation = max(statistics.pstdev(recent, mean), 0.02 * mean)
     return loss > mean + 5 * deviation
-
-
-def steps_for_budget(
-    amount: float,
-    unit: str,
-    run: RunSpec,
-    flops_per_token: float,
-    seconds_per_step: Callable[[], float],
-) -> int:
-    """Return how many steps a budget pays for, at least one.
-
-    Raises:
-        UserError: more steps than any run can have.
-    """
-    per_step = {
-        "steps": lambda: 1.0,
-        "tokens": lambda: float(run.tokens_per_step),
-        "flops": lambda: flops_per_token * run.tokens_per_step,
-        "seconds": seconds_per_step,
-    }[unit]()
-    if amount / per_step > MOST["steps"]:
-        raise UserError(
-            f"budget: {run.budget} pays for {amount / per_step:.0e} steps; expected at most 1e12"
-        )
-    return max(1, math.floor(amount / per_step + 1e-9))
