@@ -9,10 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from archwright.data.inputs import IGNORE
 from archwright.parts.feedforward import RouterAuxLoss
 from archwright.parts.linear import Linear
-
-IGNORE = -100
 
 AUXILIARY = "auxiliary"
 """The attribute in which a module keeps what it asks to be minimised besides, of its last forward in training."""

@@ -8,13 +8,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from archwright.data.objectives import OBJECTIVES
 from archwright.optim.groups import OPTIMIZERS
 from archwright.optim.schedules import SCHEDULES
-from archwright.parts.attention import ATTENTIONS, QUERY_TEMPERATURES, SCORE_SCALES
 from archwright.parts.embeddings import TRANSFORMS
 from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES
 from archwright.parts.init import INITS
 from archwright.parts.masks import MASKS
+from archwright.parts.mixers import ATTENTIONS, QUERY_TEMPERATURES, SCORE_SCALES
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS, SCALINGS
 from archwright.parts.registry import Registry
@@ -38,6 +39,7 @@ REGISTRIES: tuple[Registry, ...] = (
     ROUTINGS,
     TRANSFORMS,
     INITS,
+    OBJECTIVES,
     OPTIMIZERS,
     SCHEDULES,
 )

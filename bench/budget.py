@@ -22,7 +22,7 @@ from pathlib import Path
 
 if __name__ == "__main__":  # as a script, its own folder is on the path
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from archwright.spec.run_spec import parse_budget
+from archwright.spec.budget import Budget
 from bench import timing
 
 CHANGE = 20.0
@@ -86,7 +86,7 @@ def _be_busy(seed: str) -> None:
 
 def row(budget: str, busy: int, found: list[float]) -> str:
     """Return a line of the table."""
-    seconds = parse_budget(budget)[0]
+    seconds = Budget(budget).amount
     kept = sum(abs(each - seconds) <= WITHIN * seconds for each in found)
     times = ", ".join(f"{each:.1f}" for each in sorted(found))
     return f"| {budget} | {busy} | {times} | {kept} of {len(found)} |"

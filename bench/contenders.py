@@ -72,12 +72,13 @@ def llama_spec(shape: Shape) -> "ModelSpec":
 
 def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
     """Return ours, with the settings that `archwright train` takes on a CPU."""
+    from archwright.data.inputs import Batch, Inputs
     from archwright.model import build
     from archwright.optim import build_optimizers
     from archwright.spec.run_spec import AdamW
     from archwright.training.compiling import compile_parts
     from archwright.training.precision import Precision
-    from archwright.training.step import TensorBatch, train_step
+    from archwright.training.step import train_step
 
     model = build(llama_spec(shape), seed=0).train()
     if compiled:
@@ -86,7 +87,7 @@ def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
     of_step = Precision(precision, torch.device("cpu"))
 
     def step(tokens: Tensor, targets: Tensor) -> float:
-        batch = TensorBatch(tokens, targets)
+        batch = Batch(Inputs(tokens), targets)
         return train_step(
             model, batch, optimizers, rate=1.0, precision=of_step, max_grad_norm=1.0
         ).loss

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from archwright.data.inputs import Batch, Inputs
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.planning.cost import flops_per_token
@@ -33,7 +34,7 @@ from archwright.training.float8 import check_float8
 from archwright.training.liger import check_liger, fuse
 from archwright.training.machine import cpu_name
 from archwright.training.precision import Precision
-from archwright.training.step import TensorBatch, train_step
+from archwright.training.step import train_step
 
 if __name__ == "__main__":  # as a script, its own folder is on the path
     from contenders import MODELS, Shape, llama_spec
@@ -148,7 +149,7 @@ def own_step(shape: Shape, device: torch.device, args: argparse.Namespace, fused
     of_step = Precision(args.precision, device, model.head.d_out)
 
     def step(tokens: Tensor, targets: Tensor) -> None:
-        batch = TensorBatch(tokens, targets)
+        batch = Batch(Inputs(tokens), targets)
         train_step(model, batch, optimizers, rate=1.0, precision=of_step, chunked=chunked)
 
     return step

@@ -23,12 +23,13 @@ from torch import Tensor
 
 if __name__ == "__main__":  # as a script, its own folder is on the path
     sys.path.insert(0, str(Path(__file__).parents[1]))
+from archwright.data.inputs import Batch, Inputs
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.spec.read import load
 from archwright.spec.run_spec import AdamW
 from archwright.training.precision import Precision
-from archwright.training.step import TensorBatch, train_step
+from archwright.training.step import train_step
 from bench import timing
 
 MODEL = {
@@ -85,7 +86,7 @@ def trainer(case: Case, kernel: str, length: int, rows: int) -> Callable[[], flo
     drawn = np.random.default_rng(0).zipf(1.3, (rows, length + 1)) % model.spec.vocab_size
     tokens = torch.from_numpy(drawn)
     documents = None if case.documents is None else case.documents(rows, length)
-    batch = TensorBatch(tokens[:, :-1], tokens[:, 1:], segment_ids=documents)
+    batch = Batch(Inputs(tokens[:, :-1], segment_ids=documents), tokens[:, 1:])
 
     def step() -> float:
         start = timing.clock()

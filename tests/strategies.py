@@ -213,7 +213,7 @@ def _number_or_text(annotation: Any, metadata: list[Any], moderate: bool) -> st.
         if moderate and high is None:
             return st.floats(max(0.25, low or 0.0), 4.0, exclude_min=low is not None)
         return _float(low, high, exclude_min=gt is not None, exclude_max=lt is not None)
-    assert annotation is str, annotation
+    assert issubclass(annotation, str), annotation
     least = next((m.min_length for m in metadata if isinstance(m, MinLen)), 0)
     return TEXT if least == 0 else st.text("abc\"'\n\\é", min_size=least, max_size=8)
 

@@ -74,12 +74,12 @@ def _amount(found: "Sequence[Entry]") -> str:
 def _seconds(text: str | None) -> float:
     if text is None:
         return 0
-    from archwright.spec.run_spec import parse_budget
+    from archwright.spec.budget import Budget
 
     try:
-        amount, unit = parse_budget(text)
+        seconds = Budget(text).seconds
     except ValueError:
-        unit = ""
-    if unit != "seconds":
+        seconds = None
+    if seconds is None:
         raise UserError(f'--older-than: found "{text}"; expected a time, such as 12h or 30d')
-    return amount
+    return seconds

@@ -11,14 +11,13 @@ from archwright.planning.memory import least_memory
 from archwright.reporting.terminal import print_resolved
 from archwright.spec.overrides import flatten, toml_value
 from archwright.spec.read import collapse_uniform, even_tables
-from archwright.spec.run_spec import RunSpec, TokenizerSpec, parse_budget
+from archwright.spec.run_spec import RunSpec, TokenizerSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.foreign import read_json
 from archwright.text.open_tokenizer import tokenizer_file
 from archwright.text.sources import STDIN, find_files
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.resolve import resolved, with_steps
-from archwright.training.session import steps_for_budget
 
 NAMING = ("source", "sources", "name")
 """Keys that say where a model comes from, not what it is."""
@@ -95,11 +94,10 @@ def _num_steps(run: RunSpec, model: Decoder) -> int | None:
     """Return the steps of the run, where they do not depend on the machine's speed."""
     if run.machine.num_steps != "auto":
         return run.machine.num_steps
-    amount, unit = parse_budget(run.budget)
-    if unit == "seconds":
+    if run.budget.seconds:
         return None
     flops = flops_per_token(model, run.model.context_length)
-    return steps_for_budget(amount, unit, run, flops, lambda: 1.0)
+    return run.budget.steps(run.tokens_per_step, flops, 1.0)
 
 
 def _num_tokens(spec: TokenizerSpec) -> int:

@@ -9,8 +9,8 @@ from archwright.spec.errors import UserError
 
 ABOUT = """\
 Measure a trained model on text. Every document starts from the token that begins a text (end-of-text, but for
-some imported models); each token of the text is predicted once; bits per byte are its nats over its UTF-8
-bytes and ln 2."""
+some imported models); a model of the next token predicts each token of the text once; bits per byte are its
+nats over its UTF-8 bytes and ln 2."""
 
 EXAMPLES = """\
   archwright eval runs/demo --text mine.txt
@@ -48,6 +48,7 @@ def run(words: Sequence[str]) -> int:
         return 0
     print(f"nats per token   {result.nats_per_token:.4f}")
     print(f"perplexity       {result.perplexity:.2f}   (e^nats per token)")
-    print(f"bits per byte    {result.bits_per_byte:.4f}")
+    if result.bits_per_byte is not None:
+        print(f"bits per byte    {result.bits_per_byte:.4f}")
     print(f"text             {result.num_bytes:,} bytes, {result.num_tokens:,} tokens")
     return 0

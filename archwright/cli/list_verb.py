@@ -90,7 +90,7 @@ def _print_runs() -> None:
 
     rows = [["run", "state", "bits per byte"]]
     for folder in find():
-        evals = [r["bits_per_byte"] for r in folder.metrics() if r["kind"] == "eval"]
+        evals = [r.get("bits_per_byte") for r in folder.metrics() if r["kind"] == "eval"]
         reached = f"{evals[-1]:.3f}" if evals and evals[-1] is not None else "-"
         rows.append([str(folder.path), "finished" if folder.finished else "open", reached])
     if rows[1:]:

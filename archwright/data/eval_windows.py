@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from archwright.data.inputs import IGNORE, Batch, Inputs
+from archwright.data.objectives import Examples, Vocabulary
 from archwright.data.store import TokenStore
 from archwright.spec.errors import UserError
+from archwright.spec.objectives import NextToken
 
 Ids = NDArray[np.int64]
 
-IGNORE = -100
-"""Target of a position that is not counted, as in torch's cross-entropy."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -28,26 +29,8 @@ def bits_per_byte(nats: float, num_bytes: int) -> float:
     return nats / (num_bytes * math.log(2))
 
 
-@dataclass(frozen=True)
-class HeldOutBatch:
-    """Rows to measure on, [batch, width]; a target of -100 is not counted.
-
-    `lengths` are the tokens of each row before padding, `padding_mask` is True on them.
-    """
-
-    tokens: Ids
-    targets: Ids
-    lengths: Ids
-
-    @property
-    def padding_mask(self) -> NDArray[np.bool_]:
-        """True where a row has a token."""
-        mask: NDArray[np.bool_] = np.arange(self.tokens.shape[1]) < self.lengths[:, None]
-        return mask
-
-
 class Window(NamedTuple):
-    """A row: input tokens `start` to `stop` of the store, of which the last `counted` predict."""
+    """Tokens `start` to `stop` of the store, of which the last `counted` are counted."""
 
     start: int
     stop: int
@@ -57,10 +40,11 @@ class Window(NamedTuple):
 class HeldOut:
     """Fixed windows over held-out documents, each document alone and from its end-of-text token.
 
-    The first window of a document predicts all its tokens; each later one starts `stride` further
-    (the last one less, so that it is full, too) and predicts only what no earlier one has. Every
-    token of the text is thus predicted once, after at least `context_length` - `stride` tokens
-    where the document has them. `num_tokens` and `num_bytes` count what is predicted.
+    Where the objective defines bits per byte, the first window of a document predicts all its tokens; each later
+    one starts `stride` further (the last one less, so that it is full, too) and predicts only what no earlier one
+    has. Every token of the text is thus predicted once, after at least `context_length` - `stride` tokens
+    where the document has them. Windows of other objectives follow on one another. What an objective draws is drawn
+    alike in each evaluation. `num_tokens` and `num_bytes` count the text once.
 
     With `max_tokens`, windows spread evenly over all text are taken until that many tokens are
     reached: a fair sample of the whole. Counting its bytes needs those of each token,
@@ -78,16 +62,21 @@ class HeldOut:
         stride: int | None = None,
         max_tokens: int | None = None,
         token_lengths: NDArray[np.int64] | None = None,
+        examples: Examples | None = None,
     ) -> None:
         self.store = store
-        self.context_length = context_length
+        self._examples = examples or Examples(NextToken(), Vocabulary())
+        self.objective = self._examples.objective
+        self.window_length = self.objective.window_length(context_length)
         self.batch_size = batch_size
-        self.stride = stride or max(1, context_length // 2)
+        self.stride = stride or self.objective.stride(context_length)
         if not 1 <= self.stride <= context_length:
             raise UserError(
                 f"evaluate.stride: expected 1 to model.context_length ({context_length}), "
                 f"found {self.stride}."
             )
+        if not self.objective.defines_bits_per_byte:
+            self.stride = self.window_length
         rows = [row for i in range(store.num_documents) for row in self._windows(i)]
         if max_tokens is not None and token_lengths is not None:
             rows = _sample(rows, max_tokens)
@@ -105,9 +94,9 @@ class HeldOut:
         """Return the number of batches."""
         return math.ceil(len(self._rows) / self.batch_size)
 
-    def __iter__(self) -> Iterator[HeldOutBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         for first in range(0, len(self._rows), self.batch_size):
-            yield self._batch(self._rows[first : first + self.batch_size])
+            yield self._batch(self._rows[first : first + self.batch_size], first)
 
     def texts(self) -> Iterator[Ids]:
         """Yield the predicted tokens, the text that `num_bytes` counts, in stretches in order."""
@@ -116,25 +105,32 @@ class HeldOut:
 
     def _windows(self, document: int) -> Iterator[Window]:
         """Yield the windows over a document."""
-        base = int(self.store.offsets[document])
-        predicted = int(self.store.offsets[document + 1]) - base - 1
-        done = start = 0
-        while done < predicted:
-            stop = min(start + self.context_length, predicted)
-            start = max(0, min(start, stop - self.context_length))
-            yield Window(base + start, base + stop, stop - done)
+        base, end = (int(offset) for offset in self.store.offsets[document : document + 2])
+        start, done = base, base + 1  # the token that a document starts from is none of its text
+        while done < end:
+            stop = min(start + self.window_length, end)
+            if self.stride < self.window_length:
+                start = max(base, min(start, stop - self.window_length))
+            yield Window(start, stop, stop - done)
             done, start = stop, start + self.stride
 
-    def _batch(self, rows: list[Window]) -> HeldOutBatch:
+    def _batch(self, rows: list[Window], seed: int) -> Batch:
         lengths = np.array([row.stop - row.start for row in rows])
-        shape = (len(rows), int(lengths.max()))
-        tokens = np.full(shape, self.store.end_of_text, np.int64)
-        targets = np.full(shape, IGNORE, np.int64)
-        for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            window = self.store.read(row.start, row.stop + 1)
-            tokens[i, :length] = window[:-1]
-            targets[i, length - row.counted : length] = window[len(window) - row.counted :]
-        return HeldOutBatch(tokens, targets, lengths)
+        tokens = np.full((len(rows), int(lengths.max())), self.store.end_of_text, np.int64)
+        for window, row, length in zip(tokens, rows, lengths, strict=True):
+            window[:length] = self.store.read(row.start, row.stop)
+        padding_mask = np.arange(tokens.shape[1]) < lengths[:, None]
+        text = Inputs(tokens, padding_mask=None if padding_mask.all() else padding_mask)
+        batch = self._examples.batch(text, seed)
+        inputs, targets = batch.inputs, batch.targets
+        if inputs.padding_mask is not None:
+            filled = np.where(inputs.padding_mask, inputs.tokens, self.store.end_of_text)
+            inputs = replace(inputs, tokens=filled)
+        if self.objective.defines_bits_per_byte:
+            predicted_before = lengths - 1 - [row.counted for row in rows]
+            columns = np.arange(targets.shape[1])
+            targets = np.where(columns < predicted_before[:, None], IGNORE, targets)
+        return Batch(inputs, targets)
 
 
 def _sample(rows: list[Window], max_tokens: int) -> list[Window]:
@@ -177,7 +173,7 @@ def _spread(n: int) -> Iterator[int]:
 
 def _stretches(rows: list[Window]) -> Iterator[tuple[int, int]]:
     """Yield the predicted tokens as ranges of the store, joined where one follows on another."""
-    ranges = sorted((row.stop - row.counted + 1, row.stop + 1) for row in rows)
+    ranges = sorted((row.stop - row.counted, row.stop) for row in rows)
     first, stop = ranges[0]
     for start, end in ranges[1:]:
         if start != stop:

@@ -286,6 +286,8 @@ def _heads_follow(spec: ModelSpec, held: ControlledVariable) -> list[str]:
     resolved = spec.resolved().attention
     head_dim, num_heads = (getattr(resolved, name, 0) for name in ("head_dim", "num_heads"))
     given = getattr(spec.attention, "head_dim", "auto")
-    if head_dim * num_heads != spec.dim or given == "auto" or HEAD_DIM in held:
+    field = type(spec.attention).model_fields.get("head_dim")
+    fixed = given == "auto" or HEAD_DIM in held or field is None or field.default != "auto"
+    if fixed or head_dim * num_heads != spec.dim:
         return [f"attention.num_heads={num_heads}"] if num_heads else []
     return [f"attention.num_heads={num_heads}", "attention.head_dim=auto"]

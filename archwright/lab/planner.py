@@ -18,8 +18,9 @@ from archwright.lab.variants import Arms, arms, set_by, sized_by_user
 from archwright.lab.workers import Workers
 from archwright.model.build import build
 from archwright.runs import RunFolder
+from archwright.spec.budget import Budget
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import RunSpec, parse_budget
+from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec, parse_count
 from archwright.training.data import Material, prepare_data
 from archwright.training.evaluation import held_out_windows
@@ -138,7 +139,7 @@ class Planner:
             "lengths": tuple(length * times for times in self.study.lengths),
         }
         return run.model_copy(
-            update={"evaluate": run.evaluate.model_copy(update=update), "budget": "1steps"}
+            update={"evaluate": run.evaluate.model_copy(update=update), "budget": Budget("1steps")}
         )
 
     def _evaluation_windows(self, run: RunSpec) -> int:
@@ -146,6 +147,7 @@ class Planner:
         windows = held_out_windows(
             self.material.held_out,
             self.material.tokenizer,
+            run.objective,
             length,
             stride=length,
             max_tokens=self.study.evaluation_tokens,
@@ -227,15 +229,15 @@ class Planner:
     def _steps(self, found: Mapping[str, Arm], costs: Mapping[str, Cost], workers: int) -> int:
         """Return the steps of each run that the budget pays for."""
         run = next(iter(found.values())).run
-        amount, unit = parse_budget(self.study.budget)
-        if unit != "seconds":
-            return max(1, int(amount if unit == "steps" else amount / run.tokens_per_step))
+        seconds = self.study.wall_seconds
+        if seconds is None:
+            return self.study.budget.steps(run.tokens_per_step, 1.0, 1.0)
         tokens = evaluated(run, self._evaluation_tokens(found))
         times = runs_each(self.study) / workers
         fixed = sum(cost.run(0, tokens) for cost in costs.values()) * times
         step = sum(cost.step for cost in costs.values()) * times
         planning = time.monotonic() - self._started
-        steps = int((amount * USED - planning - fixed) / step)
+        steps = int((seconds * USED - planning - fixed) / step)
         if steps < LEAST_STEPS:
             least = (planning + fixed + LEAST_STEPS * step) / USED
             raise UserError(

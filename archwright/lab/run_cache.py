@@ -176,7 +176,7 @@ def _point(record: Record, flops_per_token: float) -> Point:
 def _bits_per_nat(evaluations: Iterable[Record]) -> float | None:
     """Return bits per byte for each nat per token of the final evaluation's text."""
     for record in reversed(list(evaluations)):
-        if record["num_bytes"]:
+        if record["num_bytes"] and "bits_per_byte" in record:
             return float(record["num_tokens"] / (record["num_bytes"] * math.log(2)))
     return None
 

@@ -1,5 +1,7 @@
 """Output of a study at its end."""
 
+from math import isfinite
+
 from archwright.format import duration, listed, printable
 from archwright.lab.results import Effect, StudyResults
 
@@ -23,8 +25,9 @@ def _line(effect: Effect) -> str:
     if effect.outcome == "identical":
         return effect.sentence
     why = f" because {listed([*effect.caveats])}" if effect.caveats else ""
+    bits = effect.bits_per_byte
     return (
         f"{effect.variant}: {effect.outcome}{why}, {effect.mean:+.4f} nats per token "
-        f"({low:+.4f} to {high:+.4f}), {effect.bits_per_byte:+.4f} bits per byte; "
+        f"({low:+.4f} to {high:+.4f}){f', {bits:+.4f} bits per byte' if isfinite(bits) else ''}; "
         f"noise {effect.noise:.4f}, margin {effect.margin:.4f}, p {effect.holm_p_value:.2g}"
     )

@@ -136,7 +136,12 @@ def _time(job: dict[str, Any]) -> Answer:
     session, _ = resolved_session(folder, material)
     length = run.model.context_length
     windows = held_out_windows(
-        material.held_out, material.tokenizer, length, stride=length, max_tokens=4096
+        material.held_out,
+        material.tokenizer,
+        run.objective,
+        length,
+        stride=length,
+        max_tokens=4096,
     )
     setup = time.perf_counter() - started
     step = _step_seconds(folder, material, session, number=job["stack"], seconds=job["seconds"])

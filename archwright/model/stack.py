@@ -42,12 +42,10 @@ class Stack(nn.Module):
     def forward(
         self,
         tokens: Int[Tensor, "rows length"],
-        *,
-        position_ids: Int[Tensor, "rows length"] | None = None,
-        segment_ids: Int[Tensor, "rows length"] | None = None,
+        **inputs: Any,
     ) -> Float[Tensor, "rows length dim"]:
         """Return what the heads read; the rows are those of the first model, then of the second, ..."""
-        return self.body.hidden(tokens, position_ids=position_ids, segment_ids=segment_ids)
+        return self.body.hidden(tokens, **inputs)
 
     def by_name(self) -> dict[str, nn.Parameter]:
         """Return the stacked parameters [K, ...] by the name that each model has for its own."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from archwright import format as fmt
 from archwright.reporting.document import Axis, Chart
-from archwright.reporting.history import History
+from archwright.reporting.history import History, Line
 from archwright.reporting.result import as_nats_per_token
 
 Values = NDArray[np.float64]
@@ -171,10 +171,7 @@ def _raw_and_smooth(
 def _held_out(history: History) -> list[Trace]:
     if not history.evals:
         return []
-    hover = [
-        f"{fmt.decimal(line['bits_per_byte'])} bits per byte, at step {fmt.exact(line['step'])}"
-        for line in history.evals
-    ]
+    hover = [f"{_bits(line)}at step {fmt.exact(line['step'])}" for line in history.evals]
     columns = {name: [line[name] for line in history.evals] for name in _ALONG}
     return [
         {
@@ -189,6 +186,12 @@ def _held_out(history: History) -> list[Trace]:
             "hovertemplate": "%{y:.4f}, %{customdata}",
         }
     ]
+
+
+def _bits(line: Line) -> str:
+    """Return an evaluation's bits per byte in words, where they are defined."""
+    bits = line.get("bits_per_byte")
+    return "" if bits is None else f"{fmt.decimal(bits)} bits per byte, "
 
 
 def _spikes(history: History) -> list[Trace]:

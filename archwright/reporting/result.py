@@ -34,8 +34,9 @@ class Result:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits per byte of held-out text."""
-        return float(self.held_out["bits_per_byte"]) if self.held_out else None
+        """Bits per byte of held-out text, where the objective defines them."""
+        last = self.held_out or {}
+        return float(last["bits_per_byte"]) if "bits_per_byte" in last else None
 
 
 def result_of(history: History) -> Result:
@@ -65,14 +66,16 @@ def verdict(history: History, result: Result) -> tuple[str, str]:
     if result.steps == 0:
         return "Nothing trained yet", "in this run folder."
     how, last = _how(history, result), result.held_out
-    loss = last["bits_per_byte"] if last else result.train_loss
+    bits = result.bits_per_byte
+    loss = bits if bits is not None else last["nats_per_token"] if last else result.train_loss
     if loss is None or not math.isfinite(loss):
         what = "held-out" if last else "training"
         return f"The {what} loss is not finite", f"for {how}."
     if not last:
         head = f"{fmt.decimal(loss)} nats per token in training"
         return head, f"reached by {how}, not yet evaluated on held-out text."
-    head = f"{fmt.decimal(loss)} bits per byte on held-out text"
+    unit = "nats per token" if bits is None else "bits per byte"
+    head = f"{fmt.decimal(loss)} {unit} on held-out text"
     perplexity = f"perplexity {fmt.significant(last['perplexity'])} per token (base e)"
     return head, f"reached by {how}: {_beside(history, last)}{perplexity}."
 
@@ -112,6 +115,8 @@ def as_nats_per_token(bits_per_byte: float, held_out: Line) -> float:
 
 def _beside(history: History, last: Line) -> str:
     """Say which compressors the model beats and which it does not."""
+    if "bits_per_byte" not in last:
+        return ""
     sides: dict[str, list[str]] = {"below": [], "above": [], "level with": []}
     for line in history.compressors:
         difference = round(last["bits_per_byte"], 3) - round(line["bits_per_byte"], 3)

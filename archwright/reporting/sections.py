@@ -135,7 +135,7 @@ def _held_out_facts(history: History, result: Result) -> list[Fact]:
     if not last:
         return [Fact("Evaluation", "none yet")]
     return [
-        Fact("Bits per byte", fmt.decimal(last["bits_per_byte"])),
+        *_fact("Bits per byte", result.bits_per_byte, fmt.decimal),
         *(
             Fact(line["name"], fmt.decimal(line["bits_per_byte"]), "bits per byte")
             for line in history.compressors

@@ -60,10 +60,14 @@ def _quality(history: History, result: Result) -> list[Line]:
         trained = [] if loss is None else [("training loss", fmt.loss(loss), "nats per token")]
         return [*trained, ("held-out loss", "none", "not evaluated yet")]
     beside = sorted(history.compressors, key=lambda line: float(line["bits_per_byte"]))
+    bits = result.bits_per_byte
+    own = (
+        [] if bits is None else [("bits per byte", fmt.decimal(bits), "this model" * bool(beside))]
+    )
     return [
         ("held-out loss", fmt.loss(last["nats_per_token"]), "nats per token"),
         ("perplexity", fmt.significant(last["perplexity"], 4), "per token, base e"),
-        ("bits per byte", fmt.decimal(last["bits_per_byte"]), "this model" if beside else ""),
+        *own,
         *(("", fmt.decimal(line["bits_per_byte"]), line["name"]) for line in beside),
     ]
 

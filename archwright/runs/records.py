@@ -50,7 +50,7 @@ class _Evaluation(_Any):
     seconds: Seconds
     nats_per_token: Number
     perplexity: Number
-    bits_per_byte: Number
+    bits_per_byte: Number = None
     num_tokens: Some
     num_bytes: Count
 

@@ -44,6 +44,7 @@ ORDER = (
     "model.init",
     "model.layers",
     "model.encoder",
+    "objective",
     "optimizer",
     "schedule",
     "",
@@ -348,7 +349,9 @@ def _values(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
         return [*annotation.choices()]
     if _is_spec(annotation):
         return [*_values(next(iter(annotation.model_fields.values())).annotation), "a table"]
-    named = {int: "a whole number", float: "a number", str: "text"}
+    if isinstance(annotation, type) and issubclass(annotation, str):
+        return ["text"]
+    named = {int: "a whole number", float: "a number"}
     return [f"{named.get(origin or annotation, 'a table')}{_limits(metadata)}"]
 
 

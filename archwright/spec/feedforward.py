@@ -22,6 +22,11 @@ class FeedForward(Choice):
 
     axis: ClassVar[str] = "feedforward"
 
+    @property
+    def one_line(self) -> str:
+        """What a branch whose values are resolved is, in a few words."""
+        return self.kind
+
     def num_parameters(self, dim: int) -> int:
         """Return the number of parameters of a branch whose values are resolved."""
         return 0
@@ -35,6 +40,10 @@ class NoFeedForward(FeedForward):
     """No feed-forward branch: the layer is attention alone."""
 
     kind: Literal["none"] = "none"
+
+    @property
+    def one_line(self) -> str:
+        return ""
 
 
 class Hidden(FeedForward):
@@ -57,6 +66,10 @@ class Hidden(FeedForward):
     BitNet b1.58); experts of a layer share it."""
     dropout: Probability = 0.0
     """Share of hidden values dropped in training."""
+
+    @property
+    def one_line(self) -> str:
+        return f"{self.kind} {self.hidden_dim}"
 
     def num_parameters(self, dim: int) -> int:
         return self.num_parameters_of(1, dim, int(self.hidden_dim))
@@ -285,6 +298,10 @@ class Experts(FeedForward):
     def has_selection_bias(self) -> bool:
         """Whether numbers are added to scores for choosing alone."""
         return self.selection_bias or self.selection_bias_update_rate > 0
+
+    @property
+    def one_line(self) -> str:
+        return f"{self.top_k} of {self.num_experts} experts {self.expert.one_line}"
 
     def num_parameters(self, dim: int) -> int:
         return self._num_parameters(self.num_experts, dim)

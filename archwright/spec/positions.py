@@ -123,11 +123,20 @@ class Position(Choice):
         """Whether attentions of the same sizes share its parameters."""
         return False
 
+    @property
+    def rotates(self) -> bool:
+        """Whether it rotates queries and keys."""
+        return not (self.absolute or self.scores)
+
 
 class NoPosition(Position):
     """No encoding: only the causal mask tells order (Kazemnejad et al., 2023)."""
 
     kind: Literal["none"] = "none"
+
+    @property
+    def rotates(self) -> bool:
+        return False
 
 
 class Sinusoidal(Position):

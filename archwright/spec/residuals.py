@@ -59,6 +59,11 @@ class Residual(Choice):
     multiplier: PerBranch = Field(PerBranch(), examples=[0.5])
     """Factor of a branch before it is added (Granite; MiniMax's beta)."""
 
+    @property
+    def init_gain(self) -> float:
+        """What the initial values of maps in branches are multiplied by, other than those of queries and keys."""
+        return 1.0
+
     def norms_of(self, branches: Collection[str]) -> int:
         """Return the number of norms of a layer with these branches."""
         return len(branches)
@@ -140,3 +145,8 @@ class DeepNorm(Residual):
     """Weight of the stream; auto: (2 num_layers)^(1/4)."""
     gain: AutoFloat = Field("auto", examples=[0.5])
     """Multiplies the initial values of value, out and feed-forward maps; auto: (8 num_layers)^(-1/4)."""
+
+    @property
+    def init_gain(self) -> float:
+        assert self.gain != "auto"
+        return self.gain

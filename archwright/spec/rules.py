@@ -21,7 +21,6 @@ from archwright.spec.positions import (
     Learned,
     Llama3Scaling,
     LongRoPE,
-    NoPosition,
     RoPE,
     T5Bias,
     rotary_dim,
@@ -340,8 +339,8 @@ def absolute_positions_are_global(spec: "ModelSpec") -> Iterator[str]:
 def positions_reach_attention(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
         position = layer.position
-        computed = isinstance(layer.attention, MaskedAttention | NoAttention)
-        if not (computed or position.absolute or isinstance(position, NoPosition)):
+        inside = position.rotates or position.scores
+        if inside and "position" not in layer.attention.takes:
             yield (
                 f'{at}position.kind: found "{position.kind}", which acts inside attention, where attention.kind '
                 f'"{layer.attention.kind}" leaves it out; expected "none", or one that is added to the embedding'

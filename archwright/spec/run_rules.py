@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from archwright.spec.attention import Attention, MaskedAttention, NoAttention
+from archwright.spec.attention import Attention
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask, Prefix
 from archwright.spec.rules import enforce
@@ -13,7 +13,7 @@ from archwright.spec.validation_errors import show
 
 def enforce_run(run: RunSpec) -> None:
     """Raise a UserError with one line for each broken rule of the run and its model."""
-    rules = (_name, _rows, _stride, _tokenizer, _hidden_future, _ignored_inputs)
+    rules = (_name, _rows, _stride, _tokenizer, _visible_future, _ignored_inputs)
     lines = [line for rule in rules for line in rule(run)]
     try:
         enforce(run.model)
@@ -47,20 +47,43 @@ def _stride(run: RunSpec) -> Iterator[str]:
             f"evaluate.stride: found {stride}; expected at most "
             f"model.context_length = {run.model.context_length}, or tokens are left out"
         )
+    elif (
+        stride not in ("auto", run.model.context_length) and not run.objective.defines_bits_per_byte
+    ):
+        yield (
+            f'evaluate.stride: found {stride}; objective.kind = "{run.objective.kind}" reads a text once: '
+            f"expected model.context_length = {run.model.context_length}"
+        )
 
 
-def _hidden_future(run: RunSpec) -> Iterator[str]:
-    """No token sees those that it is trained to predict."""
-    for at, attention in _attentions(run):
-        mask = getattr(attention, "mask", None)
-        seers = [] if attention.causal else [("attention", attention.kind)]
-        if isinstance(mask, Prefix) or (isinstance(mask, Mask) and not mask.causal):
-            seers.append(("attention.mask", mask.kind))
+def _visible_future(run: RunSpec) -> Iterator[str]:
+    """What is to be predicted is not seen; a text that is read from both sides is."""
+    attentions = list(_attentions(run))
+    seers = [seer for at, attention in attentions for seer in _seers(at, attention)]
+    if run.objective.causal:
         for path, kind in seers:
             yield (
-                f'{at}{path}.kind: found "{kind}", through which tokens see what follows '
+                f'{path}.kind: found "{kind}", through which tokens see what follows '
                 "them; training to predict the next token expects a causal mask"
             )
+    elif not seers:
+        at, attention = attentions[0]
+        path, kind = f"{at}attention", attention.kind
+        if isinstance(mask := getattr(attention, "mask", None), Mask):
+            path, kind = f"{path}.mask", mask.kind
+        yield (
+            f'{path}.kind: found "{kind}", through which no token sees what follows it; '
+            f'objective.kind = "{run.objective.kind}" expects a mask such as "full"'
+        )
+
+
+def _seers(at: str, attention: Attention) -> Iterator[tuple[str, str]]:
+    """Yield path and kind of what lets tokens see what follows them."""
+    if not attention.causal:
+        yield f"{at}attention", attention.kind
+    mask = getattr(attention, "mask", None)
+    if isinstance(mask, Prefix) or (isinstance(mask, Mask) and not mask.causal):
+        yield f"{at}attention.mask", mask.kind
 
 
 def _ignored_inputs(run: RunSpec) -> Iterator[str]:
@@ -69,8 +92,6 @@ def _ignored_inputs(run: RunSpec) -> Iterator[str]:
     if run.data.packing == "document_mask":
         needed["segment_ids"] = 'data.packing = "document_mask" hides documents from one another'
     for at, attention in _attentions(run):
-        if isinstance(attention, MaskedAttention | NoAttention):
-            continue
         for name, why in needed.items():
             if name not in attention.takes:
                 yield (

@@ -1,10 +1,10 @@
 """A training run as data: a model, a text, and how one is trained on the other."""
 
-import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from archwright.spec.budget import Budget
 from archwright.spec.choice import (
     AutoCount,
     AutoFloat,
@@ -18,6 +18,7 @@ from archwright.spec.choice import (
 )
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.objectives import NextToken, Objective
 from archwright.spec.overrides import override
 
 
@@ -279,55 +280,6 @@ class PartsFile(Spec):
     sha256: str
 
 
-BUDGET = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]+)\s*")
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-MOST = {"seconds": 100 * 365.25 * 86400, "steps": 1e12, "tokens": 1e16, "flops": 1e30}
-"""Budgets above which there is a mistake: a hundred years, and ten thousand times what a run has ever had."""
-
-
-class TooMuch(ValueError):  # noqa: N818
-    """A budget above what any run can have."""
-
-
-def parse_budget(text: str) -> tuple[float, str]:
-    """Split `"3m"`, `"400steps"`, `"10Mtokens"` or `"1e15flops"` into an amount and its unit:
-    seconds, steps, tokens or flops.
-
-    Raises:
-        ValueError: not of that form, not above zero, or above what any run can have.
-    """
-    amount, unit = _amount(text)
-    if amount > MOST[unit]:
-        most = (
-            "a hundred years" if unit == "seconds" else f"{MOST[unit]:.0e}{unit}".replace("+", "")
-        )
-        raise TooMuch(f"expected at most {most}")
-    if amount > 0:
-        return amount, unit
-    raise ValueError(
-        'expected an amount with a unit, such as "3m", "400steps", "10Mtokens" or "1e15flops"'
-    )
-
-
-def _amount(text: str) -> tuple[float, str]:
-    """Return an amount and its unit; 0 of nothing where the text is of another form."""
-    if match := BUDGET.fullmatch(text):
-        amount, unit = float(match[1].replace("_", "")), match[2]
-        if unit in SECONDS:
-            return amount * SECONDS[unit], "seconds"
-        for name in ("steps", "tokens", "flops"):
-            scale = unit.removesuffix(name)
-            if unit.endswith(name) and scale in SCALES and amount * SCALES[scale] >= 1:
-                return amount * SCALES[scale], name
-    return 0.0, "seconds"
-
-
-def _checked_budget(value: object) -> Any:
-    parse_budget(str(value))  # of a bare number, too: the unit is what it lacks
-    return value
-
-
 class RunSpec(Spec):
     """A training run. Dotted keys reach every value: `model.dim`, `optimizer.lr`, `data.text`."""
 
@@ -336,11 +288,12 @@ class RunSpec(Spec):
     """What the run is called; its folder is runs/<name>."""
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
+    objective: Objective = NextToken()
     batch_size: Tokens = 16
     """Sequences per step, each of model.context_length tokens."""
     grad_accum_steps: Tokens = 1
     """Parts a batch is cut into to save memory; gradients are summed over them."""
-    budget: Annotated[str, BeforeValidator(_checked_budget)] = "3m"
+    budget: Budget = Budget("3m")
     """How long to train: wall time, steps, tokens or FLOPs."""
     optimizer: Optimizer = AdamW()
     schedule: Schedule = Cosine()

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from archwright.spec.budget import Budget, TooMuch
 from archwright.spec.choice import Spec, Tokens
 from archwright.spec.overrides import override
-from archwright.spec.run_spec import PartsFile, Texts, TooMuch, parse_budget
+from archwright.spec.run_spec import PartsFile, Texts
 
 Words = Annotated[Texts, Field(min_length=1)]
 
@@ -37,8 +38,8 @@ def _checked_size(value: object) -> Any:
 
 def _checked_study_budget(value: object) -> Any:
     try:
-        if parse_budget(str(value))[1] != "flops":
-            return value
+        if (budget := Budget(str(value))).unit != "flops":
+            return budget
     except TooMuch:
         raise
     except ValueError:
@@ -99,7 +100,7 @@ class StudySpec(Spec):
     """Held-out tokens that every run is judged on, or all there are where these are fewer."""
     lengths: Annotated[tuple[Tokens, ...], BeforeValidator(_as_numbers), Field(strict=False)] = ()
     """Also judge on texts this many times as long as those trained on."""
-    budget: Annotated[str, BeforeValidator(_checked_study_budget)] = "10m"
+    budget: Annotated[Budget, BeforeValidator(_checked_study_budget)] = Budget("10m")
     """Wall time for all runs together, or steps or tokens for each run."""
     parallelism: Literal["auto", "none", "processes", "ensemble"] = "auto"
     """How runs share a CPU: one after another on all cores, one on each core, or on each core several of one
@@ -114,8 +115,7 @@ class StudySpec(Spec):
     @property
     def wall_seconds(self) -> float | None:
         """The budget as wall time for all runs, or None where it is steps or tokens for each."""
-        amount, unit = parse_budget(self.budget)
-        return amount if unit == "seconds" else None
+        return self.budget.seconds
 
     def override(self, *assignments: str) -> "StudySpec":
         """Return this study with dotted values replaced.

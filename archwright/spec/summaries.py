@@ -260,3 +260,24 @@ def _kind(spec: Spec, field: str) -> str:
 
 def _required(spec: Spec) -> bool:
     return any(field.is_required() for field in type(spec).model_fields.values())
+
+
+def one_line(spec: ModelSpec, num_parameters: int) -> str:
+    """Return in one line what a model chose; its spec is resolved."""
+    kinds = dict.fromkeys(spec.layers.names(spec.num_layers))
+    layers = "; ".join(_layer_in_one_line(spec, kind) for kind in kinds)
+    head = "tied" if spec.head.tied else "untied"
+    name = f"{spec.name}: " if spec.name else ""
+    millions = num_parameters / 1e6
+    size = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
+    return (
+        f"{name}{size} parameters, dim {spec.dim}, "
+        f"{spec.num_layers} layers of {layers}, {head} head of {spec.vocab_size}"
+    )
+
+
+def _layer_in_one_line(spec: ModelSpec, kind: str) -> str:
+    layer = spec.layers_by_kind[kind]
+    parts = [f"{layer.residual.kind}-norm {layer.norm.kind}", f"{layer.position.kind} positions"]
+    parts += filter(None, [layer.attention.one_line, layer.feedforward.one_line])
+    return ("" if kind == "default" else f"{kind}: ") + ", ".join(parts)

@@ -140,6 +140,11 @@ class Tokenizer:
         return config
 
     @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """The ids of special tokens, which no text has, by name."""
+        return {name.decode(): i for i, name in self._special_names.items()}
+
+    @cached_property
     def stop_ids(self) -> frozenset[int]:
         """The ids before which writing stops: all that end a text, and the one that begins the next."""
         ends = {i for i in end_ids(self.files) if 0 <= i < self.vocab_size}
@@ -183,7 +188,7 @@ class Tokenizer:
 
     def _allowed(self, names: AllowedSpecial) -> dict[str, int]:
         """Return the ids of the special tokens that are to be found in text."""
-        special = {name.decode(): i for i, name in self._special_names.items()}
+        special = self.special_ids
         if names == "all":
             return special
         if isinstance(names, str):

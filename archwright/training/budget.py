@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
 from archwright.runs.records import Record
-from archwright.spec.run_spec import RunSpec, parse_budget
+from archwright.spec.run_spec import RunSpec
 
 EVERY = 0.02
 """Share of the budget between two plans: what a sudden change of speed can cost is a part of it."""
@@ -29,8 +29,7 @@ Plan = tuple[int, int]
 
 def seconds_of(run: RunSpec) -> float | None:
     """Return the wall time that a run asks for, or None where its number of steps follows from something else."""
-    amount, unit = parse_budget(run.budget)
-    return amount if unit == "seconds" and run.machine.num_steps == "auto" else None
+    return run.budget.seconds if run.machine.num_steps == "auto" else None
 
 
 def schedule_steps(plans: Sequence[Plan], step: int, warmup: int) -> int | float:

@@ -10,15 +10,18 @@ import torch
 
 from archwright.data.compressors import Baseline, baselines
 from archwright.data.eval_windows import HeldOut, bits_per_byte
+from archwright.data.objectives import Examples, Vocabulary
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.losses import cross_entropy
 from archwright.model.decoder import Decoder
 from archwright.runs.load import OpenRun
+from archwright.spec.objectives import Objective
 from archwright.text.corpus import Document, open_texts
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.compiling import uncompiled
 from archwright.training.precision import Precision
+from archwright.training.step import to_device
 
 ROW_TOKENS = 8192
 """Tokens of a batch: enough for fast products, few enough for the logits to stay small."""
@@ -29,19 +32,23 @@ class Evaluation:
     """A model's result on a text. Perplexity is exp(nats per token)."""
 
     nats_per_token: float
+    """Of tokens that are to be predicted."""
     perplexity: float
-    bits_per_byte: float
+    bits_per_byte: float | None
+    """None where the objective defines none."""
     num_tokens: int
+    """Of the text."""
     num_bytes: int
 
     def record(self) -> dict[str, Any]:
-        """Return the values as a metrics record has them."""
-        return asdict(self)
+        """Return the values as a metrics record has them, without those that are not defined."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def held_out_windows(
     store: TokenStore,
     tokenizer: Tokenizer,
+    objective: Objective,
     context_length: int,
     *,
     stride: int | None = None,
@@ -50,32 +57,31 @@ def held_out_windows(
     """Return the windows to evaluate on; see `HeldOut`."""
     batch_size = max(1, ROW_TOKENS // context_length)
     lengths = tokenizer.token_lengths
-    return HeldOut(store, context_length, batch_size, stride, max_tokens, lengths)
+    examples = Examples(objective, Vocabulary.of(tokenizer))
+    return HeldOut(store, context_length, batch_size, stride, max_tokens, lengths, examples)
 
 
 @torch.inference_mode()
 def evaluate(model: Decoder, windows: HeldOut, precision: Precision) -> Evaluation:
-    """Return what a model reaches on held-out windows; each token of the text is predicted once."""
+    """Return what a model reaches on held-out windows."""
     was_training = model.training
     model.eval()
-    nats = 0.0
+    nats, num_targets = 0.0, 0
     with uncompiled(model):
-        for batch in windows:
-            tokens, targets = (
-                torch.from_numpy(x).to(precision.device) for x in (batch.tokens, batch.targets)
-            )
-            padding = None
-            if int(batch.lengths.min()) < tokens.shape[1]:
-                padding = torch.from_numpy(batch.padding_mask).to(precision.device)
+        for arrays in windows:
+            batch = to_device(arrays, precision.device)
             with precision.autocast():
-                logits = model(tokens, padding_mask=padding).logits
-            nats += cross_entropy(logits, targets).nll_sum.item()
+                logits = model(**batch.inputs.given()).logits
+            loss = cross_entropy(logits, batch.targets)
+            nats += loss.nll_sum.item()
+            num_targets += int(loss.num_targets)
     model.train(was_training)
-    mean = nats / windows.num_tokens
+    mean = nats / num_targets if num_targets else math.nan
+    defined = windows.objective.defines_bits_per_byte
     return Evaluation(
         nats_per_token=mean,
         perplexity=math.exp(min(mean, 700.0)),
-        bits_per_byte=bits_per_byte(nats, windows.num_bytes),
+        bits_per_byte=bits_per_byte(nats, windows.num_bytes) if defined else None,
         num_tokens=windows.num_tokens,
         num_bytes=windows.num_bytes,
     )
@@ -91,7 +97,11 @@ def evaluate_text(run: OpenRun, *texts: str, stride: int | None = None) -> Evalu
     with tempfile.TemporaryDirectory() as folder:
         store = prepare_documents(documents, run.tokenizer, Path(folder))
         windows = held_out_windows(
-            store, run.tokenizer, run.spec.model.context_length, stride=stride
+            store,
+            run.tokenizer,
+            run.spec.objective,
+            run.spec.model.context_length,
+            stride=stride,
         )
         return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
 

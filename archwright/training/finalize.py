@@ -28,16 +28,22 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     windows = _windows(session.run, material)
     final_evaluation(loop, folder, material)
     known = _known(folder, session.num_steps)
-    for baseline in compressors(windows, tokenizer):
-        if ("baseline", baseline.name) not in known:
-            loop.record("baseline", **baseline._asdict())
-    with uncompiled(session.model), session.precision.autocast():
-        written = stream(
-            session.model, tokenizer, top_p=0.95, max_tokens=SAMPLE_TOKENS, seed=session.run.seed
-        )
-        text = printable("".join(written))
-    folder.check_kept()
-    folder.write_samples(text)
+    if windows.objective.defines_bits_per_byte:
+        for baseline in compressors(windows, tokenizer):
+            if ("baseline", baseline.name) not in known:
+                loop.record("baseline", **baseline._asdict())
+    if windows.objective.generates_text:
+        with uncompiled(session.model), session.precision.autocast():
+            written = stream(
+                session.model,
+                tokenizer,
+                top_p=0.95,
+                max_tokens=SAMPLE_TOKENS,
+                seed=session.run.seed,
+            )
+            text = printable("".join(written))
+        folder.check_kept()
+        folder.write_samples(text)
     metadata = {"archwright": "model", "spec": session.model.spec.hash()}
     checkpoint.write_model(folder.model_file, session.model, metadata)
     loop.record("event", name="finished", text=f"{session.num_steps} steps")
@@ -81,6 +87,7 @@ def _at_length(loop: Loop, material: Material, length: int) -> dict[str, Any]:
     windows = held_out_windows(
         material.held_out,
         material.tokenizer,
+        session.run.objective,
         length,
         stride=length,
         max_tokens=evaluated.final_max_tokens,
@@ -92,6 +99,7 @@ def _windows(run: RunSpec, material: Material) -> HeldOut:
     return held_out_windows(
         material.held_out,
         material.tokenizer,
+        run.objective,
         run.model.context_length,
         stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
         max_tokens=run.evaluate.final_max_tokens,

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from archwright.losses import IGNORE, Loss
+from archwright.data.inputs import IGNORE
+from archwright.losses import Loss
 from archwright.model.decoder import Decoder
 from archwright.parts.embeddings import Head
 from archwright.parts.feedforward import Gated, GroupedExperts

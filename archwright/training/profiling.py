@@ -7,18 +7,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
+from archwright.data.inputs import Inputs
+from archwright.data.objectives import Examples, Vocabulary
 from archwright.losses import cross_entropy
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.optim import build_optimizers, clip_gradients, set_learning_rates
-from archwright.planning.cost import BACKWARD, attention_flops
+from archwright.planning.cost import BACKWARD, mixer_flops
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.machine import Decisions, decide, decide_kernel
 from archwright.training.precision import Precision
 from archwright.training.resolve import check_memory
+from archwright.training.step import to_device
 from archwright.training.step_costs import StepCosts
 from archwright.training.step_meter import PARTS, PHASES, StepMeter, Times, metered
 
@@ -138,17 +142,19 @@ class _Steps:
         self.precision = Precision(decisions.machine.precision, device, model.head.d_out)
         self.optimizers = build_optimizers(model, run.optimizer, precision=self.precision.dtype)
         set_learning_rates(self.optimizers, RATE)
-        shape, dice = (run.batch_size, model.spec.context_length), torch.Generator().manual_seed(0)
         assert model.spec.vocab_size != "auto"
-        self.tokens = torch.randint(model.spec.vocab_size, shape, generator=dice).to(device)
+        shape = (run.batch_size, run.objective.window_length(model.spec.context_length))
+        text = np.random.default_rng(0).integers(model.spec.vocab_size, size=shape)
+        examples = Examples(run.objective, Vocabulary(model.spec.vocab_size))
+        self.batch = to_device(examples.batch(Inputs(text), 0), device)
 
     def counted(self) -> StepCosts:
         """Return the FLOPs and bytes of a step."""
         costs = StepCosts(self.meter)
         with metered(self.model, self.meter):
             self.step(costs)
-        spec, tokens = self.model.spec, self.tokens.numel()
-        seen = (1 + BACKWARD) * attention_flops(self.model, spec.context_length) * tokens
+        spec, tokens = self.model.spec, self.batch.inputs.tokens.numel()
+        seen = (1 + BACKWARD) * mixer_flops(self.model, spec.context_length) * tokens
         costs.products["attention kernel"] = seen
         return costs
 
@@ -172,9 +178,9 @@ class _Steps:
         meter.begin()
         with counting or nullcontext():
             with self.precision.autocast():
-                logits = self.model(self.tokens).logits
+                logits = self.model(**self.batch.inputs.given()).logits
             with meter.region("loss"):
-                loss = cross_entropy(logits, self.tokens.roll(-1, 1)).total
+                loss = cross_entropy(logits, self.batch.targets).total
         meter.time_backward(loss)
         meter.begin_phase("backward")
         with counting or nullcontext():
@@ -190,8 +196,8 @@ class _Steps:
         """Return the seconds of a step without a meter."""
         start = time.perf_counter()
         with self.precision.autocast():
-            logits = self.model(self.tokens).logits
-        cross_entropy(logits, self.tokens.roll(-1, 1)).total.backward()
+            logits = self.model(**self.batch.inputs.given()).logits
+        cross_entropy(logits, self.batch.targets).total.backward()
         clip_gradients(self.model.parameters(), 1.0)
         for optimizer in self.optimizers.values():
             optimizer.step()

@@ -6,6 +6,7 @@ from typing import Any
 
 from archwright import checkpoint
 from archwright.data.batches import Batches
+from archwright.data.objectives import Examples, Vocabulary
 from archwright.format import size
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
@@ -14,13 +15,14 @@ from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import least_memory, total_memory
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MachineSpec, RunSpec, parse_budget
+from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.training.budget import seconds_of
 from archwright.training.compiling import compile_parts
 from archwright.training.data import Material
 from archwright.training.liger import fuse, why_not_fusable
 from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss, decided
 from archwright.training.progress import Progress
-from archwright.training.session import Session, steps_for_budget
+from archwright.training.session import Session
 from archwright.training.trials import LONG, NOT_TRIED, compile_if_faster, fuse_if_faster
 
 EVALUATIONS = 10
@@ -86,13 +88,11 @@ def _decide_fused(decisions: Decisions, session: Session) -> float:
 def _at_least_seconds(session: Session, peak: float) -> float:
     """Return the seconds of the budget, or those that its steps take at the peak of products."""
     run = session.run
-    amount, unit = parse_budget(run.budget)
-    if unit == "seconds" and run.machine.num_steps == "auto":
-        return amount
-    flops = flops_per_token(session.model, run.model.context_length)
-    steps: int | str = run.machine.num_steps
+    if seconds := seconds_of(run):
+        return seconds
+    flops, steps = flops_per_token(session.model, run.model.context_length), run.machine.num_steps
     if steps == "auto":
-        steps = steps_for_budget(amount, unit, run, flops, lambda: 1.0)
+        steps = run.budget.steps(run.tokens_per_step, flops, 1.0)
     return float(steps) * run.tokens_per_step * flops / peak
 
 
@@ -146,8 +146,14 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
 
 def make_batches(run: RunSpec, material: Material) -> Batches:
     """Return the run's batches."""
-    length = run.model.context_length
-    return Batches(material.train, length, run.batch_size, run.seed, run.data.packing)
+    return Batches(
+        material.train,
+        run.model.context_length,
+        run.batch_size,
+        run.seed,
+        run.data.packing,
+        examples=Examples(run.objective, Vocabulary.of(material.tokenizer)),
+    )
 
 
 def resolved(run: RunSpec, model: Decoder) -> RunSpec:
@@ -157,7 +163,7 @@ def resolved(run: RunSpec, model: Decoder) -> RunSpec:
         "optimizer": run.optimizer.with_lrs_resolved(),
     }
     if run.evaluate.stride == "auto":
-        stride = max(1, run.model.context_length // 2)
+        stride = run.objective.stride(run.model.context_length)
         update["evaluate"] = run.evaluate.model_copy(update={"stride": stride})
     return run.model_copy(update=update)
 
@@ -178,22 +184,18 @@ def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
 def _num_steps(session: Session, held_out: int, spent: float) -> tuple[int, str]:
     """Return how many steps the budget pays for, of which compiling has `spent` seconds, and how that was
     found."""
-    run = session.run
-    amount, unit = parse_budget(run.budget)
-    if unit == "seconds":
-        amount -= min(spent, amount / 2)
+    run, measured, step = session.run, "", 1.0
     flops = flops_per_token(session.model, run.model.context_length)
-    took: list[float] = []
-
-    def timed() -> float:
-        took.append(session.time_step(min(WARM_SECONDS, amount / 20)))
-        evaluation = _evaluation_seconds(run, took[0], held_out)
+    if seconds := run.budget.seconds:
+        spent = min(spent, seconds / 2)
+        took = session.time_step(min(WARM_SECONDS, (seconds - spent) / 20))
+        measured = f" at {1e3 * took:.1f} ms a step"
+        evaluation = _evaluation_seconds(run, took, held_out)
         if run.evaluate.every:
-            return took[0] + evaluation / run.evaluate.every
-        return took[0] / max(0.5, 1 - EVALUATIONS * evaluation / amount)
-
-    steps = steps_for_budget(amount, unit, run, flops, timed)
-    measured = f" at {1e3 * took[0]:.1f} ms a step" if took else ""
+            step = took + evaluation / run.evaluate.every
+        else:
+            step = took / max(0.5, 1 - EVALUATIONS * evaluation / (seconds - spent))
+    steps = run.budget.steps(run.tokens_per_step, flops, step, seconds_spent=spent)
     return steps, f"what a budget of {run.budget} pays for{measured}"
 
 

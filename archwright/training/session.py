@@ -1,7 +1,6 @@
 """What a training holds in its hands: model, optimizers, batches, and where it stands."""
 
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -16,17 +15,16 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from archwright import checkpoint
-from archwright.data.batches import Batch, Batches
+from archwright.data.batches import Batches
 from archwright.model.decoder import Decoder
 from archwright.optim import Optimizers, build_optimizers, learning_rate, warmup_steps
 from archwright.runs.records import Count, Seconds
-from archwright.spec.errors import UserError
-from archwright.spec.run_spec import MOST, RunSpec
+from archwright.spec.run_spec import RunSpec
 from archwright.training.budget import Plan, schedule_steps
 from archwright.training.compiling import uncompiled
 from archwright.training.precision import Precision
 from archwright.training.probes import PASSES, Probes
-from archwright.training.step import LossStats, StepResult, TensorBatch, train_step, update
+from archwright.training.step import LossStats, StepResult, to_device, train_step, update
 
 PROBED_TOKENS = 4096
 """Tokens of the pass that probes look at."""
@@ -132,7 +130,7 @@ class Session:
         probes = Probes(self.model, self.optimizers.values(), loss_scale=scale)
         rows = max(1, PROBED_TOKENS // self.run.model.context_length)
         batch = to_device(self.batches.at(self.standing.step), self.device)
-        first = batch.parts(-(-self.run.batch_size // rows))[0]
+        first = batch.split(-(-self.run.batch_size // rows))[0]
         self.model.eval()
         with (
             torch.no_grad(),
@@ -140,7 +138,7 @@ class Session:
             self.precision.autocast(),
             probes.watching(PASSES),
         ):
-            self.model(first.tokens, position_ids=first.position_ids, segment_ids=first.segment_ids)
+            self.model(**first.inputs.given())
         return probes
 
     def time_step(self, seconds: float) -> float:
@@ -250,20 +248,6 @@ def median_step(step: Callable[[], object], seconds: float) -> float:
     return statistics.median(times[min(2, len(times) - 1) :])
 
 
-def to_device(batch: Batch, device: torch.device) -> TensorBatch:
-    """Return a batch of arrays as tensors on a device."""
-
-    def tensor(array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    optional = (batch.position_ids, batch.segment_ids)
-    return TensorBatch(
-        tensor(batch.tokens),
-        tensor(batch.targets),
-        *(None if a is None else tensor(a) for a in optional),
-    )
-
-
 def is_spike(loss: float, recent: list[float]) -> bool:
     """Tell whether a loss stands out: over five standard deviations above the mean of the last 100.
 
@@ -276,28 +260,3 @@ def is_spike(loss: float, recent: list[float]) -> bool:
         return False
     deviation = max(statistics.pstdev(recent, mean), 0.02 * mean)
     return loss > mean + 5 * deviation
-
-
-def steps_for_budget(
-    amount: float,
-    unit: str,
-    run: RunSpec,
-    flops_per_token: float,
-    seconds_per_step: Callable[[], float],
-) -> int:
-    """Return how many steps a budget pays for, at least one.
-
-    Raises:
-        UserError: more steps than any run can have.
-    """
-    per_step = {
-        "steps": lambda: 1.0,
-        "tokens": lambda: float(run.tokens_per_step),
-        "flops": lambda: flops_per_token * run.tokens_per_step,
-        "seconds": seconds_per_step,
-    }[unit]()
-    if amount / per_step > MOST["steps"]:
-        raise UserError(
-            f"budget: {run.budget} pays for {amount / per_step:.0e} steps; expected at most 1e12"
-        )
-    return max(1, math.floor(amount / per_step + 1e-9))

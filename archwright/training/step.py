@@ -8,26 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from archwright.data.inputs import IGNORE, Batch
 from archwright.losses import Loss, cross_entropy, linear_cross_entropy, pop_aux_losses
 from archwright.optim import clip_gradients, set_learning_rates
 from archwright.training.liger import FusedHead, fused_cross_entropy
 from archwright.training.precision import Precision
-
-
-@dataclass(frozen=True)
-class TensorBatch:
-    """A batch on its device: tokens and the tokens that follow them, both [batch, length]."""
-
-    tokens: Tensor
-    targets: Tensor
-    position_ids: Tensor | None = None
-    segment_ids: Tensor | None = None
-
-    def parts(self, number: int) -> list["TensorBatch"]:
-        """Cut the rows into `number` parts, as equal as can be."""
-        fields = (self.tokens, self.targets, self.position_ids, self.segment_ids)
-        cut = [[None] * number if f is None else f.tensor_split(number) for f in fields]
-        return [TensorBatch(*part) for part in zip(*cut, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -54,7 +39,7 @@ class LossStats:
 
 def train_step(
     model: nn.Module,
-    batch: TensorBatch,
+    batch: Batch,
     optimizers: Mapping[str, torch.optim.Optimizer],
     *,
     rate: float,
@@ -74,10 +59,10 @@ def train_step(
     """
     num_valid = valid_targets(batch)
     loss, z_term, router_loss = 0.0, 0.0, 0.0
-    for part in batch.parts(grad_accum_steps):
+    for part in batch.split(grad_accum_steps):
         loss_of = _chunked_loss if chunked else _whole_loss
         of_part = loss_of(model, part, precision, z_loss=z_loss, num_valid=num_valid)
-        auxiliary = pop_aux_losses(model) * (len(part.tokens) / len(batch.tokens))
+        auxiliary = pop_aux_losses(model) * (len(part.targets) / len(batch.targets))
         precision.scaled(of_part.total + auxiliary).backward()
         router_loss += auxiliary.item()
         loss += of_part.nll_sum.item() / num_valid
@@ -88,9 +73,14 @@ def train_step(
     )
 
 
-def valid_targets(batch: TensorBatch) -> int:
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch of arrays as tensors on a device."""
+    return batch.map(lambda array: torch.from_numpy(array).to(device, non_blocking=True))
+
+
+def valid_targets(batch: Batch) -> int:
     """Return what a batch's summed loss is divided by, at least 1."""
-    return max(1, int((batch.targets >= 0).sum()))
+    return max(1, int((batch.targets != IGNORE).sum()))
 
 
 def update(
@@ -133,19 +123,15 @@ def _after_step(model: nn.Module, *, updated: bool) -> None:
             act(module, updated=updated)
 
 
-def _whole_loss(model: nn.Module, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:
+def _whole_loss(model: nn.Module, part: Batch, precision: Precision, **settings: Any) -> Loss:
     with precision.autocast():
-        logits = model(
-            part.tokens, position_ids=part.position_ids, segment_ids=part.segment_ids
-        ).logits
+        logits = model(**part.inputs.given()).logits
     return cross_entropy(logits, part.targets, **settings)
 
 
-def _chunked_loss(model: Any, part: TensorBatch, precision: Precision, **settings: Any) -> Loss:
+def _chunked_loss(model: Any, part: Batch, precision: Precision, **settings: Any) -> Loss:
     with precision.autocast():
-        hidden = model.hidden(
-            part.tokens, position_ids=part.position_ids, segment_ids=part.segment_ids
-        )
+        hidden = model.hidden(**part.inputs.given())
         fused = isinstance(model.head, FusedHead)
         loss_of = fused_cross_entropy if fused else linear_cross_entropy
         return loss_of(hidden, model.head, part.targets, **settings)

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archwright.data.inputs import Batch, Inputs
 from archwright.losses import Loss, cross_entropy, linear_cross_entropy
 from archwright.model.decoder import Decoder
 from archwright.model.stack import Stack, why_not_ensembled
 from archwright.spec.run_spec import RunSpec
-from archwright.training.session import Session, median_step, to_device
-from archwright.training.step import LossStats, TensorBatch, valid_targets
+from archwright.training.session import Session, median_step
+from archwright.training.step import LossStats, to_device, valid_targets
 
 
 class Together:
@@ -36,7 +37,7 @@ class Together:
         first = self.sessions[0]
         batches = [to_device(s.batches.at(step), first.device) for s in self.sessions]
         with first.precision.autocast():
-            hidden = self.stack(_joined(batches, "tokens"), **_places(batches))
+            hidden = self.stack(**_joined([batch.inputs for batch in batches]))
         rows = [part.requires_grad_() for part in hidden.detach().chunk(len(batches))]
         seen = [
             _head_gradients(session, of_run, batch)
@@ -89,7 +90,7 @@ def _drops(values: Any) -> bool:
     return isinstance(values, (list, tuple)) and any(map(_drops, values))
 
 
-def _head_gradients(session: Session, hidden: Tensor, batch: TensorBatch) -> LossStats:
+def _head_gradients(session: Session, hidden: Tensor, batch: Batch) -> LossStats:
     """Compute a run's head, loss, and their gradients, as a step alone does."""
     num_valid = valid_targets(batch)
     of_run = _loss(session, hidden, batch.targets, num_valid)
@@ -107,13 +108,10 @@ def _loss(session: Session, hidden: Tensor, targets: Tensor, num_valid: int) -> 
     return cross_entropy(logits, targets, z_loss=z_loss, num_valid=num_valid)
 
 
-def _places(batches: Sequence[TensorBatch]) -> dict[str, Tensor]:
-    names = ("position_ids", "segment_ids")
-    return {name: _joined(batches, name) for name in names if getattr(batches[0], name) is not None}
-
-
-def _joined(batches: Sequence[TensorBatch], name: str) -> Tensor:
-    return torch.cat([getattr(batch, name) for batch in batches])
+def _joined(inputs: Sequence[Inputs]) -> dict[str, Tensor]:
+    """Return the inputs of all runs as those of one batch."""
+    by_run = [of_run.given() for of_run in inputs]
+    return {name: torch.cat([given[name] for given in by_run]) for name in by_run[0]}
 
 
 def _gradient(x: Tensor) -> Tensor:

@@ -265,6 +265,7 @@ def new_loop(
     windows = held_out_windows(
         material.held_out,
         material.tokenizer,
+        run.objective,
         run.model.context_length,
         stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
         max_tokens=run.evaluate.max_tokens,

@@ -22,14 +22,14 @@ def test_rows_are_windows_and_targets_the_next_tokens() -> None:
     batches = Batches(np.arange(1000), 16, 4, seed=3)
     for step in range(50):
         batch = batches.at(step)
-        assert batch.tokens.shape == batch.targets.shape == (4, 16)
-        assert batch.tokens.dtype == batch.targets.dtype == np.int64
-        assert batch.tokens.flags.c_contiguous
+        assert batch.inputs.tokens.shape == batch.targets.shape == (4, 16)
+        assert batch.inputs.tokens.dtype == batch.targets.dtype == np.int64
+        assert batch.inputs.tokens.flags.c_contiguous
         assert batch.targets.flags.c_contiguous
-        assert (batch.targets == batch.tokens + 1).all()
-        assert (np.diff(batch.tokens, axis=1) == 1).all()
-        assert batch.position_ids is None
-        assert batch.segment_ids is None
+        assert (batch.targets == batch.inputs.tokens + 1).all()
+        assert (np.diff(batch.inputs.tokens, axis=1) == 1).all()
+        assert batch.inputs.position_ids is None
+        assert batch.inputs.segment_ids is None
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_offsets_and_ends_are_as_documented(num_tokens: int) -> None:
 def test_epochs_have_orders_and_offsets_of_their_own() -> None:
     batches = Batches(np.arange(10_000), 10, 1)
     n = batches.windows_per_epoch
-    epochs = [[int(batches.at(e * n + i).tokens[0, 0]) for i in range(n)] for e in range(4)]
+    epochs = [[int(batches.at(e * n + i).inputs.tokens[0, 0]) for i in range(n)] for e in range(4)]
     assert len({tuple(epoch) for epoch in epochs}) == 4
     assert len({epoch[0] % 10 for epoch in epochs}) > 1
     assert all(len({start % 10 for start in epoch}) == 1 for epoch in epochs)
@@ -98,14 +98,16 @@ def test_over_the_epochs_every_token_is_a_target() -> None:
 def test_a_step_does_not_depend_on_what_was_asked_before() -> None:
     tokens = np.random.default_rng(0).integers(0, 100, 5000)
     batches = Batches(tokens, 32, 8, seed=5)
-    forward = [batches.at(step).tokens for step in range(60)]
+    forward = [batches.at(step).inputs.tokens for step in range(60)]
     again = Batches(tokens, 32, 8, seed=5)
     for step in reversed(range(60)):
-        assert (again.at(step).tokens == forward[step]).all()
+        assert (again.at(step).inputs.tokens == forward[step]).all()
 
 
 def test_seeds_give_other_batches() -> None:
-    first = [Batches(np.arange(9000), 8, 4, seed).at(0).tokens.tolist() for seed in range(20)]
+    first = [
+        Batches(np.arange(9000), 8, 4, seed).at(0).inputs.tokens.tolist() for seed in range(20)
+    ]
     assert len({str(rows) for rows in first}) == 20
 
 
@@ -116,19 +118,21 @@ def test_ranks_share_the_batch_of_one_process(world_size: int) -> None:
     for step in (0, 7, 100):
         whole = batches.at(step)
         parts = [batches.at(step, rank=r, world_size=world_size) for r in range(world_size)]
-        for name in ("tokens", "targets", "position_ids", "segment_ids"):
-            joined = np.concatenate([getattr(part, name) for part in parts])
-            assert (joined == getattr(whole, name)).all()
+        assert (np.concatenate([part.targets for part in parts]) == whole.targets).all()
+        assert whole.inputs.given().keys() == {"tokens", "position_ids", "segment_ids"}
+        for name, array in whole.inputs.given().items():
+            joined = np.concatenate([part.inputs.given()[name] for part in parts])
+            assert (joined == array).all()
 
 
 def test_a_batch_splits_into_parts_for_accumulation() -> None:
     tokens = np.random.default_rng(0).integers(0, 9, 3000)
     batch = Batches(tokens, 16, 8, packing="document_mask", end_of_text=0).at(1)
     parts = list(batch.split(4))
-    assert [len(part.tokens) for part in parts] == [2, 2, 2, 2]
+    assert [len(part.inputs.tokens) for part in parts] == [2, 2, 2, 2]
     assert (np.concatenate([part.targets for part in parts]) == batch.targets).all()
-    assert parts[0].position_ids is not None
-    assert Batches(tokens, 16, 8).at(1)[:2].position_ids is None
+    assert parts[0].inputs.position_ids is not None
+    assert Batches(tokens, 16, 8).at(1)[:2].inputs.position_ids is None
 
 
 @settings(max_examples=60)
@@ -137,10 +141,10 @@ def test_documents_have_ids_and_positions_of_their_own(tokens: list[int]) -> Non
     batches = Batches(np.array(tokens), 12, 2, packing="document_mask", end_of_text=0)
     for step in range(5):
         batch = batches.at(step)
-        assert batch.position_ids is not None
-        assert batch.segment_ids is not None
+        assert batch.inputs.position_ids is not None
+        assert batch.inputs.segment_ids is not None
         for row, positions, documents in zip(
-            batch.tokens, batch.position_ids, batch.segment_ids, strict=True
+            batch.inputs.tokens, batch.inputs.position_ids, batch.inputs.segment_ids, strict=True
         ):
             document, position = 0, -1
             for column, token in enumerate(row):
@@ -153,8 +157,8 @@ def test_documents_have_ids_and_positions_of_their_own(tokens: list[int]) -> Non
 def test_the_end_of_a_document_is_a_target_with_masks_too() -> None:
     tokens = np.array([0, 1, 2, 3] * 30)
     batch = Batches(tokens, 20, 2, packing="document_mask", end_of_text=0).at(0)
-    assert (batch.targets[batch.tokens == 3] == 0).all()
-    assert (batch.tokens == 3).any()
+    assert (batch.targets[batch.inputs.tokens == 3] == 0).all()
+    assert (batch.inputs.tokens == 3).any()
 
 
 def test_documents_of_a_store_are_told_apart_by_its_own_end_of_text(tmp_path: Path) -> None:
@@ -162,9 +166,9 @@ def test_documents_of_a_store_are_told_apart_by_its_own_end_of_text(tmp_path: Pa
     documents = open_texts((str(tmp_path / "a.txt"),), DataSpec(separator="|"))
     store = prepare_documents(documents, Tokenizer(raw_bytes(["<e>"]), "<e>"))
     batch = Batches(store, 30, 2, packing="document_mask").at(0)
-    assert batch.position_ids is not None
-    assert batch.position_ids.max() == 9
-    assert (batch.position_ids[batch.tokens == 256] == 0).all()
+    assert batch.inputs.position_ids is not None
+    assert batch.inputs.position_ids.max() == 9
+    assert (batch.inputs.position_ids[batch.inputs.tokens == 256] == 0).all()
 
 
 def test_masks_without_an_end_of_text_are_refused() -> None:
@@ -185,7 +189,7 @@ def test_too_little_text_is_told_with_numbers(num_tokens: int) -> None:
 def test_the_shortest_text_fills_batches() -> None:
     batches = Batches(np.arange(17), 16, 4)
     for step in range(9):
-        assert (batches.at(step).tokens == np.arange(16)).all()
+        assert (batches.at(step).inputs.tokens == np.arange(16)).all()
 
 
 def test_a_batch_takes_less_than_a_millisecond() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from archwright.data.eval_windows import IGNORE, HeldOut, bits_per_byte
+from archwright.data.eval_windows import HeldOut, bits_per_byte
+from archwright.data.inputs import IGNORE, Batch
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.spec.errors import UserError
@@ -28,6 +29,14 @@ def stored(tmp_path: Path, texts: list[str], tokenizer: Tokenizer = RAW) -> Toke
     path = tmp_path / "held_out.txt"
     path.write_bytes("|".join(texts).encode())
     return prepare_documents(open_texts((str(path),), DataSpec(separator="|")), tokenizer)
+
+
+def lengths_of(batch: Batch) -> list[int]:
+    """Return how many tokens each row has before padding."""
+    mask = batch.inputs.padding_mask
+    lengths = np.full(len(batch.targets), batch.targets.shape[1]) if mask is None else mask.sum(1)
+    found: list[int] = lengths.tolist()
+    return found
 
 
 def letters(n: int) -> str:
@@ -58,9 +67,11 @@ def test_each_token_is_predicted_once_with_enough_context(
     batches = list(held_out)
     assert len(batches) == len(held_out)
     for batch in batches:
-        assert batch.tokens.shape == batch.targets.shape
-        assert len(batch.tokens) <= batch_size
-        for row, targets, length in zip(batch.tokens, batch.targets, batch.lengths, strict=True):
+        assert batch.inputs.tokens.shape == batch.targets.shape
+        assert len(batch.inputs.tokens) <= batch_size
+        for row, targets, length in zip(
+            batch.inputs.tokens, batch.targets, lengths_of(batch), strict=True
+        ):
             assert (targets[length:] == IGNORE).all()
             places = np.flatnonzero(targets != IGNORE)
             assert (np.diff(places) == 1).all()
@@ -80,7 +91,9 @@ def test_each_token_is_predicted_once_with_enough_context(
 def test_windows_overlap_by_context_minus_stride(tmp_path: Path) -> None:
     store = stored(tmp_path, ["abcdefghij"])
     (batch,) = HeldOut(store, 4, 8, stride=2)
-    rows = [bytes(min(t, 46) if t == 256 else t for t in row).decode() for row in batch.tokens]
+    rows = [
+        bytes(min(t, 46) if t == 256 else t for t in row).decode() for row in batch.inputs.tokens
+    ]
     targets = ["".join("-" if t == IGNORE else chr(t) for t in row) for row in batch.targets]
     assert rows == [".abc", "bcde", "defg", "fghi"]
     assert targets == ["abcd", "--ef", "--gh", "--ij"]
@@ -91,15 +104,15 @@ def test_the_last_window_is_full_and_counts_only_the_rest(tmp_path: Path) -> Non
     (batch,) = HeldOut(store, 4, 8, stride=2)
     targets = ["".join("-" if t == IGNORE else chr(t) for t in row) for row in batch.targets]
     assert targets == ["abcd", "--ef", "--gh", "---i"]
-    assert (batch.lengths == 4).all()
+    assert lengths_of(batch) == [4, 4, 4, 4]
 
 
 def test_short_documents_are_padded_at_the_right(tmp_path: Path) -> None:
     store = stored(tmp_path, ["abc", "abcdefgh", "a"])
     (batch,) = HeldOut(store, 6, 8, stride=6)
-    assert batch.lengths.tolist() == [6, 6, 3, 1]
-    assert batch.padding_mask.sum(1).tolist() == [6, 6, 3, 1]
-    assert (batch.tokens[~batch.padding_mask] == 256).all()
+    assert lengths_of(batch) == [6, 6, 3, 1]
+    assert batch.inputs.padding_mask is not None
+    assert (batch.inputs.tokens[~batch.inputs.padding_mask] == 256).all()
     assert (batch.targets != IGNORE).sum() == 12
 
 

@@ -98,7 +98,7 @@ def _file(choice: type, room: str) -> str:
 
 def _home(name: str) -> str:
     """Return the file that makes a registry."""
-    rooms = (ROOT / "archwright" / room for room in ("parts", "optim"))
+    rooms = (ROOT / "archwright" / room for room in ("data", "parts", "optim"))
     files = (file for room in rooms for file in room.rglob("*.py"))
     (file,) = [f for f in files if f"\n{name} = Registry(" in f.read_text("utf-8")]
     return file.relative_to(ROOT / "archwright").as_posix()

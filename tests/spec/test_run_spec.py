@@ -1,7 +1,8 @@
 import pytest
 
+from archwright.spec.budget import Budget
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import RunSpec, parse_budget
+from archwright.spec.run_spec import RunSpec
 
 
 @pytest.mark.parametrize(
@@ -23,8 +24,10 @@ from archwright.spec.run_spec import RunSpec, parse_budget
     ],
 )
 def test_budgets(text: str, amount: float, unit: str) -> None:
-    assert parse_budget(text) == (amount, unit)
-    assert RunSpec(budget=text).budget == text
+    assert (Budget(text).amount, Budget(text).unit) == (amount, unit)
+    found = RunSpec(budget=text).budget
+    assert found == text
+    assert (found.amount, found.unit) == (amount, unit)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def test_budgets(text: str, amount: float, unit: str) -> None:
 )
 def test_what_is_no_budget(text: str) -> None:
     with pytest.raises(ValueError, match=r'^expected an amount with a unit, such as "3m"'):
-        parse_budget(text)
+        Budget(text)
     with pytest.raises(UserError, match=r"^budget: found .*; expected an amount with a unit"):
         RunSpec().override(f"budget={text}")
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from archwright.checkpoint import read_model
+from archwright.data.inputs import Batch, Inputs
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import AdamW, RunSpec
 from archwright.training.precision import Precision
-from archwright.training.step import TensorBatch, train_step
+from archwright.training.step import train_step
 from archwright.training.train import Stopped
 from tests.training.whole import at_step, leave_out, timeless, train
 
@@ -32,13 +33,13 @@ SPEC = ModelSpec(dim=16, num_layers=2, vocab_size=64, context_length=12).overrid
 )
 
 
-def batch(seed: int = 1) -> TensorBatch:
+def batch(seed: int = 1) -> Batch:
     dice = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, 64, (4, 13), generator=dice)
-    return TensorBatch(tokens[:, :-1], tokens[:, 1:])
+    return Batch(Inputs(tokens[:, :-1]), tokens[:, 1:])
 
 
-def loads(model: nn.Module, rows: TensorBatch) -> list[Tensor]:
+def loads(model: nn.Module, rows: Batch) -> list[Tensor]:
     """Count what each layer's router chooses, by its own numbers."""
     counts: list[Tensor] = []
 
@@ -49,13 +50,13 @@ def loads(model: nn.Module, rows: TensorBatch) -> list[Tensor]:
 
     hooks = [layer.feedforward.register_forward_hook(look) for layer in model.layers]
     with torch.no_grad():
-        model(rows.tokens)
+        model(rows.inputs.tokens)
     for hook in hooks:
         hook.remove()
     return counts
 
 
-def step(model: nn.Module, rows: TensorBatch, **settings: object) -> bool:
+def step(model: nn.Module, rows: Batch, **settings: object) -> bool:
     optimizers = build_optimizers(model, AdamW(lr=1e-3))
     precision = Precision("fp32", torch.device("cpu"))
     return train_step(model, rows, optimizers, rate=1.0, precision=precision, **settings).finite
@@ -78,9 +79,9 @@ def test_it_moves_by_the_rate_towards_the_mean_load_of_the_whole_batch(
 
 def test_it_stays_where_nothing_was_updated_or_only_looked_at() -> None:
     model = build(SPEC, seed=3)
-    model.eval()(batch().tokens)
+    model.eval()(batch().inputs.tokens)
     with torch.no_grad():
-        model.train()(batch().tokens)
+        model.train()(batch().inputs.tokens)
     assert all(layer.feedforward.load is None for layer in model.layers)
     model.head.weight.data[3, 3] = math.nan
     assert not step(model, batch())

@@ -16,6 +16,7 @@ from archwright.runs import RunFolder
 from archwright.runs.load import OpenRun
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.objectives import NextToken
 from archwright.spec.run_spec import DataSpec, RunSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.bpe_process import train_bpe
@@ -97,7 +98,7 @@ def brute_force(
 @pytest.mark.parametrize("stride", [3, 12, 24])
 def test_it_is_the_brute_force_sum(store: TokenStore, tokenizer: Tokenizer, stride: int) -> None:
     model = model_of(tokenizer)
-    windows = held_out_windows(store, tokenizer, CONTEXT, stride=stride)
+    windows = held_out_windows(store, tokenizer, NextToken(), CONTEXT, stride=stride)
     found = evaluate(model, windows, FP32)
     nats, number = brute_force(tokenizer, encoded(tokenizer), CONTEXT, stride)
     num_bytes = sum(len(text.encode()) for text in TEXTS)
@@ -112,7 +113,7 @@ def test_stride_is_nothing_where_documents_fit(store: TokenStore, tokenizer: Tok
     found = {
         stride: evaluate(
             model_of(tokenizer, context),
-            held_out_windows(store, tokenizer, context, stride=stride),
+            held_out_windows(store, tokenizer, NextToken(), context, stride=stride),
             FP32,
         )
         for stride in (1, context // 2, context)
@@ -125,14 +126,14 @@ def test_batches_of_one_row_say_the_same(
 ) -> None:
     """Padding and company change nothing."""
     model = model_of(tokenizer)
-    together = evaluate(model, held_out_windows(store, tokenizer, CONTEXT), FP32)
+    together = evaluate(model, held_out_windows(store, tokenizer, NextToken(), CONTEXT), FP32)
     monkeypatch.setattr("archwright.training.evaluation.ROW_TOKENS", 1)
-    alone = evaluate(model, held_out_windows(store, tokenizer, CONTEXT), FP32)
+    alone = evaluate(model, held_out_windows(store, tokenizer, NextToken(), CONTEXT), FP32)
     assert alone.nats_per_token == pytest.approx(together.nats_per_token, rel=1e-6)
 
 
 def test_a_cap_takes_a_part_and_counts_its_bytes(store: TokenStore, tokenizer: Tokenizer) -> None:
-    windows = held_out_windows(store, tokenizer, CONTEXT, max_tokens=40)
+    windows = held_out_windows(store, tokenizer, NextToken(), CONTEXT, max_tokens=40)
     assert 0 < windows.num_tokens <= 40
     parts = [tokenizer.token_bytes[i] for ids in windows.texts() for i in ids]  # type: ignore[index]
     assert windows.num_bytes == sum(map(len, parts))
@@ -141,7 +142,9 @@ def test_a_cap_takes_a_part_and_counts_its_bytes(store: TokenStore, tokenizer: T
     model = model.double().eval()
     nats = number = 0
     for batch in windows:
-        for row, targets, length in zip(batch.tokens, batch.targets, batch.lengths, strict=True):
+        mask = batch.inputs.padding_mask
+        lengths = [batch.targets.shape[1]] * len(batch.targets) if mask is None else mask.sum(1)
+        for row, targets, length in zip(batch.inputs.tokens, batch.targets, lengths, strict=True):
             log_p = model(torch.from_numpy(row[:length])[None]).logits[0].log_softmax(-1)
             for place in range(length):
                 if targets[place] >= 0:
@@ -156,7 +159,7 @@ def test_dropout_rests_and_comes_back(
     store: TokenStore, tokenizer: Tokenizer, training: bool
 ) -> None:
     model = model_of(tokenizer).train(training)
-    windows = held_out_windows(store, tokenizer, CONTEXT)
+    windows = held_out_windows(store, tokenizer, NextToken(), CONTEXT)
     assert evaluate(model, windows, FP32) == evaluate(model, windows, FP32)
     assert model.training == training
     assert all(p.grad is None for p in model.parameters())
@@ -164,7 +167,7 @@ def test_dropout_rests_and_comes_back(
 
 def test_it_draws_no_random_numbers(store: TokenStore, tokenizer: Tokenizer) -> None:
     before = torch.get_rng_state()
-    evaluate(model_of(tokenizer), held_out_windows(store, tokenizer, CONTEXT), FP32)
+    evaluate(model_of(tokenizer), held_out_windows(store, tokenizer, NextToken(), CONTEXT), FP32)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -173,7 +176,7 @@ def test_a_model_that_knows_nothing_needs_log2_of_the_vocabulary(
 ) -> None:
     model = model_of(tokenizer)
     torch.nn.init.zeros_(model.head.weight)
-    found = evaluate(model, held_out_windows(store, tokenizer, CONTEXT), FP32)
+    found = evaluate(model, held_out_windows(store, tokenizer, NextToken(), CONTEXT), FP32)
     assert found.perplexity == pytest.approx(model.spec.vocab_size, rel=1e-5)
 
 
@@ -189,13 +192,15 @@ def test_texts_of_the_user(documents: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_compressors_read_the_predicted_bytes(store: TokenStore, tokenizer: Tokenizer) -> None:
-    windows = held_out_windows(store, tokenizer, CONTEXT)
+    windows = held_out_windows(store, tokenizer, NextToken(), CONTEXT)
     for baseline in compressors(windows, tokenizer):
         assert baseline.num_bytes == windows.num_bytes
         assert baseline.bits_per_byte > 0
 
 
 def test_the_record_has_plain_numbers(store: TokenStore, tokenizer: Tokenizer) -> None:
-    found = evaluate(model_of(tokenizer), held_out_windows(store, tokenizer, CONTEXT), FP32)
+    found = evaluate(
+        model_of(tokenizer), held_out_windows(store, tokenizer, NextToken(), CONTEXT), FP32
+    )
     assert all(type(value) in (int, float) for value in found.record().values())
     assert not np.isnan(found.nats_per_token)

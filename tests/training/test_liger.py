@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from archwright.data.inputs import Batch, Inputs
 from archwright.losses import linear_cross_entropy
 from archwright.model import build
 from archwright.model.decoder import Decoder
@@ -25,7 +26,7 @@ from archwright.training import liger
 from archwright.training.liger import FusedHead, check_liger, fuse, fused_cross_entropy, unfuse
 from archwright.training.machine import decide, decided
 from archwright.training.precision import Precision
-from archwright.training.step import StepResult, TensorBatch, train_step
+from archwright.training.step import StepResult, train_step
 from archwright.training.train import resume
 from tests.tiny import tiny_run
 
@@ -83,7 +84,7 @@ def stepped(model: Decoder, machine: MachineSpec, **settings: Any) -> StepResult
     group = {"params": list(model.parameters()), "lr": 1.0, "initial_lr": 1.0}
     return train_step(
         model,
-        TensorBatch(tokens, targets),
+        Batch(Inputs(tokens), targets),
         {"sgd": torch.optim.SGD([group])},
         rate=1.0,
         precision=Precision(machine.precision, device),

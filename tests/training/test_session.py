@@ -5,18 +5,15 @@ import numpy as np
 import pytest
 import torch
 
-from archwright.spec.run_spec import RunSpec, parse_budget
+from archwright.spec.budget import Budget
+from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material
 from archwright.training.progress import Silent
 from archwright.training.resolve import resolve
-from archwright.training.session import Session, is_spike, steps_for_budget
+from archwright.training.session import Session, is_spike
 from archwright.training.step import StepResult
 
 RUN = RunSpec(batch_size=4).override("model.context_length=32")
-
-
-def never() -> float:
-    raise AssertionError("time was measured")
 
 
 @pytest.mark.parametrize(
@@ -35,14 +32,14 @@ def never() -> float:
     ],
 )
 def test_a_budget_pays_for_steps(budget: str, steps: int) -> None:
-    assert steps_for_budget(*parse_budget(budget), RUN, 100.0, never) == steps
+    assert Budget(budget).steps(RUN.tokens_per_step, 100.0, 0.0) == steps
 
 
 @pytest.mark.parametrize(
     ("budget", "steps"), [("60s", 240), ("3m", 720), ("1h", 14400), ("0.1s", 1), ("0.75s", 3)]
 )
 def test_time_is_divided_by_that_of_a_step(budget: str, steps: int) -> None:
-    assert steps_for_budget(*parse_budget(budget), RUN, 100.0, lambda: 0.25) == steps
+    assert Budget(budget).steps(RUN.tokens_per_step, 100.0, 0.25) == steps
 
 
 def state_of(session: Session) -> dict[str, Any]:

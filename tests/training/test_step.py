@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright import losses
+from archwright.data.inputs import Batch, Inputs
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import AdamW
 from archwright.training.precision import Precision
-from archwright.training.step import StepResult, TensorBatch, train_step
+from archwright.training.step import StepResult, train_step
 
 SPEC = ModelSpec(dim=16, num_layers=2, vocab_size=64, context_length=12).override(
     "attention.num_heads=2", "attention.num_kv_heads=1"
@@ -27,17 +28,17 @@ def model() -> nn.Module:
     return build(SPEC, seed=3).double()
 
 
-def batch(rows: int = 5) -> TensorBatch:
+def batch(rows: int = 5) -> Batch:
     """Rows with very unequal numbers of ignored targets, one of them without any target."""
     dice = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 64, (rows, 12), generator=dice)
     targets = torch.randint(0, 64, (rows, 12), generator=dice)
     for row in range(rows):
         targets[row, : 12 - 12 * row // (rows - 1)] = -100
-    return TensorBatch(tokens, targets)
+    return Batch(Inputs(tokens), targets)
 
 
-def stepped(model: nn.Module, rows: TensorBatch, **settings: object) -> StepResult:
+def stepped(model: nn.Module, rows: Batch, **settings: object) -> StepResult:
     optimizers = build_optimizers(model, AdamW(lr=0.1, eps=1e-3))
     return train_step(
         model,
@@ -47,9 +48,7 @@ def stepped(model: nn.Module, rows: TensorBatch, **settings: object) -> StepResu
     )
 
 
-def by_hand(
-    model: nn.Module, rows: TensorBatch, max_grad_norm: float | None, z_loss: float
-) -> Tensor:
+def by_hand(model: nn.Module, rows: Batch, max_grad_norm: float | None, z_loss: float) -> Tensor:
     """The formulas, with torch's own losses and AdamW: return the norm before clipping."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim < 2]
@@ -59,7 +58,7 @@ def by_hand(
         betas=(0.9, 0.95),
         eps=1e-3,
     )
-    logits = model(rows.tokens).logits.flatten(0, 1)
+    logits = model(rows.inputs.tokens).logits.flatten(0, 1)
     targets = rows.targets.flatten()
     loss = F.cross_entropy(logits, targets, ignore_index=-100)
     loss = loss + z_loss * logits.logsumexp(-1)[targets >= 0].square().mean()
@@ -109,10 +108,10 @@ def test_what_routers_ask_for_is_minimised_too(chunked: bool, num_rows: int) -> 
     expected, rows = copy.deepcopy(model), batch(num_rows)
     asked = torch.zeros(())
     loss = F.cross_entropy(
-        expected(rows.tokens).logits.flatten(0, 1), rows.targets.flatten(), ignore_index=-100
+        expected(rows.inputs.tokens).logits.flatten(0, 1), rows.targets.flatten(), ignore_index=-100
     )
     larger = -(-num_rows // 2)
-    for part in (rows.tokens[:larger], rows.tokens[larger:]):
+    for part in (rows.inputs.tokens[:larger], rows.inputs.tokens[larger:]):
         expected(part)
         share = len(part) / num_rows
         asked = asked + share * sum(layer.feedforward.auxiliary for layer in expected.layers)
@@ -133,13 +132,13 @@ def test_what_routers_ask_for_is_minimised_too(chunked: bool, num_rows: int) -> 
     assert result.router_loss == pytest.approx(asked.item(), rel=1e-9)
     assert result.grad_norm == pytest.approx(norm, rel=1e-5)
     assert losses.pop_aux_losses(model) == 0
-    model.eval()(rows.tokens)
+    model.eval()(rows.inputs.tokens)
     assert losses.pop_aux_losses(model) == 0
 
 
 def test_what_a_step_reports(model: nn.Module) -> None:
     rows = batch()
-    logits = model(rows.tokens).logits.flatten(0, 1)
+    logits = model(rows.inputs.tokens).logits.flatten(0, 1)
     targets = rows.targets.flatten()
     valid = targets >= 0
     loss = F.cross_entropy(logits[valid], targets[valid]).item()
@@ -160,7 +159,7 @@ def test_document_masks_and_positions_are_cut_with_the_rows(model: nn.Module) ->
     plain = batch()
     ids = (torch.arange(12) >= 5).long().expand(5, -1)
     positions = torch.arange(12).expand(5, -1) - 5 * ids
-    rows = TensorBatch(plain.tokens, plain.targets, positions, ids)
+    rows = Batch(Inputs(plain.inputs.tokens, positions, ids), plain.targets)
     whole = copy.deepcopy(model)
     stepped(whole, rows)
     stepped(model, rows, grad_accum_steps=3)
@@ -200,7 +199,7 @@ def test_a_gradient_that_is_no_number_updates_nothing(model: nn.Module) -> None:
 
 def test_no_target_at_all_is_no_loss(model: nn.Module) -> None:
     rows = batch()
-    nothing = TensorBatch(rows.tokens, torch.full_like(rows.targets, -100))
+    nothing = Batch(rows.inputs, torch.full_like(rows.targets, -100))
     result = stepped(model, nothing, rate=0.0)
     assert (result.loss, result.grad_norm, result.finite) == (0.0, 0.0, True)
 

@@ -1,0 +1,82 @@
+"""Objectives: from windows of text to what a model reads and what it is to predict."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from archwright.data.inputs import IGNORE, Batch, Inputs
+from archwright.parts.registry import Registry
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.objectives import NextToken, Objective
+from archwright.text.tokenizer import Tokenizer
+
+MakeBatch = Callable[[Inputs, np.random.Generator], Batch]
+"""Makes windows of text into inputs and targets. The windows are tokens [batch, window_length], with `segment_ids` and
+`position_ids` where documents do not see each other, and a `padding_mask` where they are of several lengths. What is
+drawn, is drawn from the generator."""
+
+
+class Vocabulary(NamedTuple):
+    """What an objective may know of the tokenizer."""
+
+    size: int = 0
+    """One more than the largest id."""
+    end_of_text: int = 0
+    """The id that every document starts from."""
+    special_ids: Mapping[str, int] = MappingProxyType({})
+    """The ids of special tokens, which no text has, by name."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        """Return that of a tokenizer."""
+        return cls(tokenizer.vocab_size, tokenizer.begin_of_text, tokenizer.special_ids)
+
+    def special_id(self, name: str, key: str) -> int:
+        """Return the id of a special token.
+
+        Raises:
+            UserError: there is none of that name, which the user gave as the value of `key`.
+        """
+        if name not in self.special_ids:
+            raise UserError(
+                f'{key}: found "{name}", which is no special token of the tokenizer; expected one of its own, or '
+                f"data.tokenizer.special_tokens with it.{nearest(name, self.special_ids)}"
+            )
+        return self.special_ids[name]
+
+
+class Examples:
+    """Makes windows of text into batches by an objective.
+
+    Raises:
+        UserError: an objective without a part, or one that the vocabulary does not fit.
+    """
+
+    def __init__(self, objective: Objective, vocabulary: Vocabulary) -> None:
+        self.objective = objective
+        self._make: MakeBatch = OBJECTIVES.make(objective, vocabulary)
+
+    def batch(self, text: Inputs, *seed: int) -> Batch:
+        """Return the batch that windows of text become: a pure function of both."""
+        made = self._make(text, np.random.default_rng(seed))
+        return made.map(np.ascontiguousarray)
+
+
+def next_token(spec: NextToken, vocabulary: Vocabulary) -> MakeBatch:
+    """The targets are the tokens that follow: inputs x_1 ... x_n, targets x_2 ... x_(n+1)."""
+
+    def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        inputs, targets = text.map(lambda array: array[:, :-1]), text.tokens[:, 1:]
+        if text.padding_mask is None:
+            return Batch(inputs, targets)
+        followed = text.padding_mask[:, 1:]  # the last token of a row is a target only
+        return Batch(replace(inputs, padding_mask=followed), np.where(followed, targets, IGNORE))
+
+    return make
+
+
+OBJECTIVES = Registry(Objective, "(spec, vocabulary)", Callable, {NextToken: next_token})
+"""Functions that return a function of (text, generator), which makes windows of text into a batch: see `MakeBatch`."""

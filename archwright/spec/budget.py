@@ -1,0 +1,114 @@
+"""Budgets: how long to train, as time, steps, tokens or FLOPs."""
+
+import math
+import re
+from typing import Any, Literal, Self
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from archwright.spec.errors import UserError
+
+Unit = Literal["seconds", "steps", "tokens", "flops"]
+
+AMOUNT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]+)\s*")
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+MOST = {"seconds": 100 * 365.25 * 86400, "steps": 1e12, "tokens": 1e16, "flops": 1e30}
+"""Budgets above which there is a mistake: a hundred years, and ten thousand times what a run has ever had."""
+
+
+class TooMuch(ValueError):  # noqa: N818
+    """A budget above what any run can have."""
+
+
+class Budget(str):
+    """A text such as `"3m"`, `"400steps"`, `"10Mtokens"` or `"1e15flops"`, with its amount and unit.
+
+    Raises:
+        ValueError: not of that form, not above zero, or above what any run can have.
+    """
+
+    amount: float
+    unit: Unit
+
+    def __new__(cls, text: str) -> Self:
+        self = super().__new__(cls, text)
+        self.amount, self.unit = parse_budget(text)
+        return self
+
+    @property
+    def seconds(self) -> float | None:
+        """The budget as wall time; None where it is no time."""
+        return self.amount if self.unit == "seconds" else None
+
+    def steps(
+        self,
+        tokens_per_step: int,
+        flops_per_token: float,
+        seconds_per_step: float,
+        *,
+        seconds_spent: float = 0.0,
+    ) -> int:
+        """Return how many steps it pays for, at least one.
+
+        Args:
+            seconds_spent: what is no longer left of wall time.
+
+        Raises:
+            UserError: more steps than any run can have.
+        """
+        amount = self.amount - (seconds_spent if self.unit == "seconds" else 0.0)
+        per_step = {
+            "steps": 1.0,
+            "tokens": float(tokens_per_step),
+            "flops": flops_per_token * tokens_per_step,
+            "seconds": seconds_per_step,
+        }[self.unit]
+        if amount / per_step > MOST["steps"]:
+            raise UserError(
+                f"budget: {self} pays for {amount / per_step:.0e} steps; expected at most 1e12"
+            )
+        return max(1, math.floor(amount / per_step + 1e-9))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            lambda value: value if isinstance(value, cls) else cls(str(value))
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"type": "string"}
+
+
+def parse_budget(text: str) -> tuple[float, Unit]:
+    """Split a budget into its amount and unit; see `Budget`."""
+    amount, unit = _amount(text)
+    if amount > MOST[unit]:
+        most = (
+            "a hundred years" if unit == "seconds" else f"{MOST[unit]:.0e}{unit}".replace("+", "")
+        )
+        raise TooMuch(f"expected at most {most}")
+    if amount > 0:
+        return amount, unit
+    raise ValueError(
+        'expected an amount with a unit, such as "3m", "400steps", "10Mtokens" or "1e15flops"'
+    )
+
+
+def _amount(text: str) -> tuple[float, Unit]:
+    """Return an amount and its unit; 0 of nothing where the text is of another form."""
+    if match := AMOUNT.fullmatch(text):
+        amount, unit = float(match[1].replace("_", "")), match[2]
+        if unit in SECONDS:
+            return amount * SECONDS[unit], "seconds"
+        names: tuple[Unit, ...] = ("steps", "tokens", "flops")
+        for name in names:
+            scale = unit.removesuffix(name)
+            if unit.endswith(name) and scale in SCALES and amount * SCALES[scale] >= 1:
+                return amount * SCALES[scale], name
+    return 0.0, "seconds"
