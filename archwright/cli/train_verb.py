@@ -1,5 +1,6 @@
 """archwright train"""
 
+import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,22 @@ def run(words: Sequence[str]) -> int:
             raise UserError(
                 "--resume takes the run as it was begun: leave out other words, --out, --tiny and --dry-run"
             )
-        return _resume(options.resume, parts, options.quiet, since)
+        from archwright.runs import RunFolder
+
+        folder = RunFolder.open(options.resume)
+        _check_parts(folder, parts)
+        return _run(folder, options.quiet, since)
+    spec = _requested(options, parts)
+    if options.dry_run:
+        from archwright.cli.dry_run import dry_run
+
+        dry_run(spec)
+        return 0
+    return _train(spec, options.out, parts, options.quiet, since)
+
+
+def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpec":
+    """Return the run that the words ask for; print what is suspicious in it."""
     if not options.what:
         raise UserError(
             "train what? Name a recipe, a model or a TOML file, such as: archwright train demo"
@@ -86,12 +102,7 @@ def run(words: Sequence[str]) -> int:
     if not options.quiet:
         for line in suspicions(spec.model):
             print(f"archwright: warning: model.{line}", file=sys.stderr)
-    if options.dry_run:
-        from archwright.cli.dry_run import dry_run
-
-        dry_run(spec)
-        return 0
-    return _train(spec, options.out, parts, options.quiet, since)
+    return spec
 
 
 def _train(
@@ -124,14 +135,6 @@ def _ignored(name: str, asked: "Spec", resolved: "Spec") -> list[str]:
         for key, value in asked.model_dump().items()
         if value not in (type(asked).model_fields[key].default, getattr(resolved, key))
     ]
-
-
-def _resume(path: str, parts: Mapping[str, str], quiet: bool, since: float) -> int:
-    from archwright.runs import RunFolder
-
-    folder = RunFolder.open(path)
-    _check_parts(folder, parts)
-    return _run(folder, quiet, since)
 
 
 def _check_parts(folder: "RunFolder", parts: Mapping[str, str]) -> None:
