@@ -143,7 +143,7 @@ def use_latest(folder: str | Path, use: Callable[[Path], object]) -> Path | None
                 warnings.warn(f"{line} {path.name} is used instead.", stacklevel=2)
             return path
     if damages:
-        last = f"No checkpoint in {folder} is whole. To start anew, remove that folder."
+        last = f"No checkpoint in {folder} is whole. To start from scratch, remove that folder."
         raise DamagedError(*damages, last)
     return None
 
@@ -187,7 +187,7 @@ def remove_stale(folder: str | Path) -> None:
 
 
 def remove_after(folder: str | Path, step: int) -> None:
-    """Remove the checkpoints of later steps than `step`, which a resumed run makes anew."""
+    """Remove the checkpoints of later steps than `step`, which a resumed run makes again."""
     for later, path in _found(Path(folder)).items():
         if later > step:
             with clear_errors(path):

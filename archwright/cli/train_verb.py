@@ -56,7 +56,7 @@ def run(words: Sequence[str]) -> int:
     if options.resume:
         if options.what or options.out or options.dry_run or options.tiny:
             raise UserError(
-                "--resume takes the run as it was begun: leave out other words, --out, --tiny and --dry-run"
+                "--resume takes the run as it was started: leave out other words, --out, --tiny and --dry-run"
             )
         from archwright.runs import RunFolder
 

@@ -25,8 +25,8 @@ class Groups:
     """Runs of one variant that differ in seed and learning rate alone, in stacks.
 
     What is stacked follows from the plan and the runs that are wanted, not from the clock. A stack is written
-    into the folders of its runs before it is trained; a run that was begun, in a stack or alone, goes on as it
-    was begun, also in another study.
+    into the folders of its runs before it is trained; a run that was started, in a stack or alone, goes on as it
+    was started, also in another study.
     """
 
     def __init__(self, plan: Plan, runs_folder: Path) -> None:

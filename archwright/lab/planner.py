@@ -43,7 +43,7 @@ LEAST_EVALUATION = 8192
 """Held-out tokens below which a loss says more of the text than of the model."""
 
 USED = 0.92
-"""Share of the budget that is planned; the rest is for what takes longer than foreseen."""
+"""Share of the budget that is planned; the rest is for what takes longer than estimated."""
 
 TIMED_SECONDS = (0.3, 4.0)
 """Least and most time for which steps are timed, about a hundredth of the budget."""

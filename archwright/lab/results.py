@@ -178,7 +178,7 @@ class StudyResults:
     device: str
     """Such as "one thread of Intel Xeon, bf16, blockwise attention"."""
     predicted_seconds: float
-    """Wall time that was foreseen."""
+    """Estimated wall time."""
     seconds: float
     """Wall time that runs took."""
     command: str

@@ -86,12 +86,12 @@ def prepare(
 
 
 def stack_of(folder: RunFolder) -> list[str]:
-    """Return the names of the runs that a run was begun with as one; none of a run that was begun alone."""
+    """Return the names of the runs that a run was started with as one; none of a run that was started alone."""
     return list(folder.environment().get(STACK, []))
 
 
 def part(folder: RunFolder, why: str) -> None:
-    """Let a run that was begun in a stack go on alone."""
+    """Let a run that was started in a stack go on alone."""
     environment = folder.environment()
     decisions = environment.get("decisions", {}) | {"together": {"value": "alone", "reason": why}}
     folder.write_environment(environment | {"decisions": decisions, STACK: []})

@@ -136,7 +136,7 @@ class Execution:
         return shlex.join(words)
 
     def run_seconds(self, name: str) -> float:
-        """Return the wall time that a run of a variant takes: as measured, else as foreseen."""
+        """Return the wall time that a run of a variant takes: as measured, else as estimated."""
         took = [r.seconds for r in self.results.values() if r.variant == name and r.seconds > 0]
         estimated = self.plan.run_seconds(name)
         overhead = estimated - self.plan.costs[name].step * self.plan.steps
@@ -216,7 +216,7 @@ class Execution:
         started = {cell.seed for cell in (*self.results, *cells_of(workers))}
         if self.seeds[-1] not in started and len(self.seeds) > LEAST_SEEDS:
             left_out = self.seeds.pop()
-            self.notes.append(f"Seed {left_out} was left out: the runs take longer than foreseen.")
+            self.notes.append(f"Seed {left_out} was left out: the runs take longer than estimated.")
             return True
         if self.may_shift and self._complete_without_sliding():
             self.may_shift = False

@@ -14,7 +14,7 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
         lines += [*(f"  {note}" for note in results.notes), ""]
         lines += [
             f"{len(results.runs)} runs in {duration(results.seconds)}, "
-            f"foreseen: {duration(results.predicted_seconds)}",
+            f"estimated: {duration(results.predicted_seconds)}",
             f"page  {results.folder}/report.html",
         ]
     print(printable("\n".join(lines)))

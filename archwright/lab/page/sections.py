@@ -161,7 +161,7 @@ def _study_facts(results: StudyResults) -> list[Fact]:
 
 def _estimate(results: StudyResults) -> str:
     known = math.isfinite(results.predicted_seconds) and results.predicted_seconds > 0
-    return f"{fmt.duration(results.predicted_seconds)} foreseen" if known else ""
+    return f"{fmt.duration(results.predicted_seconds)} estimated" if known else ""
 
 
 MATCHED = {
