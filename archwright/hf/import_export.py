@@ -42,7 +42,7 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
             raise UserError(f"{path} holds a run already; give --out a new folder")
         return there, loaded.model
     run = RunFolder.create(path, RunSpec(name=path.name, model=model))
-    with run.lock(), run.nothing_or_begun():
+    with run.lock(), run.removed_unless_started():
         run.start_over(run.model_file, run.metrics_file)
         if loaded.tokenizer is not None:
             run.write_tokenizer(loaded.tokenizer)

@@ -60,7 +60,7 @@ def prepare(
     stack: Sequence[str] = (),
     why: str = "",
 ) -> RunFolder:
-    """Return the folder of a settled run, begun so far that training it decides and measures nothing.
+    """Return the folder of a resolved run, started so far that training it decides and measures nothing.
 
     Args:
         stack: the names of the runs that it is trained with as one, its own among them.
@@ -68,7 +68,7 @@ def prepare(
     """
     folder = RunFolder.create(pool / key(run, material), run)
     if not folder.resolved:
-        with folder.nothing_or_begun():
+        with folder.removed_unless_started():
             folder.write_tokenizer(material.tokenizer)
             folder.write_spec(run)
             record = environment(decisions)

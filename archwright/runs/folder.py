@@ -179,7 +179,7 @@ class RunFolder:
         return locked(self.lock_file, self.holder_file)
 
     @contextlib.contextmanager
-    def nothing_or_begun(self) -> Iterator[None]:
+    def removed_unless_started(self) -> Iterator[None]:
         """Remove what `create` made if the block fails before the run has begun; for the holder of the lock.
 
         So a mistake in the text, say, leaves no folder behind that is in the way of the next try.
@@ -278,7 +278,7 @@ class RunFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
             self._record.begin("run")
             self._record.add(*locks)
-            with self.lock(), self.nothing_or_begun():
+            with self.lock(), self.removed_unless_started():
                 if not self.started:
                     self._record.undo(keep=locks)
                     self._record.add(self.requested_file.name, self.spec_file.name)

@@ -143,7 +143,7 @@ def _begin(folder: RunFolder, say: Progress, since: float) -> tuple[Material, Se
     if folder.resolved:
         material = reload_data(folder.spec, folder)
         return material, *resolved_session(folder, material)
-    with folder.nothing_or_begun():
+    with folder.removed_unless_started():
         run = folder.spec
         check_machine(run.machine)
         if run.init.from_:

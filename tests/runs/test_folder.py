@@ -192,14 +192,17 @@ def test_a_tokenizer_that_came_between_stays(tmp_path: Path) -> None:
     run.tokenizer_folder.mkdir()
     (run.tokenizer_folder / "tokenizer.json").write_text("mine")
     of_run: Any = SimpleNamespace(fingerprint="that of the run", save=None)
-    with pytest.raises(UserError, match="not the tokenizer of this run"), run.nothing_or_begun():
+    with (
+        pytest.raises(UserError, match="not the tokenizer of this run"),
+        run.removed_unless_started(),
+    ):
         run.write_tokenizer(of_run)
     assert contents(tmp_path) == {"tokenizer/tokenizer.json": b"mine"}
 
 
 def test_the_record_of_a_start_goes_when_the_run_has_begun(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, SPEC)
-    with run.nothing_or_begun():
+    with run.removed_unless_started():
         (tmp_path / ".spec.toml.99999999999.tmp").touch()
         (tmp_path / ".spec.toml.999999999.tmp").touch()
         run.write_environment({})
