@@ -5,7 +5,7 @@ from typing import Any
 import jinja2
 import plotly.offline
 
-from archwright.spec import read
+from archwright.spec import overrides
 
 
 def remember() -> None:
@@ -28,7 +28,7 @@ def _templates() -> None:
 
 
 def _paths() -> None:
-    plain: Any = read.paths
+    plain: Any = overrides.paths
     kept: dict[Any, list[str]] = {}
 
     def paths(cls: Any, prefix: str = "") -> Any:
@@ -36,4 +36,4 @@ def _paths() -> None:
             kept[cls, prefix] = list(plain(cls, prefix))
         return iter(kept[cls, prefix])
 
-    read.paths = paths
+    overrides.paths = paths
