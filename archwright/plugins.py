@@ -11,11 +11,11 @@ from typing import Any
 from archwright.data.objectives import OBJECTIVES
 from archwright.optim.groups import OPTIMIZERS
 from archwright.optim.schedules import SCHEDULES
-from archwright.parts.attention import ATTENTIONS, QUERY_TEMPERATURES, SCORE_SCALES
 from archwright.parts.embeddings import TRANSFORMS
 from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES
 from archwright.parts.init import INITS
 from archwright.parts.masks import MASKS
+from archwright.parts.mixers import ATTENTIONS, QUERY_TEMPERATURES, SCORE_SCALES
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS, SCALINGS
 from archwright.parts.registry import Registry
@@ -94,8 +94,8 @@ def load_parts_file(path: Path) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        said = _said(error).replace(f"{name}.", "")
-        raise UserError(f"--parts {path}{_line(error, path)}: {said}") from error
+        text = _message(error).replace(f"{name}.", "")
+        raise UserError(f"--parts {path}{_line(error, path)}: {text}") from error
     _check_registered(path, name)
     return hashlib.sha256(content).hexdigest()
 
@@ -124,7 +124,7 @@ def _line(error: BaseException, path: Path) -> str:
     return f", line {lines[-1]}" if lines else ""
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """Return an error's kind and its message in one line."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {' '.join(message.split())}".rstrip(": ")

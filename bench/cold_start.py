@@ -49,7 +49,7 @@ FLOORS = {"(Python)": "pass", "(pydantic, with one model)": PYDANTIC}
 PATIENCE = 120.0
 """Seconds after which a command that has not trained is given up."""
 STAGES = ("command", "text", "settling", "first step")
-"""What ends with asked.toml, the tokenizer's folder, environment.json, and the first record of a step."""
+"""What ends with requested.toml, the tokenizer's folder, environment.json, and the first record of a step."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def start(words: list[str], run: Path, cache: Path) -> Start:
         if stepped is None:
             said.seek(0)
             raise RuntimeError(f"the command ended without a step: {said.read().decode()}")
-    files = ("asked.toml", "tokenizer/tokenizer_config.json", "environment.json")
+    files = ("requested.toml", "tokenizer/tokenizer_config.json", "environment.json")
     times = [started, *((run / name).stat().st_mtime for name in files), stepped]
     return Start(tuple(b - a for a, b in pairwise(times)))
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from archwright.model import build
 from archwright.spec.attention import LatentAttention, SoftmaxAttention
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import flatten, load, preset_names
+from archwright.spec.overrides import flatten
+from archwright.spec.read import load, preset_names
 from archwright.spec.rules import enforce
 from tests.laws.laws import LAWS, Case
 

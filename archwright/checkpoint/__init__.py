@@ -1,4 +1,4 @@
-"""What is on disk, and what survives a crash?
+"""Saving and loading: files on disk, and surviving a crash.
 
 Saves and resumes any torch module with any optimizers, without the trainer. Nothing here unpickles:
 tensors are safetensors files, the rest is JSON. Importing this room does not import torch.

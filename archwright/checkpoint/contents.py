@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside the weights: read, and checked before anything is set from it.
+"""The contents of a checkpoint beside the weights, checked before anything is set from them.
 
 The seal of a checkpoint says that files are as they were written, not that we wrote them.
 """
@@ -36,14 +36,14 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         DamagedError: they are not what `save` writes.
     """
-    of_optimizers, _ = weights.read_tensors(path / OPTIMIZERS)
+    optimizer_tensors, _ = weights.read_tensors(path / OPTIMIZERS)
     others, _ = weights.read_tensors(path / STATE)
     # The generators and the caller get tensors of their own, not views of the file.
     others = {name: tensor.clone() for name, tensor in others.items()}
     with taken_for_damage(path):
         content = from_json((path / JSON).read_bytes())
         found = {
-            "optimizers": join(content["optimizers"], of_optimizers),
+            "optimizers": join(content["optimizers"], optimizer_tensors),
             "generators": join(content["generators"], others),
             "state": join(content["state"], others),
         }

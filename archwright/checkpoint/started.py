@@ -1,7 +1,8 @@
-"""What a verb has begun to make in a folder: written down before the first file, so that nothing else is removed.
+"""The record of an unfinished start: the names of files that a verb makes in a folder, written before the first file,
+so that nothing else is removed.
 
     {"verb": "train", "pid": 12, "folder": 3456}    who, and the folder's number in its file system
-    {"name": "asked.toml"}                          a name that was free, before it is made
+    {"name": "requested.toml"}                      a name that was free, before it is made
 
 The record goes when the folder is what the verb wants it to be. Until then, whoever comes next may remove what
 stands in it, and nothing else. A copy of a folder has another number: there, nothing counts as ours.

@@ -86,7 +86,7 @@ def load(
     """
     path = Path(path)
     verify(path, hashes=True)
-    saved = weights.of_file(path / _MODEL)
+    saved = weights.read_weights(path / _MODEL)
     content = contents.read(path)
     problems = [
         *weights.misfits(saved, model),
@@ -222,12 +222,12 @@ def _write(
     weights.write_weights(folder / _MODEL, model, {})
     moments = {name: _optimizers.read_optimizer(o, model) for name, o in optimizers.items()}
     content: dict[str, Any] = {}
-    of_optimizers: dict[str, Tensor] = {}
-    content["optimizers"] = split(moments, "optimizers", of_optimizers)
+    optimizer_tensors: dict[str, Tensor] = {}
+    content["optimizers"] = split(moments, "optimizers", optimizer_tensors)
     others: dict[str, Tensor] = {}
     content["generators"] = split(rng.read_generators(), "generators", others)
     content["state"] = split(state, "state", others)
-    weights.write_tensors(folder / contents.OPTIMIZERS, of_optimizers, {})
+    weights.write_tensors(folder / contents.OPTIMIZERS, optimizer_tensors, {})
     weights.write_tensors(folder / contents.STATE, others, {})
     (folder / contents.JSON).write_text(json.dumps(content, indent=1))
 

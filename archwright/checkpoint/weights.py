@@ -33,7 +33,7 @@ def write_model(path: str | Path, model: nn.Module, metadata: Mapping[str, str])
 
 def write_weights(path: Path, model: nn.Module, metadata: Mapping[str, str]) -> None:
     """Write what `write_model` writes straight to `path`; raises OSError, as any writing does."""
-    weights = of_model(model)
+    weights = model_weights(model)
     tensors = {name: t for name, t in weights.tensors.items() if name not in weights.ties}
     own = {}
     if weights.ties:
@@ -50,7 +50,7 @@ def read_model(path: str | Path) -> dict[str, Tensor]:
         UserError: there is no such file.
         DamagedError: it is not a whole safetensors file.
     """
-    return of_file(Path(path)).tensors
+    return read_weights(Path(path)).tensors
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -70,7 +70,7 @@ def take_weights(
         UserError: tensors of another shape, one line each, or no name that fits; the model is
             then untouched.
     """
-    own = of_model(model)
+    own = model_weights(model)
     taken = tuple(name for name in own.tensors if name in tensors)
     if not taken:
         raise UserError(
@@ -87,14 +87,14 @@ def take_weights(
 
 
 class Weights(NamedTuple):
-    """What a module's `state_dict` holds, under the names that it has without `torch.compile`."""
+    """A module's `state_dict`, under its names without `torch.compile`."""
 
     tensors: dict[str, Tensor]
     ties: dict[str, str]  # from each name whose tensor an earlier name has too to that name
     extra: dict[str, Any]  # what `get_extra_state` gave
 
 
-def of_model(model: nn.Module) -> Weights:
+def model_weights(model: nn.Module) -> Weights:
     """Return the weights of `model`; the tensors are its own, without gradients."""
     import torch
 
@@ -104,7 +104,7 @@ def of_model(model: nn.Module) -> Weights:
     return Weights(tensors, _ties(tensors), extra)
 
 
-def of_file(path: Path) -> Weights:
+def read_weights(path: Path) -> Weights:
     """Return the weights in the file at `path`; raises as `read_model` does."""
     tensors, metadata = read_tensors(path)
     own = {name: t for name, t in tensors.items() if not name.startswith(f"{_EXTRA}/")}
@@ -120,7 +120,7 @@ def of_file(path: Path) -> Weights:
 
 def misfits(saved: Weights, model: nn.Module) -> Iterator[str]:
     """Yield a line for each difference between `saved` and `model` beside the values."""
-    own = of_model(model)
+    own = model_weights(model)
     if any(tensor.is_meta for tensor in own.tensors.values()):
         yield "the model is on the meta device; give it memory first (model.to_empty)."
     here, there = {**own.tensors, **own.extra}, {**saved.tensors, **saved.extra}

@@ -1,3 +1,3 @@
-"""What do I type? Verbs only; each calls one library function."""
+"""The command line: verbs only; each calls one library function."""
 
 from archwright.cli.main import main as main

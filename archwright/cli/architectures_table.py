@@ -21,7 +21,11 @@ def print_architectures(models: dict[str, Any], format: str, *, wide: bool = Fal
         columns = [*records[0]][1:-1] if wide else models["brief"]
         _print_text(records, columns)
     elif format == "csv":
-        print(_csv(records), end="")
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [*records[0]], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        print(text.getvalue(), end="")
     elif format == "markdown":
         print(table(records), end="")
     else:
@@ -39,14 +43,6 @@ def _print_text(records: list[Record], columns: list[str]) -> None:
         if record["unpublished"]:
             print(f"{record['model']}: unpublished: {record['unpublished']}.")
     print()
-
-
-def _csv(records: list[Record]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*records[0]], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
 
 
 def _numbers(record: Record) -> dict[str, str | int]:

@@ -47,9 +47,9 @@ def _print_entries(folder: str, found: "Sequence[Entry]") -> None:
     """Print each kind with its sum, and its entries below, the last used first."""
     print(f"{folder}: {_amount(found)}")
     for kind, group in groupby(found, key=lambda entry: entry.kind):
-        of_kind = list(group)
-        print(f"\n{_row(kind, of_kind)}")
-        for entry in of_kind:
+        group_entries = list(group)
+        print(f"\n{_row(kind, group_entries)}")
+        for entry in group_entries:
             print(_row(f"  {entry.name[:12]}", [entry]))
 
 

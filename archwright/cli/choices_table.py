@@ -1,4 +1,4 @@
-"""What `archwright list choices` prints: all kinds of every axis in a line each, or all that is known of some."""
+"""Output of `archwright list choices`: a line for each kind of every axis, or all details of some."""
 
 import textwrap
 from collections.abc import Iterator, Sequence

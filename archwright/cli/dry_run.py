@@ -1,4 +1,4 @@
-"""What `archwright train ... --dry-run` shows: the run as it would be trained, and what it would cost."""
+"""Output of `archwright train ... --dry-run`: the run as it would be trained, and its cost."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,8 @@ from archwright.model.decoder import Decoder
 from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import least_memory
 from archwright.reporting.terminal import print_resolved
-from archwright.spec.read import even_tables, flatten, told_as_one, toml_value
+from archwright.spec.overrides import flatten, toml_value
+from archwright.spec.read import collapse_uniform, even_tables
 from archwright.spec.run_spec import RunSpec, TokenizerSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.foreign import read_json
@@ -26,7 +27,7 @@ OFTEN = {
     "checkpoint.every": "about every minute",
     "probes.every": "never",
 }
-"""What 0 means there."""
+"""Keys whose 0 is shown as a word."""
 
 
 def dry_run(run: RunSpec) -> None:
@@ -64,7 +65,7 @@ def _pairs(run: RunSpec) -> Iterator[tuple[str, object]]:
     for name in NAMING:
         values["model"].pop(name)
     even = [path for path, equal in even_tables(run).items() if equal]
-    for path, value in told_as_one(flatten(values), even).items():
+    for path, value in collapse_uniform(flatten(values), even).items():
         if value == "auto":
             yield path, "auto, settled when the run begins"
         else:

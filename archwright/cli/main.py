@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from archwright.format import PrintableStream, one_line
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with warnings.catch_warnings(), _printable_output() as streams:
-            warnings.showwarning = _show_warning
+            warnings.showwarning = _each_once()
             # Only a process of our own: what else goes on in another one is not known here.
             is_slow = (
                 arguments is None and words[:1] and words[0] in SLOW and "--quiet" not in words
@@ -84,7 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(HELP.format(verbs=_verb_lines()), end="")
+        print(
+            HELP.format(verbs="\n".join(f"  {verb:<10} {text}" for verb, text in VERBS.items())),
+            end="",
+        )
         return 0
     if words[0] in ("-V", "--version"):
         from archwright import __version__
@@ -145,10 +148,6 @@ def _sign_of_life(verb: str, streams: tuple[PrintableStream, PrintableStream]) -
         timer.cancel()
 
 
-def _verb_lines() -> str:
-    return "\n".join(f"  {verb:<10} {text}" for verb, text in VERBS.items())
-
-
 def _mistake(*lines: str) -> int:
     for line in lines[:MOST_LINES]:
         print(f"archwright: {line}", file=sys.stderr)
@@ -157,5 +156,13 @@ def _mistake(*lines: str) -> int:
     return 2
 
 
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"archwright: warning: {one_line(str(message))}", file=sys.stderr)
+def _each_once() -> Callable[..., None]:
+    """Return what prints warnings: a line for each, though the same was met in many places."""
+    printed: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if (line := one_line(str(message))) not in printed:
+            printed.add(line)
+            print(f"archwright: warning: {line}", file=sys.stderr)
+
+    return show

@@ -1,4 +1,4 @@
-"""What `archwright show` prints of a model: its card, its values with their sources, or how it is exported."""
+"""Output of `archwright show` for a model: its card, its values with their sources, or how it is exported."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,17 +8,9 @@ from archwright.cli.models import load_model
 from archwright.format import columns, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.overrides import flatten, override, toml_value
 from archwright.spec.parameter_counts import Counts, parameter_counts
-from archwright.spec.read import (
-    Loaded,
-    Origin,
-    even_tables,
-    flatten,
-    override,
-    preset_names,
-    told_as_one,
-    toml_value,
-)
+from archwright.spec.read import Loaded, Origin, collapse_uniform, even_tables, preset_names
 from archwright.spec.rules import suspicions
 
 
@@ -68,15 +60,17 @@ def _values(
     given = flatten(spec.model_dump())
     blame = {**blame, **_set_here(options.assignments, given)}
     tables = [path for path, equal in even_tables(spec).items() if equal and _one(path, blame)]
-    given, blame = told_as_one(given, tables), told_as_one(blame, tables)
+    given, blame = collapse_uniform(given, tables), collapse_uniform(blame, tables)
     rows: list[tuple[str, str, str]] = []
-    for path, value in told_as_one(flatten(spec.resolved().model_dump()), tables).items():
+    for path, value in collapse_uniform(flatten(spec.resolved().model_dump()), tables).items():
         origin = blame.get(path, Origin("default"))
         shown = options.all or options.blame or origin.file != "default"
         if shown and path.split(".")[0] not in ("name", "source", "sources"):
             auto = "   (auto)" if given.get(path) == "auto" else ""
-            said = ": ".join(filter(None, (origin.file, origin.source)))
-            rows.append((path, toml_value(value) + auto, f"# {said}" if options.blame else ""))
+            origin_text = ": ".join(filter(None, (origin.file, origin.source)))
+            rows.append(
+                (path, toml_value(value) + auto, f"# {origin_text}" if options.blame else "")
+            )
     yield from columns(rows) if rows else ()
 
 

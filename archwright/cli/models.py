@@ -3,15 +3,8 @@
 from pathlib import Path
 
 from archwright.spec.errors import UserError
-from archwright.spec.read import (
-    Loaded,
-    Origin,
-    flatten,
-    is_run,
-    load_run,
-    load_with_blame,
-    preset_names,
-)
+from archwright.spec.overrides import flatten
+from archwright.spec.read import Loaded, Origin, is_run, load_run, load_with_blame, preset_names
 from archwright.spec.run_spec import RunSpec
 from archwright.training.loading import loading
 

@@ -70,7 +70,7 @@ def run(words: Sequence[str]) -> int:
             seconds=options.seconds,
             told=progress.reached,
         )
-    print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_said(found)))
+    print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_report(found)))
     return 0
 
 
@@ -99,7 +99,7 @@ def _checked(options: argparse.Namespace) -> "ModelSpec":
     return spec
 
 
-def _said(found: "Profile") -> Iterator[str]:
+def _report(found: "Profile") -> Iterator[str]:
     """Yield the table, and below it what stands out."""
     machine, total = found.machine, found.total
     yield (
@@ -107,7 +107,10 @@ def _said(found: "Profile") -> Iterator[str]:
         f"tokens, {machine.precision}, {machine.kernel} kernel, {_where(found)}"
     )
     yield ""
-    yield from _table(found)
+    head = ("part", "ms", "share", "forward", "backward", "FLOPs", "bytes", "FLOP/s", "bytes/s")
+    parts = [part for part in found.parts if part.seconds or part.num_bytes]
+    rows = [head, *(_row(part, found.total) for part in (*parts, found.total))]
+    yield from fmt.columns(rows, right=range(1, len(head)))
     yield ""
     yield (
         f"A plain step takes {1e3 * found.step:.4g} ms, "
@@ -121,13 +124,6 @@ def _said(found: "Profile") -> Iterator[str]:
 def _where(found: "Profile") -> str:
     threads = found.machine.threads
     return f"{found.machine.device}, {threads} thread{'s' * (threads != 1)}"
-
-
-def _table(found: "Profile") -> Iterator[str]:
-    head = ("part", "ms", "share", "forward", "backward", "FLOPs", "bytes", "FLOP/s", "bytes/s")
-    parts = [part for part in found.parts if part.seconds or part.num_bytes]
-    rows = [head, *(_row(part, found.total) for part in (*parts, found.total))]
-    yield from fmt.columns(rows, right=range(1, len(head)))
 
 
 def _row(part: "PartProfile", total: "PartProfile") -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def _train(
 
 def _ignored(name: str, asked: "Spec", resolved: "Spec") -> list[str]:
     """Return what was asked, but is decided already otherwise."""
-    from archwright.spec.read import toml_value
+    from archwright.spec.overrides import toml_value
 
     return [
         f"{name}.{key}: {toml_value(value)} is ignored: this run already "

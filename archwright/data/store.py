@@ -316,7 +316,8 @@ def _read_state(folder: Path) -> Any:
 def _write_state(folder: Path, state: dict[str, Any]) -> None:
     """Remember a check; where the folder cannot be written, the next process checks again.
 
-    Written in place: what a killed process left of it is no JSON, so that the next one checks.
+    Not written atomically: what a killed process left of it is no JSON, so that the next one checks.
     """
     with contextlib.suppress(OSError):
+        (folder / VERIFIED).unlink(missing_ok=True)  # a link's target is not ours to write
         (folder / VERIFIED).write_text(json.dumps(state) + "\n", "utf-8")

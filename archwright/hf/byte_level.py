@@ -15,23 +15,23 @@ from archwright.text.foreign import LARGEST, check_ids
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 CLASSES = ("", "GPT2Tokenizer", "CodeGenTokenizer", "RobertaTokenizer", "BartTokenizer")
-"""What `tokenizer_class` may say of text that is split as GPT-2 splits it."""
+"""Values of `tokenizer_class` for which text is split as GPT-2 splits it."""
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token")
 
 
 def read_byte_level(
-    folder: Path, told: Mapping[str, Any], added: Mapping[str, Any]
+    folder: Path, settings: Mapping[str, Any], added: Mapping[str, Any]
 ) -> tokenizers.Tokenizer | None:
     """Return the byte-level BPE of a folder; None where its words are split or spelled otherwise.
 
     Args:
-        told: tokenizer_config.json.
+        settings: tokenizer_config.json.
         added: added_tokens.json, ids by token.
 
     Raises:
         UserError: damaged files.
     """
-    if str(told.get("tokenizer_class") or "").removesuffix("Fast") not in CLASSES:
+    if str(settings.get("tokenizer_class") or "").removesuffix("Fast") not in CLASSES:
         return None
     _check_ids(folder / VOCABULARY)
     try:
@@ -42,10 +42,10 @@ def read_byte_level(
     names = inner.get_vocab()
     if not set(byte_names().values()) <= set(names):
         return None
-    prefix = bool(told.get("add_prefix_space"))
+    prefix = bool(settings.get("add_prefix_space"))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     inner.decoder = decoders.ByteLevel()
-    for token, i in _added(names, told, added):
+    for token, i in _added(names, settings, added):
         inner.add_tokens([token])
         if inner.token_to_id(token.content) != i:
             raise UserError(
@@ -67,13 +67,13 @@ def _check_ids(path: Path) -> None:
 
 
 def _added(
-    names: Mapping[str, int], told: Mapping[str, Any], added: Mapping[str, Any]
+    names: Mapping[str, int], settings: Mapping[str, Any], added: Mapping[str, Any]
 ) -> Iterator[tuple[tokenizers.AddedToken, int]]:
     """Yield the added tokens with their ids, in order; special ones are those that a config names."""
-    named = [told.get(key) for key in SPECIAL]
+    named = [settings.get(key) for key in SPECIAL]
     special = {str(t.get("content") if isinstance(t, Mapping) else t) for t in named if t}
     special |= {"<|endoftext|>"}
-    listed = told.get("added_tokens_decoder")
+    listed = settings.get("added_tokens_decoder")
     found = {name: i for name, i in added.items() if isinstance(i, int)}
     if isinstance(listed, Mapping):
         for i, token in listed.items():

@@ -1,4 +1,4 @@
-"""What the configuration classes of `transformers` take where a config.json is silent, as recorded by
+"""Defaults of the configuration classes of `transformers` for keys that a config.json leaves out, as recorded by
 `record_defaults.py`."""
 
 import json

@@ -11,7 +11,7 @@ from archwright.hf.family import Family
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import LayerSpec, ModelSpec
-from archwright.spec.read import flatten, toml_value
+from archwright.spec.overrides import flatten, toml_value
 from archwright.spec.summaries import BELONGS
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
@@ -84,12 +84,6 @@ def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
         yield from _lines(_flat(layers[0]), _flat(layers[1]), spec)
 
 
-def _idle(path: str, values: dict[str, Any]) -> bool:
-    """Tell whether an option says how something is done that is not done."""
-    axis, _, option = path.rpartition(".")
-    return option in BELONGS and values.get(f"{axis}.{BELONGS[option]}.kind") == "none"
-
-
 def _flat(values: Spec, without: frozenset[str] = frozenset()) -> dict[str, Any]:
     return {
         path: value
@@ -108,7 +102,8 @@ def _lines(own: dict[str, Any], theirs: dict[str, Any], spec: ModelSpec) -> Iter
             continue
         if any(path.startswith(kind) and path != f"{kind}kind" for kind in kinds):
             continue
-        if _idle(path, own):
+        axis, _, option = path.rpartition(".")
+        if option in BELONGS and own.get(f"{axis}.{BELONGS[option]}.kind") == "none":
             continue
         shown = "nothing" if other is None else toml_value(other)
         yield f"{path} = {toml_value(value)} (has {shown})"

@@ -49,8 +49,8 @@ class Family:
     architecture: str
     lenses: Sequence[Lens]
     layers: str
-    of_layer: Mapping[str, Mapped]
-    of_model: Mapping[str, Mapped]
+    layer_keys: Mapping[str, Mapped]
+    model_keys: Mapping[str, Mapped]
     groups: Sequence[Layers] = ()
     prefix: str = "model."
     ignored: Sequence[str] = ()
@@ -60,7 +60,7 @@ class Family:
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """What the class takes for each key that a config leaves out."""
+        """Values of keys that a config leaves out."""
         return _filled(class_defaults(self.model_type), self.undeclared)
 
     def derive(
@@ -69,8 +69,8 @@ class Family:
         architecture: str,
         *lenses: Lens,
         undeclared: Mapping[str, Any] | None = None,
-        of_layer: Mapping[str, Mapped | None] | None = None,
-        of_model: Mapping[str, Mapped | None] | None = None,
+        layer_keys: Mapping[str, Mapped | None] | None = None,
+        model_keys: Mapping[str, Mapped | None] | None = None,
         without: Sequence[Lens | str] = (),
         **changes: Any,
     ) -> Family:
@@ -87,8 +87,8 @@ class Family:
             architecture=architecture,
             undeclared={**self.undeclared, **(undeclared or {})},
             lenses=(*kept, *lenses),
-            of_layer=_changed(self.of_layer, of_layer),
-            of_model=_changed(self.of_model, of_model),
+            layer_keys=_changed(self.layer_keys, layer_keys),
+            model_keys=_changed(self.model_keys, model_keys),
             **changes,
         )
 
@@ -100,10 +100,10 @@ class Family:
         """
         self._check_numbers(config)
         respelled = {self.key_aliases.get(key, key): value for key, value in config.items()}
-        told = joined(dict(self.defaults), {**respelled, **config})
+        whole = joined(dict(self.defaults), {**respelled, **config})
         try:
-            table = read_all(self.lenses, told)
-            self._arrange(table, told)
+            table = read_all(self.lenses, whole)
+            self._arrange(table, whole)
             _stretch(table)
         except KeyError as error:
             raise UserError(f"config.json: {error.args[0]}: missing") from None
@@ -138,7 +138,11 @@ class Family:
     def slots(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Slot]:
         """Return every tensor of a checkpoint by its name there, with those of ours that it holds."""
         return slots(
-            spec, tensors, layers=self.layers, of_layer=self.of_layer, of_model=self.of_model
+            spec,
+            tensors,
+            layers=self.layers,
+            layer_keys=self.layer_keys,
+            model_keys=self.model_keys,
         )
 
     def _check_numbers(self, config: Config) -> None:
@@ -165,19 +169,19 @@ class Family:
         if not self.groups:
             return
         roles = [group.names(config, number) for group in self.groups]
-        of_role = {
+        tables_by_role = {
             (g, role): group.of(role, config)
             for g, group in enumerate(self.groups)
             for role in dict.fromkeys(roles[g])
         }
-        told_apart = [g for g, names in enumerate(roles) if len(set(names)) > 1]
+        distinct = [g for g, names in enumerate(roles) if len(set(names)) > 1]
         tables, names = [], []
         for i in range(number):
             layer: Table = {}
             for g in range(len(self.groups)):
-                lay(layer, of_role[g, roles[g][i]])
+                lay(layer, tables_by_role[g, roles[g][i]])
             tables.append(layer)
-            names.append("_".join(roles[g][i] for g in told_apart) or "default")
+            names.append("_".join(roles[g][i] for g in distinct) or "default")
         arranged(table, tables, names)
 
 

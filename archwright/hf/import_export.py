@@ -22,7 +22,7 @@ from archwright.text.tokenizer import Tokenizer
 FAMILY = "family"
 """Where the file of an imported model says which family it came from."""
 OF_MODEL = (GENERATION, TOKEN_IDS)
-"""What it keeps of the files beside it where there is no tokenizer to keep them."""
+"""Companion files that a model without a tokenizer keeps itself."""
 
 
 def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]:
@@ -46,14 +46,14 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]
         run.start_over(run.model_file, run.metrics_file)
         if loaded.tokenizer is not None:
             run.write_tokenizer(loaded.tokenizer)
-        told = {"archwright": "model", "spec": model.hash(), FAMILY: loaded.family}
+        metadata = {"archwright": "model", "spec": model.hash(), FAMILY: loaded.family}
         if loaded.tokenizer is None:  # whose files these are where there is one
-            told |= {
+            metadata |= {
                 name: text
                 for name, text in CAME_FROM[loaded.model].files.items()
                 if name in OF_MODEL
             }
-        checkpoint.write_model(run.model_file, loaded.model, told)
+        checkpoint.write_model(run.model_file, loaded.model, metadata)
         done = {"name": "finished", "text": f"imported from {source}", "seconds": 0.0}
         run.append({"kind": "event", "step": 0, **done})
     return run, loaded.model
@@ -69,9 +69,9 @@ def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
     model, opened = open_model(run), RunFolder.open(run)
     tokenizer = opened.tokenizer_folder
     there = opened.model_file.is_file()
-    told = checkpoint.read_metadata(opened.model_file) if there else {}
-    files = {name: told[name] for name in OF_MODEL if name in told}
-    CAME_FROM[model] = Origin(told.get(FAMILY, ""), files)
+    metadata = checkpoint.read_metadata(opened.model_file) if there else {}
+    files = {name: metadata[name] for name in OF_MODEL if name in metadata}
+    CAME_FROM[model] = Origin(metadata.get(FAMILY, ""), files)
     return save(
         model,
         folder,

@@ -33,7 +33,7 @@ class Role:
         lenses: what is read and written of it; all roles of a group speak of the same axes.
     """
 
-    told_by: Mapping[str, Any]
+    values: Mapping[str, Any]
     lenses: Sequence[Lens] = ()
 
 
@@ -71,7 +71,7 @@ class Layers:
     def of(self, role: str, config: Config) -> Table:
         """Return what a config says of layers with a role."""
         table: Table = {}
-        lay(table, Set(self.roles[role].told_by).read(config))
+        lay(table, Set(self.roles[role].values).read(config))
         lay(table, read_all(self.roles[role].lenses, config))
         return table
 
@@ -87,7 +87,7 @@ class Layers:
     def _role(self, get: Get) -> str:
         """Return the role of a layer; of one that has none, the last."""
         for name, role in self.roles.items():
-            if all(get(path) == value for path, value in role.told_by.items()):
+            if all(get(path) == value for path, value in role.values.items()):
                 return name
         return list(self.roles)[-1]
 
@@ -163,14 +163,10 @@ def arranged(spec: Table, tables: Sequence[Table], names: Sequence[str]) -> None
         return
     spec["layer_kinds"] = {name.replace("_attention", ""): table for name, table in kinds.items()}
     order = ["default" if n == default else n.replace("_attention", "") for n in names]
-    spec["layers"] = _arrangement(order)
-
-
-def _arrangement(names: list[str]) -> Table:
-    """Return the shortest cycle, after the shortest prefix, that gives these names."""
+    # The shortest cycle, after the shortest prefix, that gives these names.
     best: tuple[int, int] | None = None
-    for start in range(len(names)):
-        rest = names[start:]
+    for start in range(len(order)):
+        rest = order[start:]
         for length in range(1, len(rest) + 1):
             if all(name == rest[i % length] for i, name in enumerate(rest)):
                 if best is None or start + length < sum(best):
@@ -178,8 +174,8 @@ def _arrangement(names: list[str]) -> Table:
                 break
     assert best is not None
     start, length = best
-    found: Table = {"cycle": names[start : start + length]}
-    return found | {"prefix": names[:start]} if start else found
+    found: Table = {"cycle": order[start : start + length]}
+    spec["layers"] = found | {"prefix": order[:start]} if start else found
 
 
 def getter(spec: ModelSpec, layers: Sequence[int] | None = None) -> Get:

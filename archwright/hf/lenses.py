@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from archwright.spec.errors import UserError, nearest
 
 Config = Mapping[str, Any]
-"""What config.json says, with the defaults of its class where it is silent."""
+"""A config.json, with the defaults of its class for keys that it leaves out."""
 Table = dict[str, Any]
 """Nested values, as a spec's file has them."""
 Get = Callable[[str], Any]
@@ -140,10 +140,10 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Either:
-    """One of two groups of lenses: the first where `given(config)`, and on the way out where `told(get)`."""
+    """One of two groups of lenses: the first where `given(config)`, and on the way out where `then(get)`."""
 
     given: Callable[[Config], bool]
-    told: Callable[[Get], bool]
+    then: Callable[[Get], bool]
     first: Sequence[Lens]
     second: Sequence[Lens] = ()
 
@@ -151,7 +151,7 @@ class Either:
         return read_all(self.first if self.given(config) else self.second, config)
 
     def write(self, get: Get) -> dict[str, Any]:
-        return write_all(self.first if self.told(get) else self.second, get)
+        return write_all(self.first if self.then(get) else self.second, get)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ PLAIN_ACTIVATIONS: Mapping[str, Table] = {
     "silu": {"kind": "silu"},
     "swish": {"kind": "silu"},
 }
-"""What names of functions mean where there is no gate."""
+"""Feed-forwards without a gate, by the name of their activation."""
 
 GATED_ACTIVATIONS: Mapping[str, Table] = {
     "silu": {"kind": "swiglu"},
@@ -193,7 +193,7 @@ GATED_ACTIVATIONS: Mapping[str, Table] = {
     "sigmoid": {"kind": "glu"},
     "linear": {"kind": "bilinear"},
 }
-"""What they mean of a gate."""
+"""Gated feed-forwards, by the name of their activation."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from archwright.model.decoder import Decoder
 from archwright.progress import Progress
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import flatten
+from archwright.spec.overrides import flatten
 from archwright.text.foreign import library_errors
 from archwright.text.json_table import first_line
 from archwright.text.tokenizer import Tokenizer
@@ -45,9 +45,9 @@ class Origin:
     """Where a model in memory came from, so that it is written as the same."""
 
     family: str
-    """What it was read as."""
+    """The family that it was read as."""
     files: Mapping[str, str]
-    """What stood beside it; see `archwright.text.companions`."""
+    """Companion files; see `archwright.text.companions`."""
 
 
 CAME_FROM: WeakKeyDictionary[Decoder, Origin] = WeakKeyDictionary()
@@ -55,7 +55,7 @@ CAME_FROM: WeakKeyDictionary[Decoder, Origin] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a folder of the ecosystem holds."""
+    """A model loaded from a Hugging Face folder."""
 
     model: Decoder
     spec: ModelSpec
@@ -121,7 +121,7 @@ def _check_sizes(spec: ModelSpec, family: Family, store: Store, folder: Path) ->
     if spec.num_layers > count:
         raise UserError(f"{file}: found {spec.num_layers:,} layers, but {count} tensors")
     most = max(map(math.prod, store.shapes.values()))
-    one_each = any("{e}" in name for name in family.of_layer)
+    one_each = any("{e}" in name for name in family.layer_keys)
     tables = [spec, *spec.layers_by_kind.values()]
     for path, size in {k: v for t in tables for k, v in flatten(t.model_dump()).items()}.items():
         name = path.rpartition(".")[2]
@@ -199,7 +199,7 @@ def _aliases(family: Family, store: Store) -> dict[str, str]:
     whole = any(name.startswith(family.prefix) for name in plain)
     if whole or not family.prefix:
         return plain
-    outside = {name for name in family.of_model if not name.startswith(family.prefix)}
+    outside = {name for name in family.model_keys if not name.startswith(family.prefix)}
     return {
         name if outside & {name, name.rpartition(".")[0]} else family.prefix + name: found
         for name, found in plain.items()
@@ -216,7 +216,7 @@ def _spelled(name: str, family: Family) -> str:
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:
     """Return the names of a tied head, which old files have too."""
-    heads = [name for name, held in family.of_model.items() if held == "head"]
+    heads = [name for name, held in family.model_keys.items() if held == "head"]
     return {f"{name}.weight" for name in heads} if spec.head.tied else set()
 
 

@@ -17,7 +17,7 @@ TEXT_NAMES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
 }
-"""What names of the text model begin with, old and new, and what they do in a folder of its own."""
+"""Prefixes of the text model's names, old and new, and those they have in a folder of its own."""
 SHARED = ("quantization_config",)
 """Keys of the whole that count for the text model, where it has none."""
 

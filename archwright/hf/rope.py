@@ -36,7 +36,22 @@ class Rope:
     renamed: Mapping[str, str] | None = None
 
     def read(self, config: Config) -> Table:
-        parameters = self._parameters(config)
+        # What one dict says of this type of layer, the older key before the newer one.
+        parameters = config.get("rope_parameters") or {}
+        older = (config.get("rope_scaling") or {}) if self.scaled else {}
+        if self.layer_type and isinstance(parameters.get(self.layer_type), Mapping):
+            parameters = {**parameters[self.layer_type], **older}
+        else:
+            parameters = dict(older or parameters) if self.scaled else {}
+        if nested := [key for key, value in parameters.items() if isinstance(value, Mapping)]:
+            raise UserError(
+                f"config.json: rope_parameters: found {', '.join(nested)} apart; expected the same for all layers"
+            )
+        kind = parameters.get("rope_type") or parameters.get("type") or "default"
+        kind = (self.renamed or {}).get(kind, kind)
+        if self.kinds and kind not in self.kinds:
+            raise UserError(refused("rope_parameters.rope_type", kind, self.kinds))
+        parameters = parameters | {"rope_type": kind}
         theta = parameters.get("rope_theta") or config.get(self.theta) or config["rope_theta"]
         outside = config.get(self.fraction or "partial_rotary_factor")
         fraction = parameters.get("partial_rotary_factor") or outside or 1.0
@@ -59,24 +74,6 @@ class Rope:
         if self.fraction:
             keys[self.fraction] = fraction
         return keys
-
-    def _parameters(self, config: Config) -> dict[str, Any]:
-        """Return what one dict says of this type of layer, the older key before the newer one."""
-        parameters = config.get("rope_parameters") or {}
-        older = (config.get("rope_scaling") or {}) if self.scaled else {}
-        if self.layer_type and isinstance(parameters.get(self.layer_type), Mapping):
-            parameters = {**parameters[self.layer_type], **older}
-        else:
-            parameters = dict(older or parameters) if self.scaled else {}
-        if nested := [key for key, value in parameters.items() if isinstance(value, Mapping)]:
-            raise UserError(
-                f"config.json: rope_parameters: found {', '.join(nested)} apart; expected the same for all layers"
-            )
-        kind = parameters.get("rope_type") or parameters.get("type") or "default"
-        kind = (self.renamed or {}).get(kind, kind)
-        if self.kinds and kind not in self.kinds:
-            raise UserError(refused("rope_parameters.rope_type", kind, self.kinds))
-        return parameters | {"rope_type": kind}
 
 
 def _read_scaling(parameters: Mapping[str, Any], config: Config) -> Table:

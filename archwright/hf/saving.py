@@ -59,7 +59,12 @@ def save(
     if not folder.name:
         raise UserError(f"{folder}: expected the name of a new folder")
     with drafted(folder, "export") as draft:
-        _write_weights(model, chosen, draft, max_shard_bytes)
+        tensors = tensors_of(model)
+        shards = list(_weight_files(model, chosen, max_shard_bytes))
+        for file, shard in shards:
+            foreign = {name: _foreign(slot, tensors) for name, slot in shard.items()}
+            write_tensors(draft / file, foreign, {"format": "pt"})
+        _write_index(draft, shards, tensors)
         _write_small_files(model, chosen, draft, tokenizer)
     return chosen.model_type
 
@@ -113,15 +118,6 @@ def _write_small_files(
 
 def _came_from(model: Decoder) -> Origin:
     return CAME_FROM.get(model, Origin("", {}))
-
-
-def _write_weights(model: Decoder, family: Family, folder: Path, most: int) -> None:
-    tensors = tensors_of(model)
-    shards = list(_weight_files(model, family, most))
-    for file, shard in shards:
-        foreign = {name: _foreign(slot, tensors) for name, slot in shard.items()}
-        write_tensors(folder / file, foreign, {"format": "pt"})
-    _write_index(folder, shards, tensors)
 
 
 def _write_index(

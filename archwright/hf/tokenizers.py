@@ -62,20 +62,20 @@ def read_tokenizer(
     if files is None:
         path = folder / "config.json"
         files = read_files(folder, read_table(path) if path.is_file() else {})
-    told = table(files, CONFIG)
-    inner = _inner(folder, told)
+    settings = table(files, CONFIG)
+    inner = _inner(folder, settings)
     if inner is None:
         return None
     whole, inner = inner, _known(inner, vocab_size, folder)
     names = inner.get_vocab(with_added_tokens=True)
-    end = _end(told, files, names) or next((name for name in ENDS if name in names), None)
+    end = _end(settings, files, names) or next((name for name in ENDS if name in names), None)
     if end is None:
         raise UserError(
             f"{folder / CONFIG}: found no eos_token; expected the token that ends a text"
         )
     if inner is not whole:
         files = _without(files, set(whole.get_vocab(with_added_tokens=True)) - set(names))
-    return Tokenizer(inner, end, _begin(inner, told, names), files)
+    return Tokenizer(inner, end, _begin(inner, settings, names), files)
 
 
 def _without(files: Mapping[str, str], unknown: set[str]) -> dict[str, str]:
@@ -97,12 +97,12 @@ def _known_of(value: Any, unknown: set[str]) -> Any:
     return value
 
 
-def _inner(folder: Path, told: Mapping[str, Any]) -> tokenizers.Tokenizer | None:
+def _inner(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer | None:
     """Return the vocabulary of a folder and how it is used."""
     if (folder / FILE).is_file():
         return read_json(folder / FILE)
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
-        inner = read_byte_level(folder, told, _added(folder / "added_tokens.json"))
+        inner = read_byte_level(folder, settings, _added(folder / "added_tokens.json"))
         if inner is not None:
             return inner
     for name in (VOCABULARY, *OTHER_FILES):
@@ -137,9 +137,11 @@ def _known(inner: tokenizers.Tokenizer, vocab_size: int, folder: Path) -> tokeni
     return cut
 
 
-def _end(told: Mapping[str, Any], files: Mapping[str, str], names: Mapping[str, int]) -> str | None:
+def _end(
+    settings: Mapping[str, Any], files: Mapping[str, str], names: Mapping[str, int]
+) -> str | None:
     """Return the token that ends a text, as one of the configs says it."""
-    end = content(told.get("eos_token"))
+    end = content(settings.get("eos_token"))
     if end in names:
         return end
     for file in (TOKEN_IDS, GENERATION):
@@ -150,13 +152,15 @@ def _end(told: Mapping[str, Any], files: Mapping[str, str], names: Mapping[str, 
     return None
 
 
-def _begin(inner: tokenizers.Tokenizer, told: Mapping[str, Any], names: Mapping[str, int]) -> str:
+def _begin(
+    inner: tokenizers.Tokenizer, settings: Mapping[str, Any], names: Mapping[str, int]
+) -> str:
     """Return the token that is put before a text; none where none is.
 
     The config may say so. Otherwise it is what the tokenizer itself puts there.
     """
-    if (adds := told.get("add_bos_token")) is not None:
-        begin = content(told.get("bos_token"))
+    if (adds := settings.get("add_bos_token")) is not None:
+        begin = content(settings.get("bos_token"))
         return begin if adds and begin in names else ""
     plain = inner.encode("a", add_special_tokens=False).ids
     whole = inner.encode("a", add_special_tokens=True)

@@ -119,7 +119,13 @@ def _compare(
     own: Loaded, theirs: nn.Module, dtype: torch.dtype, exact: Tensor | None
 ) -> tuple[Comparison, Tensor]:
     """Return the comparison, and their logits; `exact` are theirs in float32."""
-    tokens, real = _texts(own)
+    # Two random texts, the second one padded.
+    assert own.spec.vocab_size != "auto"
+    length = min(TOKENS, own.spec.context_length)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(own.spec.vocab_size, (2, length), generator=generator)
+    real = torch.ones(2, length, dtype=torch.bool)
+    real[1, max(1, length - PADDING) :] = False
     with ExitStack() as hooks:
         seen, other = (hooks.enter_context(_outputs(m)) for m in _pairs(own, theirs))
         ours = own.model(tokens, padding_mask=real).logits[real].double()
@@ -143,23 +149,12 @@ def _compare(
     return comparison, expected
 
 
-def _texts(own: Loaded) -> tuple[Tensor, Tensor]:
-    """Return two random texts, and where their tokens are real."""
-    assert own.spec.vocab_size != "auto"
-    length = min(TOKENS, own.spec.context_length)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(own.spec.vocab_size, (2, length), generator=generator)
-    real = torch.ones(2, length, dtype=torch.bool)
-    real[1, max(1, length - PADDING) :] = False
-    return tokens, real
-
-
 def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Return the modules of both that hold the same tensors, by our names."""
     family = FAMILIES[own.family]
-    names = dict(_names(family.of_model, "", ""))
+    names = dict(_names(family.model_keys, "", ""))
     for i in range(own.spec.num_layers):
-        names |= _names(family.of_layer, f"layers.{i}.", family.layers.format(i=i))
+        names |= _names(family.layer_keys, f"layers.{i}.", family.layers.format(i=i))
     ours = dict(own.model.named_modules())
     others = {own_name(name): module for name, module in theirs.named_modules()}
     both = [(o, t) for o, t in names.items() if o in ours and t in others]

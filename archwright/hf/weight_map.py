@@ -62,7 +62,7 @@ def filled(
 
 
 Mapped = str | Fused | When | Constant | tuple[str | When, ...]
-"""What a foreign module or tensor holds: ours by name, as it is or in a layout, the one of several that there
+"""The contents of a foreign module or tensor: ours by name, as it is or in a layout, the one of several that there
 is, or nothing of ours.
 
 A module's name stands for all its tensors. With `{e}` in the foreign name, there is one of it for each
@@ -130,8 +130,8 @@ def slots(
     tensors: Mapping[str, Tensor],
     *,
     layers: str,
-    of_layer: Mapping[str, Mapped],
-    of_model: Mapping[str, Mapped],
+    layer_keys: Mapping[str, Mapped],
+    model_keys: Mapping[str, Mapped],
 ) -> dict[str, Slot]:
     """Return every foreign tensor of a model by name.
 
@@ -144,12 +144,12 @@ def slots(
         LookupError: one of our tensors has no place.
     """
     found: dict[str, Slot] = {}
-    for foreign, held in of_model.items():
+    for foreign, held in model_keys.items():
         found |= _slots(foreign, held, "", tensors, spec.layers_by_kind["default"], spec)
     for i in range(spec.num_layers):
         prefix, ours = layers.format(i=i), f"layers.{i}."
         here = {name: tensor for name, tensor in tensors.items() if name.startswith(ours)}
-        for foreign, held in of_layer.items():
+        for foreign, held in layer_keys.items():
             found |= _slots(prefix + foreign, held, ours, here, spec.layer(i), spec)
     if left := set(tensors) - {name for slot in found.values() for name in slot.ours}:
         raise LookupError(f"no foreign name for {', '.join(sorted(left)[:3])}")

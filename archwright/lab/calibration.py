@@ -50,7 +50,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one draw ended in, whatever the design."""
+    """The outcome of one draw, whatever the design."""
 
     won: bool
     """One arm was called better than the other."""
@@ -138,8 +138,8 @@ def judge_as_the_lab(pool: Pool, rows: NDArray[np.intp], effect: float) -> Judge
     n = rows.shape[1]
     replicates: list[Replicate] = []
     edges = []
-    for name, of_arm, factor in zip(ARMS, rows, (1.0, 1 - effect), strict=True):
-        losses = _losses(pool, of_arm, factor)
+    for name, arm_rows, factor in zip(ARMS, rows, (1.0, 1 - effect), strict=True):
+        losses = _losses(pool, arm_rows, factor)
         sweep = plan_sweep(losses, range(n), limits=pool.limits)
         assert not sweep.wanted
         edges += [name] * sweep.at_boundary
@@ -163,11 +163,11 @@ def judge_best_of_grid(pool: Pool, rows: NDArray[np.intp], effect: float) -> Jud
 def judge_one_sweep(pool: Pool, rows: NDArray[np.intp], effect: float) -> Judgement:
     """The rival that saves runs: the first seed of each arm sweeps, the others confirm at its best rate."""
     chosen = []
-    for of_arm in rows:
-        losses = _losses(pool, of_arm[:1], 1.0)
+    for arm_rows in rows:
+        losses = _losses(pool, arm_rows[:1], 1.0)
         window = plan_sweep(losses, [0], limits=pool.limits, may_shift=False).window
         best = int(window[lowest([losses[0, k] for k in window])])
-        chosen.append(pool.losses[of_arm[1:], best - pool.powers[0]])
+        chosen.append(pool.losses[arm_rows[1:], best - pool.powers[0]])
     return _judged(chosen[0], chosen[1] * (1 - effect))
 
 

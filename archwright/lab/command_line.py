@@ -40,7 +40,10 @@ def command_of(
     if study.name in study_names():
         default, words = load_study(study.name), [study.name]
     elif all(name == label(given) for name, given in study.variants.items()):
-        words += [_variant_word(given) for given in study.variants.values()]
+        words += [
+            (f":{label(given)}" if "=" in given[0] else label(given))
+            for given in study.variants.values()
+        ]
     else:
         default, words = study, [str(folder / "study.toml")]
     words += [word for word in study.common if word not in default.common]
@@ -103,10 +106,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(list(value)) if isinstance(value, (tuple, list)) else str(value)
-
-
-def _variant_word(words: Sequence[str]) -> str:
-    return f":{label(words)}" if "=" in words[0] else label(words)
 
 
 def _option(value: Any) -> str:

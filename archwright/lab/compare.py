@@ -32,7 +32,7 @@ STUDIES = Path("studies")
 LOCKS = ("lock", "lock.json")
 
 FIRST = (STUDY, "log.txt", "timing", "variants", "environment.json", PLAN)
-"""What a study's folder gets until it is planned, beside locks and a tokenizer."""
+"""Files of a study's folder until it is planned, beside locks and a tokenizer."""
 
 LAST = ("report.html", "runs.csv", "curves.csv", "replicates.csv", "effects.csv")
 

@@ -81,7 +81,9 @@ class Sharing:
         }
         best = min(tried, key=lambda size: tried[size])
         gain = costs[baseline].step / tried[best]
-        said = f"{best} runs as one train {gain:.2f} times the tokens of as many alone on a thread"
+        reason = (
+            f"{best} runs as one train {gain:.2f} times the tokens of as many alone on a thread"
+        )
         if gain < WORTHWHILE:
-            return costs, 1, said
-        return self.time(found, workers, best), best, said
+            return costs, 1, reason
+        return self.time(found, workers, best), best, reason

@@ -5,7 +5,7 @@ import math
 from archwright.parts.masks import pairs, pattern_of
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.masks import Causal, Full, Mask
-from archwright.spec.model_spec import heads
+from archwright.spec.sizes import heads
 
 EXTENTS = (("size", "dilation"), ("local_blocks", "block_size"), ("stride",), ("radius",))
 """Fields whose product is how far a mask reaches, in tokens."""

@@ -9,13 +9,13 @@ from itertools import islice
 from typing import Any
 
 from archwright.model.build import build
-from archwright.model.decoder import Decoder
 from archwright.planning.cost import flops_per_token, parameters_by_part
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
-from archwright.spec.model_spec import ModelSpec, heads
+from archwright.spec.model_spec import ModelSpec
 from archwright.spec.rules import enforce
+from archwright.spec.sizes import heads
 from archwright.spec.study_spec import Match
 
 TOLERANCE = 0.005
@@ -25,7 +25,7 @@ RATIOS = (0.5, 16.0)
 """hidden_dim over dim, beyond which dim is changed instead."""
 
 MULTIPLES = (16, 8, 4, 2, 1)
-"""What hidden_dim is a multiple of, the first that is near enough: round widths compute fastest."""
+"""Divisors of hidden_dim, of which the first that comes near enough is taken: round widths compute fastest."""
 
 HEADS_APART = 1.25
 """Times the share of dim that a head would have, up to which it may be wider or narrower."""
@@ -49,7 +49,7 @@ OUTSIDE = ("embedding", "position", "head")
 
 @dataclass(frozen=True)
 class Counts:
-    """What a model is made of, and what a token costs it in training."""
+    """A model's parameters, and the FLOPs of a training token."""
 
     parameters: int
     non_embedding: int
@@ -66,17 +66,12 @@ class Counts:
 def count(spec: ModelSpec, vocab_size: int) -> Counts:
     """Return the counts of a model, built without memory."""
     model = build(spec, device="meta", vocab_size=vocab_size)
+    parts = parameters_by_part(model)
     return Counts(
         model.num_parameters(),
-        _non_embedding(model),
+        sum(n for part, n in parts.items() if part.split(".")[0] not in OUTSIDE),
         flops_per_token(model, spec.context_length),
     )
-
-
-def _non_embedding(model: Decoder) -> int:
-    """Count parameters outside the tables of tokens and places (Kaplan et al., 2020, section 2.1)."""
-    parts = parameters_by_part(model)
-    return sum(n for part, n in parts.items() if part.split(".")[0] not in OUTSIDE)
 
 
 def matched(
@@ -119,8 +114,8 @@ def _candidates(
     if hidden_layer(spec.feedforward) and not held & HIDDEN_WIDTHS:
         excess = count(spec, vocab_size).of(match) / target.of(match)
         for dim in [spec.dim] if "dim" in held else _dims(spec, excess, held):
-            wide = _with_dim(spec, dim, held)
-            yield from _hidden_candidates(wide, target, match, vocab_size, held)
+            resized = _with_dim(spec, dim, held)
+            yield from _hidden_candidates(resized, target, match, vocab_size, held)
     if "dim" not in held:
         yield from _dim_candidates(spec, target, match, vocab_size, held)
 
@@ -184,13 +179,13 @@ def _head_candidates(
         tried = [_with_heads(spec, dim, num_heads, width) for width in (usual, usual + 2)]
         if not all(map(_allowed, tried)):
             continue
-        sizes = [count(wide, vocab_size).of(match) for wide in tried]
+        sizes = [count(resized, vocab_size).of(match) for resized in tried]
         exact = usual + 2 * (target.of(match) - sizes[0]) / (sizes[1] - sizes[0])
         allowed = min(max(exact, usual / HEADS_APART), HEADS_APART * usual)
         width = max(2, 2 * round(allowed / 2))
         found.append((abs(math.log(width / usual)), dim, width))
-    wide = [_with_heads(spec, dim, num_heads, width) for _, dim, width in sorted(found)]
-    return [*filter(_allowed, wide)]
+    resized = [_with_heads(spec, dim, num_heads, width) for _, dim, width in sorted(found)]
+    return [*filter(_allowed, resized)]
 
 
 def _with_hidden(
@@ -291,6 +286,8 @@ def _heads_follow(spec: ModelSpec, held: ControlledVariable) -> list[str]:
     resolved = spec.resolved().attention
     head_dim, num_heads = (getattr(resolved, name, 0) for name in ("head_dim", "num_heads"))
     given = getattr(spec.attention, "head_dim", "auto")
-    if head_dim * num_heads != spec.dim or given == "auto" or HEAD_DIM in held:
+    field = type(spec.attention).model_fields.get("head_dim")
+    fixed = given == "auto" or HEAD_DIM in held or field is None or field.default != "auto"
+    if fixed or head_dim * num_heads != spec.dim:
         return [f"attention.num_heads={num_heads}"] if num_heads else []
     return [f"attention.num_heads={num_heads}", "attention.head_dim=auto"]

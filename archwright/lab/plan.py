@@ -18,7 +18,7 @@ from archwright.training.data import Material, reload_data
 from archwright.training.machine import Decisions, environment
 
 STUDY = "study.toml"
-"""What was asked for, in a study's folder."""
+"""The study as it was asked for, in its folder."""
 
 EXTRA_RATES = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""

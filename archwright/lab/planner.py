@@ -4,7 +4,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import psutil
 import torch
@@ -49,7 +48,7 @@ USED = 0.92
 TIMED_SECONDS = (0.3, 4.0)
 """Least and most time for which steps are timed, about a hundredth of the budget."""
 
-WIDE = 1e6
+LARGE = 1e6
 """Parameters outside embedding and head from which it is measured whether a run should have all cores; those
 of smaller models train fewer tokens than as many runs on a core each."""
 
@@ -70,7 +69,7 @@ class Planner:
         self.study, self.folder, self.workers, self.say = study, folder, workers, say
         self.material: Material
         self.decisions: Decisions
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
 
     def plan(self) -> Plan:
         """Decide everything.
@@ -188,13 +187,13 @@ class Planner:
             return 1
         if self.study.parallelism == "none":
             return self._one_with_all(found, cores, "runs one after another were asked for")
-        small = arm.counts.non_embedding < WIDE
+        small = arm.counts.non_embedding < LARGE
         if cores == 1 or small or self.study.parallelism != "auto":
             return cores
         many = self._time({f"{i}": arm for i in range(cores)}, cores)
         machine = arm.run.machine.model_copy(update={"threads": cores})
-        wide = Arm("", (), arm.run.model_copy(update={"machine": machine}), arm.counts, True)
-        one = self._time({"0": wide}, 1)["0"].step
+        all_cores = Arm("", (), arm.run.model_copy(update={"machine": machine}), arm.counts, True)
+        one = self._time({"0": all_cores}, 1)["0"].step
         torch.set_num_threads(1)
         if cores / max(cost.step for cost in many.values()) >= 1 / one:
             return cores
@@ -237,7 +236,7 @@ class Planner:
         times = runs_each(self.study) / workers
         fixed = sum(cost.run(0, tokens) for cost in costs.values()) * times
         step = sum(cost.step for cost in costs.values()) * times
-        planning = time.monotonic() - self._begun
+        planning = time.monotonic() - self._started
         steps = int((seconds * USED - planning - fixed) / step)
         if steps < LEAST_STEPS:
             least = (planning + fixed + LEAST_STEPS * step) / USED
@@ -258,7 +257,11 @@ class Planner:
             while waiting or self.workers.running:
                 while waiting and self.workers.free:
                     name, arm = waiting.pop(0)
-                    folder = self._scratch(scratch / str(len(waiting)), arm)
+                    flops = arm.counts.flops_per_token
+                    run = with_steps(arm.run, LEAST_STEPS)
+                    folder = run_cache.prepare(
+                        scratch / str(len(waiting)), run, self.material, self.decisions, flops
+                    )
                     job = {"do": "time", "folder": str(folder.path), "stack": stack}
                     self.workers.give(name, job | {"seconds": self._timed_seconds})
                 for done in self.workers.wait(1.0):
@@ -273,14 +276,9 @@ class Planner:
 
     @property
     def _timed_seconds(self) -> float:
-        """What is only told to the user need not be as exact as what the number of steps follows from."""
+        """Seconds of timing: less where the estimate is only shown than where the number of steps follows from it."""
         least, most = TIMED_SECONDS
         return min(most, max(least, (self.study.wall_seconds or 0.0) / 100))
-
-    def _scratch(self, place: Path, arm: Arm) -> RunFolder:
-        flops = arm.counts.flops_per_token
-        run = with_steps(arm.run, LEAST_STEPS)
-        return run_cache.prepare(place, run, self.material, self.decisions, flops)
 
 
 def _with_steps(run: RunSpec, steps: int) -> RunSpec:

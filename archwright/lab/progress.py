@@ -1,4 +1,4 @@
-"""What the user sees of a study while it runs: one live table on a terminal, a line for each run elsewhere."""
+"""Progress of a study: one live table on a terminal, a line for each run elsewhere."""
 
 import json
 import os
@@ -30,7 +30,7 @@ class Lines(shown.Lines, Display):
         self._left = left(execution, running)
 
     def ended(self, run: RunResult) -> None:
-        self.say(f"{told(run)}  {self._left}".rstrip())
+        self.say(f"{described(run)}  {self._left}".rstrip())
 
 
 class Table(shown.Live, Display):
@@ -45,7 +45,7 @@ class Table(shown.Live, Display):
         self.live.update(_table(execution, running), refresh=True)
 
 
-def told(run: RunResult) -> str:
+def described(run: RunResult) -> str:
     """Say in a line how a run ended."""
     what = f"{run.variant}  seed {run.seed}  lr {run.rate:g}"
     if run.failed:

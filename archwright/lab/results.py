@@ -1,4 +1,4 @@
-"""What a study found, as plain data: runs, replicates, effects. The page and the tables read nothing else."""
+"""A study's results as plain data: runs, replicates, effects. The page and the tables read nothing else."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class RunResult:
     lengths: Mapping[int, float] = field(default_factory=dict)
     """Loss on texts of other lengths, by tokens."""
     command: str = ""
-    """What repeats it."""
+    """The command that repeats it."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Variant:
 
     name: str
     words: Sequence[str]
-    """What was asked for."""
+    """The variant as it was asked for."""
     changes: Sequence[str]
-    """What differs from the baseline, `path: old -> new`, the matched width included."""
+    """Differences from the baseline, `path: old -> new`, the matched width included."""
     parameters: int
     non_embedding: int
     flops_per_token: float
@@ -129,7 +129,7 @@ class Effect:
     baseline_loss: float = float("nan")
     """Mean of the baseline over the same seeds."""
     caveats: Sequence[str] = ()
-    """What keeps the outcome from being more than inconclusive, such as a rate at the end of its grid."""
+    """Reasons why the outcome is inconclusive at best, such as a rate at the end of its grid."""
     sentence: str = ""
     """The outcome in a sentence."""
 
@@ -164,7 +164,7 @@ class StudyResults:
     verdict: str
     """One sentence that states the outcome, scale, tokens and device."""
     scope: str
-    """What the verdict does not speak of."""
+    """Limits of the verdict."""
     variants: Sequence[Variant]
     runs: Sequence[RunResult]
     replicates: Sequence[Replicate]
@@ -182,7 +182,7 @@ class StudyResults:
     seconds: float
     """Wall time that runs took."""
     command: str
-    """What repeats the study."""
+    """The command that repeats the study."""
     complete: bool = True
     notes: Sequence[str] = ()
-    """What the reader should know: seeds left out, runs failed or diverged, noise of the machine."""
+    """Notes for the reader: seeds left out, runs failed or diverged, noise of the machine."""

@@ -1,16 +1,13 @@
 """Where a study's runs are kept: one folder each, named by all that decides its numbers."""
 
-import ast
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
 
 import torch
 
-import archwright
 from archwright.lab.results import Point, RunResult
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
@@ -22,8 +19,9 @@ from archwright.training.machine import Decisions, environment
 POOL = Path("studies/runs")
 """Where runs are kept when the user names no folder; studies share them."""
 
-DECISIVE = ("data", "parts", "model", "losses.py", "optim", "training")
-"""Rooms whose code decides what a run's numbers are; what `spec` and `text` decide is in the spec and the tokens."""
+NUMERICS = 1
+"""Raised by hand with every change after which some run, trained again, would have other numbers; renaming, moving
+or simplifying code is none. Runs of another number are not used. `tests/golden` holds it."""
 
 STACK = "stack"
 """Key of a run's environment: the names of the runs that are trained with it as one."""
@@ -32,42 +30,9 @@ DIVERGED = "diverged"
 """The event by which a run is known to have no number at its end."""
 
 
-@cache
-def code_version() -> str:
-    """Return a hash of the code that decides numbers, comments and docstrings aside, and of torch's version."""
-    root = Path(archwright.__file__).parent
-    files = [
-        file
-        for room in DECISIVE
-        for file in sorted([root / room] if room.endswith(".py") else (root / room).rglob("*.py"))
-    ]
-    digest = hashlib.sha256(torch.__version__.encode())
-    for file in files:
-        digest.update(_meaning(file.read_text(encoding="utf-8")).encode())
-    return digest.hexdigest()[:16]
-
-
-def _meaning(source: str) -> str:
-    """Return a program without comments, docstrings and layout."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(body := getattr(node, "body", None), list):
-            node.body = [  # type: ignore[attr-defined]
-                statement for statement in body if not _is_text(statement)
-            ]
-    return ast.dump(tree)
-
-
-def _is_text(statement: ast.AST) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
-
-
 def key(run: RunSpec, material: Material) -> str:
-    """Return the name of a run: a hash of its settled spec, its tokens and the code."""
+    """Return the name of a run: a hash of its resolved spec, choices from outside included, and its tokens, of
+    torch's version and of NUMERICS."""
     nameless = run.model_copy(
         update={
             "name": "",
@@ -75,7 +40,8 @@ def key(run: RunSpec, material: Material) -> str:
         }
     )
     tokens = {side: store["text"] for side, store in _stores(material)}
-    parts = (to_toml(nameless), tokens, material.tokenizer.fingerprint, code_version())
+    fingerprint = material.tokenizer.fingerprint
+    parts = (to_toml(nameless), tokens, fingerprint, torch.__version__, NUMERICS)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -111,7 +77,7 @@ def prepare(
                 record
                 | {
                     STACK: list(stack),
-                    "code": code_version(),
+                    "numerics": NUMERICS,
                     "flops_per_token": flops_per_token,
                     "data": material.record(),
                 }

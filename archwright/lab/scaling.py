@@ -1,4 +1,4 @@
-"""What size, rate and text an experiment with small models has."""
+"""Size, learning rate and amount of text of an experiment with small models."""
 
 import math
 from collections.abc import Collection

@@ -22,7 +22,7 @@ LATE = 1.15
 """Times the budget, beyond which seeds that have not begun are left out."""
 
 LEAST_SEEDS = 3
-"""What is never left out."""
+"""Seeds that are never left out."""
 
 GLANCE = 0.5
 """Seconds between looks at the runs."""

@@ -1,4 +1,4 @@
-"""What a study found, put together from its runs: effects, verdict, what was held equal, what to know."""
+"""A study's results, put together from its runs: effects, verdict, controlled variables, notes."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -11,10 +11,10 @@ from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan
 from archwright.lab.results import ControlledVariable, Replicate, RunResult, StudyResults
 from archwright.lab.scheduler import Execution
-from archwright.lab.sweep import RISE, is_narrow, plan_sweep
+from archwright.lab.sweep import RISE, is_sharp, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.runs import RunFolder
-from archwright.spec.read import flatten
+from archwright.spec.overrides import flatten
 from archwright.training.data import Material
 
 
@@ -102,7 +102,7 @@ def _announced(arm: Arm, plan: Plan) -> str:
 
 def _shape(arm: Arm, base: Arm) -> Iterator[str]:
     """Say how wide a variant came to be, and what its masks show, where that is not as in the baseline."""
-    values, of_base = (flatten(a.run.model.model_dump()) for a in (arm, base))
+    values, base_values = (flatten(a.run.model.model_dump()) for a in (arm, base))
     for path, value in values.items():
         axis, _, field = path.removeprefix("expert.").rpartition(".")
         default = values.get(path.split(".", 2)[-1]) if axis.startswith("layer_kinds.") else None
@@ -110,7 +110,7 @@ def _shape(arm: Arm, base: Arm) -> Iterator[str]:
             shown = path == "dim" or field == "hidden_dim"
         else:
             is_size = path == "dim" or field in ("hidden_dim", "head_dim") or axis.endswith(".mask")
-            shown = is_size and field != "kind" and value != of_base.get(path)
+            shown = is_size and field != "kind" and value != base_values.get(path)
         if shown and value != default:
             extent = (
                 f" (texts have {arm.run.model.context_length:,})" if axis.endswith(".mask") else ""
@@ -143,11 +143,11 @@ def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
 def _is_coarse(replicates: Sequence[Replicate], runs: Collection[RunResult]) -> bool:
     """Return whether the valley of most seeds is narrower than the grid resolves."""
 
-    def narrow(found: Replicate) -> bool:
+    def sharp(found: Replicate) -> bool:
         sweep = [r for r in runs if (r.variant, r.seed) == (found.variant, found.seed)]
-        return is_narrow([r.loss for r in sorted(sweep, key=lambda r: r.rate)])
+        return is_sharp([r.loss for r in sorted(sweep, key=lambda r: r.rate)])
 
-    return sum(map(narrow, replicates)) > len(replicates) / 2
+    return sum(map(sharp, replicates)) > len(replicates) / 2
 
 
 def unigram_entropy(material: Material) -> float:
@@ -161,12 +161,12 @@ def unigram_entropy(material: Material) -> float:
 
 def device_of(plan: Plan, execution: Execution) -> str:
     """Say what the runs were trained on."""
-    told = RunFolder(execution.folder).environment()
+    recorded = RunFolder(execution.folder).environment()
     machine = plan.decisions.machine
-    if told.get("gpu"):
-        return f"one {told['gpu']}"
+    if recorded.get("gpu"):
+        return f"one {recorded['gpu']}"
     threads = "one CPU thread" if machine.threads == 1 else f"{machine.threads} CPU threads"
-    name = str(told.get("cpu", "")).replace("(R)", "").replace("(TM)", "")
+    name = str(recorded.get("cpu", "")).replace("(R)", "").replace("(TM)", "")
     return f"{threads} ({name})" if name else threads
 
 
@@ -191,9 +191,9 @@ def held(plan: Plan) -> list[ControlledVariable]:
         ),
         ControlledVariable("threads", _sharing(plan)),
     ]
-    schedules = {arm.name: _told(arm.run.schedule) for arm in arms}
+    schedules = {arm.name: _settings(arm.run.schedule) for arm in arms}
     optimizers = {
-        arm.name: _told(arm.run.optimizer, without=arm.run.optimizer.learning_rates[0])
+        arm.name: _settings(arm.run.optimizer, without=arm.run.optimizer.learning_rates[0])
         for arm in arms
     }
     measured = [
@@ -243,6 +243,6 @@ def _sizes(what: str, quantity: Any, plan: Plan) -> ControlledVariable:
     )
 
 
-def _told(spec: Any, without: str = "") -> str:
+def _settings(spec: Any, without: str = "") -> str:
     values = {k: v for k, v in spec.model_dump().items() if k not in ("kind", without)}
     return ", ".join([spec.kind, *(f"{k} {v}" for k, v in values.items())])

@@ -66,7 +66,7 @@ def plan_sweep(
     the placing to the next. The window stays within `limits`, two inclusive powers k; it stays where
     the first seed put it unless it `may_shift`.
     """
-    window, missing = _rotate_and_cache(losses, seeds, _first_window(grid, limits), limits, refine)
+    window, missing = _final_window(losses, seeds, _first_window(grid, limits), limits, refine)
     for slides_left in reversed(range(SLIDES + 1 if may_shift else 1)):
         missing = missing or _missing(losses, seeds, window)
         finished = [s for s in seeds if all(_finished(losses, s, k) for k in window)]
@@ -129,7 +129,7 @@ def lowest(losses: Sequence[float]) -> int:
     return min(range(len(losses)), key=lambda i: (losses[i], abs(i - middle), i))
 
 
-def _rotate_and_cache(
+def _final_window(
     losses: Losses,
     seeds: Sequence[int],
     first: Window,
@@ -146,7 +146,7 @@ def _rotate_and_cache(
                 return window, missing
             swept = [losses[seed, k] for k in window]
             moved = _moved(window, swept)
-            if refine and _step(window) == 1 and is_narrow(swept):
+            if refine and _step(window) == 1 and is_sharp(swept):
                 moved = _halved(window, lowest(swept))
             if moved == window or not moves_left or not _within(moved, limits):
                 return window, []
@@ -154,7 +154,7 @@ def _rotate_and_cache(
     return first, []
 
 
-def is_narrow(losses: Sequence[float]) -> bool:
+def is_sharp(losses: Sequence[float]) -> bool:
     """Return whether the loss rises by more than RISE to either side of the lowest, which is at no end."""
     best = lowest(losses)
     beside = [losses[i] for i in (best - 1, best + 1) if 0 <= i < len(losses)]

@@ -1,4 +1,4 @@
-"""What a study prints at its end."""
+"""Output of a study at its end."""
 
 from math import isfinite
 

@@ -22,7 +22,7 @@ from archwright.lab.verdict import effects, excludes
 LOWEST = 4.19
 """The loss at the bottom of every valley, in nats per token; this and the noise are those of the recorded pool."""
 INITIAL = 6.93
-"""What a diverged run counts as."""
+"""Loss that a diverged run counts as."""
 SEED_NOISE = 0.019
 """Standard deviation of what all runs of a seed share, in nats."""
 CORRELATION = 0.5
@@ -63,7 +63,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one draw ended in."""
+    """The outcome of one draw."""
 
     effect: Effect
     runs: int
@@ -109,11 +109,11 @@ def _finding(scenario: Scenario, rng: np.random.Generator) -> Finding:
     """Draw two variants, sweep every seed as a study does, and judge."""
     seeds, anywhere = range(scenario.seeds), rng.uniform(-0.5, 0.5, 2)
     covariance = SEED_NOISE**2 * np.array([[1, CORRELATION], [CORRELATION, 1]])
-    of_seeds = rng.multivariate_normal([0, 0], covariance, scenario.seeds)
+    seed_shifts = rng.multivariate_normal([0, 0], covariance, scenario.seeds)
     replicates, edges, number = [], [], 0
     for i, (name, valley) in enumerate(zip(ARMS, (scenario.one, scenario.other), strict=True)):
         bottom = anywhere[0 if scenario.together else i] if valley.at is None else valley.at
-        table = _losses(valley, bottom, of_seeds[:, i], rng)
+        table = _losses(valley, bottom, seed_shifts[:, i], rng)
         losses: dict[tuple[int, float], float] = {}
         while wanted := plan_sweep(losses, seeds, refine=True).wanted:
             losses |= {run: table[run] for run in wanted}
@@ -126,14 +126,14 @@ def _finding(scenario: Scenario, rng: np.random.Generator) -> Finding:
 
 
 def _losses(
-    valley: Valley, bottom: float, of_seeds: np.ndarray, rng: np.random.Generator
+    valley: Valley, bottom: float, seed_shifts: np.ndarray, rng: np.random.Generator
 ) -> dict[tuple[int, float], float]:
     """Return the loss of each (seed, k) of a variant at every rate that a sweep may come to."""
     k = np.arange(-HALF_STEPS, HALF_STEPS + 1) / 2
-    x = k - bottom - rng.normal(0, JITTER, (len(of_seeds), 1))
+    x = k - bottom - rng.normal(0, JITTER, (len(seed_shifts), 1))
     losses = LOWEST * (1 + np.where(x < 0, valley.left, valley.right) * x**2)
     losses += valley.above * (x > valley.wall)
-    losses += of_seeds[:, None] + rng.normal(0, RUN_NOISE, losses.shape)
+    losses += seed_shifts[:, None] + rng.normal(0, RUN_NOISE, losses.shape)
     losses = np.minimum(losses, INITIAL)
     return {(s, float(at)): float(row[j]) for s, row in enumerate(losses) for j, at in enumerate(k)}
 

@@ -9,7 +9,8 @@ from typing import Any
 from archwright.lab.scaling import RECIPE, scaled, with_fitting_masks
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import assigned, diff, load_run, preset_names
+from archwright.spec.overrides import assigned
+from archwright.spec.read import diff, load_run, preset_names
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
@@ -28,7 +29,7 @@ VARIED = (
     "machine",
     "parts",
 )
-"""What variants may differ in; machine only as one of them may name a recipe."""
+"""Keys in which variants may differ; machine only as one of them may name a recipe."""
 
 SHAPE = ("model.dim", "model.num_layers")
 """Keys by which a user says the size."""
@@ -119,7 +120,7 @@ def label(words: Sequence[str]) -> str:
 
 def set_by(words: Sequence[str]) -> dict[str, Any]:
     """Return the values that a variant's words set, by dotted path, those aside that are left to the model."""
-    given = assigned(run_key(word) for word in words if "=" in word)
+    given = assigned(RunSpec, (run_key(word) for word in words if "=" in word))
     return {path: value for path, value in given.items() if value not in ("auto", "none")}
 
 
@@ -143,7 +144,7 @@ def _run(named: Named, study: StudySpec, size: float | None) -> RunSpec:
         run = scaled(run, size)
     for keys in (tuple(map(run_key, study.common)), *named.groups):
         run = run.override(*keys)
-    given = assigned([*map(run_key, study.common), *named.keys])
+    given = assigned(RunSpec, [*map(run_key, study.common), *named.keys])
     run = with_fitting_masks(run, given, length)
     run = run.model_copy(update={"name": "", "parts": study.parts})
     enforce_run(run)

@@ -1,4 +1,4 @@
-"""What a study found, in numbers and in a sentence: each variant against the baseline, over paired seeds."""
+"""A study's verdict, in numbers and in a sentence: each variant against the baseline, over paired seeds."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -86,11 +86,11 @@ def verdict(
     if len(effects) == 1:
         return _claim(effects[0], baseline) + scale + _remark(effects[0]) + "."
     groups = []
-    told = _member if len(effects) <= FEW else _name_and_effect
+    formatted = _member if len(effects) <= FEW else _name_and_effect
     for outcome, words in GROUPS.items():
-        if members := [told(effect) for effect in effects if effect.outcome == outcome]:
+        if members := [formatted(effect) for effect in effects if effect.outcome == outcome]:
             groups.append(f"{listed(members)} {words[len(members) > 1]}")
-    unit = " in nats per token" if told is _name_and_effect else ""
+    unit = " in nats per token" if formatted is _name_and_effect else ""
     return f"Against {baseline}{unit}, {', '.join(groups)}{scale}."
 
 
@@ -109,13 +109,13 @@ GROUPS: Mapping[Outcome, tuple[str, str]] = {
 
 def _measured(
     name: str,
-    of_variant: Mapping[int, Replicate],
-    of_baseline: Mapping[int, Replicate],
+    variant_by_seed: Mapping[int, Replicate],
+    baseline_by_seed: Mapping[int, Replicate],
     margin: float,
 ) -> Effect:
     """Return the numbers of one pair; what depends on the others is still open."""
-    seeds = sorted(of_variant.keys() & of_baseline.keys())
-    pairs = [(of_variant[seed], of_baseline[seed]) for seed in seeds]
+    seeds = sorted(variant_by_seed.keys() & baseline_by_seed.keys())
+    pairs = [(variant_by_seed[seed], baseline_by_seed[seed]) for seed in seeds]
     differences = [variant.loss - baseline.loss for variant, baseline in pairs]
     baseline_loss = _mean([baseline.loss for _, baseline in pairs])
     enough = len(pairs) >= 2
@@ -128,7 +128,7 @@ def _measured(
         t_interval=t_interval(differences) if enough else endless,
         equivalence=equivalence_interval(differences) if enough else replace(endless, level=0.90),
         margin=margin * baseline_loss,
-        noise=noise_floor([r.loss for r in of_baseline.values()], len(pairs)),
+        noise=noise_floor([r.loss for r in baseline_by_seed.values()], len(pairs)),
         p_value=paired_p_value(differences) if enough else 1.0,
         holm_p_value=1.0,
         differences=tuple(differences),
@@ -155,10 +155,12 @@ def _excluded(differences: Sequence[float], level: float) -> bool:
     return excludes(shown, 0.0) and excludes(students, 0.0)
 
 
-def _are_one(of_variant: Mapping[int, Replicate], of_baseline: Mapping[int, Replicate]) -> bool:
+def _are_one(
+    variant_by_seed: Mapping[int, Replicate], baseline_by_seed: Mapping[int, Replicate]
+) -> bool:
     """Return whether two variants are the same runs."""
-    seeds = of_variant.keys() & of_baseline.keys()
-    keys = [(of_variant[seed].best.key, of_baseline[seed].best.key) for seed in seeds]
+    seeds = variant_by_seed.keys() & baseline_by_seed.keys()
+    keys = [(variant_by_seed[seed].best.key, baseline_by_seed[seed].best.key) for seed in seeds]
     return bool(keys) and all(one == other != "" for one, other in keys)
 
 

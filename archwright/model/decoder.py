@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from archwright.model.cache import Cache
 from archwright.model.layer import Layer
+from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
-from archwright.parts.kernels import KERNELS, prepare
-from archwright.parts.masks import AttentionMask, MaskPattern
-from archwright.parts.positions import rotation
-from archwright.parts.token_layout import places
-from archwright.spec.errors import UserError
+from archwright.parts.masks import MaskPattern
+from archwright.parts.mixers import Mixer
+from archwright.parts.positions import Rotary
+from archwright.parts.token_layout import token_layout
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.summaries import one_line
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Decoder(nn.Module):
     """A stack of layers between an embedding and a head; `archwright.build` makes it from a spec.
 
     Args:
-        rates: what AdamW's rate is multiplied by, for roles of parameters that have another than 1.
+        lr_scales: what the learning rate is multiplied by, for roles of parameters that have another than 1.
     """
 
     def __init__(
@@ -104,65 +105,60 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "batch length dim"]:
         """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
         given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
-        where = places(*given) if cache is None else cache.places(*given)
-        views = {
-            name: AttentionMask(mask, where) if cache is None else cache.view(name, where)
-            for name, mask in self.masks.items()
-        }
-        rotations = {name: rotation(rotary, where) for name, rotary in self.rotaries.items()}
-        batch = {
-            "position_ids": where.position_ids_or_range(),
-            "segment_ids": segment_ids,
-            "padding_mask": padding_mask,
-        }
+        context = (
+            Context(token_layout(*given), len(tokens)) if cache is None else cache.context(*given)
+        )
         x = self.embedding(tokens)
         if self.position is not None:
-            x = x + self.position(where).to(x.dtype)
-        x = self.embedding_norm(x)
-        x = F.dropout(x, self.spec.embedding.dropout, self.training)
-        for i, layer in enumerate(cast(Iterable[Layer], self.layers)):
-            memory = None if cache is None else cache.layer(i)
-            view = views.get(layer.mask)
-            if view is not None:
-                prepare(getattr(layer.attention, "kernel", None), view)
-            others = {} if layer.takes is None else {"batch": batch}
-            x = layer(x, view, rotations.get(layer.rotary), memory, **others)
+            x = x + self.position(context.layout).to(x.dtype)
+        x = F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
+        for i, layer in enumerate(self.stack):
+            layer.prepare(context)
+            x = layer(x, context, None if cache is None else cache.states(i))
         normed: Tensor = self.norm(x)
         return normed
 
     @property
+    def stack(self) -> Iterator[Layer]:
+        """Yield the layers in order, as what they are."""
+        return iter(cast(Iterable[Layer], self.layers))
+
+    def mixers(self) -> Iterator[Mixer]:
+        """Yield all branches in which tokens exchange information, layer by layer."""
+        for layer in self.stack:
+            yield from layer.mixers().values()
+
+    @property
     def can_cache(self) -> bool:
-        """Whether every attention keeps what it has read; one from outside may not."""
-        layers = cast(Iterable[Layer], self.layers)
-        return all(layer.attention is None or bool(layer.mask) for layer in layers)
+        """Whether every mixer keeps what it has read; one from outside may not."""
+        return all(mixer.new_state(1) is not None for mixer in self.mixers())
 
     @property
     def can_generate_indefinitely(self) -> bool:
-        """Whether a text may go on for ever: no layer reaches back without limit, and no position ends."""
-        bounded = all(mask.lookback is not None for mask in self.masks.values())
+        """Whether a text may go on for ever: the next token never costs more, and no position ends."""
+        bounded = all(mixer.generates_indefinitely for mixer in self.mixers())
         return bounded and not self.spec.position.absolute
 
     @property
     def switch_lengths(self) -> tuple[int, ...]:
         """Lengths of a text beyond which what was read of it must be read again: all angles are then others
         (LongRoPE's original_length)."""
-        lengths = (getattr(rotary, "switch_length", None) for rotary in self.rotaries.values())
-        return tuple(sorted({length for length in lengths if length is not None}))
+        rotaries = (rotary for rotary in self.rotaries.values() if isinstance(rotary, Rotary))
+        return tuple(sorted({n for rotary in rotaries if (n := rotary.switch_length) is not None}))
 
     def new_cache(self) -> Cache:
         """Return an empty cache, to be given to `forward`.
 
         Raises:
-            UserError: a mask that lets tokens see what follows, or an attention without a cache.
+            UserError: a mask that lets tokens see what follows, or a mixer that keeps no state.
         """
-        return Cache(self.masks, _masks_of_layers(self), self.switch_lengths)
+        return Cache(self.masks, [layer.mixers() for layer in self.stack], self.switch_lengths)
 
     def use_kernel(self, name: str) -> "Decoder":
         """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise,
         flex."""
-        for layer in self.layers:
-            if hasattr(layer.attention, "kernel"):
-                layer.attention.kernel = KERNELS[name]
+        for mixer in self.mixers():
+            mixer.use_kernel(name)
         return self
 
     def num_parameters(self) -> int:
@@ -170,54 +166,4 @@ class Decoder(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def __repr__(self) -> str:
-        return describe(self.spec, self.num_parameters())
-
-
-def _masks_of_layers(model: Decoder) -> Iterator[str]:
-    """Yield the name of each layer's mask, empty where it has no attention."""
-    for i, layer in enumerate(cast(Iterable[Layer], model.layers)):
-        if layer.attention is not None and not layer.mask:
-            raise UserError(
-                f"layers.{i}.attention: {type(layer.attention).__name__} keeps nothing of what it has "
-                "read; expected text as a whole, without a cache"
-            )
-        yield layer.mask
-
-
-def describe(spec: ModelSpec, num_parameters: int) -> str:
-    """Say in one line what a model chose."""
-    kinds = {spec.layers.names(spec.num_layers)[i]: None for i in range(spec.num_layers)}
-    layers = "; ".join(_describe_layer(spec, kind) for kind in kinds)
-    head = "tied" if spec.head.tied else "untied"
-    name = f"{spec.name}: " if spec.name else ""
-    millions = num_parameters / 1e6
-    size = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
-    return (
-        f"Decoder({name}{size} parameters, dim {spec.dim}, "
-        f"{spec.num_layers} layers of {layers}, {head} head of {spec.vocab_size})"
-    )
-
-
-def _describe_layer(spec: ModelSpec, kind: str) -> str:
-    layer = spec.layers_by_kind[kind]
-    parts = [f"{layer.residual.kind}-norm {layer.norm.kind}", f"{layer.position.kind} positions"]
-    attention = layer.attention.model_dump()
-    if attention["kind"] in _HEADS:
-        heads = _HEADS[attention["kind"]].format(**attention)
-        if attention["value_head_dim"] != attention.get("head_dim", attention["value_head_dim"]):
-            heads += f", values of {attention['value_head_dim']}"
-        parts.append(f"{attention['mask']['kind']} attention in {heads}")
-    feedforward = layer.feedforward.model_dump()
-    if "hidden_dim" in feedforward:
-        parts.append(f"{feedforward['kind']} {feedforward['hidden_dim']}")
-    if feedforward["kind"] == "experts":
-        words = "{top_k} of {num_experts} experts {expert[kind]} {expert[hidden_dim]}"
-        parts.append(words.format(**feedforward))
-    return ("" if kind == "default" else f"{kind}: ") + ", ".join(parts)
-
-
-_HEADS = {
-    "softmax": "{num_heads}/{num_kv_heads} heads of {head_dim}",
-    "latent": "{num_heads} heads of {nope_head_dim} + {rope_head_dim}, latent {kv_rank}",
-}
-"""How the heads of an attention are told, by its kind."""
+        return f"{type(self).__name__}({one_line(self.spec, self.num_parameters())})"

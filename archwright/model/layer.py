@@ -1,4 +1,4 @@
-"""One layer: branches wired by a residual choice."""
+"""One layer: named branches, wired by a residual choice."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -6,95 +6,100 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from archwright.parts.attention import KVCache
+from archwright.parts.context import Context
 from archwright.parts.linear import Linear
-from archwright.parts.masks import AttentionMask
-from archwright.parts.positions import Rotation
+from archwright.parts.mixers import Mixer
+from archwright.parts.residuals import Branch
+from archwright.parts.states import LayerState
 from archwright.spec.errors import UserError
+
+States = Mapping[str, LayerState]
+"""What the mixers of a layer keep of earlier tokens, by the names of their branches."""
 
 
 class Layer(nn.Module):
-    """A layer of attention, a feed-forward, or both; its residual part says how they join the
-    stream.
+    """Branches in order, such as attention and a feed-forward; the residual part says how they join the stream.
 
     Args:
-        mask: name of the mask the attention sees through, among those of the decoder.
-        rotary: name of the rotary encoding, among those of the decoder.
-        takes: what an attention from outside the package is called with; None: it is of the package.
+        branches: modules by name. Mixers are called with x, the context and their state; others with x alone.
+        takes: what mixers do not ignore of what a batch has beside its tokens, by name; all, if not given.
     """
 
     def __init__(
         self,
         residual: nn.Module,
-        attention: nn.Module | None,
-        feedforward: nn.Module | None,
-        *,
-        mask: str = "",
-        rotary: str = "",
-        takes: Collection[str] | None = None,
+        branches: Mapping[str, nn.Module],
+        takes: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         super().__init__()
-        self.residual, self.attention, self.feedforward = residual, attention, feedforward
-        self.mask, self.rotary, self.takes = mask, rotary, takes
+        self.residual, self._takes = residual, takes or {}
+        self.branches = tuple(branches)
+        """Names of the branches, in order."""
+        for name, branch in branches.items():
+            self.add_module(name, branch)
 
     def forward(
         self,
         x: Float[Tensor, "batch length dim"],
-        view: AttentionMask | None = None,
-        rotation: Rotation | None = None,
-        memory: KVCache | None = None,
+        context: Context | None = None,
+        states: States | None = None,
         *,
         attention_mask: Tensor | None = None,
-        batch: Mapping[str, Tensor | None] | None = None,
     ) -> Float[Tensor, "batch length dim"]:
         """Return the stream behind the layer.
 
-        A model gives `view`, `rotation` and `memory`. Alone, each row is a text that begins at position 0;
-        `attention_mask` says which keys a query may see, in place of the spec's mask, as
-        `SoftmaxAttention.forward` takes it. An attention from outside the package gets what it takes of `batch`.
+        A model gives the context, and the states of a cache. Alone, each row is a text that begins at position 0;
+        `attention_mask` then says which keys a query may see, in place of the spec's mask, as
+        `SoftmaxAttention.forward` takes it.
 
         Raises:
-            UserError: an attention from outside would ignore something.
+            UserError: an `attention_mask` of another shape, or one that a branch ignores.
         """
-        branches: dict[str, _Branch] = {}
-        if self.attention is not None and self.takes is not None:
-            given = {**(batch or {}), "attention_mask": attention_mask}
-            branches["attention"] = _Branch(self.attention, self._taken(given))
-        elif self.attention is not None:
-            seen: dict[str, Any] = {"view": view, "rotation": rotation}
-            if memory is not None:
-                seen["memory"] = memory
-            if attention_mask is not None:
-                seen["attention_mask"] = attention_mask
-            branches["attention"] = _Branch(self.attention, seen)
-        if self.feedforward is not None:
-            branches["feedforward"] = _Branch(self.feedforward, {})
-        out: Tensor = self.residual(x, branches)
+        if context is None:
+            context = Context.alone(x, attention_mask)
+            self._check(context)
+        wired: dict[str, _Branch] = {}
+        for name in self.branches:
+            wired[name] = _Branch(self.get_submodule(name), context, (states or {}).get(name))
+        out: Tensor = self.residual(x, wired)
         return out
 
-    def _taken(self, given: Mapping[str, Tensor | None]) -> dict[str, Any]:
-        """Return what an attention from outside takes; refuse what it would ignore."""
-        assert self.takes is not None
-        for name, value in given.items():
-            if value is not None and name not in self.takes and name != "position_ids":
+    def mixers(self) -> dict[str, Mixer]:
+        """Return the branches in which tokens exchange information, by name."""
+        branches = ((name, self.get_submodule(name)) for name in self.branches)
+        return {name: branch for name, branch in branches if isinstance(branch, Mixer)}
+
+    def prepare(self, context: Context) -> None:
+        """Do what depends on the data of a pass, ahead of `forward`, which may be compiled.
+
+        Raises:
+            UserError: the batch has something that a branch ignores.
+        """
+        self._check(context)
+        for mixer in self.mixers().values():
+            mixer.prepare(context)
+
+    def _check(self, context: Context) -> None:
+        for name, takes in self._takes.items():
+            for given in context.given - {"position_ids"} - {*takes}:
+                mixer = type(self.get_submodule(name)).__name__
                 raise UserError(
-                    f"attention: {type(self.attention).__name__} takes no {name}; expected a batch without, or "
-                    f"{name} in takes of its spec"
+                    f"{name}: {mixer} takes no {given}; expected a batch without, or {given} in takes of its spec"
                 )
-        return {name: given.get(name) for name in self.takes}
 
 
 class _Branch:
     """A branch with what it needs besides x."""
 
-    def __init__(self, module: nn.Module, given: dict[str, Any]) -> None:
-        self.module, self.given = module, given
-
-    @property
-    def inputs(self) -> Sequence[Linear]:
-        """Its maps that read x; one from outside may not tell."""
-        inputs: Sequence[Linear] = getattr(self.module, "inputs", ())
-        return inputs
+    def __init__(self, module: nn.Module, context: Context, state: LayerState | None) -> None:
+        self.module = module
+        self.given: dict[str, Any] = {}
+        self.inputs: Sequence[Linear] = ()
+        """Its maps that read x, which a wiring may compute together with those of other branches."""
+        if isinstance(module, Mixer):
+            self.given = {"context": context, "state": state}
+        if isinstance(module, Branch):
+            self.inputs = module.inputs
 
     def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
         given = self.given if projected is None else {**self.given, "projected": projected}

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.linear import Embedding, Linear
+from archwright.parts.norms import NORMS
 from archwright.parts.registry import Registry
 from archwright.spec import embeddings as spec
-from archwright.spec.norms import Norm
 
 
 class TokenEmbedding(Embedding):
@@ -45,21 +45,13 @@ class DenseTransform(nn.Module):
 
     Devlin et al., 2018, BERT, section 3.1 (its published code has the form); Lan et al., 2019, ALBERT, has
     a width that is not dim.
-
-    Args:
-        new_norm: makes a norm over so many dimensions.
     """
 
-    def __init__(
-        self,
-        spec: spec.DenseTransform,
-        dim: int,
-        width: int,
-        new_norm: Callable[[Norm, int], nn.Module],
-    ) -> None:
+    def __init__(self, spec: spec.DenseTransform, dim: int, width: int) -> None:
         super().__init__()
         self.dense = Linear(dim, width, bias=spec.bias)
-        self.activation, self.norm = ACTIVATIONS[spec.activation], new_norm(spec.norm, width)
+        self.activation = ACTIVATIONS[spec.activation]
+        self.norm: nn.Module = NORMS.make(spec.norm, width)
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch width"]:
         y: Tensor = self.norm(self.activation(self.dense(x)))
@@ -75,7 +67,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """The functions of dense transforms."""
 
 TRANSFORMS = Registry(
-    spec.Transform, "(spec, dim, width, new_norm)", nn.Module, {spec.DenseTransform: DenseTransform}
+    spec.Transform, "(spec, dim, width)", nn.Module, {spec.DenseTransform: DenseTransform}
 )
 """Modules that a head begins with: from vectors of dim to those of width, that of its table."""
 

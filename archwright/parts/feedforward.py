@@ -12,33 +12,32 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.linear import GroupedLinear, Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.norms import NORMS
 from archwright.parts.registry import Registry
+from archwright.parts.residuals import Branch
 from archwright.parts.routing import ROUTINGS, Router
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
-from archwright.spec.model_spec import hidden_dim
-from archwright.spec.norms import Norm
+from archwright.spec.sizes import hidden_dim
 
 Activation = Callable[[Tensor], Tensor]
 Gate = Callable[[Tensor, Tensor], Tensor]
-NewNorm = Callable[[Norm, int], nn.Module]
-"""Makes a norm over so many dimensions; without one, hidden values are not normed."""
 
 
-class Plain(nn.Module):
+class Plain(Branch):
     """down(norm(f(up(x)))), with f of the spec, and a norm where asked for. Shapes: x [..., dim], hidden
     [..., hidden_dim].
 
     Vaswani et al., 2017, section 3.3; Wang et al., 2022, Foundation Transformers, section 2.2 (norm).
     """
 
-    def __init__(self, spec: spec.Plain, dim: int, new_norm: NewNorm | None = None) -> None:
+    def __init__(self, spec: spec.Plain, dim: int) -> None:
         super().__init__()
         width = hidden_dim(spec, dim)
         self.spec, self.activation = spec, ACTIVATIONS.make(spec)
         self.up = Linear(dim, width, bias=spec.bias.up)
         self.down = Linear(width, dim, bias=spec.bias.down, is_residual_output=True)
-        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, width)
+        self.norm: nn.Module = NORMS.make(spec.hidden_norm, width)
 
     @property
     def inputs(self) -> list[Linear]:
@@ -51,28 +50,28 @@ class Plain(nn.Module):
         """Return the branch's output; `projected` is what `inputs` make of x, where that is known."""
         (up,) = [self.up(x)] if projected is None else projected
         hidden = F.dropout(self.activation(up), self.spec.dropout, self.training)
-        down: Tensor = self.down(hidden if self.norm is None else self.norm(hidden))
+        down: Tensor = self.down(self.norm(hidden))
         return down
 
     def extra_repr(self) -> str:
         return self.spec.kind
 
 
-class Gated(nn.Module):
+class Gated(Branch):
     """down(norm(f(gate(x), up(x)))), f(g, u) most often act(g) * u, of the spec, and a norm where asked for.
 
     Shapes: x [..., dim], hidden [..., hidden_dim].
     Shazeer, 2020, GLU Variants Improve Transformer, eq. 5 and 6; Ma et al., 2024, BitNet b1.58 (norm).
     """
 
-    def __init__(self, spec: spec.Gated, dim: int, new_norm: NewNorm | None = None) -> None:
+    def __init__(self, spec: spec.Gated, dim: int) -> None:
         super().__init__()
         width = hidden_dim(spec, dim)
         self.spec, self.activation = spec, GATES.make(spec)
         self.gate = Linear(dim, width, bias=spec.bias.up)
         self.up = Linear(dim, width, bias=spec.bias.up)
         self.down = Linear(width, dim, bias=spec.bias.down, is_residual_output=True)
-        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, width)
+        self.norm: nn.Module = NORMS.make(spec.hidden_norm, width)
 
     @property
     def inputs(self) -> list[Linear]:
@@ -86,7 +85,7 @@ class Gated(nn.Module):
         if projected is None:
             projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
         hidden = F.dropout(self.activation(*projected), self.spec.dropout, self.training)
-        down: Tensor = self.down(hidden if self.norm is None else self.norm(hidden))
+        down: Tensor = self.down(self.norm(hidden))
         return down
 
     def extra_repr(self) -> str:
@@ -121,24 +120,23 @@ class Experts(nn.Module):
         load: how many tokens went to each expert in training, since the last step.
     """
 
-    def __init__(self, spec: spec.Experts, dim: int, new_norm: NewNorm | None = None) -> None:
+    def __init__(self, spec: spec.Experts, dim: int) -> None:
         super().__init__()
         self.spec = spec
         self.routing: Router = ROUTINGS.make(spec.routing, spec)
-        self.router = Linear(dim, spec.num_experts, bias=spec.router_bias)
+        self.router = Linear(dim, spec.num_experts, bias=spec.router_bias, deepnorm=False)
         active_fraction = spec.top_k / spec.num_experts
         self.experts = GroupedExperts(
-            spec.expert, dim, spec.num_experts, new_norm, active_fraction=active_fraction
+            spec.expert, dim, spec.num_experts, active_fraction=active_fraction
         )
         self.shared: nn.Module | None = None
-        self.shared_gate = Linear(dim, 1) if spec.shared == "gated" else None
+        self.shared_gate = Linear(dim, 1, deepnorm=False) if spec.shared == "gated" else None
         if spec.shared != "none":
             width = spec.shared_hidden_dim
             if width == "auto":
                 width = hidden_dim(spec.expert, dim)
             shared = spec.expert.model_copy(update={"hidden_dim": width})
-            given = () if new_norm is None else (new_norm,)
-            self.shared = FEEDFORWARDS.make(shared, dim, *given)
+            self.shared = FEEDFORWARDS.make(shared, dim)
         self.bias = nn.Parameter(torch.zeros(dim)) if spec.out_bias else None
         # No parameter: it follows no gradient, and is saved with the weights.
         bias = torch.zeros(spec.num_experts) if spec.has_selection_bias else None
@@ -237,7 +235,6 @@ class GroupedExperts(nn.Module):
         spec: spec.Hidden,
         dim: int,
         number: int,
-        new_norm: NewNorm | None = None,
         *,
         active_fraction: float,
     ) -> None:
@@ -257,7 +254,7 @@ class GroupedExperts(nn.Module):
         self.gate = stack(dim, width, bias=spec.bias.up) if spec.gated else None
         self.up = stack(dim, width, bias=spec.bias.up)
         self.down = stack(width, dim, bias=spec.bias.down, is_residual_output=True)
-        self.norm = None if new_norm is None else new_norm(spec.hidden_norm, width)
+        self.norm: nn.Module = NORMS.make(spec.hidden_norm, width)
 
     def forward(
         self,
@@ -269,8 +266,7 @@ class GroupedExperts(nn.Module):
         maps = [m for m in (self.gate, self.up) if m is not None]
         hidden = self.activation(*(m(x, which, ends) for m in maps))
         hidden = F.dropout(hidden, self.spec.dropout, self.training)
-        hidden = hidden if self.norm is None else self.norm(hidden)
-        down: Tensor = self.down(hidden, which, ends)
+        down: Tensor = self.down(self.norm(hidden), which, ends)
         return down
 
     def extra_repr(self) -> str:
@@ -374,7 +370,7 @@ GATES = Registry(
 
 FEEDFORWARDS = Registry(
     spec.FeedForward,
-    "(spec, dim) or, where hidden values are normed, (spec, dim, new_norm)",
+    "(spec, dim)",
     nn.Module,
     {spec.Plain: Plain, spec.Gated: Gated, spec.Experts: Experts},
 )

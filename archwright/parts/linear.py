@@ -16,22 +16,31 @@ class Linear(nn.Module):
     """y = x W^T + b, with W of shape [d_out, d_in] and an optional bias b of shape [d_out].
 
     Args:
-        ends_branch: the map writes into the residual stream; some initialisations scale it down.
+        is_residual_output: the map writes into the residual stream; some initialisations scale it down.
+        deepnorm: whether DeepNorm scales its initial values; not those of queries and keys, gates of experts, and
+            latents that are normed.
 
     Attributes:
         active_fraction: the share of the weight that a token is multiplied with.
         init_gain: what the weight an initialisation draws is multiplied by (DeepNorm).
-        reads_out: the map is the head.
+        is_lm_head: the map is the head.
     """
 
     is_lm_head = False
     active_fraction = 1.0
 
     def __init__(
-        self, d_in: int, d_out: int, *, bias: bool = False, is_residual_output: bool = False
+        self,
+        d_in: int,
+        d_out: int,
+        *,
+        bias: bool = False,
+        is_residual_output: bool = False,
+        deepnorm: bool = True,
     ) -> None:
         super().__init__()
         self.d_in, self.d_out, self.is_residual_output = d_in, d_out, is_residual_output
+        self.deepnorm = deepnorm
         self.init_gain = 1.0
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None

@@ -307,13 +307,23 @@ def given_mask(
 
 def pattern_of(mask: spec.Mask, num_heads: int) -> MaskPattern:
     """Return the pattern of a mask, for so many heads."""
-    made: MaskPattern = MASKS.make(mask, *[num_heads] * getattr(mask, "per_head", False))
+    made: MaskPattern = MASKS.make(mask, *[num_heads] * mask.differs_by_head)
     return made
+
+
+def max_length(pattern: MaskPattern) -> int | None:
+    """Return how many of the last tokens a pattern can still show; None for all."""
+    return None if pattern.lookback is None else pattern.lookback + 1
+
+
+def sees_all_kept(pattern: MaskPattern) -> bool:
+    """Tell whether the last token sees all of the last `max_length` tokens."""
+    return isinstance(pattern, Causal | Window)
 
 
 MASKS = Registry(
     spec.Mask,
-    "(spec) or, of a spec with `per_head`, (spec, num_heads)",
+    "(spec) or, of a spec whose `differs_by_head`, (spec, num_heads)",
     MaskPattern,
     {
         spec.Causal: Causal,
@@ -341,7 +351,7 @@ class AttentionMask:
     """
 
     pattern: MaskPattern | GivenMask
-    places: TokenLayout
+    layout: TokenLayout
     kept: TokenLayout | None = None
     """Where the keys stand, if they are not the batch's own alone. An index below 0 is an empty slot."""
     is_full: bool = False
@@ -350,25 +360,25 @@ class AttentionMask:
     @property
     def keys_at(self) -> TokenLayout:
         """Where the keys stand."""
-        return self.places if self.kept is None else self.kept
+        return self.layout if self.kept is None else self.kept
 
     @property
     def is_plain_causal(self) -> bool:
         """Whether this is the causal mask and nothing more, which kernels know by name."""
         own = self.kept is None
-        return own and self.places.plain and isinstance(self.pattern, Causal)
+        return own and self.layout.plain and isinstance(self.pattern, Causal)
 
     @cached_property
     def dense(self) -> Bool[Tensor, "rows heads queries keys"]:
         """The whole mask: True where a query (third axis) sees a key (fourth axis); one head stands for all
         where they are alike."""
-        return self.block(0, self.places.length, 0, self.keys_at.length)
+        return self.block(0, self.layout.length, 0, self.keys_at.length)
 
     def block(
         self, first: int, stop: int, key_first: int, key_stop: int, rows: range | None = None
     ) -> Bool[Tensor, "rows heads queries keys"]:
         """Return the mask between queries [first, stop) and keys [key_first, key_stop), of some rows or all."""
-        device = self.places.device
+        device = self.layout.device
         some = range(self.num_rows) if rows is None else rows
         row = torch.arange(some.start, some.stop, device=device)[:, None, None, None]
         heads = torch.arange(self.num_heads, device=device)[:, None, None]
@@ -380,7 +390,7 @@ class AttentionMask:
     @property
     def num_rows(self) -> int:
         """Rows whose masks differ; 1 where all are alike."""
-        at, kept = self.places, self.keys_at
+        at, kept = self.layout, self.keys_at
         given = (
             at.prefix,
             *(x for p in (at, kept) for x in (p.index, p.segment_ids, p.padding_mask)),
@@ -395,7 +405,7 @@ class AttentionMask:
 
     def allows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the query at a column of a row sees the key at a column (shapes broadcast)."""
-        at, kept = self.places, self.keys_at
+        at, kept = self.layout, self.keys_at
         here, there = (
             index[row if len(index) > 1 else 0, column]
             for index, column in (
@@ -438,15 +448,15 @@ class AttentionMask:
         length = self.keys_at.length
         if self.kept is not None:
             return [(0, length)] * self.num_rows
-        if self.places.plain and self.places.index is None:
+        if self.layout.plain and self.layout.index is None:
             return [self.pattern.keys(first, stop - 1, length)] * self.num_rows
         lookback, lookahead = self.pattern.lookback, self.pattern.lookahead
-        if self.places.padding_mask is not None:
+        if self.layout.padding_mask is not None:
             start, end = 0, stop if lookahead == 0 else length
         else:
             start = 0 if lookback is None else max(0, first - lookback)
             end = length if lookahead is None else min(stop + lookahead, length)
-        if self.places.segment_ids is None:
+        if self.layout.segment_ids is None:
             return [(start, end)] * self.num_rows
         begin, finish = self._documents
         edges = zip(begin[:, first].tolist(), finish[:, stop - 1].tolist(), strict=True)
@@ -455,7 +465,7 @@ class AttentionMask:
     @cached_property
     def _documents(self) -> tuple[Tensor, Tensor]:
         """Return the columns where the document of each token begins and ends, each [rows, length]."""
-        ids, length = self.places.segment_ids, self.places.length
+        ids, length = self.layout.segment_ids, self.layout.length
         assert ids is not None
         columns = torch.arange(length, device=ids.device)
         border = ids[:, 1:] != ids[:, :-1]

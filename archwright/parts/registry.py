@@ -87,7 +87,9 @@ class Registry(dict[Any, Any]):
 
 
 def _misfit(part: Any, *given: Any, **named: Any) -> str:
-    """Return why a part does not take these arguments; nothing where it does, or where nobody knows."""
+    """Return why a part cannot be made of these arguments; nothing where it can, or where nobody knows."""
+    if missing := sorted(getattr(part, "__abstractmethods__", ())):
+        return f"has no {', '.join(missing)}, which all parts of its kind have"
     try:
         inspect.signature(part).bind(*given, **named)
     except TypeError as error:

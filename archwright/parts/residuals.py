@@ -5,6 +5,7 @@ sum of two dtypes is slow.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -18,9 +19,26 @@ from archwright.spec.errors import UserError
 Stream = Float[Tensor, "batch length dim"]
 
 
-Branches = Mapping[str, Callable[..., Tensor]]
-"""What a layer computes of a vector x, by name: called with x, or with x and its `projected` inputs where
-it has an attribute `inputs`, the maps that read x."""
+class Branch(nn.Module):
+    """A module between two points of the stream, whose maps that read x may be computed with those of others."""
+
+    @property
+    def inputs(self) -> Sequence[Linear]:
+        """The maps that read x; `forward` is given their results, in this order, where a wiring has computed them."""
+        return ()
+
+
+@runtime_checkable
+class Wired(Protocol):
+    """A branch as a wiring has it: called with x, or with x and the results of its `inputs`."""
+
+    inputs: Sequence[Linear]
+
+    def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor: ...
+
+
+Branches = Mapping[str, Wired]
+"""What a layer computes of a vector x, by name and in order."""
 NewNorm = Callable[[], nn.Module]
 
 
@@ -105,9 +123,7 @@ class Parallel(Wiring):
 
 def _together(x: Tensor, branches: Branches) -> dict[str, Tensor]:
     """Return every branch of one vector, whose maps are read as one."""
-    inputs: dict[str, Sequence[Linear]] = {
-        name: getattr(branch, "inputs", ()) for name, branch in branches.items()
-    }
+    inputs = {name: branch.inputs for name, branch in branches.items()}
     if len(branches) < 2 or not all(inputs.values()):
         return {name: branch(x) for name, branch in branches.items()}
     projected = iter(

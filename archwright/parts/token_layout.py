@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """The places of a batch's tokens.
+    """Where the tokens of a batch stand.
 
     Visibility follows `index`, the count of real tokens before a token in its document, so that it is
     the same with padding on either side and in a packed row. Encodings follow `position_ids`, which are
@@ -72,7 +72,7 @@ class Read:
     """The document that each row was left in; None where none were told apart."""
 
 
-def places(
+def token_layout(
     tokens: Int[Tensor, "batch length"],
     position_ids: Int[Tensor, "*rows length"] | None = None,
     segment_ids: Int[Tensor, "batch length"] | None = None,
@@ -82,7 +82,7 @@ def places(
     start: int = 0,
     read: Read | None = None,
 ) -> TokenLayout:
-    """Return the places of a batch.
+    """Return where the tokens of a batch stand.
 
     Args:
         position_ids: given positions, of shape [batch, length] or [length].

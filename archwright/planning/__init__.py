@@ -1,1 +1,1 @@
-"""What will it cost? Counted from the model built without memory, and from this machine's measured peak."""
+"""Cost, counted from the model built without memory, and from this machine's measured peak."""

@@ -1,14 +1,9 @@
 """Parameters and FLOPs, counted from the built model."""
 
-from collections.abc import Iterator
-
 from torch import nn
 
 from archwright.model.decoder import Decoder
-from archwright.model.layer import Layer
-from archwright.parts.attention import LatentAttention, OutsideAttention, SoftmaxAttention
 from archwright.parts.linear import Linear
-from archwright.parts.masks import pairs
 
 BACKWARD = 2
 """Cost of a backward pass in forward passes: one product for the input's gradient, one for the weight's."""
@@ -47,21 +42,9 @@ def flops_per_token(model: Decoder, length: int) -> float:
     products = sum(
         m.active_fraction * m.weight.numel() for m in model.modules() if isinstance(m, Linear)
     )
-    return (1 + BACKWARD) * (2.0 * products + attention_flops(model, length))
+    return (1 + BACKWARD) * (2.0 * products + mixer_flops(model, length))
 
 
-def attention_flops(model: Decoder, length: int) -> float:
-    """Return the FLOPs per token of scores and their use in all layers, forward."""
-    return sum(_attention_flops(model, length), 0.0)
-
-
-def _attention_flops(model: Decoder, length: int) -> Iterator[float]:
-    """Yield each layer's FLOPs per token for scores and their use, forward."""
-    for layer in model.layers:
-        assert isinstance(layer, Layer)
-        attention: object = layer.attention
-        if isinstance(attention, SoftmaxAttention | LatentAttention):
-            visible = pairs(model.masks[layer.mask], length)
-            yield attention.flops_per_pair * visible / length
-        elif isinstance(attention, OutsideAttention):
-            yield attention.flops_per_token(length)
+def mixer_flops(model: Decoder, length: int) -> float:
+    """Return the FLOPs per token of all mixers beside their maps, such as scores and their use, forward."""
+    return sum((mixer.flops_per_token(length) for mixer in model.mixers()), 0.0)

@@ -1,4 +1,4 @@
-"""What this machine can do: its peak of matrix products, measured."""
+"""This machine's peak of matrix products, measured."""
 
 import statistics
 import time

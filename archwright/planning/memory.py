@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from archwright.model.decoder import Decoder
-from archwright.model.layer import Layer
-from archwright.parts.attention import LatentAttention, SoftmaxAttention
 
 PER_PARAMETER = 16
 """Bytes: weight, gradient and AdamW's two moments in float32."""
@@ -46,20 +44,11 @@ def least_memory(model: Decoder, rows: int, *, whole_logits: bool = True) -> Lea
     )
 
 
-def cache_bytes(model: Decoder, length: int, per_number: int = 2) -> int:
-    """Return the bytes that a cache needs to hold what the layers keep of a text of `length` tokens.
-
-    Each layer keeps keys and values of all tokens, or of as many of the last as its mask reaches back;
-    latent attention keeps its latent and its rotary key instead. `per_number` is the size of a number.
-    """
-    total = 0
-    for layer in model.layers:
-        assert isinstance(layer, Layer)
-        if isinstance(layer.attention, SoftmaxAttention | LatentAttention):
-            lookback = model.masks[layer.mask].lookback
-            tokens = length if lookback is None else min(length, lookback + 1)
-            total += tokens * layer.attention.kept_per_token * per_number
-    return total
+def cache_bytes(model: Decoder, length: int, itemsize: int = 2) -> int:
+    """Return the bytes that a cache needs to hold what the mixers keep of a text of `length` tokens, with numbers
+    of `itemsize` bytes: keys and values of all tokens, or of as many of the last as a mask reaches back; a latent
+    and a rotary key; the state of a recurrence."""
+    return sum(mixer.state_bytes(length, itemsize) for mixer in model.mixers())
 
 
 def logit_bytes(model: Decoder, rows: int) -> int:

@@ -1,1 +1,1 @@
-"""What happened? Reports read run folders through `archwright.runs` only."""
+"""Reports of runs: they read run folders through `archwright.runs` only."""

@@ -99,7 +99,7 @@ def named(presets: Sequence[str]) -> str:
 def used_by(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
     """Yield who made a choice: first where its section is, then wherever else one may ask for it."""
     for place in section.places:
-        presets = usage.of_kind(place, kind.cls)
+        presets = usage.presets_with_kind(place, kind.cls)
         if presets and place == section.path:
             yield f"Used by {named(presets)}."
         elif presets and kind.name != "none":
@@ -152,8 +152,8 @@ def _which(family: Family, section: Section) -> str:
 def _kind(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
     yield f"### {section.name}: {kind.name}\n"
     yield kind.meaning + "\n"
-    if said := " ".join(used_by(section, kind, usage)):
-        yield said + "\n"
+    if users := " ".join(used_by(section, kind, usage)):
+        yield users + "\n"
     if wrong := refusal(kind.asks):
         yield f"Not yet: {wrong}.\n"
         if not builds(kind.asks):
@@ -178,7 +178,7 @@ def _options(options: Sequence[Option], usage: Usage) -> Iterator[str]:
     for option in options:
         asks = f"`{quoted(option.asks)}`"
         values = f"a {_link(option.opens, option.opens.replace('_', ' '))}"
-        presets = usage.of_option(option)
+        presets = usage.presets_with_option(option)
         used = f" Set by {named(presets)}." if presets else ""
         cells = (
             asks,

@@ -1,6 +1,6 @@
 """Curves of a run: what was measured at every step, thinned to what a screen can show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -64,7 +64,7 @@ def loss_chart(history: History) -> Chart:
         unit="nats per token",
         marks=_marks(history),
         note=_loss_note(history),
-        wide=True,
+        full_width=True,
     )
 
 
@@ -162,15 +162,16 @@ def _raw_and_smooth(
 def _held_out(history: History) -> list[Trace]:
     if not history.evals:
         return []
-    said = [f"{_bits(line)}at step {fmt.exact(line['step'])}" for line in history.evals]
+    hover = [f"{_bits(line)}at step {fmt.exact(line['step'])}" for line in history.evals]
+    columns = {name: [line[name] for line in history.evals] for name in _ALONG}
     return [
         {
             "type": "scatter",
             "mode": "lines+markers",
             "name": "held out",
-            "along": _lines_along(history, history.evals),
+            "along": _with_flops(columns, history),
             "y": [line["nats_per_token"] for line in history.evals],
-            "customdata": said,
+            "customdata": hover,
             "line": {"width": 2, "color": "$held-out"},
             "marker": {"size": 7, "color": "$held-out"},
             "hovertemplate": "%{y:.4f}, %{customdata}",
@@ -250,11 +251,6 @@ def _marks(history: History) -> list[dict[str, Any]]:
     ]
 
 
-def _lines_along(history: History, lines: Sequence[Line]) -> dict[str, Any]:
-    columns = {name: [line[name] for line in lines] for name in _ALONG}
-    return _with_flops(columns, history)
-
-
 def _chart(
     history: History,
     column: str,
@@ -269,10 +265,11 @@ def _chart(
     finite = values[np.isfinite(values)]
     if not len(finite) or not finite.any():
         return None
+    low, high, last = (_shown(v, shown) for v in (finite.min(), finite.max(), finite[-1]))
     return Chart(
         name=column.replace("_", "-"),
         title=title,
-        summary=_summary(title, finite, shown),
+        summary=f"{title} over {fmt.exact(len(finite))} steps: from {low} to {high}, at the end {last}.",
         traces=_raw_and_smooth(history, column, title.lower(), "$training", shown, smooth),
         layout={"showlegend": False, **(layout or {}), "yaxis": {"nticks": 6, **_ticks(column)}},
         unit=unit,
@@ -295,11 +292,6 @@ def _clip(history: History) -> dict[str, Any]:
     if not isinstance(most, float):
         return {}
     return {"layout": {"shapes": [level(most, f"clipped above {most:g}")]}}
-
-
-def _summary(title: str, finite: Values, shown: str) -> str:
-    low, high, last = (_shown(v, shown) for v in (finite.min(), finite.max(), finite[-1]))
-    return f"{title} over {fmt.exact(len(finite))} steps: from {low} to {high}, at the end {last}."
 
 
 def _shown(value: float, shown: str) -> str:

@@ -28,7 +28,7 @@ class Axis:
     label: str
     title: str
     hover: str
-    """What stands above a hover label, with the place as plotly writes it: `%{x:.4s} tokens`."""
+    """Heading of a hover label, with the place as plotly writes it: `%{x:.4s} tokens`."""
     divide: float = 1.0
     """The recorded unit over the unit shown, such as 60 for seconds shown as minutes."""
 
@@ -49,15 +49,15 @@ class Chart:
     """The stem of the files it is saved as; unique in the page."""
     title: str
     summary: str
-    """What it shows, in a sentence, for who cannot see it."""
+    """A description in a sentence, for readers who cannot see it."""
     traces: Sequence[Mapping[str, Json]]
     layout: Mapping[str, Json] = field(default_factory=dict)
     marks: Sequence[Mapping[str, Json]] = ()
     """Vertical lines that follow the switch: `{"along": {column: value}, "text": ...}`."""
     unit: str = ""
-    """What the vertical axis counts."""
+    """Title of the vertical axis."""
     note: str = ""
-    wide: bool = False
+    full_width: bool = False
     height: float | None = None
     """In rem, where the usual one does not do."""
     saved: Mapping[str, Sequence[Json]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn in one style: told apart by marker and dashes, too, not by colour alone."""
+    """Traces of one style: distinguished by marker and dashes, too, not by colour alone."""
 
     label: str
     group: str
@@ -210,7 +210,7 @@ class Page:
     sections: Sequence[Section]
     axes: Sequence[Axis] = ()
     notice: str = ""
-    """What a reader must know before trusting the verdict, such as that the run was stopped."""
+    """A warning to read before trusting the verdict, such as that the run was stopped."""
     notes: Sequence[str] = ()
     """More to know before trusting it, each a sentence or two."""
     opening: Sequence[Block] = ()

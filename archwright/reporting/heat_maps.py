@@ -1,4 +1,4 @@
-"""What probes saw inside a model, as heat maps: training from left to right, layers from below upwards."""
+"""Probes of a model's inside, as heat maps: training from left to right, layers from below upwards."""
 
 import math
 import re
@@ -135,7 +135,11 @@ def _chart(name: str, history: History, lines: Sequence[Line]) -> Chart:
     rows, values = table(name, [lines[i] for i in kept])
     order = in_bands(rows)
     rows, values = [rows[i] for i in order], values[order]
-    along = _along(history, [lines[i] for i in kept])
+    along: dict[str, Any] = {
+        name: [lines[i][name] for i in kept] for name in ("step", "tokens", "seconds")
+    }
+    if history.flops_per_token:
+        along["flops"] = [tokens * history.flops_per_token for tokens in along["tokens"]]
     draw = _line if len(rows) == 1 else _map
     trace, axis = draw(picture, rows, values)
     tall = len(rows) > ROWS_OF_A_SMALL_CHART
@@ -147,7 +151,7 @@ def _chart(name: str, history: History, lines: Sequence[Line]) -> Chart:
         layout={"showlegend": False, "yaxis": axis},
         unit=picture.unit,
         note=picture.note,
-        wide=tall,
+        full_width=tall,
         height=max(17.0, REM_PER_ROW * len(rows) + 5) if tall else None,
     )
 
@@ -206,12 +210,10 @@ def _bands(rows: Sequence[str]) -> dict[str, Any]:
     for i, each in enumerate(kinds):
         places.setdefault(each, []).append(i)
     middles = {each: sum(at) / len(at) for each, at in places.items()}
-    return {"tickvals": list(middles.values()), "ticktext": [_short(each) for each in middles]}
-
-
-def _short(name: str) -> str:
-    """Return the last two words of a path."""
-    return " ".join(name.split(".")[-2:])
+    return {
+        "tickvals": list(middles.values()),
+        "ticktext": [" ".join(each.split(".")[-2:]) for each in middles],
+    }
 
 
 def _span(picture: Picture, values: Values) -> dict[str, float]:
@@ -254,15 +256,6 @@ def decade_marks(values: Values) -> list[float]:
             break
     marks = marks[:: max(1, math.ceil(len(marks) / 7))]
     return marks if len(marks) > 1 else list(dict.fromkeys((low, math.sqrt(low * high), high)))
-
-
-def _along(history: History, lines: Sequence[Line]) -> dict[str, Any]:
-    columns: dict[str, Any] = {
-        c: [line[c] for line in lines] for c in ("step", "tokens", "seconds")
-    }
-    if history.flops_per_token:
-        columns["flops"] = [tokens * history.flops_per_token for tokens in columns["tokens"]]
-    return columns
 
 
 def _summary(picture: Picture, rows: Sequence[str], values: Values) -> str:

@@ -1,7 +1,7 @@
-"""What a run folder tells, read once and laid out in columns."""
+"""A run's history, read once and laid out in columns."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ class History:
     environment: Mapping[str, Any]
     sample: str
     probes: Sequence[Line] = ()
-    """What probes saw: a line per probed step."""
+    """Records of probes: a line per probed step."""
     plans: Sequence[Line] = ()
     """The `plan` lines: numbers of steps that a budget in time was found to pay for on the way."""
 
@@ -86,11 +86,18 @@ def read_history(run_folder: RunFolder) -> History:
     kinds: dict[str, list[Line]] = {}
     for line in run_folder.metrics():
         kinds.setdefault(line["kind"], []).append(line)
+    lines = kinds.get("train", [])
+    columns: Columns = {
+        name: np.array([line[name] for line in lines], dtype=np.int64)
+        for name in ("step", "tokens")
+    }
+    for name in ("seconds", *MEASURED):
+        columns[name] = np.array([line.get(name) for line in lines], dtype=np.float64)
     return History(
         name=run_folder.spec.name or run_folder.path.name,
         folder=str(run_folder.path),
         spec=run_folder.spec,
-        train=_columns(kinds.get("train", [])),
+        train=columns,
         evals=[_numbers(line) for line in kinds.get("eval", [])],
         compressors=kinds.get("baseline", []),
         events=kinds.get("event", []),
@@ -99,17 +106,6 @@ def read_history(run_folder: RunFolder) -> History:
         probes=run_folder.probes(),
         plans=sorted(kinds.get("plan", []), key=lambda line: line["step"]),
     )
-
-
-def _columns(lines: Iterable[Line]) -> Columns:
-    lines = list(lines)
-    columns: Columns = {
-        name: np.array([line[name] for line in lines], dtype=np.int64)
-        for name in ("step", "tokens")
-    }
-    for name in ("seconds", *MEASURED):
-        columns[name] = np.array([line.get(name) for line in lines], dtype=np.float64)
-    return columns
 
 
 def _numbers(line: Line) -> Line:

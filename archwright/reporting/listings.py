@@ -98,7 +98,7 @@ def _options(options: Sequence[Option], usage: Usage) -> list[list[str]]:
     found = []
     for option in options:
         default = f"; by default {option.default}" if option.default else ""
-        presets = usage.of_option(option)
+        presets = usage.presets_with_option(option)
         used = f" Set by {named(presets)}." if presets else ""
         about = f"{option.meaning} Takes {option.values}{default}.{used}".strip()
         found.append([quoted(option.asks), about])

@@ -1,4 +1,4 @@
-"""What a run reached, in numbers and in one sentence."""
+"""A run's result, in numbers and in one sentence."""
 
 import math
 from dataclasses import dataclass
@@ -44,6 +44,8 @@ def result_of(history: History) -> Result:
     train, last = history.train, history.evals[-1] if history.evals else None
     steps, tokens = len(train["step"]), int(train["tokens"].max(initial=0))
     num_parameters = history.environment.get("num_parameters")
+    values = train["memory_bytes"]
+    finite = values[np.isfinite(values)]
     return Result(
         held_out=last,
         train_loss=_mean(train["loss"][-max(10, steps // 100) :]),
@@ -54,7 +56,7 @@ def result_of(history: History) -> Result:
         num_parameters=int(num_parameters) if num_parameters else None,
         tokens_per_second=_warm_median(train["tokens_per_second"]),
         utilisation=_warm_median(train["utilisation"]),
-        memory_bytes=_largest(train["memory_bytes"]),
+        memory_bytes=float(finite.max()) if len(finite) else None,
         spikes=sum(event["name"] == "loss_spike" for event in history.events),
     )
 
@@ -85,8 +87,8 @@ def notice(history: History, result: Result) -> str:
     if history.state != "finished" and result.steps:
         where = f"at step {fmt.exact(result.steps)}{planned}"
         stops = [event.get("text", "") for event in history.events if event["name"] == "stopped"]
-        said = stops[-1].rstrip(".") if stops else ""
-        reason = f": {said}" if history.state == "stopped" and said else ""
+        clauses = stops[-1].rstrip(".") if stops else ""
+        reason = f": {clauses}" if history.state == "stopped" and clauses else ""
         how = "was stopped" if history.state == "stopped" else "has not finished; it stands"
         lines.append(f"This run {how} {where}{reason}.")
     if result.held_out and result.held_out["step"] < result.steps:
@@ -100,9 +102,9 @@ def device(history: History) -> str:
     environment = history.environment
     name = environment.get("gpu") or environment.get("cpu") or environment.get("machine") or ""
     threads = "" if environment.get("gpu") else environment.get("threads", "")
-    parts = [f"{threads} threads" if threads else "", history.spec.machine.precision]
-    said = ", ".join(part for part in parts if part and part != "auto")
-    return f"{name} ({said})" if name and said else str(name)
+    count = f"{threads} thread{'s' * (threads != 1)}" if threads else ""
+    parts = [part for part in (count, history.spec.machine.precision) if part not in ("", "auto")]
+    return f"{name} ({', '.join(parts)})" if name and parts else str(name)
 
 
 def as_nats_per_token(bits_per_byte: float, held_out: Line) -> float:
@@ -120,8 +122,8 @@ def _beside(history: History, last: Line) -> str:
         difference = round(last["bits_per_byte"], 3) - round(line["bits_per_byte"], 3)
         side = "below" if difference < 0 else "above" if difference > 0 else "level with"
         sides[side].append(f"{line['name']} ({fmt.decimal(line['bits_per_byte'])})")
-    said = [f"{side} {fmt.listed(names)}" for side, names in sides.items() if names]
-    return " but ".join(said) + ", with " if said else ""
+    clauses = [f"{side} {fmt.listed(names)}" for side, names in sides.items() if names]
+    return " but ".join(clauses) + ", with " if clauses else ""
 
 
 def _how(history: History, result: Result) -> str:
@@ -154,8 +156,3 @@ def _warm_median(values: NDArray[np.float64]) -> float | None:
     warm = values[int(WARM_UP_SHARE * len(values)) :]
     warm = warm[np.isfinite(warm)]
     return float(np.median(warm)) if len(warm) else None
-
-
-def _largest(values: NDArray[np.float64]) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.max()) if len(finite) else None

@@ -34,11 +34,11 @@ def probes(history: History, result: Result) -> Section | None:
     """Draw what went on inside the model, if the run looked."""
     drawn = heat_maps.heat_maps(history)
     every = history.spec.probes.every
-    said = (
+    caption = (
         f"Inside the model at the first step and every {fmt.exact(every)} steps: training from left "
         "to right, layers from below upwards. probes.jsonl has all numbers."
     )
-    return Section("Probes", [Text(said), *drawn]) if drawn else None
+    return Section("Probes", [Text(caption), *drawn]) if drawn else None
 
 
 def events(history: History, result: Result) -> Section | None:
@@ -61,19 +61,19 @@ def events(history: History, result: Result) -> Section | None:
 
 def architecture(history: History, result: Result) -> Section:
     """State the model's choices, and which of them are not the defaults."""
-    said = "The choices of the model. Marked: what differs from archwright's defaults."
+    caption = "The choices of the model. Marked: what differs from archwright's defaults."
     return Section(
-        "Architecture", [Table(said, choices.HEAD, choices.model_rows(history.spec.model))]
+        "Architecture", [Table(caption, choices.HEAD, choices.model_rows(history.spec.model))]
     )
 
 
 def training_recipe(history: History, result: Result) -> Section:
     """State how the model was trained, on what."""
-    said = "Text, optimizer and schedule. Marked: what differs from archwright's defaults."
+    caption = "Text, optimizer and schedule. Marked: what differs from archwright's defaults."
     rows = choices.spec_rows(
         history.spec, leave_out=("model", "name", "machine", "tensorboard", "probes")
     )
-    return Section("Training", [*_texts(history, result), Table(said, choices.HEAD, rows)])
+    return Section("Training", [*_texts(history, result), Table(caption, choices.HEAD, rows)])
 
 
 def sample(history: History, result: Result) -> Section | None:
@@ -86,10 +86,17 @@ def sample(history: History, result: Result) -> Section | None:
 
 def machine(history: History, result: Result) -> Section | None:
     """Say on what the run was computed, and what the machine decided with which reason."""
-    known = {k: v for k, v in history.environment.items() if k not in _SAID_ELSEWHERE and v}
+    known = {k: v for k, v in history.environment.items() if k not in _SHOWN_ELSEWHERE and v}
     if not known:
         return None
-    return Section("Machine", [Facts({"": _environment_facts(known)}), *_decisions(history)])
+    made = dict(history.environment.get("decisions", {}))
+    if history.plans:
+        last = history.plans[-1]
+        made["num_steps"] = {"value": last["num_steps"], "reason": last.get("text", "")}
+    rows = [Row((key, _shown(d["value"]), d["reason"])) for key, d in made.items()]
+    caption = "Decided once for this run, and kept when it is resumed or repeated."
+    decisions = [Table(caption, ("Decision", "Choice", "Reason"), rows)] if rows else []
+    return Section("Machine", [Facts({"": _environment_facts(known)}), *decisions])
 
 
 def reproduce(history: History, result: Result) -> Section:
@@ -168,10 +175,10 @@ def _model_facts(history: History, result: Result) -> list[Fact]:
 
 
 def _fact(
-    label: str, value: float | None, said: Callable[[float], str], note: str = ""
+    label: str, value: float | None, caption: Callable[[float], str], note: str = ""
 ) -> list[Fact]:
     """Return a fact, or none where there is no value."""
-    return [] if value is None else [Fact(label, said(value), note)]
+    return [] if value is None else [Fact(label, caption(value), note)]
 
 
 def _texts(history: History, result: Result) -> list[Facts]:
@@ -198,17 +205,7 @@ def _text_facts(text: Mapping[str, Any]) -> list[Fact]:
     ]
 
 
-def _decisions(history: History) -> list[Table]:
-    made = dict(history.environment.get("decisions", {}))
-    if history.plans:
-        last = history.plans[-1]
-        made["num_steps"] = {"value": last["num_steps"], "reason": last.get("text", "")}
-    rows = [Row((key, _shown(d["value"]), d["reason"])) for key, d in made.items()]
-    said = "Decided once for this run, and kept when it is resumed or repeated."
-    return [Table(said, ("Decision", "Choice", "Reason"), rows)] if rows else []
-
-
-_SAID_ELSEWHERE = ("num_parameters", "flops_per_token", "decisions", "data", "time_budget")
+_SHOWN_ELSEWHERE = ("num_parameters", "flops_per_token", "decisions", "data", "time_budget")
 
 _LABELS = {
     "archwright": "archwright",

@@ -1,4 +1,4 @@
-"""What the terminal says of a run: its result at the end, or what it was resolved to."""
+"""Output on the terminal: a run's result at the end, or its resolved values."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def print_result(run_folder: RunFolder, console: Console | None = None) -> None:
     result = result_of(history)
     console.print()
     _print_lines(console, [_quality(history, result), _effort(history, result)])
-    if said := notice(history, result):
-        console.print(printable(textwrap.fill(said, console.width - 2)) + "\n", markup=False)
+    if comment := notice(history, result):
+        console.print(printable(textwrap.fill(comment, console.width - 2)) + "\n", markup=False)
     if history.sample.strip():
         console.print("sample", style="dim")
         console.print(_excerpt(history.sample, console.width) + "\n", markup=False)
@@ -96,14 +96,14 @@ def _print_lines(console: Console, groups: Sequence[Sequence[Line]]) -> None:
 
     lines = [line for group in groups for line in group]
     label_width = max((len(label) for label, _, _ in lines), default=0)
-    value_width = max((len(value) for _, value, said in lines if said), default=0)
+    value_width = max((len(value) for _, value, comment in lines if comment), default=0)
     for group in groups:
-        for label, value, said in group:
+        for label, value, comment in group:
             text = Text(printable(f"{label:{label_width}}  "), style="dim")
             text.append(
-                printable(f"{value:>{value_width}}" if said else value), style="not dim bold"
+                printable(f"{value:>{value_width}}" if comment else value), style="not dim bold"
             )
-            text.append(printable(f"  {said}") if said else "", style="not dim")
+            text.append(printable(f"  {comment}") if comment else "", style="not dim")
             text.rstrip()
             console.print(text, soft_wrap=True)
         console.print()

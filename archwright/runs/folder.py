@@ -31,7 +31,7 @@ class RunFolder:
     """One run on disk, made with `create` or `open`.
 
     spec.toml           the run, everything decided          metrics.jsonl     one line per record
-    asked.toml          the run as it was asked for          samples.txt       what the model writes
+    requested.toml      the run as it was asked for          samples.txt       what the model writes
     checkpoints/        to resume from                       environment.json  where it ran
     model.safetensors   the final weights                    report.html       its curves
     tokenizer/          what makes its tokens                lock, lock.json   who is training it
@@ -41,7 +41,6 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.spec_file = self.path / "spec.toml"
-        self.asked_file = self.path / "asked.toml"
         self.metrics_file = self.path / "metrics.jsonl"
         self.probes_file = self.path / "probes.jsonl"
         self.checkpoints_folder = self.path / "checkpoints"
@@ -90,6 +89,12 @@ class RunFolder:
             raise UserError(f"{run.path} is not a run folder: it has no spec.toml.{near}")
         run._check_format()
         return run
+
+    @property
+    def requested_file(self) -> Path:
+        """The run as it was asked for: requested.toml, but asked.toml where a run of earlier versions has that."""
+        old = self.path / _ASKED
+        return old if old.exists() else self.path / "requested.toml"
 
     @property
     def exists(self) -> bool:
@@ -151,8 +156,8 @@ class RunFolder:
             raise UserError(f"{self.environment_file} is damaged: it is no JSON object.")
         whole, damaged = well_formed(found)
         if damaged:
-            said = f"{self.environment_file}: left out as damaged: {', '.join(damaged)}."
-            warnings.warn(said, stacklevel=2)
+            message = f"{self.environment_file}: left out as damaged: {', '.join(damaged)}."
+            warnings.warn(message, stacklevel=2)
         return whole
 
     def samples(self) -> str:
@@ -197,7 +202,7 @@ class RunFolder:
     def start_over(self, *files: Path) -> None:
         """Remove what an unfinished start made beside the spec, and write down that `files` will be made; for the
         holder of the lock."""
-        kept = (self.spec_file, self.asked_file, self.lock_file, self.holder_file)
+        kept = (self.spec_file, self.requested_file, self.lock_file, self.holder_file)
         self._record.undo(keep=[path.name for path in kept])
         self._record.add(*(path.name for path in files))
 
@@ -284,9 +289,9 @@ class RunFolder:
             raise
 
     def _write_first(self, spec: "RunSpec") -> None:
-        self._record.add(self.asked_file.name, self.spec_file.name)
-        if not self.asked_file.exists():
-            atomic_write(self.asked_file, _spec_text(spec))
+        self._record.add(self.requested_file.name, self.spec_file.name)
+        if not self.requested_file.exists():
+            atomic_write(self.requested_file, _spec_text(spec))
         # Last: it makes the folder a run.
         atomic_write(self.spec_file, _spec_text(spec))
 
@@ -297,9 +302,10 @@ class RunFolder:
 
     @property
     def _files(self) -> list[Path]:
-        """What is written in one piece."""
+        """Files that are written in one piece."""
         return [
-            *(self.spec_file, self.asked_file, self.holder_file, self.environment_file),
+            *(self.spec_file, self.path / _ASKED, self.path / "requested.toml"),
+            *(self.holder_file, self.environment_file),
             *(self.metrics_file, self.probes_file, self.samples_file),
             *(self.model_file, self.report_file),
         ]
@@ -321,8 +327,10 @@ class RunFolder:
         )
 
     def _was_asked_for(self, spec: "RunSpec", names: list[str]) -> bool:
-        files = (self.asked_file, self.lock_file, self.holder_file, self.tokenizer_folder)
-        return set(names) <= {path.name for path in files} and self._asks_for(spec, self.asked_file)
+        files = (self.requested_file, self.lock_file, self.holder_file, self.tokenizer_folder)
+        return set(names) <= {path.name for path in files} and self._asks_for(
+            spec, self.requested_file
+        )
 
     def _check_tokenizer(self, tokenizer: "Tokenizer") -> None:
         from archwright.text.tokenizer import Tokenizer
@@ -348,24 +356,26 @@ class RunFolder:
             )
 
     @property
-    def _asked(self) -> "RunSpec":
-        return _read_spec(self._asked_or_spec)
+    def _requested(self) -> "RunSpec":
+        return _read_spec(self._requested_or_spec)
 
     @property
-    def _asked_or_spec(self) -> Path:
-        return self.asked_file if self.asked_file.exists() else self.spec_file
+    def _requested_or_spec(self) -> Path:
+        return self.requested_file if self.requested_file.exists() else self.spec_file
 
     def _asks_for(self, spec: "RunSpec", file: Path) -> bool:
         """Tell whether a run of an equal spec was asked for, of which `file` is there."""
         with contextlib.suppress(UserError):
             return (
-                file.is_file() and _format(self._asked_or_spec) is not None and self._asked == spec
+                file.is_file()
+                and _format(self._requested_or_spec) is not None
+                and self._requested == spec
             )
         return False
 
     def _check_asked(self, spec: "RunSpec") -> None:
         """Refuse `spec` where another one was asked for; what the machine then decided is aside."""
-        asked = self._asked
+        asked = self._requested
         if asked.hash() == spec.hash():
             return
         from archwright.spec.read import diff
@@ -385,6 +395,7 @@ def find(parent: str | Path = RUNS) -> list[RunFolder]:
 
 
 _SHOWN = 8  # differences in one line of an error
+_ASKED = "asked.toml"
 
 
 def _first_key(line: str) -> str:
@@ -415,7 +426,9 @@ def _read_spec(path: Path) -> "RunSpec":
     except UserError as error:
         if parts := _parts(path):
             raise UserError(_needs(path, parts, error.lines[0])) from error
-        raise UserError(*(_located(path, line) for line in error.lines)) from error
+        raise UserError(
+            *((line if str(path) in line else f"{path}: {line}") for line in error.lines)
+        ) from error
 
 
 def _parts(path: Path) -> dict[str, str]:
@@ -433,10 +446,6 @@ def _needs(path: Path, parts: Mapping[str, str], problem: str) -> str:
         f"{path.parent} was made with choices of {', '.join(parts)}, which are not known here "
         f"({problem}). Give the file again: {given}"
     )
-
-
-def _located(path: Path, line: str) -> str:
-    return line if str(path) in line else f"{path}: {line}"
 
 
 def _read_text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a record, and the environment, have to look like to be read: files may be damaged, or edited by hand."""
+"""Schemas of records and of the environment: files may be damaged, or edited by hand."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -15,7 +15,7 @@ Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, lt=1e12)]
 Number = Whole | Finite | None
-"""What was measured; null stands for what was not finite."""
+"""A measurement; null stands for a number that was not finite."""
 
 
 class _Any(BaseModel):

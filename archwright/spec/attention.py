@@ -17,8 +17,10 @@ from archwright.spec.choice import (
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
-BATCH_INPUTS = ("position_ids", "segment_ids", "padding_mask")
-"""What a batch may have beside its tokens that attention depends on."""
+ALL_INPUTS = frozenset(
+    {"position", "position_ids", "segment_ids", "padding_mask", "attention_mask"}
+)
+"""What an attention may depend on beside x: the layer's position encoding, and what a batch has beside its tokens."""
 
 
 class AttentionBias(BoolGroup):
@@ -106,10 +108,15 @@ class Attention(Choice):
 
     axis: ClassVar[str] = "attention"
     takes: ClassVar[frozenset[str]] = frozenset()
-    """What the part of an attention from outside the package is called with besides x: any of BATCH_INPUTS.
-    A batch that has others of them is refused, as tokens would see what they must not."""
+    """Which of ALL_INPUTS its part does not ignore. A batch that has others is refused, as tokens would see what they
+    must not."""
     causal: ClassVar[bool] = True
     """Whether no token sees what follows it, whatever the mask."""
+
+    @property
+    def one_line(self) -> str:
+        """What a branch whose values are resolved is, in a few words."""
+        return f"{self.kind} attention"
 
     def num_parameters(self, dim: int) -> int:
         """Return the number of parameters of a branch whose values are resolved, positions aside."""
@@ -118,9 +125,9 @@ class Attention(Choice):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
-        if unknown := sorted(set(cls.takes).difference(BATCH_INPUTS)):
+        if unknown := sorted(cls.takes - ALL_INPUTS):
             raise ValueError(
-                f"{cls.__name__}: takes {unknown[0]}; expected any of {', '.join(BATCH_INPUTS)}"
+                f"{cls.__name__}: takes {unknown[0]}; expected any of {', '.join(sorted(ALL_INPUTS))}"
             )
 
 
@@ -128,6 +135,11 @@ class NoAttention(Attention):
     """No attention branch: the layer is a feed-forward alone."""
 
     kind: Literal["none"] = "none"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS
+
+    @property
+    def one_line(self) -> str:
+        return ""
 
 
 class SoftmaxAttention(Attention):
@@ -135,6 +147,7 @@ class SoftmaxAttention(Attention):
     shared by groups of query heads (Ainslie et al., 2023)."""
 
     kind: Literal["softmax"] = "softmax"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS
     num_heads: AutoCount = Field("auto", examples=[8])
     """Query heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
     num_kv_heads: AutoCount = Field("auto", examples=[1])
@@ -148,9 +161,9 @@ class SoftmaxAttention(Attention):
     )
     """Biases of all four projections."""
     scale: ScoreScale = SqrtScale()
-    """What q k^T is multiplied by."""
+    """Factor of q k^T."""
     query_temperature: QueryTemperature = NoQueryTemperature()
-    """What queries are multiplied by as positions grow."""
+    """Factor of queries as positions grow."""
     qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm over queries and keys (Henry et al., 2020)."""
     qk_norm_over: Literal["head", "per_head", "projection"] = "head"
@@ -178,6 +191,12 @@ class SoftmaxAttention(Attention):
     """Which keys a query may see."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
+
+    @property
+    def one_line(self) -> str:
+        line = f"{self.mask.kind} attention in {self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}"
+        wider = self.value_head_dim != self.head_dim
+        return line + (f", values of {self.value_head_dim}" if wider else "")
 
     def num_parameters(self, dim: int) -> int:
         heads, kv_heads = int(self.num_heads), int(self.num_kv_heads)
@@ -216,6 +235,7 @@ class LatentAttention(Attention):
     share; a cache keeps these two alone (DeepSeek-AI, 2024, DeepSeek-V2, section 2.1)."""
 
     kind: Literal["latent"] = "latent"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS
     num_heads: AutoCount = Field("auto", examples=[16])
     """Heads; auto: dim / nope_head_dim, with heads of at least 64 where that is auto too."""
     query_rank: Width | Literal["none"] = Field("none", examples=[128])
@@ -233,13 +253,18 @@ class LatentAttention(Attention):
     bias: LatentBias = Field(default_factory=LatentBias, validate_default=True, examples=[True])
     """Biases of the maps that read x and of the one that writes to it."""
     scale: ScoreScale = SqrtScale()
-    """What q k^T is multiplied by; a head's width is nope_head_dim + rope_head_dim."""
+    """Factor of q k^T; a head's width is nope_head_dim + rope_head_dim."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
     """c tanh(s / c) over the scaled scores, before position biases and the mask."""
     mask: Mask = Field(Causal(), examples=[{"kind": "window", "size": 64}])
     """Which keys a query may see."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
+
+    @property
+    def one_line(self) -> str:
+        widths = f"{self.nope_head_dim} + {self.rope_head_dim}, latent {self.kv_rank}"
+        return f"{self.mask.kind} attention in {self.num_heads} heads of {widths}"
 
     def num_parameters(self, dim: int) -> int:
         heads, rank, rope = int(self.num_heads), int(self.kv_rank), int(self.rope_head_dim)

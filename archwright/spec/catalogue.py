@@ -17,7 +17,8 @@ from archwright.spec.choice import Choice, Spec
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec
-from archwright.spec.read import flatten, load_run
+from archwright.spec.overrides import flatten
+from archwright.spec.read import load_run
 from archwright.spec.rules import enforce
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
@@ -150,15 +151,15 @@ def sentence(text: str | None) -> str:
 @cache
 def refusal(asks: tuple[str, ...]) -> str:
     """Return what is said of assignments that cannot be trained, or nothing."""
-    return _said(lambda: enforce_run(load_run(BASE).override(*asks)))
+    return _refusal(lambda: enforce_run(load_run(BASE).override(*asks)))
 
 
 def builds(asks: tuple[str, ...]) -> bool:
     """Tell whether there is a model with these assignments, even if it cannot be trained."""
-    return not _said(lambda: enforce(load_run(BASE).override(*asks).model))
+    return not _refusal(lambda: enforce(load_run(BASE).override(*asks).model))
 
 
-def _said(check: Callable[[], object]) -> str:
+def _refusal(check: Callable[[], object]) -> str:
     try:
         check()
     except UserError as error:
@@ -336,7 +337,7 @@ def _values(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
         inner = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
         return _values(args[0], [*metadata, *inner])
     if origin in (Union, UnionType):
-        return [said for arg in args for said in _values(arg, metadata)]
+        return [found for arg in args for found in _values(arg, metadata)]
     if origin is Literal:
         return [_written(value) for value in args]
     if annotation is bool:
@@ -365,8 +366,8 @@ def _limits(metadata: Iterable[Any]) -> str:
     return f" {' and '.join(found)}" if found else ""
 
 
-def _either(said: list[str]) -> str:
-    return " or ".join(filter(None, [", ".join(said[:-1]), said[-1]]))
+def _either(found: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
 
 
 def _written(value: Any) -> str:

@@ -139,7 +139,14 @@ class Choice(Spec):
         if "axis" in cls.__dict__:
             cls.kinds = {}
         elif "kind" in cls.model_fields:
-            _join(cls, cls.model_fields["kind"].default)
+            kind = cls.model_fields["kind"].default
+            taken = cls.kinds.get(kind)
+            if taken is not None and _place(taken) != _place(cls):  # a module may be loaded again
+                raise ValueError(
+                    f'{cls.axis}.kind = "{kind}" is taken by {taken.__module__}.{taken.__name__}; '
+                    f"give {cls.__module__}.{cls.__name__} another kind"
+                )
+            cls.kinds[kind] = cls
 
     @classmethod
     def is_axis(cls) -> bool:
@@ -190,17 +197,6 @@ class Choice(Spec):
         picked = cls.kinds[kind].model_validate(value)
         assert isinstance(picked, cls)
         return picked
-
-
-def _join(cls: type[Choice], kind: str) -> None:
-    """Put a choice into its axis' table; a kind that is taken is refused."""
-    taken = cls.kinds.get(kind)
-    if taken is not None and _place(taken) != _place(cls):  # a module may be loaded again
-        raise ValueError(
-            f'{cls.axis}.kind = "{kind}" is taken by {taken.__module__}.{taken.__name__}; '
-            f"give {cls.__module__}.{cls.__name__} another kind"
-        )
-    cls.kinds[kind] = cls
 
 
 def _place(cls: type[Choice]) -> tuple[str, str]:

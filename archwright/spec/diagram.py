@@ -44,8 +44,8 @@ def _one_after_another(residual: Residual, branches: list[str], norm: str) -> li
                     + "┘"
                 )
                 above += "─"
-            elif said := _said(step, name, own):
-                above += f" {said} ─"
+            elif nodes := _node(step, name, own):
+                above += f" {nodes} ─"
         below = below.ljust(len(above))
     return [f"{above} x", below.rstrip()]
 
@@ -57,8 +57,8 @@ def _side_by_side(residual: Residual, branches: list[str], norm: str) -> list[st
     steps = [s for s in residual.flow.split() if s not in "<+" and not (one_norm and s == "norm")]
     paths = []
     for name in branches:
-        said = [_said(step, name, norm) for step in steps]
-        path = " " + " ─ ".join(filter(None, said)) + " ─"
+        nodes = [_node(step, name, norm) for step in steps]
+        path = " " + " ─ ".join(filter(None, nodes)) + " ─"
         paths.append(path + _times(residual, "multiplier", name))
     width = max(map(len, paths))
     first, *others = (path.ljust(width, "─") for path in paths)
@@ -71,7 +71,7 @@ def _side_by_side(residual: Residual, branches: list[str], norm: str) -> list[st
     return lines
 
 
-def _said(step: str, name: str, norm: str) -> str:
+def _node(step: str, name: str, norm: str) -> str:
     return norm if step == "norm" else BRANCHES[name]
 
 

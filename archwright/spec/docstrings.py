@@ -16,12 +16,12 @@ def field_docstrings(cls: type) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        found |= _of_module(base.__module__).get(base.__qualname__, {})
+        found |= _module_docstrings(base.__module__).get(base.__qualname__, {})
     return found
 
 
 @cache
-def _of_module(name: str) -> dict[str, dict[str, str]]:
+def _module_docstrings(name: str) -> dict[str, dict[str, str]]:
     """Return the fields' docstrings of every class at the top of a module."""
     module = sys.modules.get(name)
     try:
@@ -29,10 +29,10 @@ def _of_module(name: str) -> dict[str, dict[str, str]]:
     except (OSError, TypeError):
         return {}
     classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    return {cls.name: _of_class(cls) for cls in classes}
+    return {cls.name: _class_docstrings(cls) for cls in classes}
 
 
-def _of_class(node: ast.ClassDef) -> dict[str, str]:
+def _class_docstrings(node: ast.ClassDef) -> dict[str, str]:
     """Pair each annotated name with the string that stands right below it."""
     found = {}
     for field, below in zip(node.body, node.body[1:], strict=False):

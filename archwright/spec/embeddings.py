@@ -18,7 +18,7 @@ class Embedding(Spec):
     scale: Literal["none", "sqrt_dim"] | Annotated[float, Field(gt=0)] = Field(
         "none", examples=["sqrt_dim"]
     )
-    """What the table's rows are multiplied by: sqrt(dim) (Vaswani et al., 2017; Gemma), or a number
+    """Factor of the table's rows: sqrt(dim) (Vaswani et al., 2017; Gemma), or a number
     (Granite). The head of a tied table reads it unscaled."""
     bias: bool = False
     """Learn a vector that is added to all tokens, such as that of BERT's only segment."""
@@ -72,13 +72,13 @@ class Head(Spec):
     tied: bool = False
     """Use the embedding's table as the head's weight (Press and Wolf, 2016)."""
     transform: Transform = NoTransform()
-    """What is done to x before."""
+    """Map of x before the head."""
     bias: bool = False
     """Learn an offset per token (GPT-J)."""
     logit_scale: float = Field(1.0, gt=0, examples=[0.0625])
-    """What logits are multiplied by (Command R)."""
+    """Factor of logits (Command R)."""
     logit_divisor: float = Field(1.0, gt=0, examples=[8.0])
-    """What logits are divided by (Granite)."""
+    """Divisor of logits (Granite)."""
     softcap: OptionalFloat = Field("none", examples=[30.0])
     """c tanh(logits / c), which keeps logits within +-c (Gemma 2); "none" leaves them alone."""
 

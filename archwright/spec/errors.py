@@ -1,4 +1,4 @@
-"""What the user got wrong, said in one line each."""
+"""Errors of the user, in one line each."""
 
 from collections.abc import Iterable
 

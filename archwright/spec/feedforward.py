@@ -22,6 +22,11 @@ class FeedForward(Choice):
 
     axis: ClassVar[str] = "feedforward"
 
+    @property
+    def one_line(self) -> str:
+        """What a branch whose values are resolved is, in a few words."""
+        return self.kind
+
     def num_parameters(self, dim: int) -> int:
         """Return the number of parameters of a branch whose values are resolved."""
         return 0
@@ -36,9 +41,13 @@ class NoFeedForward(FeedForward):
 
     kind: Literal["none"] = "none"
 
+    @property
+    def one_line(self) -> str:
+        return ""
+
 
 class Hidden(FeedForward):
-    """What every feed-forward with a hidden layer has."""
+    """Options of every feed-forward with a hidden layer."""
 
     usual_ratio: ClassVar[float]
     """Hidden width over model width where neither hidden_dim nor ratio is given."""
@@ -57,6 +66,10 @@ class Hidden(FeedForward):
     BitNet b1.58); experts of a layer share it."""
     dropout: Probability = 0.0
     """Share of hidden values dropped in training."""
+
+    @property
+    def one_line(self) -> str:
+        return f"{self.kind} {self.hidden_dim}"
 
     def num_parameters(self, dim: int) -> int:
         return self.num_parameters_of(1, dim, int(self.hidden_dim))
@@ -235,7 +248,7 @@ class Experts(FeedForward):
     top_k: Count = 2
     """Experts that a token goes through."""
     expert: Hidden = SwiGLU()
-    """What each expert is, all alike."""
+    """The feed-forward of each expert, all alike."""
     routing: Routing = SoftmaxRouting()
     """How experts are chosen by the router's numbers, and weighed."""
     jitter: float = Field(0.01, gt=0)
@@ -247,7 +260,7 @@ class Experts(FeedForward):
     normalize_min: float = Field(0.0, ge=0, examples=[1e-12])
     """Divide by this at least (ERNIE 4.5)."""
     routed_scaling_factor: float = Field(1.0, gt=0)
-    """What the sum of the chosen experts is multiplied by (DeepSeek V2)."""
+    """Factor of the chosen experts' sum (DeepSeek V2)."""
     router_bias: bool = False
     """A bias of the router (gpt-oss)."""
     selection_bias: bool = False
@@ -261,9 +274,9 @@ class Experts(FeedForward):
     top_groups: Count = 1
     """Groups that a token chooses from."""
     group_score: Literal["max", "top_two"] = "max"
-    """What groups are chosen by: their best expert (DeepSeek V2), or the sum of their best two (V3)."""
+    """Score of a group: that of its best expert (DeepSeek V2), or the sum of its best two (V3)."""
     router_weight_on: Literal["output", "input"] = "output"
-    """What an expert's weight multiplies: its output, or its input (Llama 4)."""
+    """Whether an expert's weight multiplies its output or its input (Llama 4)."""
     shared: Literal["none", "added", "averaged", "gated"] = "none"
     """An expert that all tokens go through beside those chosen, otherwise like them: added (DeepSeekMoE),
     added and all divided by two (Command A+), or times sigmoid(w x) (Qwen2-MoE)."""
@@ -285,6 +298,10 @@ class Experts(FeedForward):
     def has_selection_bias(self) -> bool:
         """Whether numbers are added to scores for choosing alone."""
         return self.selection_bias or self.selection_bias_update_rate > 0
+
+    @property
+    def one_line(self) -> str:
+        return f"{self.top_k} of {self.num_experts} experts {self.expert.one_line}"
 
     def num_parameters(self, dim: int) -> int:
         return self._num_parameters(self.num_experts, dim)

@@ -21,7 +21,7 @@ class Glorot(Init):
     embedding_std: AutoFloat = Field("auto", examples=[0.02])
     """Standard deviation of embeddings, cut at 3 sigma; auto: 1, or dim^-0.5 with a tied head."""
     residual_output_init: Literal["alike", "depth", "layer", "zero"] = "alike"
-    """What ends a branch: as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
+    """Maps that end a branch: drawn as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
     counted from 1, or zero, so that every layer begins as the identity."""
 
 
@@ -36,7 +36,7 @@ class GPT2(Init):
     """Standard deviation of embeddings; auto: std. A norm after a small one moves it fast
     (RWKV's SmallInit takes 1e-4)."""
     residual_output_init: Literal["alike", "depth", "layer", "zero"] = "depth"
-    """What ends a branch: as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
+    """Maps that end a branch: drawn as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
     counted from 1, or zero, so that every layer begins as the identity."""
 
 
@@ -51,5 +51,5 @@ class MuP(Init):
     std: float = Field(0.02, gt=0)
     """Standard deviation of matrices at base_dim, and of the embedding and head at any."""
     residual_output_init: Literal["alike", "depth", "layer", "zero"] = "depth"
-    """What ends a branch: as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
+    """Maps that end a branch: drawn as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
     counted from 1, or zero, so that every layer begins as the identity."""

@@ -17,6 +17,11 @@ class Mask(Choice):
     causal: ClassVar[bool] = True
     """Whether no query sees a key behind it, so that text can be written token by token."""
 
+    @property
+    def differs_by_head(self) -> bool:
+        """Whether heads see differently, so that a pattern is made for their number."""
+        return False
+
 
 class Causal(Mask):
     """Every key up to the query itself: k <= q (Vaswani et al., 2017, section 3.2.3)."""
@@ -119,3 +124,7 @@ class BlockSparse(Mask):
     """Every how many blocks one is seen from everywhere behind it."""
     per_head: bool = True
     """Whether heads see other blocks: head h has the offset h max(1, stride // num_heads), else all have 0."""
+
+    @property
+    def differs_by_head(self) -> bool:
+        return self.per_head

@@ -7,7 +7,7 @@ from pydantic import Field
 from archwright.spec.choice import Choice
 
 Weight = Literal["plain", "unit_offset", "none"]
-"""What a normed value is multiplied by: w, 1 + w, or nothing."""
+"""Factor of a normed value: w, 1 + w, or none."""
 
 
 class Norm(Choice):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.choice import Choice, Spec
-from archwright.spec.model_spec import LayerSpec, ModelSpec, heads, key_dim
+from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.sizes import heads, key_dim
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ class YaRN(Scaling):
     original_length: AutoTokens = Field("auto", examples=[256])
     """The length that was trained on, in tokens; auto: context_length."""
     beta_fast: float = Field(32.0, gt=0)
-    """What turns more often than this within the original length is kept."""
+    """Frequencies that turn more often than this within the original length are kept."""
     beta_slow: float = Field(1.0, gt=0)
-    """What turns less often than this within the original length is divided."""
+    """Frequencies that turn less often than this within the original length are divided."""
     attention_factor: AutoFloat = Field("auto", examples=[1.0])
     """Multiplies cosines and sines; auto: 0.1 ln(factor) + 1."""
     truncate: bool = True
@@ -123,11 +123,20 @@ class Position(Choice):
         """Whether attentions of the same sizes share its parameters."""
         return False
 
+    @property
+    def rotates(self) -> bool:
+        """Whether it rotates queries and keys."""
+        return not (self.absolute or self.scores)
+
 
 class NoPosition(Position):
     """No encoding: only the causal mask tells order (Kazemnejad et al., 2023)."""
 
     kind: Literal["none"] = "none"
+
+    @property
+    def rotates(self) -> bool:
+        return False
 
 
 class Sinusoidal(Position):
@@ -169,7 +178,7 @@ class RoPE(Position):
     pairing: Literal["half", "interleaved"] = "half"
     """Which coordinates form a pair: (i, i + r/2) as in Llama, or (2i, 2i + 1) as in the paper."""
     scaling: Scaling = Field(NoScaling(), examples=[{"kind": "yarn", "factor": 4.0}])
-    """What is done to the frequencies for longer texts."""
+    """Scaling of the frequencies for longer texts."""
 
 
 class ALiBi(Position):

@@ -1,8 +1,7 @@
 """Reading and writing specs: TOML files, chains of bases, dotted overrides, differences."""
 
 import dataclasses
-import tomllib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,27 +9,26 @@ from typing import Any, TypeVar
 import tomli_w
 
 from archwright import presets
-from archwright.spec.choice import Choice, Spec, Uniform
+from archwright.spec.choice import Spec, Uniform
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.overrides import Values, dump, flatten, override, toml_value
 from archwright.spec.renamings import renamed
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
-from archwright.spec.toml import MOST_DEPTH, Unreadable, parse_toml, read_toml
+from archwright.spec.toml import read_toml
 from archwright.spec.unpublished import refuse_unpublished
 from archwright.spec.validation_errors import show
 
 S = TypeVar("S", bound=Spec)
-Values = dict[str, Any]
-Keys = tuple[str, ...]
 
 NAMING = {"name", "source", "sources"}
 """Keys that say what a spec is called and where it comes from, not what it is."""
 ONLY_RUNS = {*RunSpec.model_fields} - {*ModelSpec.model_fields}
 """Keys that make a file a recipe of a run."""
 RUN_FILE = "spec.toml"
-"""What makes a folder a run."""
+"""The file that makes a folder a run."""
 MAX_CHAIN = 3
 """Most files in a chain of bases."""
 MOST_NAMES = 10
@@ -69,7 +67,7 @@ def load_with_blame(name: str | Path) -> Loaded:
     if is_run(name):
         spec = read_run(Path(name) / RUN_FILE).model
         origin = Origin(RUN_FILE, spec.source)
-        return Loaded(spec, {k: origin for k in flatten(_dump(spec)) if k not in NAMING})
+        return Loaded(spec, {k: origin for k in flatten(dump(spec)) if k not in NAMING})
     return _from_chain(_chain(name, "models"))
 
 
@@ -128,41 +126,11 @@ def to_toml(spec: Spec) -> str:
     return tomli_w.dumps(spec.model_dump(by_alias=True, mode="json"))
 
 
-def override(spec: S, assignments: Iterable[str]) -> S:
-    """Return `spec` with dotted values replaced, all at once, whatever their order.
-
-    Raises:
-        UserError: what is no assignment, no path, no legal value, or said twice, one line each.
-    """
-    given, lines = _assigned(spec, assignments)
-    over: Values = {}
-    for keys, value in given.items():
-        over = merge(over, _nest(keys, value))
-    try:
-        changed = validated(type(spec), merge(_dump(spec), over))
-    except UserError as error:
-        lines += error.lines
-    if lines:
-        raise UserError(*lines)
-    return changed
-
-
-def assigned(assignments: Iterable[str]) -> Values:
-    """Return the value that each dotted path of a run is given, the values of tables by paths of their own."""
-    found: Values = {}
-    for assignment in assignments:
-        name, _, text = assignment.partition("=")
-        path, whole = _today(RunSpec, _keys(name.strip()), _value(text.strip()))
-        for keys, value in _leaves(path, whole):
-            found[".".join(keys)] = value
-    return found
-
-
 def diff(old: Spec, new: Spec) -> list[str]:
     """Return one line for each value that differs, names and sources aside: `path: old -> new`."""
     even = [even_tables(spec) for spec in (old, new)]
     tables = {path for path in {**even[0], **even[1]} if all(e.get(path, True) for e in even)}
-    before, after = (told_as_one(flatten(_dump(spec)), tables) for spec in (old, new))
+    before, after = (collapse_uniform(flatten(dump(spec)), tables) for spec in (old, new))
     lines = []
     for path in dict.fromkeys([*before, *after]):
         a, b = (toml_value(side[path]) if path in side else "-" for side in (before, after))
@@ -177,17 +145,6 @@ def preset_names(room: str) -> list[str]:
     return sorted(
         f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")
     )
-
-
-def flatten(values: Values, prefix: str = "") -> Values:
-    """Return nested tables as one table of dotted paths; empty tables vanish."""
-    flat: Values = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def even_tables(spec: Spec, prefix: str = "") -> dict[str, bool]:
@@ -205,115 +162,10 @@ def even_tables(spec: Spec, prefix: str = "") -> dict[str, bool]:
     return found
 
 
-def told_as_one(flat: Values, tables: Collection[str]) -> Values:
+def collapse_uniform(flat: Values, tables: Collection[str]) -> Values:
     """Return dotted paths with one value for each of `tables`, all of whose values are equal."""
     owners = {path: path.rpartition(".")[0] for path in flat}
     return {owners[p] if owners[p] in tables else p: value for p, value in flat.items()}
-
-
-def toml_value(value: Any) -> str:
-    """Show one value as TOML writes it, in one line."""
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(toml_value(item) for item in value)}]"
-    return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
-
-
-def paths(cls: type[Spec], prefix: str = "") -> Iterator[str]:
-    """Yield every dotted path that an override may name, over all choices of each axis."""
-    for name, field in cls.model_fields.items():
-        name, inner = field.alias or name, field.annotation
-        yield prefix + name
-        if isinstance(inner, type) and issubclass(inner, Spec):
-            for member in _members(inner):
-                yield from paths(member, f"{prefix}{name}.")
-
-
-def _members(cls: type[Spec]) -> list[type[Spec]]:
-    if issubclass(cls, Choice) and cls.is_axis():
-        return list(cls.choices().values())
-    return [cls]
-
-
-def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], list[str]]:
-    """Return paths with their values, and a line for each assignment that is wrong."""
-    known: list[str] = []
-    given: dict[Keys, Any] = {}
-    lines: list[str] = []
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        name = name.strip()
-        if not equals or not all(name.split(".")):
-            lines.append(f"{show(assignment)}: expected key=value, such as {_example(spec)}")
-            continue
-        try:
-            value = _value(text.strip())
-        except Unreadable as error:
-            lines.append(f"{name}: {error}")
-            continue
-        path, value = _today(type(spec), _keys(name), value)
-        known = known or [*dict.fromkeys(paths(type(spec)))]
-        if unknown := _unknown_path(".".join(path), known):
-            lines.append(unknown)
-        else:
-            for keys, inner in _leaves(path, value):
-                lines += _said_twice(keys, inner, given)
-                given[keys] = inner
-    return given, lines
-
-
-def _keys(path: str) -> Keys:
-    """Split a path at its dots, but leave the path whole that a source is given for."""
-    before, found, value = path.rpartition("sources.")
-    return (*before.split(".")[:-1], "sources", value) if found else tuple(path.split("."))
-
-
-def _leaves(keys: Keys, value: Any) -> Iterator[tuple[Keys, Any]]:
-    """Yield the values of nested tables, each with its path."""
-    if not isinstance(value, dict) or not value:
-        yield keys, value
-        return
-    for key, inner in value.items():
-        yield from _leaves((*keys, key), inner)
-
-
-def _today(cls: type[Spec], keys: Keys, value: Any) -> tuple[Keys, Any]:
-    """Return an assignment with today's keys and values."""
-    path: Keys = ()
-    table: Any = renamed(cls, _nest(keys, value), warn=True)
-    for _ in keys:
-        ((key, table),) = table.items()
-        path += (key,)
-    return path, table
-
-
-def _said_twice(keys: Keys, value: Any, given: dict[Keys, Any]) -> list[str]:
-    """Say where a value contradicts one that is given already: the order decides nothing."""
-    if keys in given and given[keys] != value:
-        first, second = show(given[keys]), show(value)
-        return [f"{'.'.join(keys)}: given twice, as {first} and as {second}"]
-    pairs = [sorted((keys, other), key=len) for other in given if other != keys]
-    return [
-        f"{'.'.join(whole)}: given whole and, by {'.'.join(part)}, in part"
-        for whole, part in pairs
-        if part[: len(whole)] == whole
-    ]
-
-
-def _unknown_path(path: str, known: list[str]) -> str:
-    """Refuse a path that no choice could have, naming the nearest one in the whole spec."""
-    keys = path.split(".")
-    if path in known or "sources" in keys or ("layer_kinds" in keys and len(keys) < MOST_DEPTH):
-        return ""
-    same_leaf = [k for k in known if k.endswith(f".{path}")]
-    outermost = min(same_leaf, key=lambda k: k.count("."), default="")
-    inside = ".".join(
-        keys[1:]
-    )  # such as norm.kind, of who writes model.norm.kind for a model's own
-    found = outermost or (inside if inside in known else "")
-    hint = f' Did you mean "{found}"?' if found else nearest(path, known)
-    if not hint:
-        hint = nearest(keys[-1], [k.split(".")[-1] for k in known])
-    return f"{path}: unknown key.{hint}"
 
 
 def _chain(name: str | Path, room: str, beside: Path | None = None) -> list[tuple[Path, Values]]:
@@ -344,12 +196,12 @@ def _base(name: Any, room: str, path: Path) -> Path:
 
 def _from_chain(files: list[tuple[Path, Values]]) -> Loaded:
     spec = ModelSpec()
-    blame = dict.fromkeys(flatten(_dump(spec)), Origin("default"))
+    blame = dict.fromkeys(flatten(dump(spec)), Origin("default"))
     for path, values in files:
         values.setdefault("name", path.stem)
-        before, identity = _dump(spec), {"sources": {}, "source": ""}
+        before, identity = dump(spec), {"sources": {}, "source": ""}
         spec = _located(path, ModelSpec, merge(before | identity, values))
-        blame = _blamed(blame, flatten(before), flatten(_dump(spec)), path, values)
+        blame = _blamed(blame, flatten(before), flatten(dump(spec)), path, values)
     return Loaded(spec, {k: v for k, v in blame.items() if k.split(".")[0] not in NAMING})
 
 
@@ -364,19 +216,16 @@ def _blamed(
     for key in after:
         above = _prefixes(key)
         if stated.intersection(above):
-            found[key] = _origin(path, key, values)
+            sources = values.get("sources", {})
+            stated_for = next((p for p in _prefixes(key) if p in sources), "")
+            found[key] = Origin(
+                path.name, sources.get(stated_for, values.get("source", "")), stated_for
+            )
         elif turned.intersection(f"{table}.kind" for table in above):
             found[key] = Origin("default")
         else:
             found[key] = blame.get(key, Origin("default"))
     return found
-
-
-def _origin(path: Path, key: str, values: Values) -> Origin:
-    """Name the file, and the closest source it states: for the value, its table, or the whole."""
-    sources = values.get("sources", {})
-    stated_for = next((p for p in _prefixes(key) if p in sources), "")
-    return Origin(path.name, sources.get(stated_for, values.get("source", "")), stated_for)
 
 
 def _prefixes(path: str) -> list[str]:
@@ -401,7 +250,7 @@ def _run_from(values: Values, path: Path) -> RunSpec:
     spec = ModelSpec() if base is None else _from_chain(_chain(base, "models", path)).spec
     values.setdefault("name", path.stem)
     run = RunSpec(model=spec)
-    return _located(path, RunSpec, merge(_dump(run), values | {"model": model}))
+    return _located(path, RunSpec, merge(dump(run), values | {"model": model}))
 
 
 def _read(path: Path, cls: type[Spec], *, warn: bool = True) -> Values:
@@ -446,26 +295,3 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
         f'"{text}": no such preset; {known}, or give a file ending in .toml.'
         + nearest(text, names, most=3)
     )
-
-
-def _value(text: str) -> Any:
-    """Read a value as TOML; what is not TOML is text."""
-    try:
-        return parse_toml(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _nest(keys: Keys, value: Any) -> Values:
-    for key in reversed(keys):
-        value = {key: value}
-    nested: Values = value
-    return nested
-
-
-def _dump(spec: Spec) -> Values:
-    return spec.model_dump(by_alias=True)
-
-
-def _example(spec: Spec) -> str:
-    return "model.dim=256" if isinstance(spec, RunSpec) else "dim=256"

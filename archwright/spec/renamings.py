@@ -143,10 +143,10 @@ def _candidates(classes: list[type[Spec]], values: Mapping[str, Any]) -> list[ty
             members.append(cls)
     kind = str(values.get("kind", ""))
     names = {kind, *(r.values.get(kind) for m in members for r in _renamings(m) if r.old == "kind")}
-    of_kind = [
+    same_kind = [
         m for m in members if "kind" in m.model_fields and m.model_fields["kind"].default in names
     ]
-    return of_kind or members
+    return same_kind or members
 
 
 def _inner(classes: list[type[Spec]], key: str, value: Any, at: str, notes: dict[str, str]) -> Any:

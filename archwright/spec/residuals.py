@@ -50,14 +50,19 @@ class Residual(Choice):
     final_norm: ClassVar[bool]
     """Whether the stream leaves the layers without a norm, so that one must follow."""
     flow: ClassVar[str] = ""
-    """What x meets on its way, for drawings: `<` where the stream is kept aside, `norm`, the branch `f`, and
+    """The path of x, for drawings: `<` where the stream is kept aside, `norm`, the branch `f`, and
     `+` where the two meet."""
     at_once: ClassVar[bool] = False
     """Whether all branches read the same x."""
     dropout: Probability = 0.0
     """Share of each branch's output dropped in training."""
     multiplier: PerBranch = Field(PerBranch(), examples=[0.5])
-    """What a branch is multiplied by before it is added (Granite; MiniMax's beta)."""
+    """Factor of a branch before it is added (Granite; MiniMax's beta)."""
+
+    @property
+    def init_gain(self) -> float:
+        """What the initial values of maps in branches are multiplied by, other than those of queries and keys."""
+        return 1.0
 
     def norms_of(self, branches: Collection[str]) -> int:
         """Return the number of norms of a layer with these branches."""
@@ -127,7 +132,7 @@ class NormedResidual(Residual):
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "norm < f +"
     alpha: PerBranch = Field(PerBranch(), examples=[0.5])
-    """What the normed stream is multiplied by."""
+    """Factor of the normed stream."""
 
 
 class DeepNorm(Residual):
@@ -140,3 +145,8 @@ class DeepNorm(Residual):
     """Weight of the stream; auto: (2 num_layers)^(1/4)."""
     gain: AutoFloat = Field("auto", examples=[0.5])
     """Multiplies the initial values of value, out and feed-forward maps; auto: (8 num_layers)^(-1/4)."""
+
+    @property
+    def init_gain(self) -> float:
+        assert self.gain != "auto"
+        return self.gain

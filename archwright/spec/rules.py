@@ -1,10 +1,10 @@
-"""What must hold between axes, and what is legal but suspicious. Each rule says its sentence."""
+"""Rules between axes, and suspicions: legal, but seldom meant. Each has its sentence."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archwright.spec.attention import (
     InverseScale,
@@ -14,30 +14,23 @@ from archwright.spec.attention import (
     SoftmaxAttention,
 )
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.feedforward import XIELU, Experts, Hidden, NoFeedForward
+from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden, NoFeedForward
 from archwright.spec.init import Glorot, MuP
 from archwright.spec.masks import Prefix, Window
-from archwright.spec.model_spec import (
-    LayerSpec,
-    ModelSpec,
-    NoEncoder,
-    embedding_dim,
-    heads,
-    hidden_dim,
-    key_dim,
-    turning_dim,
-)
 from archwright.spec.positions import (
     Learned,
     Llama3Scaling,
     LongRoPE,
-    NoPosition,
     RoPE,
     T5Bias,
     rotary_dim,
 )
+from archwright.spec.sizes import embedding_dim, heads, hidden_dim, key_dim, turning_dim
 
-Check = Callable[[ModelSpec], Iterator[str]]
+if TYPE_CHECKING:
+    from archwright.spec.model_spec import LayerSpec, ModelSpec
+
+Check = Callable[["ModelSpec"], Iterator[str]]
 LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
 
 
@@ -51,24 +44,24 @@ class Rule:
 
 
 RULES: list[Rule] = []
-"""What no model may break."""
+"""Rules that no model may break."""
 SUSPICIONS: list[Rule] = []
-"""What a model may do, though it seldom pays."""
+"""Choices that a model may make, though they seldom pay."""
 
 
-def enforce(spec: ModelSpec) -> None:
+def enforce(spec: "ModelSpec") -> None:
     """Raise a UserError with one line for each broken rule."""
-    lines = _said_once(line for rule in RULES for line in rule.check(spec))
+    lines = _distinct(line for rule in RULES for line in rule.check(spec))
     if lines:
         raise UserError(*lines)
 
 
-def suspicions(spec: ModelSpec) -> list[str]:
+def suspicions(spec: "ModelSpec") -> list[str]:
     """Return one line, with its reason, for each legal but suspicious value."""
-    return _said_once(line for rule in SUSPICIONS for line in rule.check(spec))
+    return _distinct(line for rule in SUSPICIONS for line in rule.check(spec))
 
 
-def _said_once(lines: Iterable[str]) -> list[str]:
+def _distinct(lines: Iterable[str]) -> list[str]:
     """Drop repetitions, and what layer kinds have from the default layer, which is told of."""
     known = dict.fromkeys(lines)
     return [
@@ -88,20 +81,20 @@ def _suspicion(sentence: str) -> Callable[[Check], Check]:
     return _rule(sentence, SUSPICIONS)
 
 
-def _layers(spec: ModelSpec) -> Iterator[tuple[str, LayerSpec]]:
+def _layers(spec: "ModelSpec") -> Iterator[tuple[str, "LayerSpec"]]:
     """Yield every kind of layer with the prefix of its paths."""
     for name, layer in spec.layers_by_kind.items():
         yield ("" if name == "default" else f"layer_kinds.{name}."), layer
 
 
-def _attentions(spec: ModelSpec) -> Iterator[tuple[str, LayerSpec, MaskedAttention]]:
+def _attentions(spec: "ModelSpec") -> Iterator[tuple[str, "LayerSpec", MaskedAttention]]:
     for at, layer in _layers(spec):
         if isinstance(layer.attention, MaskedAttention):
             yield at, layer, layer.attention
 
 
-def _dense(spec: ModelSpec) -> Iterator[tuple[str, object]]:
-    """Yield every feed-forward that is no mixture of experts, and what stands in for all experts of one."""
+def _dense(spec: "ModelSpec") -> Iterator[tuple[str, FeedForward]]:
+    """Yield each layer kind's MLP with its path: the feed-forward itself, or its experts' where it is a mixture."""
     for at, layer in _layers(spec):
         if isinstance(layer.feedforward, Experts):
             yield f"{at}feedforward.expert.", layer.feedforward.expert
@@ -109,7 +102,7 @@ def _dense(spec: ModelSpec) -> Iterator[tuple[str, object]]:
             yield f"{at}feedforward.", layer.feedforward
 
 
-def _softmaxes(spec: ModelSpec) -> Iterator[tuple[str, SoftmaxAttention]]:
+def _softmaxes(spec: "ModelSpec") -> Iterator[tuple[str, SoftmaxAttention]]:
     for at, _, attention in _attentions(spec):
         if isinstance(attention, SoftmaxAttention):
             yield at, attention
@@ -120,15 +113,8 @@ MOST_PARAMETERS = 10**15
 
 
 @_rule("A model has parameters that can be counted.")
-def not_too_many_parameters(spec: ModelSpec) -> Iterator[str]:
-    sizes = _largest_sizes(spec)
-    if (total := sum(sizes.values())) > MOST_PARAMETERS:
-        key = max(sizes, key=lambda name: sizes[name])
-        yield f"{key}: the model has about {total:.1e} parameters; expected at most 1e15"
-
-
-def _largest_sizes(spec: ModelSpec) -> dict[str, int]:
-    """Return how many parameters the large parts have about, by what decides it: no norm, no bias, no gate."""
+def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
+    # The large parts, by what decides their size: no norm, no bias, no gate.
     width = embedding_dim(spec)
     sizes = {"vocab_size": width * (0 if spec.vocab_size == "auto" else spec.vocab_size)}
     if isinstance(spec.position, Learned):
@@ -145,11 +131,13 @@ def _largest_sizes(spec: ModelSpec) -> dict[str, int]:
             sizes[f"{at}feedforward"] = matrix * hidden
         elif isinstance(branch, Hidden):
             sizes[f"{at}feedforward"] = matrix * hidden_dim(branch, spec.dim)
-    return sizes
+    if (total := sum(sizes.values())) > MOST_PARAMETERS:
+        key = max(sizes, key=lambda name: sizes[name])
+        yield f"{key}: the model has about {total:.1e} parameters; expected at most 1e15"
 
 
 @_rule("Query heads are shared out evenly over key-value heads.")
-def kv_heads_divide_heads(spec: ModelSpec) -> Iterator[str]:
+def kv_heads_divide_heads(spec: "ModelSpec") -> Iterator[str]:
     for at, attention in _softmaxes(spec):
         sizes = heads(attention, spec.dim)
         if sizes["num_heads"] % sizes["num_kv_heads"]:
@@ -160,7 +148,7 @@ def kv_heads_divide_heads(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("Without a head_dim of its own, the heads share out dim evenly.")
-def heads_divide_dim(spec: ModelSpec) -> Iterator[str]:
+def heads_divide_dim(spec: "ModelSpec") -> Iterator[str]:
     for at, attention in _softmaxes(spec):
         num_heads = heads(attention, spec.dim)["num_heads"]
         if attention.head_dim == "auto" and spec.dim % num_heads:
@@ -171,7 +159,7 @@ def heads_divide_dim(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("RoPE rotates pairs of coordinates.")
-def rope_needs_pairs(spec: ModelSpec) -> Iterator[str]:
+def rope_needs_pairs(spec: "ModelSpec") -> Iterator[str]:
     for at, layer, attention in _attentions(spec):
         if not isinstance(layer.position, RoPE):
             continue
@@ -186,7 +174,7 @@ def rope_needs_pairs(spec: ModelSpec) -> Iterator[str]:
             )
 
 
-def _ropes(spec: ModelSpec) -> Iterator[tuple[str, RoPE, int]]:
+def _ropes(spec: "ModelSpec") -> Iterator[tuple[str, RoPE, int]]:
     """Yield every rotary position with the width that it acts on."""
     for at, layer, attention in _attentions(spec):
         if isinstance(layer.position, RoPE):
@@ -194,7 +182,7 @@ def _ropes(spec: ModelSpec) -> Iterator[tuple[str, RoPE, int]]:
 
 
 @_rule("LongRoPE has a divisor for each pair of coordinates.")
-def longrope_divides_each_pair(spec: ModelSpec) -> Iterator[str]:
+def longrope_divides_each_pair(spec: "ModelSpec") -> Iterator[str]:
     for at, position, head_dim in _ropes(spec):
         if isinstance(position.scaling, LongRoPE):
             pairs = rotary_dim(position, head_dim) // 2
@@ -208,7 +196,7 @@ def longrope_divides_each_pair(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("Llama 3's scaling blends between two wavelengths, or steps at one.")
-def llama3_has_a_stretch(spec: ModelSpec) -> Iterator[str]:
+def llama3_has_a_stretch(spec: "ModelSpec") -> Iterator[str]:
     for at, position, _ in _ropes(spec):
         scaling = position.scaling
         if isinstance(scaling, Llama3Scaling):
@@ -221,7 +209,7 @@ def llama3_has_a_stretch(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("T5 has buckets for near distances, and far ones beyond them.")
-def t5_buckets_widen(spec: ModelSpec) -> Iterator[str]:
+def t5_buckets_widen(spec: "ModelSpec") -> Iterator[str]:
     for at, layer, attention in _attentions(spec):
         if not isinstance(layer.position, T5Bias):
             continue
@@ -236,7 +224,7 @@ def t5_buckets_widen(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("xIELU's negative side is steeper than its slope at 0.")
-def xielu_starts_above_beta(spec: ModelSpec) -> Iterator[str]:
+def xielu_starts_above_beta(spec: "ModelSpec") -> Iterator[str]:
     for at, f in _dense(spec):
         if isinstance(f, XIELU) and f.alpha_negative <= f.beta:
             yield (
@@ -246,7 +234,7 @@ def xielu_starts_above_beta(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("A hidden width is given once: by itself, or as a ratio.")
-def one_hidden_width(spec: ModelSpec) -> Iterator[str]:
+def one_hidden_width(spec: "ModelSpec") -> Iterator[str]:
     for at, f in _dense(spec):
         if isinstance(f, Hidden) and f.ratio != "none" and f.hidden_dim != "auto":
             yield (
@@ -256,7 +244,7 @@ def one_hidden_width(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("A token goes through no more experts than it may choose from.")
-def enough_experts(spec: ModelSpec) -> Iterator[str]:
+def enough_experts(spec: "ModelSpec") -> Iterator[str]:
     for at, experts in _mixtures(spec):
         if experts.top_k > experts.num_experts:
             yield (
@@ -266,7 +254,7 @@ def enough_experts(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("Experts are shared out evenly over groups.")
-def groups_divide_experts(spec: ModelSpec) -> Iterator[str]:
+def groups_divide_experts(spec: "ModelSpec") -> Iterator[str]:
     for at, experts in _mixtures(spec):
         if experts.num_experts % experts.num_groups:
             yield (
@@ -276,7 +264,7 @@ def groups_divide_experts(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("The chosen groups are among those there are, and hold experts enough.")
-def groups_hold_enough(spec: ModelSpec) -> Iterator[str]:
+def groups_hold_enough(spec: "ModelSpec") -> Iterator[str]:
     for at, experts in _mixtures(spec):
         each = experts.num_experts // experts.num_groups
         if not each or experts.num_groups == 1 == experts.top_groups:
@@ -290,7 +278,7 @@ def groups_hold_enough(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("The best two of a group are two.")
-def groups_have_two(spec: ModelSpec) -> Iterator[str]:
+def groups_have_two(spec: "ModelSpec") -> Iterator[str]:
     for at, experts in _mixtures(spec):
         if (
             experts.group_score == "top_two"
@@ -303,7 +291,7 @@ def groups_have_two(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("What chooses by the router's numbers alone has no other say in it.")
-def routing_chooses_alone(spec: ModelSpec) -> Iterator[str]:
+def routing_chooses_alone(spec: "ModelSpec") -> Iterator[str]:
     for at, experts in _mixtures(spec):
         if not experts.routing.chooses_alone:
             continue
@@ -321,7 +309,7 @@ def routing_chooses_alone(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("muP's rates are those of dense models.")
-def mup_is_dense(spec: ModelSpec) -> Iterator[str]:
+def mup_is_dense(spec: "ModelSpec") -> Iterator[str]:
     for at, _ in _mixtures(spec):
         if isinstance(spec.init, MuP):
             # A router's width of output stays as the model grows: no matrix inside, and no head.
@@ -331,14 +319,14 @@ def mup_is_dense(spec: ModelSpec) -> Iterator[str]:
             )
 
 
-def _mixtures(spec: ModelSpec) -> Iterator[tuple[str, Experts]]:
+def _mixtures(spec: "ModelSpec") -> Iterator[tuple[str, Experts]]:
     for at, layer in _layers(spec):
         if isinstance(layer.feedforward, Experts):
             yield at, layer.feedforward
 
 
 @_rule("Positions that are added to the embedding belong to the whole model.")
-def absolute_positions_are_global(spec: ModelSpec) -> Iterator[str]:
+def absolute_positions_are_global(spec: "ModelSpec") -> Iterator[str]:
     for name, layer in spec.layers_by_kind.items():
         if layer.position.absolute and layer.position != spec.position:
             yield (
@@ -348,11 +336,11 @@ def absolute_positions_are_global(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("Positions that act inside attention act in one that computes them.")
-def positions_reach_attention(spec: ModelSpec) -> Iterator[str]:
+def positions_reach_attention(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
         position = layer.position
-        computed = isinstance(layer.attention, MaskedAttention | NoAttention)
-        if not (computed or position.absolute or isinstance(position, NoPosition)):
+        inside = position.rotates or position.scores
+        if inside and "position" not in layer.attention.takes:
             yield (
                 f'{at}position.kind: found "{position.kind}", which acts inside attention, where attention.kind '
                 f'"{layer.attention.kind}" leaves it out; expected "none", or one that is added to the embedding'
@@ -360,7 +348,7 @@ def positions_reach_attention(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("Layers are arranged from kinds that exist.")
-def layer_names_exist(spec: ModelSpec) -> Iterator[str]:
+def layer_names_exist(spec: "ModelSpec") -> Iterator[str]:
     for part in ("prefix", "cycle", "suffix"):
         for name in getattr(spec.layers, part):
             if name not in spec.layers_by_kind:
@@ -371,7 +359,7 @@ def layer_names_exist(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("There are at least as many layers as stand in prefix and suffix.")
-def arrangement_fits(spec: ModelSpec) -> Iterator[str]:
+def arrangement_fits(spec: "ModelSpec") -> Iterator[str]:
     fixed = len(spec.layers.prefix) + len(spec.layers.suffix)
     if fixed > spec.num_layers:
         yield (
@@ -381,7 +369,7 @@ def arrangement_fits(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("A layer has at least one branch.")
-def layer_has_a_branch(spec: ModelSpec) -> Iterator[str]:
+def layer_has_a_branch(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
         if isinstance(layer.attention, NoAttention) and isinstance(
             layer.feedforward, NoFeedForward
@@ -393,13 +381,13 @@ def layer_has_a_branch(spec: ModelSpec) -> Iterator[str]:
 
 
 @_rule("Only decoders can be built so far.")
-def no_encoder_yet(spec: ModelSpec) -> Iterator[str]:
-    if not isinstance(spec.encoder, NoEncoder):
+def no_encoder_yet(spec: "ModelSpec") -> Iterator[str]:
+    if spec.encoder.kind != "none":
         yield 'encoder.kind: found "stack"; expected "none": only decoders can be built so far'
 
 
 @_suspicion("Matrix kernels want head_dim to be a multiple of 8.")
-def odd_head_dim(spec: ModelSpec) -> Iterator[str]:
+def odd_head_dim(spec: "ModelSpec") -> Iterator[str]:
     for at, _, attention in _attentions(spec):
         width = key_dim(attention, spec.dim)
         latent = isinstance(attention, LatentAttention)
@@ -412,7 +400,7 @@ def odd_head_dim(spec: ModelSpec) -> Iterator[str]:
 
 
 @_suspicion("Published models have dim / num_layers near 128.")
-def odd_shape(spec: ModelSpec) -> Iterator[str]:
+def odd_shape(spec: "ModelSpec") -> Iterator[str]:
     ratio = spec.dim / spec.num_layers
     if not 24 <= ratio <= 320:
         yield (
@@ -422,7 +410,7 @@ def odd_shape(spec: ModelSpec) -> Iterator[str]:
 
 
 @_suspicion("Hidden width is near 4 dim, or 8/3 dim where gated.")
-def odd_hidden_dim(spec: ModelSpec) -> Iterator[str]:
+def odd_hidden_dim(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
         if isinstance(layer.feedforward, Hidden):
             ratio = hidden_dim(layer.feedforward, spec.dim) / spec.dim
@@ -435,7 +423,7 @@ def odd_hidden_dim(spec: ModelSpec) -> Iterator[str]:
 
 
 @_suspicion("A router learns from the weights it gives.")
-def constant_weights(spec: ModelSpec) -> Iterator[str]:
+def constant_weights(spec: "ModelSpec") -> Iterator[str]:
     for at, experts in _mixtures(spec):
         sums_to_one = experts.normalize_weights or experts.routing.sums_to_one
         if experts.top_k == 1 and sums_to_one:
@@ -446,7 +434,7 @@ def constant_weights(spec: ModelSpec) -> Iterator[str]:
 
 
 @_suspicion("The vocabulary is a multiple of 64.")
-def odd_vocabulary(spec: ModelSpec) -> Iterator[str]:
+def odd_vocabulary(spec: "ModelSpec") -> Iterator[str]:
     if spec.vocab_size != "auto" and spec.vocab_size % 64:
         yield (
             f"vocab_size is {spec.vocab_size}: not a multiple of 64, "
@@ -455,7 +443,7 @@ def odd_vocabulary(spec: ModelSpec) -> Iterator[str]:
 
 
 @_suspicion("A tied head wants small embeddings.")
-def large_tied_embedding(spec: ModelSpec) -> Iterator[str]:
+def large_tied_embedding(spec: "ModelSpec") -> Iterator[str]:
     if not (spec.head.tied and isinstance(spec.init, Glorot)):
         return
     std = spec.init.embedding_std
@@ -468,7 +456,7 @@ def large_tied_embedding(spec: ModelSpec) -> Iterator[str]:
 
 
 @_suspicion("muP divides scores by head_dim.")
-def mup_without_inverse_scale(spec: ModelSpec) -> Iterator[str]:
+def mup_without_inverse_scale(spec: "ModelSpec") -> Iterator[str]:
     for at, _, attention in _attentions(spec):
         if isinstance(spec.init, MuP) and not isinstance(attention.scale, InverseScale):
             yield (
@@ -478,7 +466,7 @@ def mup_without_inverse_scale(spec: ModelSpec) -> Iterator[str]:
 
 
 @_suspicion("muP's rates are those of maps whose widths grow with dim.")
-def mup_with_latents(spec: ModelSpec) -> Iterator[str]:
+def mup_with_latents(spec: "ModelSpec") -> Iterator[str]:
     for at, _, attention in _attentions(spec):
         if isinstance(spec.init, MuP) and isinstance(attention, LatentAttention):
             yield (
@@ -488,7 +476,7 @@ def mup_with_latents(spec: ModelSpec) -> Iterator[str]:
 
 
 @_suspicion("A window narrows something.")
-def idle_window(spec: ModelSpec) -> Iterator[str]:
+def idle_window(spec: "ModelSpec") -> Iterator[str]:
     for at, _, attention in _attentions(spec):
         if isinstance(attention.mask, Window) and attention.mask.size >= spec.context_length:
             yield (
@@ -498,7 +486,7 @@ def idle_window(spec: ModelSpec) -> Iterator[str]:
 
 
 @_suspicion("A stated source is that of a value.")
-def source_of_nothing(spec: ModelSpec) -> Iterator[str]:
+def source_of_nothing(spec: "ModelSpec") -> Iterator[str]:
     known = _tables_and_values(spec.model_dump())
     for path in spec.sources:
         if path not in known:

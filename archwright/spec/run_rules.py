@@ -1,9 +1,9 @@
-"""What must hold between the values of a run, beside the rules of its model."""
+"""Rules between the values of a run, beside those of its model."""
 
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from archwright.spec.attention import Attention, MaskedAttention, NoAttention
+from archwright.spec.attention import Attention
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask, Prefix
 from archwright.spec.rules import enforce
@@ -69,8 +69,8 @@ def _visible_future(run: RunSpec) -> Iterator[str]:
     elif not seers:
         at, attention = attentions[0]
         path, kind = f"{at}attention", attention.kind
-        if isinstance(attention, MaskedAttention):
-            path, kind = f"{path}.mask", attention.mask.kind
+        if isinstance(mask := getattr(attention, "mask", None), Mask):
+            path, kind = f"{path}.mask", mask.kind
         yield (
             f'{path}.kind: found "{kind}", through which no token sees what follows it; '
             f'objective.kind = "{run.objective.kind}" expects a mask such as "full"'
@@ -87,13 +87,11 @@ def _seers(at: str, attention: Attention) -> Iterator[tuple[str, str]]:
 
 
 def _ignored_inputs(run: RunSpec) -> Iterator[str]:
-    """What batches have beside tokens is no attention's to ignore."""
+    """No attention ignores positions, documents or padding of a batch."""
     needed = {"padding_mask": "evaluation pads its last texts"}
     if run.data.packing == "document_mask":
         needed["segment_ids"] = 'data.packing = "document_mask" hides documents from one another'
     for at, attention in _attentions(run):
-        if isinstance(attention, MaskedAttention | NoAttention):
-            continue
         for name, why in needed.items():
             if name not in attention.takes:
                 yield (

@@ -19,6 +19,7 @@ from archwright.spec.choice import (
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import NextToken, Objective
+from archwright.spec.overrides import override
 
 
 def _as_list(value: Any) -> Any:
@@ -322,8 +323,6 @@ class RunSpec(Spec):
         Raises:
             UserError: an unknown path or a value out of its limits, one line each.
         """
-        from archwright.spec.read import override
-
         return override(self, assignments)
 
     def hash(self) -> str:

@@ -1,25 +1,29 @@
 """Published models at the size of an experiment: the same choices, fewer and narrower layers."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archwright.spec.attention import MaskedAttention
-from archwright.spec.model_spec import Arrangement, ModelSpec, heads
+from archwright.spec.merge import validated
 from archwright.spec.positions import RoPE, rotary_dim
-from archwright.spec.run_spec import RunSpec
+from archwright.spec.sizes import heads
+
+if TYPE_CHECKING:
+    from archwright.spec.model_spec import Arrangement, ModelSpec
+    from archwright.spec.run_spec import RunSpec
 
 Table = dict[str, Any]
 
 TINY_DIM, TINY_HEAD_DIM, TINY_LAYERS, TINY_CONTEXT, TINY_EXPERTS = 64, 16, 4, 128, 4
-"""What a tiny model has: with 4,096 tokens it comes to 0.4 to 1.3M parameters."""
+"""Sizes of a tiny model: with 4,096 tokens it comes to 0.4 to 1.3M parameters."""
 
 TOKENS = {"size": 8, "stride": 4, "radius": 4, "period": 8}
-"""What masks and queries count in tokens, with the least of each."""
+"""Options of masks and queries that count tokens, with the least of each."""
 IN_BLOCKS = {"block_size": 1}
-"""What stands in its place in a mask that counts in blocks, whose numbers of blocks stay."""
+"""The same of a mask that counts blocks, whose numbers of blocks stay."""
 
 
-def tiny(spec: ModelSpec) -> ModelSpec:
+def tiny(spec: "ModelSpec") -> "ModelSpec":
     """Return a model of every choice of `spec`, small enough to train in seconds on one core.
 
     It has each layer of prefix and suffix and at least one whole cycle between them.
@@ -29,14 +33,14 @@ def tiny(spec: ModelSpec) -> ModelSpec:
     return small.model_copy(update={"name": f"{spec.name}-tiny"})
 
 
-def tiny_run(run: RunSpec) -> RunSpec:
+def tiny_run(run: "RunSpec") -> "RunSpec":
     """Return a run of the tiny model, under a name of its own."""
     return run.model_copy(update={"model": tiny(run.model), "name": f"{run.name}-tiny"})
 
 
 def narrowed(
-    spec: ModelSpec, dim: int, head_dim: int, num_layers: int, context_length: int, experts: int
-) -> ModelSpec:
+    spec: "ModelSpec", dim: int, head_dim: int, num_layers: int, context_length: int, experts: int
+) -> "ModelSpec":
     """Return a model of the same choices with another shape, whose vocabulary follows the tokenizer.
 
     Groups of query heads keep their share, hidden layers their ratio, windows their share of the text. There
@@ -54,10 +58,10 @@ def narrowed(
             mask |= {key: whole[key] for key in whole.keys() & {*TOKENS, *IN_BLOCKS}}
     for table in tables:
         attention, feedforward = table.get("attention", {}), table.get("feedforward", {})
-        _narrow_heads(attention, num_heads, min(head_dim, dim), old)
+        _scale_heads(attention, num_heads, min(head_dim, dim), old)
         if isinstance(rank := attention.get("query_rank"), int):
             attention["query_rank"] = _eighths(rank * dim / spec.dim)
-        _narrow_hidden(feedforward, dim / spec.dim)
+        _scale_hidden(feedforward, dim / spec.dim)
         _leave_out_experts(feedforward, experts)
         _shorten(attention, min(1.0, context_length / spec.context_length))
     for name, layer in spec.layers_by_kind.items():
@@ -74,16 +78,16 @@ def narrowed(
         "context_length": context_length,
         "vocab_size": "auto",
     }
-    return ModelSpec.model_validate(values)
+    return validated(type(spec), values)
 
 
-def _whole_cycles(layers: Arrangement, least: int) -> int:
+def _whole_cycles(layers: "Arrangement", least: int) -> int:
     """Return the smallest number of layers, from `least` on, that ends the cycle where it began."""
     fixed, cycle = len(layers.prefix) + len(layers.suffix), len(layers.cycle)
     return fixed + cycle * max(1, math.ceil((least - fixed) / cycle))
 
 
-def _arranged(layers: Arrangement, num_layers: int) -> Table:
+def _arranged(layers: "Arrangement", num_layers: int) -> Table:
     """Return an arrangement that leaves room for the cycle: if need be, the ends have each kind once."""
     values = layers.model_dump()
     if len(layers.prefix) + len(layers.suffix) + len(layers.cycle) > num_layers:
@@ -91,7 +95,7 @@ def _arranged(layers: Arrangement, num_layers: int) -> Table:
     return values
 
 
-def _narrow_heads(attention: Table, num_heads: int, head_dim: int, old: dict[str, int]) -> None:
+def _scale_heads(attention: Table, num_heads: int, head_dim: int, old: dict[str, int]) -> None:
     """Set heads in an attention's values, whole or partial: what else is given in numbers keeps its ratio to
     the width of a head, as the default layer has it."""
     if "num_heads" in attention:
@@ -100,15 +104,15 @@ def _narrow_heads(attention: Table, num_heads: int, head_dim: int, old: dict[str
         attention["num_kv_heads"] = _divisor(num_heads, num_heads * kv_heads / old["num_heads"])
     widths = ("head_dim", "nope_head_dim", "rope_head_dim", "value_head_dim", "kv_rank")
     given = {name: n for name in widths if isinstance(n := attention.get(name), int)}
-    of_keys = [own[name] for own in (given, old) for name in widths[:2] if name in own]
-    before = next(iter(of_keys), head_dim)
+    key_dims = [own[name] for own in (given, old) for name in widths[:2] if name in own]
+    before = next(iter(key_dims), head_dim)
     for name, width in given.items():
         attention[name] = max(2, 2 * round(width / before * head_dim / 2))
     if isinstance(attention.get("scale", {}).get("dim"), int):
         attention["scale"]["dim"] = "auto"
 
 
-def _narrow_hidden(feedforward: Table, share: float) -> None:
+def _scale_hidden(feedforward: Table, share: float) -> None:
     """Set hidden widths in a feed-forward's values, whole or partial."""
     for hidden, name in (
         (feedforward, "hidden_dim"),

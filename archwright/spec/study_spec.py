@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from archwright.spec.budget import Budget, TooMuch
 from archwright.spec.choice import Spec, Tokens
+from archwright.spec.overrides import override
 from archwright.spec.run_spec import PartsFile, Texts
 
 Words = Annotated[Texts, Field(min_length=1)]
@@ -64,9 +65,9 @@ class StudySpec(Spec):
     where it is another than the baseline's, and dotted keys that it changes."""
 
     name: str = ""
-    """What the study is called; its folder is studies/<name>."""
+    """Name of the study; its folder is studies/<name>."""
     question: str = ""
-    """What is asked, in a sentence."""
+    """The question, in a sentence."""
     source: str = ""
     """Where the question comes from."""
     baseline: Words = ("modern",)
@@ -81,8 +82,8 @@ class StudySpec(Spec):
     """Parameters outside embedding and head that models are scaled to, about; auto: what the budget can
     train; given: models stay as they are, as they do where dim or num_layers is given."""
     match: Match = "non_embedding"
-    """What hidden_dim, then dim, then the width of heads makes equal to the baseline's within 0.5 %: parameters
-    outside embedding and head, all parameters, FLOPs per token, or nothing. What a variant sets itself stays."""
+    """Quantity made equal to the baseline's within 0.5 %, through hidden_dim, then dim, then the width of heads:
+    parameters outside embedding and head, all parameters, FLOPs per token, or nothing. What a variant sets stays."""
     seeds: int = Field(5, ge=2, le=1000)
     """How often everything is repeated, each time from other initial values and in another order of data."""
     first_seed: int = Field(0, ge=0, le=2**62)
@@ -122,8 +123,6 @@ class StudySpec(Spec):
         Raises:
             UserError: an unknown path or a value out of its limits, one line each.
         """
-        from archwright.spec.read import override
-
         return override(self, assignments)
 
 

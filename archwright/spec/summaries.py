@@ -57,7 +57,7 @@ NAMES = {
     "v_norm": "V-norm",
     "softcap": "soft cap",
 }
-"""What fields are called, where that is not their name."""
+"""Names of fields as they are shown, where these differ."""
 
 BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_position": "qk_norm"}
 """Options that mean nothing where another choice is "none"."""
@@ -92,11 +92,11 @@ def name_of(field: str) -> str:
 def brief(spec: Spec) -> str:
     """Return a choice by its kind and every option that is not at its default."""
     usual = {} if _required(spec) else phrases(type(spec)())
-    said = [
+    options = [
         text for field, text in phrases(spec).items() if field in ALWAYS or usual.get(field) != text
     ]
     kind = word(spec.kind) if isinstance(spec, Choice) else ""
-    return ", ".join(filter(None, [kind, *said]))
+    return ", ".join(filter(None, [kind, *options]))
 
 
 def phrases(spec: Spec) -> dict[str, str]:
@@ -260,3 +260,24 @@ def _kind(spec: Spec, field: str) -> str:
 
 def _required(spec: Spec) -> bool:
     return any(field.is_required() for field in type(spec).model_fields.values())
+
+
+def one_line(spec: ModelSpec, num_parameters: int) -> str:
+    """Return in one line what a model chose; its spec is resolved."""
+    kinds = dict.fromkeys(spec.layers.names(spec.num_layers))
+    layers = "; ".join(_layer_in_one_line(spec, kind) for kind in kinds)
+    head = "tied" if spec.head.tied else "untied"
+    name = f"{spec.name}: " if spec.name else ""
+    millions = num_parameters / 1e6
+    size = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
+    return (
+        f"{name}{size} parameters, dim {spec.dim}, "
+        f"{spec.num_layers} layers of {layers}, {head} head of {spec.vocab_size}"
+    )
+
+
+def _layer_in_one_line(spec: ModelSpec, kind: str) -> str:
+    layer = spec.layers_by_kind[kind]
+    parts = [f"{layer.residual.kind}-norm {layer.norm.kind}", f"{layer.position.kind} positions"]
+    parts += filter(None, [layer.attention.one_line, layer.feedforward.one_line])
+    return ("" if kind == "default" else f"{kind}: ") + ", ".join(parts)

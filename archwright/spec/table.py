@@ -16,7 +16,7 @@ from archwright.spec.positions import NoPosition, Position, RoPE
 from archwright.spec.read import load, preset_names
 from archwright.spec.residuals import Residual
 from archwright.spec.summaries import word
-from archwright.spec.unpublished import Unpublished, unpublished
+from archwright.spec.unpublished import unpublished
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Row:
     cells: dict[str, str]
     """By column; empty where there is nothing, or nothing is known."""
     unpublished: str = ""
-    """What is missing, of a model that cannot be built."""
+    """The choice that a model lacks which cannot be built."""
 
     def record(self) -> dict[str, str]:
         """Return the row as CSV and JSON have it."""
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """What the table says of a model."""
+    """A model's row in the table."""
 
     meaning: str
     cell: Callable[[ModelSpec], str]
@@ -52,7 +52,8 @@ def rows() -> list[Row]:
         family, size = name.partition("-")[0], int(row.cells["parameters"])
         found.append((row.cells["year"], family, size, row))
     for name, model in unpublished().items():
-        found.append((year(model.source), name, 0, _known(name, model)))
+        cells = dict.fromkeys(COLUMNS, "") | {"year": year(model.source)} | model.known
+        found.append((year(model.source), name, 0, Row(name, cells, model.unpublished)))
     return [row for *_, row in sorted(found, key=lambda entry: entry[:3])]
 
 
@@ -71,11 +72,6 @@ def year(source: str) -> str:
 def layers(spec: ModelSpec) -> list[LayerSpec]:
     """Return every kind of layer that stands somewhere, in order of appearance."""
     return [spec.layers_by_kind[n] for n in dict.fromkeys(spec.layers.names(spec.num_layers))]
-
-
-def _known(name: str, model: Unpublished) -> Row:
-    cells = dict.fromkeys(COLUMNS, "") | {"year": year(model.source)} | model.known
-    return Row(name, cells, model.unpublished)
 
 
 def _total(spec: ModelSpec) -> str:
@@ -121,13 +117,13 @@ def _masks(spec: ModelSpec) -> str:
     names = spec.layers.names(spec.num_layers)
     cycle = spec.layers.cycle if len(names) >= len(spec.layers.cycle) else names
     masks = [getattr(spec.layers_by_kind[name].attention, "mask", None) for name in cycle]
-    said = []
+    parts = []
     for mask in dict.fromkeys(mask for mask in masks if mask and not isinstance(mask, Causal)):
         share = (
             "" if len(masks) == masks.count(mask) else f" in {masks.count(mask)} of {len(masks)}"
         )
-        said.append(_mask(mask) + share)
-    return ", ".join(said)
+        parts.append(_mask(mask) + share)
+    return ", ".join(parts)
 
 
 def _mask(mask: Mask) -> str:
@@ -143,9 +139,9 @@ def _biases(spec: ModelSpec) -> str:
             found.setdefault(name, set()).add(has)
     having = [name for name, has in found.items() if True in has]
     linear = [name for name in found if name != "router"]
-    said = ["all"] if having and {*linear} <= {*having} else having
-    said += ["head"] if spec.head.bias else []
-    return ", ".join(said) or "none"
+    parts = ["all"] if having and {*linear} <= {*having} else having
+    parts += ["head"] if spec.head.bias else []
+    return ", ".join(parts) or "none"
 
 
 def _bias_switches(layer: LayerSpec) -> Iterator[tuple[str, bool]]:
@@ -173,9 +169,9 @@ def _qk_norm(attention: Attention) -> str:
 
 def _norm_weight(spec: ModelSpec) -> str:
     weights = {"plain": "w", "unit_offset": "1 + w", "none": "none"}
-    said = weights.get(getattr(spec.norm, "weight", ""), "")
+    weight = weights.get(getattr(spec.norm, "weight", ""), "")
     biased = isinstance(spec.norm, LayerNorm) and spec.norm.bias
-    return f"{said}, bias" if biased else said
+    return f"{weight}, bias" if biased else weight
 
 
 def _wiring(residual: Residual) -> str:
@@ -185,7 +181,7 @@ def _wiring(residual: Residual) -> str:
 
 def _tricks(spec: ModelSpec) -> str:
     """Name what keeps numbers in bounds."""
-    said = [
+    parts = [
         "pre+post norm" if spec.residual.kind == "sandwich" else "",
         "DeepNorm" if spec.residual.kind == "deepnorm" else "",
         "QK-norm" if any(_qk_norm(layer.attention) for layer in layers(spec)) else "",
@@ -195,7 +191,7 @@ def _tricks(spec: ModelSpec) -> str:
         _number("QKV clip {:g}", (getattr(n.attention, "qkv_clip", "none") for n in layers(spec))),
         "sinks" if any(getattr(n.attention, "sinks", False) for n in layers(spec)) else "",
     ]
-    return ", ".join(filter(None, said))
+    return ", ".join(filter(None, parts))
 
 
 def _number(text: str, values: Iterable[Any]) -> str:

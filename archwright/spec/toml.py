@@ -24,7 +24,7 @@ LONG_INTEGER = re.compile(rf"[0-9_]{{{MOST_DIGITS + 1},}}")
 
 
 class Unreadable(ValueError):  # noqa: N818
-    """What is TOML, but cannot be read."""
+    """TOML that cannot be read."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -34,7 +34,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         UserError: no file, none of text, or none of TOML.
     """
     try:
-        return parse_toml(_text(path))
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; expected a TOML file")
+        return parse_toml(read_text(path, MOST_BYTES, "a TOML file").removeprefix("\ufeff"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
@@ -77,12 +79,6 @@ def _check_bounds(table: dict[str, Any], text: str) -> None:
 
 def _holds(value: Any) -> bool:
     return isinstance(value, (dict, list))
-
-
-def _text(path: Path) -> str:
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; expected a TOML file")
-    return read_text(path, MOST_BYTES, "a TOML file").removeprefix("\ufeff")
 
 
 def _where_too_long(text: str) -> str:

@@ -17,7 +17,7 @@ class Unpublished(Spec):
     source: str
     """Where the little that is known comes from."""
     unpublished: str
-    """What is missing."""
+    """The choice that is missing."""
     known: dict[str, str] = Field(default_factory=dict)
     """Cells of the table of architectures, by column."""
 

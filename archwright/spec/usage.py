@@ -23,11 +23,11 @@ class Usage:
             self._add(name, _chosen("optimizer", run.optimizer))
             self._add(name, _chosen("schedule", run.schedule))
 
-    def of_kind(self, path: str, cls: type[Spec]) -> list[str]:
+    def presets_with_kind(self, path: str, cls: type[Spec]) -> list[str]:
         """Return the presets that have this choice at a path."""
         return self._kinds.get((path, cls), [])
 
-    def of_option(self, option: Option) -> list[str]:
+    def presets_with_option(self, option: Option) -> list[str]:
         """Return the presets that have another value than the default, wherever that is."""
         names = [
             name

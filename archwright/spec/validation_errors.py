@@ -60,9 +60,9 @@ def explain(
             expected.setdefault(path, []).append(_expectation(problem))
             found[path] = None if problem["type"] == "missing" else problem["input"]
     for path, parts in expected.items():
-        said = " or ".join(dict.fromkeys(parts))
-        lines.append(f"{dotted(at + path)}: found {show(found[path])}; expected {said}")
-        if "a table with kind" in said and f'"{found[path]}"' in said:
+        alternatives = " or ".join(dict.fromkeys(parts))
+        lines.append(f"{dotted(at + path)}: found {show(found[path])}; expected {alternatives}")
+        if "a table with kind" in alternatives and f'"{found[path]}"' in alternatives:
             lines[-1] += f'. Write {dotted(at + path)}.kind = "{found[path]}".'
     return lines
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from archwright.spec.errors import UserError
-from archwright.text.bpe_process import train_apart
 from archwright.text.foreign import check_ids
 
 Ids = NDArray[np.uint32]
@@ -32,8 +31,6 @@ model on Python's source then needs 2 % more bits per byte at an equal number of
 """
 
 
-AT_ONCE = 1 << 18
-"""Characters that are trained on in a second or two; with more, Ctrl-C must be heard meanwhile."""
 LONGEST = 2048
 """Characters of a word when a BPE is trained: the library's time grows with the square of them.
 
@@ -45,39 +42,10 @@ LONG_RUN = re.compile(
 )
 
 
-def train_bpe(
-    texts: Iterable[str], vocab_size: int, special_tokens: list[str]
-) -> tokenizers.Tokenizer:
-    """Return a byte-level BPE of at most `vocab_size` tokens: special ones, bytes, then merges.
-
-    Of pairs that are equally frequent, the one of the lower ids is merged first.
-
-    Source: Sennrich et al., 2016; on bytes as in Radford et al., 2019.
-
-    Raises:
-        UserError: the vocabulary has no room for the bytes.
-    """
-    smallest = 256 + len(special_tokens)
-    if vocab_size < smallest:
-        raise UserError(
-            f"data.tokenizer.vocab_size: {vocab_size} is too small; 256 bytes and "
-            f"{len(special_tokens)} special tokens need at least {smallest}."
-        )
-    held: list[str] = []
-    size = 0
-    texts = iter(texts)
-    for text in texts:
-        held.append(text)
-        size += len(text)
-        if size > AT_ONCE:
-            return train_apart(chain(held, texts), vocab_size, special_tokens)
-    return train_here(held, vocab_size, special_tokens)
-
-
 def train_here(
     texts: Iterable[str], vocab_size: int, special_tokens: list[str]
 ) -> tokenizers.Tokenizer:
-    """Train in this process, which hears no Ctrl-C meanwhile; see `train_bpe`."""
+    """Train in this process, which hears no Ctrl-C meanwhile; see `train_bpe` in `bpe_process`."""
     tokenizer = _byte_level(models.BPE(), _words(), pre_tokenizers.FixedLength(length=LONGEST))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -1,4 +1,5 @@
-"""Training a BPE in a process of its own: the library hears no Ctrl-C, but a process can be ended."""
+"""Training a BPE, in a process of its own where that takes long: the library hears no Ctrl-C, but a process can be
+ended."""
 
 import contextlib
 import json
@@ -6,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import IO
@@ -13,9 +15,41 @@ from typing import IO
 import tokenizers
 
 from archwright.spec.errors import UserError
+from archwright.text.bpe import train_here
 
+AT_ONCE = 1 << 18
+"""Characters that are trained on in a second or two; with more, Ctrl-C must be heard meanwhile."""
 LENGTH = 8
 """Bytes that say how long a text is; a length of 0 ends them."""
+
+
+def train_bpe(
+    texts: Iterable[str], vocab_size: int, special_tokens: list[str]
+) -> tokenizers.Tokenizer:
+    """Return a byte-level BPE of at most `vocab_size` tokens: special ones, bytes, then merges.
+
+    Of pairs that are equally frequent, the one of the lower ids is merged first.
+
+    Source: Sennrich et al., 2016; on bytes as in Radford et al., 2019.
+
+    Raises:
+        UserError: the vocabulary has no room for the bytes.
+    """
+    smallest = 256 + len(special_tokens)
+    if vocab_size < smallest:
+        raise UserError(
+            f"data.tokenizer.vocab_size: {vocab_size} is too small; 256 bytes and "
+            f"{len(special_tokens)} special tokens need at least {smallest}."
+        )
+    held: list[str] = []
+    size = 0
+    texts = iter(texts)
+    for text in texts:
+        held.append(text)
+        size += len(text)
+        if size > AT_ONCE:
+            return train_apart(chain(held, texts), vocab_size, special_tokens)
+    return train_here(held, vocab_size, special_tokens)
 
 
 def train_apart(
@@ -59,8 +93,6 @@ def train_apart(
 
 def main() -> None:
     """Train on what standard input brings, and write the tokenizer.json to standard output."""
-    from archwright.text.bpe import train_here
-
     stdin = sys.stdin.buffer
     settings = json.loads(stdin.readline())
     trained = train_here(_received(stdin), **settings)

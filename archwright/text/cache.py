@@ -19,7 +19,7 @@ SETTING = "ARCHWRIGHT_CACHE"
 """Variable of the environment that says where the cache is."""
 
 UNFINISHED = re.compile(r"\.tmp-(?P<name>[0-9a-f]{32})-\w+|(?P<json>[0-9a-f]{32})\.\d+\.tmp")
-"""What a process writes before it gives it its name, while it holds the lock of that name; the first releases
+"""Temporary names, which a process uses while it holds the lock of the final name; the first releases
 wrote JSON so, too."""
 LOCK = re.compile(r"\.(?P<name>[0-9a-f]{32}(?:\.json)?)\.lock")
 

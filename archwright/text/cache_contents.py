@@ -1,4 +1,4 @@
-"""What the cache holds, and emptying it of what is ours alone."""
+"""The cache's entries, and removing those that are ours."""
 
 import os
 import re
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 class Cleaned(NamedTuple):
-    """What was removed, and what was not: in use by a process, or against the system's will."""
+    """Entries that were removed, those in use by a process, and those the system refused to remove."""
 
     removed: list[Entry]
     busy: list[Entry]

@@ -1,4 +1,4 @@
-"""What stands beside a tokenizer where it came from: how it is used, templates of chats, the ids that begin and
+"""Companion files of a tokenizer from where it came: its settings, chat templates, the ids that begin and
 end a text, defaults of sampling. It is kept as it is, and goes where the tokenizer goes."""
 
 from __future__ import annotations

@@ -79,7 +79,13 @@ def open_corpus(data: DataSpec) -> Corpus:
             _documents(files, data, _by_hash, held_out, "sha256/held_out"),
             skipped,
         )
-    return _split_at_tail(files, skipped, data)
+    total = sum(f.size for f in files)
+    border = _tail(files, data, total * 9 // 10)
+    return Corpus(
+        _documents(files, data, partial(_before, border), border, f"tail/{border}/train"),
+        _documents(files, data, partial(_after, border), total - border, f"tail/{border}/held_out"),
+        skipped,
+    )
 
 
 def open_texts(texts: tuple[str, ...], data: DataSpec, key: str = "text") -> Documents:
@@ -107,17 +113,6 @@ def _given_split(data: DataSpec) -> Corpus:
         _documents(files, data, _all, sum(f.size for f in files), "all"),
         _documents(others, data, _all, sum(f.size for f in others), "all"),
         skipped + skipped_too,
-    )
-
-
-def _split_at_tail(files: tuple[Surveyed, ...], skipped: tuple[str, ...], data: DataSpec) -> Corpus:
-    """Hold out the last tenth of the text, from the start of a line or document on."""
-    total = sum(f.size for f in files)
-    border = _tail(files, data, total * 9 // 10)
-    return Corpus(
-        _documents(files, data, partial(_before, border), border, f"tail/{border}/train"),
-        _documents(files, data, partial(_after, border), total - border, f"tail/{border}/held_out"),
-        skipped,
     )
 
 

@@ -45,7 +45,29 @@ def parse(text: str, name: str) -> tokenizers.Tokenizer:
     Raises:
         UserError: it describes none; the line begins with `name`.
     """
-    _check(text, name)
+    # What the library believes: that ids are a vocabulary's, not any numbers.
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise UserError(f"{name} is not a tokenizer.json: it is nested too deeply.") from None
+    except ValueError as error:
+        raise UserError(f"{name} is not a tokenizer.json: {_line(error)}.") from None
+    model = content.get("model") if isinstance(content, dict) else None
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(vocab, dict | list):
+        raise UserError(f"{name} is not a tokenizer.json: it has no model with a vocabulary.")
+    # That of a unigram model is a list: its ids are its places.
+    ids: dict[Any, Any] = vocab if isinstance(vocab, dict) else {i: i for i in range(len(vocab))}
+    added = content.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise UserError(f"{name} is not a tokenizer.json: added_tokens is no list of tokens.")
+    listed = {
+        (place, str(token.get("content"))): token.get("id") for place, token in enumerate(added)
+    }
+    check_ids(ids | listed, name)
+    for part in ("normalizer", "decoder"):
+        if _growth(content.get(part)) > GROWTH:
+            raise UserError(f"{name}: the {part} lets a text grow more than {GROWTH} times.")
     with library_errors(f"{name} is not a tokenizer.json"), quiet():
         return tokenizers.Tokenizer.from_str(text)
 
@@ -80,7 +102,8 @@ def library_errors(name: str) -> Iterator[None]:
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{name}: {_line(error)}.") from error
     except BaseException as error:
-        if not _is_panic(error):
+        # Rust gave up; its exception is no Exception, and cannot be imported.
+        if type(error).__name__ != "PanicException":
             raise
         raise UserError(f"{name}: its parts contradict each other ({_line(error)}).") from None
 
@@ -104,32 +127,6 @@ def quiet() -> Iterator[None]:
             os.close(nowhere)
 
 
-def _check(text: str, name: str) -> None:
-    """Check what the library believes: that ids are a vocabulary's, not any numbers."""
-    try:
-        content = json.loads(text)
-    except RecursionError:
-        raise UserError(f"{name} is not a tokenizer.json: it is nested too deeply.") from None
-    except ValueError as error:
-        raise UserError(f"{name} is not a tokenizer.json: {_line(error)}.") from None
-    model = content.get("model") if isinstance(content, dict) else None
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or not isinstance(vocab, dict | list):
-        raise UserError(f"{name} is not a tokenizer.json: it has no model with a vocabulary.")
-    # That of a unigram model is a list: its ids are its places.
-    ids: dict[Any, Any] = vocab if isinstance(vocab, dict) else {i: i for i in range(len(vocab))}
-    added = content.get("added_tokens") or []
-    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
-        raise UserError(f"{name} is not a tokenizer.json: added_tokens is no list of tokens.")
-    listed = {
-        (place, str(token.get("content"))): token.get("id") for place, token in enumerate(added)
-    }
-    check_ids(ids | listed, name)
-    for part in ("normalizer", "decoder"):
-        if _growth(content.get(part)) > GROWTH:
-            raise UserError(f"{name}: the {part} lets a text grow more than {GROWTH} times.")
-
-
 def _growth(part: Any) -> int:
     """Return how many times longer what a serialised step replaces may make a text, at most."""
     if isinstance(part, list):
@@ -139,11 +136,6 @@ def _growth(part: Any) -> int:
     content = part.get("content")
     own = max(1, len(content)) if part.get("type") == "Replace" and isinstance(content, str) else 1
     return own * math.prod(_growth(step) for step in part.values() if isinstance(step, list))
-
-
-def _is_panic(error: BaseException) -> bool:
-    """Tell whether the library's Rust gave up; its exception is no Exception and cannot be imported."""
-    return type(error).__name__ == "PanicException"
 
 
 def _line(error: BaseException) -> str:

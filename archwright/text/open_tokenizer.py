@@ -23,8 +23,8 @@ from archwright.text.bpe import (
     has_long_run,
     merges_of,
     raw_bytes,
-    train_bpe,
 )
+from archwright.text.bpe_process import train_bpe
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Documents
 from archwright.text.foreign import parse, read_json
@@ -55,7 +55,13 @@ def open_tokenizer(spec: TokenizerSpec, documents: Documents) -> Tokenizer:
         inner = read_json(tokenizer_file(spec.path))
         inner.add_special_tokens(list(spec.special_tokens))
     tokenizer = Tokenizer(inner, spec.end_of_text)
-    tokenizer.check(_beginning(documents))
+    # Enough of the text to see whether the fast path agrees on it.
+    held: list[str] = []
+    for document in documents:
+        held += document.pieces
+        if sum(map(len, held)) >= CHECKED:
+            break
+    tokenizer.check("".join(held)[:CHECKED])
     return tokenizer
 
 
@@ -103,16 +109,6 @@ def _long_run(name: str) -> str:
         f"data.text: {name} has more than {LONGEST:,} letters, signs or blanks in a row; "
         "the tokenizer is trained on them in words of that length"
     )
-
-
-def _beginning(documents: Documents) -> str:
-    """Return the first text of a corpus, enough to see whether the fast path agrees on it."""
-    held: list[str] = []
-    for document in documents:
-        held += document.pieces
-        if sum(map(len, held)) >= CHECKED:
-            break
-    return "".join(held)[:CHECKED]
 
 
 def _trained(spec: TokenizerSpec, special: list[str], documents: Documents) -> tokenizers.Tokenizer:

@@ -84,7 +84,13 @@ def spans(file: Surveyed, data: DataSpec) -> Iterator[Span]:
     name, path = file.file.name, file.file.path
     with _opened(path) as handle:
         if file.file.jsonl:
-            yield from _records(handle, name, path, data)
+            start = 0
+            for index, line in enumerate(handle):
+                stop = start + len(line)
+                text = _text_of(line, f'"{path}" line {index + 1}', start, path, data)
+                if text:
+                    yield Span(f"{name}:{index}", start, stop, text)
+                start = stop
         elif data.separator:
             yield from _separated(handle, file, data)
         elif file.size:
@@ -211,17 +217,6 @@ def _short(content: bytes, path: Path, errors: str) -> str:
         return content.decode("utf-8", errors)
     except UnicodeDecodeError:
         raise UserError(_changed(path)) from None
-
-
-def _records(handle: BinaryIO, name: str, path: Path, data: DataSpec) -> Iterator[Span]:
-    """Yield the records of a JSONL file with their text."""
-    start = 0
-    for index, line in enumerate(handle):
-        stop = start + len(line)
-        text = _text_of(line, f'"{path}" line {index + 1}', start, path, data)
-        if text:
-            yield Span(f"{name}:{index}", start, stop, text)
-        start = stop
 
 
 def _text_of(line: bytes, place: str, start: int, path: Path, data: DataSpec) -> str:

@@ -57,31 +57,30 @@ class Tokenizer:
     ) -> None:
         self.files = dict(files)
         with library_errors("data.tokenizer"), quiet():
-            self._open(inner, end_of_text, begin_of_text)
-
-    def _open(self, inner: tokenizers.Tokenizer, end_of_text: str, begin_of_text: str) -> None:
-        inner.encode_special_tokens = True
-        inner.no_truncation()
-        inner.no_padding()
-        self._inner = inner
-        self._vocabulary: dict[str, int] = inner.get_vocab(with_added_tokens=True)
-        if end_of_text not in self._vocabulary:
-            raise UserError(_no_end(end_of_text, inner))
-        self.end_of_text = self._vocabulary[end_of_text]
-        self.end_of_text_name = end_of_text
-        self.begin_of_text_name = begin_of_text or end_of_text
-        if self.begin_of_text_name not in self._vocabulary:
-            raise UserError(f'the vocabulary has no token "{begin_of_text}" to begin a text with')
-        self.begin_of_text = self._vocabulary[self.begin_of_text_name]
-        self.vocab_size = max(self._vocabulary.values()) + 1
-        content = inner.to_str() + "\n" + end_of_text
-        if self.begin_of_text != self.end_of_text:
-            content += "\n" + begin_of_text
-        self.fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-        self._refuse_spelled_specials()
-        self._fast = fast_encoding(inner)
-        self._cuts = True
-        self.check(PROBE + "".join(f"a{name} b" for name in self._plain_added))
+            inner.encode_special_tokens = True
+            inner.no_truncation()
+            inner.no_padding()
+            self._inner = inner
+            self._vocabulary: dict[str, int] = inner.get_vocab(with_added_tokens=True)
+            if end_of_text not in self._vocabulary:
+                raise UserError(_no_end(end_of_text, inner))
+            self.end_of_text = self._vocabulary[end_of_text]
+            self.end_of_text_name = end_of_text
+            self.begin_of_text_name = begin_of_text or end_of_text
+            if self.begin_of_text_name not in self._vocabulary:
+                raise UserError(
+                    f'the vocabulary has no token "{begin_of_text}" to begin a text with'
+                )
+            self.begin_of_text = self._vocabulary[self.begin_of_text_name]
+            self.vocab_size = max(self._vocabulary.values()) + 1
+            content = inner.to_str() + "\n" + end_of_text
+            if self.begin_of_text != self.end_of_text:
+                content += "\n" + begin_of_text
+            self.fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+            self._refuse_spelled_specials()
+            self._fast = fast_encoding(inner)
+            self._cuts = True
+            self.check(PROBE + "".join(f"a{name} b" for name in self._plain_added))
 
     @classmethod
     def from_bpe(

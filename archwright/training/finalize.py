@@ -1,5 +1,6 @@
 """What a run leaves behind: weights, a full evaluation, a sample, and its page."""
 
+import contextlib
 import shutil
 from typing import Any
 
@@ -59,7 +60,8 @@ def report(folder: RunFolder) -> None:
 def finalize_metrics_only(loop: Loop, folder: RunFolder, material: Material) -> None:
     """Evaluate on the held-out text and mark the run finished; only numbers stay of it."""
     final_evaluation(loop, folder, material)
-    folder.report_file.unlink(missing_ok=True)  # the page of an earlier stop
+    with contextlib.suppress(OSError):
+        folder.report_file.unlink()  # the page of an earlier stop
     loop.record("event", name="finished", text=f"{loop.session.num_steps} steps")
     shutil.rmtree(folder.checkpoints_folder, ignore_errors=True)
 

@@ -14,10 +14,9 @@ import torch
 
 from archwright.format import size
 from archwright.model.decoder import Decoder
-from archwright.parts.kernels import KERNELS
-from archwright.parts.masks import AttentionMask
-from archwright.parts.positions import rotation
-from archwright.parts.token_layout import places
+from archwright.parts.context import Context
+from archwright.parts.mixers import AttentionMixer
+from archwright.parts.token_layout import token_layout
 from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
 from archwright.spec.errors import UserError
@@ -121,11 +120,11 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
 
 def decide_kernel(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
     """Choose the fastest attention kernel for one layer of this model on rows of this run."""
-    layers = [i for i, layer in enumerate(model.layers) if hasattr(layer.attention, "kernel")]
-    if decisions.machine.kernel == "auto" and not layers:
+    attentions = [m for m in model.mixers() if isinstance(m, AttentionMixer)]
+    if decisions.machine.kernel == "auto" and not attentions:
         decisions.decide("kernel", "sdpa", "there is no attention to compute")
     if decisions.machine.kernel == "auto":
-        (times, age), failed = _kernel_times(layers[0], model, run, decisions)
+        (times, age), failed = _kernel_times(attentions[0], model, run, decisions)
         said = [f"{name} {1e3 * seconds:.1f} ms" for name, seconds in times.items()]
         said += [f"{name} left out: {why}" for name, why in failed.items()]
         best = min(times, key=lambda name: times[name])
@@ -264,16 +263,18 @@ def _measured(
 
 
 def _kernel_times(
-    index: int, model: Decoder, run: RunSpec, decisions: Decisions
+    attention: AttentionMixer, model: Decoder, run: RunSpec, decisions: Decisions
 ) -> tuple[Measurement, dict[str, str]]:
     """Return the seconds of a layer's attention with each kernel, and why one has none."""
-    names, layer = RIVALS[decisions.machine.device], model.spec.layer(index)
+    names = RIVALS[decisions.machine.device]
+    index = next(i for i, layer in enumerate(model.stack) if attention in layer.mixers().values())
+    layer = model.spec.layer(index)
     failed: dict[str, str] = {}
 
     def times() -> dict[str, float]:
         calls = {}
         for name in names:
-            call = _kernel_call(name, model.layers[index], model, run, decisions)
+            call = _kernel_call(name, attention, model, run, decisions)
             try:
                 call()  # to warm up, and to compile
                 calls[name] = call
@@ -301,7 +302,7 @@ def _kernel_shape(model: Decoder, run: RunSpec) -> tuple[int, int, int]:
 
 
 def _kernel_call(
-    name: str, layer: Any, model: Decoder, run: RunSpec, decisions: Decisions
+    name: str, attention: AttentionMixer, model: Decoder, run: RunSpec, decisions: Decisions
 ) -> Callable[[], None]:
     """Return what computes one layer's attention, forward and backward, on a part of a batch."""
     device, dtype = torch.device(decisions.machine.device), DTYPES[decisions.machine.precision]
@@ -311,16 +312,16 @@ def _kernel_call(
         run.data.packing == "document_mask"
     ):  # where the borders are matters little: let there be two
         documents = (torch.arange(length, device=device) >= length // 2).long().expand(rows, -1)
-    where = places(torch.zeros(rows, length, dtype=torch.long, device=device), None, documents)
-    turned = rotation(model.rotaries[layer.rotary], where) if layer.rotary else None
+    tokens = torch.zeros(rows, length, dtype=torch.long, device=device)
+    layout = token_layout(tokens, None, documents)
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(shape, generator=generator, device=device, requires_grad=True)
 
     def once() -> None:
-        layer.attention.kernel = KERNELS[name]
-        view = AttentionMask(model.masks[layer.mask], where)
+        attention.use_kernel(name)
+        context = Context(layout, rows)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            out = layer.attention(x, view=view, rotation=turned)
+            out = attention(x, context)
         torch.autograd.grad(out.float().sum(), x)
         if device.type == "cuda":
             torch.cuda.synchronize()

@@ -152,21 +152,18 @@ def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
     for module in (model.position, *model.rotaries.values()):
         if module is not None:
             yield module, "positions"
-    for layer in model.layers:
+    for layer in model.stack:
         yield layer, "residual adds"  # all of it that its branches and norms do not claim
-        yield from ((m, "attention projections") for m in _branch(layer, "attention"))
-        yield from ((m, "feed-forward") for m in _branch(layer, "feedforward"))
+        mixers = layer.mixers()
+        for name in layer.branches:
+            part = "attention projections" if name in mixers else "feed-forward"
+            yield layer.get_submodule(name), part
     norms = tuple(
         part
         for part in NORMS.values()
         if isinstance(part, type) and not issubclass(part, nn.Identity)
     )
     yield from ((m, "norms") for m in model.modules() if isinstance(m, norms))
-
-
-def _branch(layer: nn.Module, name: str) -> list[nn.Module]:
-    branch = getattr(layer, name, None)
-    return [branch] if isinstance(branch, nn.Module) else []
 
 
 def _attach(module: nn.Module, part: str, meter: StepMeter, attached: ExitStack) -> None:

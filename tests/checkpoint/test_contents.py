@@ -53,13 +53,13 @@ def seal_anew(path: Path) -> None:
     (path / "COMPLETE.json").write_text(json.dumps(seal))
 
 
-def places(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def token_layout(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every node of a tree, the root first."""
     yield at
     for key in (
         tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
     ):
-        yield from places(tree[key], (*at, key))
+        yield from token_layout(tree[key], (*at, key))
 
 
 def changed(tree: Any, at: tuple[Any, ...], act: Callable[[Any, Any], None]) -> Any:
@@ -80,7 +80,7 @@ def test_every_place_of_the_state_may_hold_anything(saved: Path, tmp_path: Path)
     tree = json.loads((saved / "state.json").read_text())
     refused = taken = 0
     lines: set[str] = set()
-    for number, at in enumerate(places(tree)):
+    for number, at in enumerate(token_layout(tree)):
         acts = [put(ODD[(number + i) % len(ODD)]) for i in range(2)]
         for act in (*acts, lambda holder, key: holder.pop(key)):
             path = Path(shutil.copytree(saved, tmp_path / "step-1", dirs_exist_ok=True))

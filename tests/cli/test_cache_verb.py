@@ -29,7 +29,6 @@ def test_a_damaged_cache_is_told_shown_and_emptied(
     assert [line[:50] for line in lines] == [
         "archwright: warning: the cached tokenizer of data.",
         "archwright: warning: the cached tokens of data.tex",
-        "archwright: warning: the cached tokens of data.tex",
     ]
 
     assert main(["cache"]) == 0

@@ -422,6 +422,7 @@ def _session(seed: Seed) -> Any:
     """Return a session of the run, the same for all cases of a process."""
     from archwright.runs import RunFolder
     from archwright.training.data import reload_data
+    from archwright.training.resolve import resolved_session
 
     if os.getpid() not in _SESSIONS:
         folder = RunFolder("run")
@@ -455,7 +456,7 @@ def _plans(workshop: Workshop) -> Sequence[Seed]:
 
 
 def _checksum(path: str) -> None:
-    """Make a plan's checksum anew, as a forger does, where it is JSON still."""
+    """Make a plan's checksum again, as a forger does, where it is JSON still."""
     from archwright.lab.plan_file import checksum
 
     text = Path(path).read_text("utf-8", "replace")
@@ -585,7 +586,7 @@ TARGETS = (
     ),
     Target(
         "specs",
-        _run_files("run/spec.toml", "run/asked.toml"),
+        _run_files("run/spec.toml", "run/requested.toml"),
         _open,
         ("archwright.checkpoint.weights:take_weights",),
         words=_all_words,

@@ -6,6 +6,7 @@ package need none here.
 """
 
 import json
+import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +23,9 @@ NUM_STEPS = 10
 NUM_BYTES = 257
 """Tokens of the tokenizer of bytes."""
 
+RELATIVE = 1e-6
+"""Losses that are nearer to each other are equal."""
+
 Record = dict[str, Any]
 
 
@@ -33,6 +37,12 @@ def is_model(name: str) -> bool:
 def record(name: str) -> Record:
     """Return everything that is kept of a composition."""
     return {"hashes": hashes(name), "losses": losses(name), "tensors": tensors(name)}
+
+
+def other_numbers(found: Record, kept: Record) -> bool:
+    """Tell whether a composition is trained to other losses than were kept."""
+    pairs = zip(found["losses"], kept["losses"], strict=True)
+    return not all(math.isclose(new, old, rel_tol=RELATIVE) for new, old in pairs)
 
 
 def hashes(name: str) -> Record:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.golden.record import COMPOSITIONS, GOLDEN, losses
+from archwright.lab.run_cache import NUMERICS
+from tests.golden.record import COMPOSITIONS, GOLDEN, RELATIVE, losses, other_numbers
 from tests.tiny import ROOT, surroundings
 
 KEPT = json.loads(GOLDEN.read_text(encoding="utf-8"))
-RELATIVE = 1e-6
+RECORDED_UNDER = KEPT.pop("numerics")
 
 Golden = dict[str, dict[str, Any]]
 
@@ -49,7 +50,36 @@ def test_names_and_draws(found: Golden, name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_losses(found: Golden, name: str) -> None:
-    assert found[name]["losses"] == pytest.approx(KEPT[name]["losses"], rel=RELATIVE)
+    if other_numbers(found[name], KEPT[name]):
+        pytest.fail(complaint(name), pytrace=False)
+
+
+def test_losses_were_recorded_under_the_number_that_keys_the_run_cache() -> None:
+    if NUMERICS != RECORDED_UNDER:
+        pytest.fail(complaint(), pytrace=False)
+
+
+def complaint(name: str = "", numerics: int = NUMERICS) -> str:
+    """Return what to do where losses, or the number they were recorded under, are others than those kept."""
+    if numerics != RECORDED_UNDER:
+        return (
+            f"golden losses were recorded under NUMERICS = {RECORDED_UNDER}, it is {numerics}: "
+            "renew them with `python -m tests.golden --renew`"
+        )
+    return (
+        f"the losses of {name} differ though NUMERICS is still {numerics}: undo the change, or, if it is meant, "
+        "raise NUMERICS in archwright/lab/run_cache.py and renew the losses with `python -m tests.golden --renew`"
+    )
+
+
+@pytest.mark.parametrize("change", [1 + 2e-6, float("nan")])
+def test_other_losses_are_noticed(change: float) -> None:
+    kept = KEPT["01-modern"]
+    assert not other_numbers(kept, kept)
+    losses = [*kept["losses"][:-1], kept["losses"][-1] * change]
+    assert other_numbers({"losses": losses}, kept)
+    assert "raise NUMERICS" in complaint("01-modern", RECORDED_UNDER)
+    assert "renew" in complaint("01-modern", RECORDED_UNDER + 1)
 
 
 @pytest.mark.filterwarnings("ignore:.* is now ")

@@ -5,7 +5,7 @@ The homes of a choice are its axis in `spec/`, the axis's parts, `optim/` for op
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,25 +34,30 @@ def counts(package: Sequence[Source]) -> list[Count]:
     known = Choices(package)
     named = [place for source in package for place in known.named_outside(source)]
     files = {place.partition(":")[0] for place in named}
+
+    def each(what: str, found: Callable[[Source], Iterable[str]], aim: str = "0") -> Count:
+        return Count.of(what, (place for source in package for place in found(source)), aim)
+
     instances = [s.at(n) for s in package for n, name in calls(s.tree) if name == "isinstance"]
     return [
         Count.of("files that name a choice outside its homes", sorted(files), "0"),
         Count.of("choices named there", named, "0"),
         Count.of("isinstance", instances),
-        Count.of("isinstance on a choice outside its homes",
-                 (p for s in package for p in known.asked_outside(s)), "0"),
-        Count.of("isinstance on an axis's part outside its homes",
-                 (p for s in package for p in known.parts_asked(s)), "0"),
-        Count.of("comparisons with a kind's name outside its homes",
-                 (p for s in package for p in known.kinds_compared(s)), "0"),
-        Count.of("getattr and hasattr where parts are held",
-                 (p for s in package if s.room in HOLDING for p in _attributes_asked(s)), "0"),
-        Count.of('asserts that a value is not "auto"', (p for s in package for p in _narrowed(s)),
-                 "0"),
-        Count.of("Any", (p for s in package for p in _any(s))),
-        Count.of("files outside model/ that name Decoder",
-                 (s.at(1) for s in package if s.room != "model" and _names_decoder(s))),
-    ]  # fmt: skip
+        each("isinstance on a choice outside its homes", known.asked_outside),
+        each("isinstance on an axis's part outside its homes", known.parts_asked),
+        each("comparisons with a kind's name outside its homes", known.kinds_compared),
+        Count.of(
+            "getattr and hasattr where parts are held",
+            (p for s in package if s.room in HOLDING for p in _attributes_asked(s)),
+            "0",
+        ),
+        each('asserts that a value is not "auto"', _narrowed),
+        each("Any", _any, aim=""),
+        Count.of(
+            "files outside model/ that name Decoder",
+            (s.at(1) for s in package if s.room != "model" and _names_decoder(s)),
+        ),
+    ]
 
 
 @dataclass(frozen=True)

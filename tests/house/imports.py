@@ -16,15 +16,19 @@ def counts(package: Sequence[Source]) -> list[Count]:
     circles = list(_circles(_imports(package)))
     return [
         Count.of("circles of imports, those inside functions included", circles, "0"),
-        Count.of("modules in them", (name for circle in circles for name in circle.split(", ")),
-                 "0"),
+        Count.of(
+            "modules in them", (name for circle in circles for name in circle.split(", ")), "0"
+        ),
         Count.of(f"names of modules that are in {SAME} rooms or more", _same_names(package), "0"),
         Count.of("names of modules set from outside", (p for s in package for p in _set(s)), "0"),
         Count.of("places that parse a budget", _called(package, "parse_budget"), "1"),
-        Count.of("places that replace a file or wait for the disk",
-                 _called(package, "fsync", "replace", of="os"), "1"),
+        Count.of(
+            "places that replace a file or wait for the disk",
+            _called(package, "fsync", "replace", of="os"),
+            "1",
+        ),
         Count.of("definitions of IGNORE", (p for s in package for p in _ignores(s)), "1"),
-    ]  # fmt: skip
+    ]
 
 
 def _imports(package: Sequence[Source]) -> Graph:

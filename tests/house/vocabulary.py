@@ -16,15 +16,21 @@ def counts(package: Sequence[Source]) -> list[Count]:
     """Return a row for each group of words."""
     inside = [source for source in package if source.room in ARITHMETIC]
     return [
-        *(Count.of(f"`{word}` in model/ and parts/", _anywhere(inside, word), "few")
-          for word in ("row", "sequence")),
-        *(Count.of(f"{' / '.join(group)} in identifiers", _identifiers(package, group), "0")
-          for group in UNUSUAL),
+        *(
+            Count.of(f"`{word}` in model/ and parts/", _anywhere(inside, word), "few")
+            for word in ("row", "sequence")
+        ),
+        *(
+            Count.of(f"{' / '.join(group)} in identifiers", _identifiers(package, group), "0")
+            for group in UNUSUAL
+        ),
         Count.of("identifiers of_...", _prefixed(package), "0"),
         Count.of('docstrings that begin with "What"', _what(package), "0"),
-        *(Count.of(f"`{name}` in model/ and parts/", _named(inside, name), "used")
-          for name in FIELD),
-    ]  # fmt: skip
+        *(
+            Count.of(f"`{name}` in model/ and parts/", _named(inside, name), "used")
+            for name in FIELD
+        ),
+    ]
 
 
 def _identifiers(package: Sequence[Source], group: Sequence[str]) -> Iterator[str]:

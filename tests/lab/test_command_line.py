@@ -27,7 +27,7 @@ def test_a_study_is_called_by_its_name_or_file_or_given_as_it_is(tmp_path: Path)
     file.write_text('baseline = ["modern"]\nlengths = [2]\n[variants]\n"a" = ["textbook"]\n')
     assert study_of(str(file)).name == "mine"
     given = StudySpec(variants={"x": ("dim=8",)}, name="given")
-    assert study_of(given, tune_lr=False) == given.override("rates=fixed")
+    assert study_of(given, tune_lr=False) == given.override("tune_lr=false")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,9 @@ def test_a_command_asks_for_the_study_that_it_came_from(line: str) -> None:
     options = {}
     while "--" in "".join(words):
         i = next(i for i, word in enumerate(words) if word.startswith("--"))
+        if words[i].startswith("--no-"):
+            options[words.pop(i)[5:].replace("-", "_")] = False
+            continue
         options[words[i][2:].replace("-", "_")] = words[i + 1]
         del words[i : i + 2]
     assert command_of(study_of(*words, **options), Path("studies/x")) == line

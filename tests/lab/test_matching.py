@@ -8,11 +8,14 @@ from archwright.lab.variants import arms, split
 from archwright.model.build import build
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
-from archwright.spec.model_spec import ModelSpec, embedding_dim
+from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
+from archwright.spec.overrides import assigned, flatten
 from archwright.spec.positions import Position
-from archwright.spec.read import assigned, flatten, load, load_run, preset_names
+from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.residuals import Residual
+from archwright.spec.run_spec import RunSpec
+from archwright.spec.sizes import embedding_dim
 from archwright.spec.study_spec import Match, StudySpec
 
 KINDS = [
@@ -112,7 +115,7 @@ def test_nothing_is_changed_where_nothing_is_to_be_equal() -> None:
 )
 def test_what_a_variant_sets_stays(word: str) -> None:
     base, other = pair(word)
-    held = assigned(word.strip(":").split(":"))
+    held = assigned(RunSpec, word.strip(":").split(":"))
     found, equal = matched(other, count(base, 1024), "non_embedding", 1024, held)
     assert equal
     assert abs(count(found, 1024).non_embedding / count(base, 1024).non_embedding - 1) <= TOLERANCE

@@ -1,6 +1,5 @@
 """A run's name holds all that decides its numbers, and nothing else."""
 
-import ast
 import math
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from archwright.lab import run_cache
 from archwright.runs import RunFolder
+from archwright.spec.run_spec import PartsFile
 from archwright.training.data import Material, prepare_data
 from tests.tiny import tiny_run, write_text
 
@@ -58,46 +58,23 @@ def test_other_text_gives_another_name(
     )
 
 
-def test_other_code_gives_another_name(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "version", ["archwright.lab.run_cache.NUMERICS", "archwright.lab.run_cache.torch.__version__"]
+)
+def test_another_arithmetic_gives_another_name(
+    version: str, material: Material, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tiny_run("text.txt")
     before = run_cache.key(run, material)
-    monkeypatch.setattr(run_cache, "code_version", lambda: "0123456789abcdef")
+    monkeypatch.setattr(version, 0)
     assert run_cache.key(run, material) != before
 
 
-PROGRAM = '''
-"""What it is for."""
-def f(x):
-    """What it does."""
-    return x + 1  # why
-'''
-
-
-@pytest.mark.parametrize(
-    "same",
-    [
-        PROGRAM.replace("why", "other"),
-        PROGRAM.replace("What it is for", "Other"),
-        PROGRAM.replace("What it does", "Other"),
-        PROGRAM.replace("x + 1", "(x+1)"),
-    ],
-)
-def test_comments_docstrings_and_layout_are_no_code(same: str) -> None:
-    assert run_cache._meaning(same) == run_cache._meaning(PROGRAM)
-
-
-@pytest.mark.parametrize(
-    "other", [PROGRAM.replace("x + 1", "x + 2"), PROGRAM.replace("f(x)", "g(x)")]
-)
-def test_other_code_is_other_code(other: str) -> None:
-    assert run_cache._meaning(other) != run_cache._meaning(PROGRAM)
-
-
-def test_a_body_of_words_alone_is_left_as_a_program() -> None:
-    assert ast.dump(ast.parse("class A:\n    pass")) != ""
-    assert run_cache._meaning('class A:\n    """x"""') == run_cache._meaning(
-        'class A:\n    """y"""'
-    )
+def test_another_content_of_a_parts_file_gives_another_name(material: Material) -> None:
+    run = tiny_run("text.txt")
+    files = [(PartsFile(name="mine.py", sha256=letter * 64),) for letter in "ab"]
+    runs = [run, *(run.model_copy(update={"parts": parts}) for parts in files)]
+    assert len({run_cache.key(run, material) for run in runs}) == 3
 
 
 def test_what_has_not_ended_has_no_outcome(tmp_path: Path) -> None:

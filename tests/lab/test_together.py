@@ -93,7 +93,7 @@ def test_a_stack_that_fails_lets_each_of_its_runs_go_on_alone(
 
 
 def test_stacks_that_cannot_be_are_refused_with_the_reason(place: Path) -> None:
-    with pytest.raises(UserError, match=r"residual.kind=parallel: .* expected threads or auto"):
+    with pytest.raises(UserError, match=r"residual.kind=parallel: .* expected processes or auto"):
         plan(*words("text.txt", ":residual.kind=parallel"), **STACKED)
 
 

@@ -21,7 +21,8 @@ from tests.tiny import SHAPE, tiny_run, tiny_words, write_text
 TRIES = 160
 
 NAMES = (
-    *("spec.toml", "asked.toml", "environment.json", "metrics.jsonl", "model.safetensors"),
+    *("spec.toml", "requested.toml", "environment.json", "metrics.jsonl", "model.safetensors"),
+    "asked.toml",
     *(
         "tokenizer",
         "samples.txt",
@@ -32,7 +33,7 @@ NAMES = (
         "lock.json",
     ),
     *("study.toml", "plan.json", "log.txt", "timing", "variants", "config.json", FILE),
-    *("notes.txt", ".hidden", ".asked.toml.99999999.tmp", ".out.tmp", "sub"),
+    *("notes.txt", ".hidden", ".requested.toml.99999999.tmp", ".out.tmp", "sub"),
 )
 
 
@@ -104,10 +105,10 @@ class World:
         if dice.random() < 0.3:
             record = StartRecord(self.out)
             record.begin("train")
-            ours = set(dice.sample(["lock", "asked.toml", "spec.toml", "tokenizer"], 2))
+            ours = set(dice.sample(["lock", "requested.toml", "spec.toml", "tokenizer"], 2))
             record.add(*ours)
             # A file that is being written belongs to its name.
-            ours |= {FILE, *([".asked.toml.99999999.tmp"] if "asked.toml" in ours else [])}
+            ours |= {FILE, *([".requested.toml.99999999.tmp"] if "requested.toml" in ours else [])}
         for name in dice.sample(NAMES, dice.choice([0, 1, 1, 2, 3, 5])):
             if not os.path.lexists(self.out / name):
                 dice.choice([self._copy, self._copy, self._foreign, self._link])(name)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from archwright.model import cache as caching
-from archwright.model.cache import SlotTable
+from archwright.parts import context
 from archwright.parts import init as initialising
-from archwright.parts.attention import LatentAttention
 from archwright.parts.kernels import KERNELS, ScoreMods, eager, sdpa
 from archwright.parts.masks import AttentionMask, BlockSparse, Causal, Window
+from archwright.parts.mixers import LatentAttention, base
 from archwright.parts.positions import Rotation
 from archwright.parts.residuals import PostNorm, PreNorm
+from archwright.parts.states import SlotTable
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.residuals import PostNorm as PostNormSpec
@@ -114,17 +115,18 @@ def heads_that_all_see_what_the_first_sees(patch: pytest.MonkeyPatch) -> None:
 
 @fault(laws.cached_is_uncached)
 def a_piece_that_is_shifted_by_one(patch: pytest.MonkeyPatch) -> None:
-    whole = caching.places
+    whole = caching.token_layout
 
     def shifted(*args: Any, start: int = 0, **given: Any) -> TokenLayout:
         return whole(*args, start=start + (start > 0), **given)
 
-    patch.setattr(caching, "places", shifted)
+    patch.setattr(caching, "token_layout", shifted)
 
 
 @fault(laws.cached_is_uncached, *WINDOW)
 def a_cache_that_forgets_a_token_too_soon(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(caching, "_max_length", lambda pattern: pattern.lookback)
+    for room in (base, context):
+        patch.setattr(room, "max_length", lambda pattern: pattern.lookback)
 
 
 @fault(laws.cached_is_uncached, "attention.kind=latent")
@@ -132,13 +134,13 @@ def a_latent_cache_that_turns_keys_by_the_place_of_queries(patch: pytest.MonkeyP
     placed = LatentAttention._rotate_and_cache
 
     def late(self: LatentAttention, q: Tensor, kept: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        view, rotation, memory = rest
-        if memory is None:
+        context, mask, state = rest
+        if state is None or self.rotary is None:
             return placed(self, q, kept, *rest)
-        (kept,) = memory.update(kept)
-        last = Rotation(*(table[:, -1:] for table in rotation))
-        q, _ = placed(self, q, q, view, rotation, None)
-        return q, self._turned(kept, self._shared[0], last)
+        (kept,) = state.update(context.slots(state.max_length), kept)
+        last = Rotation(*(table[:, -1:] for table in context.rotation(self.rotary)))
+        q, _ = placed(self, q, q, context, mask, None)
+        return q, self._rotated(kept, self.rotary.value.rotate_key, last)
 
     patch.setattr(LatentAttention, "_rotate_and_cache", late)
 
@@ -205,8 +207,8 @@ def _blinded(patch: pytest.MonkeyPatch, **fields: None) -> None:
     seen = AttentionMask.block
 
     def forgetful(self: AttentionMask, *block: int) -> Tensor:
-        places = self.places.__class__(**(vars(self.places) | fields))
-        return seen(AttentionMask(self.pattern, places), *block)
+        layout = self.layout.__class__(**(vars(self.layout) | fields))
+        return seen(AttentionMask(self.pattern, layout), *block)
 
     patch.setattr(AttentionMask, "block", forgetful)
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from archwright.model import build
-from archwright.model.decoder import describe
 from archwright.parts.masks import pairs
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
+from archwright.spec.summaries import one_line
 
 SIZES = [(64, 2, 128, 4, 2), (96, 3, 64, 3, 1), (512, 8, 4096, 8, 2)]
 SIZED = pytest.mark.parametrize(("d", "layers", "vocab", "heads", "kv"), SIZES)
@@ -87,7 +87,7 @@ class TestRepr:
             "layer_kinds.local.attention.mask.kind=window", "layer_kinds.bare.attention.kind=none",
             "layer_kinds.idle.norm.kind=layer", 'layers.cycle=["local", "bare"]',
         )  # fmt: skip
-        said = describe(spec.resolved(), 0)
+        said = one_line(spec.resolved(), 0)
         assert said.count("window attention") == 1
         assert "local: pre-norm rms" in said
         assert "bare: pre-norm rms, rope positions, swiglu 192" in said
@@ -127,7 +127,7 @@ def test_dense_and_banded_layers_take_turns(mask: str) -> None:
     words = [f"layer_kinds.banded.attention.mask.{word}" for word in mask.split()]
     spec = ModelSpec(dim=16, num_layers=4, vocab_size=8, context_length=32)
     model = build(spec.override(*words, 'layers.cycle=["default", "banded"]'), device="meta")
-    masks = [model.masks[layer.mask] for layer in model.layers]
+    masks = [mixer.pattern.value for mixer in model.mixers()]
     assert masks[0] is masks[2] is not masks[1] is masks[3]
     assert [pairs(m, 32) == 32 * 33 / 2 for m in masks] == [True, False] * 2
 

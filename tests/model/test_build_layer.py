@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from archwright.model import build, build_layer
-from archwright.parts.masks import AttentionMask
+from archwright.parts.context import Context
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -41,9 +41,7 @@ def test_it_is_the_layer_of_the_model(name: str) -> None:
     where = TokenLayout(9, x.device)
     for i, whole in enumerate(model.layers):
         layer = build_layer(spec, i, seed=5).eval()
-        rotary = model.rotaries[whole.rotary] if whole.rotary else None
-        rotation = None if rotary is None else rotary(where.position_ids_or_range())
-        expected = whole(x, AttentionMask(model.masks[whole.mask], where), rotation)
+        expected = whole(x, Context(where, len(x)))
         torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
         own = layer.state_dict()
         assert all(torch.equal(own[k], v) for k, v in whole.state_dict().items())

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from archwright.model import Decoder, build
-from archwright.model import cache as cache_room
-from archwright.model.cache import LayerCache, SlotTable
-from archwright.parts.token_layout import places
+from archwright.parts import states
+from archwright.parts.states import KVCache, SlotTable
+from archwright.parts.token_layout import token_layout
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
@@ -48,7 +48,7 @@ REACH = {"window": 5, "chunked": 6, "dilated_window": 5}
 
 @pytest.fixture(autouse=True)
 def _few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_room, "FIRST_CAPACITY", FIRST_CAPACITY)
+    monkeypatch.setattr(states, "FIRST_CAPACITY", FIRST_CAPACITY)
 
 
 def small(mask: str, *words: str) -> Decoder:
@@ -111,7 +111,6 @@ class TestBytes:
         model = small("causal", *words)
         _, held = read(model, tokens(1, 2), [2])
         assert held == [SLOT * (FIRST_CAPACITY + 1)]
-        assert model.new_cache().layer(0) is None
 
 
 class TestExtend:
@@ -120,12 +119,12 @@ class TestExtend:
     @pytest.mark.parametrize("max_length", [None, 4])
     def test_returned_are_the_keys_of_all_visible_tokens(self, max_length: int | None) -> None:
         shelf = SlotTable(max_length)
-        memory, read = LayerCache(shelf), 0
+        state, read = KVCache(max_length), 0
         for size in (3, 1, 6, 1, 1):
-            where = places(torch.zeros(1, size, dtype=torch.long), start=read)
+            where = token_layout(torch.zeros(1, size, dtype=torch.long), start=read)
             shelf.take(where, 1, read)
             new = torch.arange(read, read + size).double()[None, :, None, None]
-            keys, values = memory.update(new, -new)
+            keys, values = state.update(shelf, new, -new)
             read += size
             assert torch.equal(values, -keys)
             at = where if shelf.seen is None else shelf.seen

@@ -186,10 +186,11 @@ class TestVisibility:
 class TestLayerKinds:
     def test_each_layer_has_the_mask_and_rotation_of_its_kind(self) -> None:
         model = small(*MODELS["mixed"])
-        local, default = model.layers
-        assert (local.rotary, default.rotary) == ("", "rotary_0")
-        assert model.masks[local.mask].spec.model_dump() == {"kind": "window", "size": 2}
-        assert model.masks[default.mask].spec.kind == "causal"
+        local, default = model.mixers()
+        assert local.rotary is None
+        assert default.rotary.value is model.rotaries["rotary_0"]
+        assert local.pattern.value.spec.model_dump() == {"kind": "window", "size": 2}
+        assert default.pattern.value.spec.kind == "causal"
 
     def test_what_is_alike_is_shared(self) -> None:
         model = small(
@@ -198,7 +199,7 @@ class TestLayerKinds:
             'layers.cycle=["default", "far"]',
         )
         assert list(model.rotaries) == ["rotary_0", "rotary_1"]
-        assert [layer.rotary for layer in model.layers] == ["rotary_0", "rotary_1"] * 3
+        assert [mixer.rotary.name for mixer in model.mixers()] == ["rotary_0", "rotary_1"] * 3
         assert list(model.masks) == ["mask_0"]
 
     def test_layers_may_lack_a_branch(self) -> None:
@@ -207,8 +208,8 @@ class TestLayerKinds:
             'layers.cycle=["a", "b", "default"]',
         )  # fmt: skip
         first, second, third = model.layers
-        assert first.attention is None
-        assert second.feedforward is None
+        assert first.branches == ("feedforward",)
+        assert second.branches == ("attention",)
         assert list(first.residual.norms) == ["feedforward"]
         assert list(third.residual.norms) == ["attention", "feedforward"]
         assert logits(model, tokens(1, 5)).isfinite().all()

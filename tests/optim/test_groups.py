@@ -10,7 +10,7 @@ from archwright.optim.muon import Muon
 from archwright.parts.norms import RMSNorm
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import RMSNorm as RMSNormSpec
-from archwright.spec.read import override
+from archwright.spec.overrides import override
 from archwright.spec.run_spec import AdamW as AdamWSpec
 from archwright.spec.run_spec import Muon as MuonSpec
 from archwright.spec.run_spec import Optimizer as OptimizerSpec

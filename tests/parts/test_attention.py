@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archwright.parts.attention import SoftmaxAttention
+from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS
-from archwright.parts.masks import AttentionMask, Causal, Window
-from archwright.parts.norms import LayerNorm, NoNorm, RMSNorm
-from archwright.parts.positions import Rotary
-from archwright.parts.token_layout import places
+from archwright.parts.mixers import SoftmaxAttention
+from archwright.parts.norms import NoNorm, RMSNorm
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.token_layout import token_layout
 from archwright.spec import attention as spec
 from archwright.spec import masks, norms, positions
 
@@ -24,6 +24,7 @@ def made(
     bias: bool = False,
     norm: norms.Norm = norms.NoNorm(),  # noqa: B008
     rope: bool = False,
+    mask: masks.Mask = masks.Causal(),  # noqa: B008
 ) -> SoftmaxAttention:
     choice = spec.SoftmaxAttention.model_validate(
         {
@@ -34,28 +35,19 @@ def made(
             "bias": bias,
         }
     )
-    make = {norms.RMSNorm: RMSNorm, norms.LayerNorm: LayerNorm, norms.NoNorm: NoNorm}[type(norm)]
-    part = SoftmaxAttention(
-        choice,
-        DIM,
-        query_norm=make(norm, HEAD_DIM),
-        key_norm=make(norm, HEAD_DIM),
-        rotary=Rotary(positions.RoPE(), HEAD_DIM).double() if rope else None,
-    )
+    choice = choice.model_copy(update={"qk_norm": norm, "mask": mask})
+    position = positions.RoPE() if rope else positions.NoPosition()
+    part = SoftmaxAttention(choice, DIM, LayerInfo(position=position))
+    if part.rotary is not None:
+        part.rotary.value.double()
     torch.manual_seed(heads)
     for parameter in part.parameters():
         nn.init.normal_(parameter)
     return part.double()
 
 
-def view(pattern: Causal | Window | None = None) -> AttentionMask:
-    return AttentionMask(pattern or Causal(masks.Causal()), places(torch.zeros(2, LENGTH).long()))
-
-
-def run(part: SoftmaxAttention, x: Tensor, seen: AttentionMask | None = None) -> Tensor:
-    rotary = part._shared[0]
-    rotation = None if rotary is None else rotary(torch.arange(LENGTH)[None])
-    out: Tensor = part(x, seen or view(), rotation)
+def run(part: SoftmaxAttention, x: Tensor) -> Tensor:
+    out: Tensor = part(x, Context(token_layout(torch.zeros(2, LENGTH).long()), 2))
     return out
 
 
@@ -76,7 +68,7 @@ def formula(part: SoftmaxAttention, x: Tensor, window: int = LENGTH) -> np.ndarr
             here = slice(h * HEAD_DIM, (h + 1) * HEAD_DIM)
             there = slice(g * HEAD_DIM, (g + 1) * HEAD_DIM)
             query, key = normed(q[:, here], part.query_norm), normed(k[:, there], part.key_norm)
-            if part._shared[0] is not None:
+            if part.rotary is not None:
                 query, key = turned(query), turned(key)
             for t in range(LENGTH):
                 first = max(0, t - window + 1)
@@ -125,9 +117,9 @@ def test_formula(heads: int, kv: int, norm: norms.Norm, kernel: str) -> None:
 
 
 def test_a_window() -> None:
-    part = made()
+    part = made(mask=masks.Window(size=3))
     x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
-    found = run(part, x, view(Window(masks.Window(size=3)))).detach().numpy()
+    found = run(part, x).detach().numpy()
     np.testing.assert_allclose(found, formula(part, x, window=3), rtol=1e-11, atol=1e-11)
     assert not np.allclose(found, formula(part, x))
 

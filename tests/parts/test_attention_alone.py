@@ -6,18 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archwright.parts.attention import LatentAttention, SoftmaxAttention
+from archwright.parts.context import Context
 from archwright.parts.feedforward import Experts, Gated, Plain
 from archwright.parts.init import Glorot
 from archwright.parts.kernels import KERNELS
 from archwright.parts.masks import MASKS, AttentionMask
-from archwright.parts.norms import NoNorm, RMSNorm
-from archwright.parts.positions import Rotary
-from archwright.parts.positions.relative import ALiBi
+from archwright.parts.mixers import LatentAttention, SoftmaxAttention
 from archwright.parts.residuals import DeepNorm
-from archwright.parts.token_layout import TokenLayout
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.spec import attention as spec
-from archwright.spec import feedforward, masks, norms, positions, residuals
+from archwright.spec import feedforward, masks, positions, residuals
 from archwright.spec import init as init_spec
 from archwright.spec.errors import UserError
 
@@ -34,22 +33,14 @@ SIZES = {
 
 def made(kind: str = "softmax", *, turning: bool = True, **options: object) -> nn.Module:
     """An attention whose weights show every dropped detail, in float64."""
-    rope = positions.RoPE()
+    position = positions.RoPE() if turning else positions.NoPosition()
     part: nn.Module
     if kind == "latent":
         wanted = spec.LatentAttention(num_heads=HEADS, rope_head_dim=4, **options)
-        part = LatentAttention(
-            wanted,
-            DIM,
-            query_norm=None,
-            latent_norm=RMSNorm(norms.RMSNorm(), 4 * WIDTH),
-            rotary=Rotary(rope, 4) if turning else None,
-        )
+        part = LatentAttention(wanted, DIM, LayerInfo(position=position))
     else:
         choice = spec.SoftmaxAttention(num_heads=HEADS, head_dim=4, num_kv_heads=2, **options)
-        none = NoNorm(norms.NoNorm(), 4)
-        rotary = Rotary(rope, 4) if turning else None
-        part = SoftmaxAttention(choice, DIM, query_norm=none, key_norm=none, rotary=rotary)
+        part = SoftmaxAttention(choice, DIM, LayerInfo(position=position))
     dice = torch.Generator().manual_seed(0)
     for parameter in part.parameters():
         parameter.data = torch.randn(parameter.shape, generator=dice)
@@ -75,11 +66,9 @@ def drawn(rows: int, heads: int) -> Tensor:
 def test_alone_it_is_what_it_is_in_a_model(kind: str, mask: masks.Mask, kernel: str) -> None:
     part, x = made(kind, mask=mask), vectors()
     part.kernel = KERNELS[kernel]  # type: ignore[assignment]
-    where = TokenLayout(LENGTH, x.device)
-    view = AttentionMask(MASKS[type(mask)](mask), where)
-    rotation = part._shared[0](where.position_ids_or_range())  # type: ignore[index]
+    context = Context(token_layout(torch.zeros(len(x), LENGTH).long()), len(x))
     with torch.no_grad():
-        torch.testing.assert_close(part(x), part(x, view, rotation), rtol=0, atol=0)
+        torch.testing.assert_close(part(x), part(x, context), rtol=0, atol=0)
 
 
 @KERNEL
@@ -128,9 +117,7 @@ def test_the_given_mask_of_a_choice_is_that_choice(kind: str, kernel: str) -> No
 def test_a_bias_of_positions_joins_a_given_mask() -> None:
     """ALiBi through the causal mask, told by name and given as a tensor."""
     choice = spec.SoftmaxAttention(num_heads=HEADS, head_dim=4, mask=masks.Causal())
-    none = NoNorm(norms.NoNorm(), 4)
-    relative = ALiBi(positions.ALiBi(), DIM, HEADS, 4, two_way=False)
-    part = SoftmaxAttention(choice, DIM, query_norm=none, key_norm=none, relative=relative)
+    part = SoftmaxAttention(choice, DIM, LayerInfo(position=positions.ALiBi()))
     for parameter in part.parameters():
         nn.init.normal_(parameter, generator=torch.Generator().manual_seed(3))
     part, x = part.double(), vectors()
@@ -169,11 +156,10 @@ def test_other_masks_are_refused(mask: Tensor, said: str) -> None:
 
 
 def test_sizes_that_are_left_open_follow_from_the_dimensions() -> None:
-    none = NoNorm(norms.NoNorm(), 1)
-    part = SoftmaxAttention(spec.SoftmaxAttention(), 256, query_norm=none, key_norm=none)
+    part = SoftmaxAttention(spec.SoftmaxAttention(), 256)
     assert (part.num_heads, part.head_dim, part.value_dim) == (4, 64, 64)
     assert part.spec.num_kv_heads == 4
-    latent = LatentAttention(spec.LatentAttention(), 256, query_norm=None, latent_norm=none)
+    latent = LatentAttention(spec.LatentAttention(), 256)
     assert (latent.num_heads, latent.rank, latent.widths) == (4, 256, (64, 32))
     assert Gated(feedforward.SwiGLU(), 96).down.weight.shape == (96, 256)
     assert Plain(feedforward.ReLU(), 96).down.weight.shape == (96, 384)

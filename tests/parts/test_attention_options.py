@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from archwright.model import build
-from archwright.parts.attention import SoftmaxAttention
+from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS, blocks
-from archwright.parts.masks import MASKS, AttentionMask
-from archwright.parts.norms import NORMS
-from archwright.parts.positions import POSITIONS as PARTS
-from archwright.parts.positions import Rotary
-from archwright.parts.token_layout import places
+from archwright.parts.mixers import SoftmaxAttention
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.token_layout import token_layout
 from archwright.spec import attention as spec
 from archwright.spec import masks, positions
 from archwright.spec.model_spec import ModelSpec
@@ -105,26 +103,11 @@ def made(options: dict[str, Any], position: positions.Position) -> SoftmaxAttent
         {"num_heads": HEADS, "num_kv_heads": KV, "head_dim": HEAD_DIM, "value_head_dim": HEAD_DIM}
         | options
     )
-    value_dim = choice.value_head_dim
-    assert value_dim != "auto"
-    part = NORMS[type(choice.qk_norm)]
-    query_norm, key_norm = {
-        "head": lambda: [part(choice.qk_norm, HEAD_DIM) for _ in range(2)],
-        "per_head": lambda: [part(choice.qk_norm, HEAD_DIM, heads=n) for n in (HEADS, KV)],
-        "projection": lambda: [part(choice.qk_norm, HEAD_DIM * n) for n in (HEADS, KV)],
-    }[choice.qk_norm_over]()
-    relative = PARTS[type(position)] if position.scores else None
-    module = SoftmaxAttention(
-        choice,
-        DIM,
-        query_norm=query_norm,
-        key_norm=key_norm,
-        value_norm=NORMS[type(choice.v_norm)](choice.v_norm, value_dim),
-        out_norm=NORMS[type(choice.out_norm)](choice.out_norm, HEADS * value_dim),
-        rotary=Rotary(position, HEAD_DIM).double() if position.kind == "rope" else None,
-        relative=relative and relative(position, DIM, HEADS, HEAD_DIM, two_way=False).double(),
-        layer_number=plain_attention.LAYER_NUMBER,
-    ).double()
+    choice = choice.model_copy(update={"mask": MASK})
+    info = LayerInfo(plain_attention.LAYER_NUMBER, position)
+    module = SoftmaxAttention(choice, DIM, info).double()
+    if module.rotary is not None:
+        module.rotary.value.double()
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -136,11 +119,8 @@ def made(options: dict[str, Any], position: positions.Position) -> SoftmaxAttent
 
 
 def run(part: SoftmaxAttention, x: Tensor) -> Tensor:
-    view = AttentionMask(
-        MASKS[type(MASK)](MASK), places(torch.zeros(x.shape[:2], dtype=torch.long))
-    )
-    rotary = part._shared[0]
-    out: Tensor = part(x, view, None if rotary is None else rotary(torch.arange(LENGTH)[None]))
+    layout = token_layout(torch.zeros(x.shape[:2], dtype=torch.long))
+    out: Tensor = part(x, Context(layout, len(x)))
     return out
 
 
@@ -285,8 +265,7 @@ def test_values_of_another_width_beside_transformers() -> None:
     turned = library.MiMoV2FlashRotaryEmbedding(config)(x, where, "sliding_attention")
     seen = torch.ones(11, 11).tril().triu(-3).bool()
     hidden = torch.zeros(11, 11).masked_fill(~seen, -torch.inf)[None, None]
-    view = AttentionMask(model.masks["mask_0"], places(torch.zeros(2, 11).long()))
     with torch.no_grad():
         expected = theirs(x, position_embeddings=turned, attention_mask=hidden)[0]
-        found = ours(x, view, model.rotaries["rotary_0"](where))
+        found = ours(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

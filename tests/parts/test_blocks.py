@@ -9,7 +9,7 @@ from torch import Tensor
 from archwright.parts.kernels import blocks
 from archwright.parts.kernels.blocks import Block, Blocks, blocks_of
 from archwright.parts.masks import AttentionMask, Causal, Full, MaskPattern, Window
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 from archwright.spec import masks as spec
 
 ROWS, LENGTH = 3, 22
@@ -29,7 +29,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def view(pattern: str, **given: Any) -> AttentionMask:
-    return AttentionMask(PATTERNS[pattern], places(torch.zeros(ROWS, LENGTH).long(), **given))
+    return AttentionMask(PATTERNS[pattern], token_layout(torch.zeros(ROWS, LENGTH).long(), **given))
 
 
 def table(cut: Blocks) -> list[Block]:
@@ -84,7 +84,9 @@ def test_rows_with_equal_documents_are_one_block() -> None:
 @pytest.mark.slow
 def test_pairs_grow_with_the_length_under_a_window() -> None:
     def pairs(length: int) -> int:
-        window = AttentionMask(Window(spec.Window(size=5)), places(torch.zeros(1, length).long()))
+        window = AttentionMask(
+            Window(spec.Window(size=5)), token_layout(torch.zeros(1, length).long())
+        )
         cut = blocks_of(window)
         assert len(cut.mask_bias) <= 2 * 4 * 12  # the first block's, and that of all others
         return len(cut.workspace)

@@ -12,7 +12,6 @@ from archwright.model import build
 from archwright.parts.feedforward import FEEDFORWARDS, Experts
 from archwright.parts.init import Glorot, initialise
 from archwright.parts.linear import GroupedLinear, Linear, grouped_linear
-from archwright.parts.norms import NORMS
 from archwright.spec import feedforward as spec
 from archwright.spec import init as init_spec
 from archwright.spec import norms
@@ -83,16 +82,10 @@ ALL = pytest.mark.parametrize("name", CASES)
 def made(name: str, seed: int = 0, **changes: Any) -> Experts:
     given = {"num_experts": 6, "top_k": 2, "expert": SWIGLU} | CASES[name] | changes
     choice = spec.Experts(**given)
-    normed = choice.expert.hidden_norm.kind != "none"
-    part = Experts(choice, DIM, new_norm if normed else None).double().eval()
+    part = Experts(choice, DIM).double().eval()
     dice = torch.Generator().manual_seed(seed)
     for tensor in itertools.chain(part.parameters(), part.buffers()):
         tensor.data.normal_(0.0, 1.5 * tensor.shape[-1] ** -0.5, generator=dice)
-    return part
-
-
-def new_norm(choice: norms.Norm, dim: int) -> nn.Module:
-    part: nn.Module = NORMS[type(choice)](choice, dim)
     return part
 
 
@@ -168,8 +161,7 @@ def chosen_by_hand(part: Experts, logits: Tensor) -> tuple[list[int], list[float
 def expert(part: Experts, e: int) -> nn.Module:
     """The dense feed-forward that an expert is, which has tests of its own."""
     choice = part.spec.expert
-    given = [] if part.experts.norm is None else [new_norm]
-    dense: nn.Module = FEEDFORWARDS.make(choice, DIM, *given).double()
+    dense: nn.Module = FEEDFORWARDS.make(choice, DIM).double()
     state = part.experts.state_dict()
     alone = {k: v if k.startswith(("activation", "norm")) else v[e] for k, v in state.items()}
     dense.load_state_dict(alone)

@@ -9,7 +9,6 @@ import torch
 
 from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES, XIELU
 from archwright.parts.linear import fused_linears
-from archwright.parts.norms import NORMS
 from archwright.spec import feedforward as spec
 from archwright.spec import norms
 
@@ -83,11 +82,6 @@ def made(choice: spec.Hidden, **changes: object) -> torch.nn.Module:
     return part.double()
 
 
-def new_norm(choice: norms.Norm, dim: int) -> torch.nn.Module:
-    part: torch.nn.Module = NORMS[type(choice)](choice, dim)
-    return part
-
-
 @pytest.mark.parametrize("choice", [spec.SquaredReLU(), spec.SwiGLU(), spec.XIELU()], ids=str)
 def test_a_norm_of_hidden_values(choice: spec.Hidden) -> None:
     """It stands between the function and the projection down, over all of the hidden layer."""
@@ -95,7 +89,7 @@ def test_a_norm_of_hidden_values(choice: spec.Hidden) -> None:
     normed = choice.model_copy(
         update={"hidden_dim": 7, "hidden_norm": norms.RMSNorm(weight="none", eps=0.3)}
     )
-    part = FEEDFORWARDS.make(normed, 5, new_norm).double()
+    part = FEEDFORWARDS.make(normed, 5).double()
     part.load_state_dict(plain.state_dict())
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     hidden = part.activation(*(read(x) for read in part.inputs))

@@ -13,7 +13,7 @@ from archwright.parts.kernels import KERNELS, ScoreMods, blocks
 from archwright.parts.kernels.flex import block_mask
 from archwright.parts.kernels.scores import ElementwiseBias
 from archwright.parts.masks import MASKS, AttentionMask, MaskPattern
-from archwright.parts.token_layout import TokenLayout, places
+from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.spec import masks as spec
 
 LENGTH, HEADS, KV, HEAD_DIM, SCALE, CAP = 13, 4, 2, 8, 0.7, 1.3
@@ -69,7 +69,7 @@ class Case:
         shapes = [(2, LENGTH, heads, HEAD_DIM) for heads in (HEADS, KV, KV)]
         shapes += [(NEAR, HEADS), (HEADS,)]
         self.given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-        self.where: TokenLayout = places(
+        self.where: TokenLayout = token_layout(
             torch.zeros(2, LENGTH, dtype=torch.long), **NARROWED[narrowed]
         )
         self.view = AttentionMask(pattern(CHOICES[mask]), self.where)
@@ -213,7 +213,7 @@ def test_flex_blocks_are_where_the_mask_shows_something(choice: Any, narrowed: b
     """FlexAttention's blocks of 128 x 128: skipped where all is hidden, and nowhere else."""
     length = 400
     ids = (torch.arange(length) >= 150).long()[None] if narrowed else None
-    view = AttentionMask(pattern(choice), places(torch.zeros(1, length).long(), None, ids))
+    view = AttentionMask(pattern(choice), token_layout(torch.zeros(1, length).long(), None, ids))
     found = block_mask(view).to_dense()[0].bool()
     assert len(found) == view.num_heads
     padded = torch.zeros(len(found), 512, 512, dtype=torch.bool)

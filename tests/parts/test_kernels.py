@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archwright.parts.kernels import KERNELS, ScoreMods, blocks
 from archwright.parts.masks import AttentionMask, Causal, MaskPattern, Window
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 from archwright.spec import masks as spec
 
 HEADS = [(4, 4, 8), (6, 3, 5), (3, 1, 8), (2, 1, 11)]
@@ -64,7 +64,7 @@ def views(length: int, narrowed: str, pattern: MaskPattern) -> AttentionMask:
         "documents": {"segment_ids": torch.stack([row // 3, row // 7])},
         "padding": {"padding_mask": torch.stack([row >= length // 3, row <= length // 2])},
     }[narrowed]
-    return AttentionMask(pattern, places(torch.zeros(2, length, dtype=torch.long), **given))
+    return AttentionMask(pattern, token_layout(torch.zeros(2, length, dtype=torch.long), **given))
 
 
 def seen_by(view: AttentionMask) -> Tensor:
@@ -149,7 +149,9 @@ class TestAll:
         torch.manual_seed(0)
         length, p = 64, 0.25
         zero, one = torch.zeros(200, length, 1, 4), torch.ones(200, length, 1, 4)
-        view = AttentionMask(MASKS["causal"], places(torch.zeros(200, length, dtype=torch.long)))
+        view = AttentionMask(
+            MASKS["causal"], token_layout(torch.zeros(200, length, dtype=torch.long))
+        )
         out = KERNELS[kernel](zero, zero, one, view, ScoreMods(1.0, p))
         kept = out * torch.arange(1, length + 1)[:, None, None] * (1 - p)
         torch.testing.assert_close(kept, kept.round(), rtol=0, atol=1e-3)  # whole numbers of keys

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from archwright.model import Decoder, build
-from archwright.parts.attention import LatentAttention
+from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS
-from archwright.parts.masks import AttentionMask, Causal
-from archwright.parts.norms import NORMS
-from archwright.parts.positions import POSITIONS as PARTS
-from archwright.parts.positions import Rotary
-from archwright.parts.token_layout import places
+from archwright.parts.mixers import LatentAttention
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.token_layout import token_layout
 from archwright.spec import attention as spec
-from archwright.spec import masks, positions
-from archwright.spec.model_spec import ModelSpec, heads
+from archwright.spec import positions
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.sizes import heads
 from tests.parts.plain_attention import linear, normed, turned
 
 DIM, HEADS, LENGTH, THETA = 10, 3, 9, 16.0
@@ -49,17 +48,9 @@ POSITIONS: dict[str, positions.Position] = {
 
 def made(options: dict[str, Any], position: positions.Position) -> LatentAttention:
     choice = spec.LatentAttention.model_validate(SIZES | options)
-    relative = PARTS[type(position)] if position.scores else None
-    norm, rank = NORMS[type(choice.norm)], choice.query_rank
-    part = LatentAttention(
-        choice,
-        DIM,
-        query_norm=None if rank == "none" else norm(choice.norm, rank),
-        latent_norm=norm(choice.norm, 6),
-        rotary=Rotary(position, 4).double() if position.kind == "rope" else None,
-        relative=relative and relative(position, DIM, HEADS, 9, two_way=False),
-        layer_number=LAYER,
-    ).double()
+    part = LatentAttention(choice, DIM, LayerInfo(LAYER, position)).double()
+    if part.rotary is not None:
+        part.rotary.value.double()
     return drawn(part)
 
 
@@ -75,10 +66,8 @@ def drawn(part: LatentAttention) -> LatentAttention:
 
 
 def run(part: LatentAttention, x: Tensor) -> Tensor:
-    view = AttentionMask(Causal(masks.Causal()), places(torch.zeros(x.shape[:2], dtype=torch.long)))
-    rotary = part._shared[0]
-    where = torch.arange(x.shape[1])[None]
-    out: Tensor = part(x, view, None if rotary is None else rotary(where))
+    layout = token_layout(torch.zeros(x.shape[:2], dtype=torch.long))
+    out: Tensor = part(x, Context(layout, len(x)))
     return out
 
 
@@ -202,8 +191,7 @@ class TestBesideTransformers:
                 attention_mask=hidden,
                 position_embeddings=rotary(x, torch.arange(11)[None]),
             )[0]
-            view = AttentionMask(Causal(masks.Causal()), places(torch.zeros(2, 11).long()))
-            found = ours(x, view, model.rotaries["rotary_0"](torch.arange(11)[None]))
+            found = ours(x)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("version", [2, 3])
@@ -312,7 +300,7 @@ def test_the_cheaper_way_is_taken(queries: int, keys: int, absorbs: bool) -> Non
         "num_heads": 2, "kv_rank": 512, "nope_head_dim": 128, "rope_head_dim": 64, "value_head_dim": 128
     }  # fmt: skip
     choice = spec.LatentAttention.model_validate(sizes)
-    part = LatentAttention(choice, 64, query_norm=None, latent_norm=nn.Identity())
+    part = LatentAttention(choice, 64)
     with_keys = keys * 512 * (128 + 128) + queries * keys * (192 + 128)
     without = queries * (128 * 512 + 512 * 128) + queries * keys * (576 + 512)
     assert part._absorbs(queries, keys) == absorbs == (without < with_keys)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archwright.parts.masks import MASKS, AttentionMask, Causal, MaskPattern, Window, pairs
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 from archwright.spec import masks as spec
 
 
@@ -123,7 +123,7 @@ class TestHeads:
     ) -> None:
         choice = spec.BlockSparse(block_size=size, local_blocks=near, stride=stride)
         pattern, length = MASKS[type(choice)](choice, num_heads), 31
-        view = AttentionMask(pattern, places(torch.zeros(2, length, dtype=torch.long)))
+        view = AttentionMask(pattern, token_layout(torch.zeros(2, length, dtype=torch.long)))
         assert view.dense.shape == (1, num_heads, length, length)
         seen = torch.zeros(num_heads, length, length, dtype=torch.bool)
         for h, q, k in product(range(num_heads), range(length), range(length)):
@@ -142,7 +142,7 @@ class TestHeads:
         choice = spec.BlockSparse(block_size=size, local_blocks=near, stride=stride)
         view = AttentionMask(
             MASKS[type(choice)](choice, num_heads),
-            places(torch.zeros(1, size * blocks, dtype=torch.long)),
+            token_layout(torch.zeros(1, size * blocks, dtype=torch.long)),
         )
         step = max(1, stride // num_heads)
         for head in range(num_heads):
@@ -157,7 +157,7 @@ class TestHeads:
     def test_heads_that_are_alike_have_one_mask(self) -> None:
         choice = spec.BlockSparse(per_head=False)
         view = AttentionMask(
-            MASKS[type(choice)](choice, 8), places(torch.zeros(1, 5, dtype=torch.long))
+            MASKS[type(choice)](choice, 8), token_layout(torch.zeros(1, 5, dtype=torch.long))
         )
         assert view.dense.shape == (1, 1, 5, 5)
 
@@ -174,7 +174,7 @@ def views(draw: st.DrawFn) -> tuple[spec.Mask, AttentionMask, list[list[int]], l
         documents = [[sum(row[: i + 1]) for i in range(length)] for row in documents]
     real = st.lists(st.booleans(), min_size=length, max_size=length)
     valid = draw(st.none() | st.lists(real, min_size=rows, max_size=rows))
-    where = places(
+    where = token_layout(
         torch.zeros(rows, length, dtype=torch.long),
         segment_ids=None if documents is None else torch.tensor(documents),
         padding_mask=None if valid is None else torch.tensor(valid),
@@ -206,7 +206,7 @@ def test_documents_and_padding_narrow_a_mask(
     drawn: tuple[spec.Mask, AttentionMask, list[list[int]], list[list[bool]]],
 ) -> None:
     choice, view, documents, valid = drawn
-    length = view.places.length
+    length = view.layout.length
     dense = view.dense.expand(len(documents), 1, length, length)
     for row, (of_row, real) in enumerate(zip(documents, valid, strict=True)):
         for q, k in product(range(length), repeat=2):
@@ -220,7 +220,7 @@ def test_blocks_are_pieces_of_the_whole(
     drawn: tuple[spec.Mask, AttentionMask, list[list[int]], list[list[bool]]], data: st.DataObject
 ) -> None:
     _, view, _, _ = drawn
-    length = view.places.length
+    length = view.layout.length
     first = data.draw(st.integers(0, length - 1))
     stop = data.draw(st.integers(first + 1, length))
     start, end = view.keys(first, stop)
@@ -246,7 +246,7 @@ class Everything:
 
 def test_padding_narrows_no_mask_that_looks_ahead() -> None:
     real = torch.tensor([[False, True, True, True, True]])
-    view = AttentionMask(Everything(), places(real.long(), padding_mask=real))
+    view = AttentionMask(Everything(), token_layout(real.long(), padding_mask=real))
     assert view.keys(0, 3) == (0, 5)
     assert view.dense[0, 0].tolist() == [
         [True, False, False, False, False],
@@ -258,8 +258,8 @@ def test_which_views_are_plain_causal() -> None:
     tokens = torch.zeros(2, 4, dtype=torch.long)
     real = torch.ones(2, 4, dtype=torch.bool)
     causal = Causal(spec.Causal())
-    assert AttentionMask(causal, places(tokens)).is_plain_causal
-    assert AttentionMask(causal, places(tokens, position_ids=torch.arange(4))).is_plain_causal
-    assert not AttentionMask(causal, places(tokens, padding_mask=real)).is_plain_causal
-    assert not AttentionMask(causal, places(tokens, segment_ids=tokens)).is_plain_causal
-    assert not AttentionMask(Window(spec.Window()), places(tokens)).is_plain_causal
+    assert AttentionMask(causal, token_layout(tokens)).is_plain_causal
+    assert AttentionMask(causal, token_layout(tokens, position_ids=torch.arange(4))).is_plain_causal
+    assert not AttentionMask(causal, token_layout(tokens, padding_mask=real)).is_plain_causal
+    assert not AttentionMask(causal, token_layout(tokens, segment_ids=tokens)).is_plain_causal
+    assert not AttentionMask(Window(spec.Window()), token_layout(tokens)).is_plain_causal

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from archwright.parts.positions import Learned, Rotary, Sinusoidal
-from archwright.parts.token_layout import TokenLayout, places
+from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.spec import positions as spec
 
 
 def plain(length: int) -> TokenLayout:
-    return places(torch.zeros(1, length, dtype=torch.long))
+    return token_layout(torch.zeros(1, length, dtype=torch.long))
 
 
 def turned(x: list[float], position: int, theta: float, rotary: int, pairing: str) -> list[float]:
@@ -69,7 +69,7 @@ class TestSinusoidal:
     def test_given_positions_and_any_length(self) -> None:
         part = Sinusoidal(spec.Sinusoidal(), 8, 4)
         given = torch.tensor([[100_000, 3, 3], [0, 1, 2]])
-        found = part(places(torch.zeros(2, 3, dtype=torch.long), given))
+        found = part(token_layout(torch.zeros(2, 3, dtype=torch.long), given))
         assert found.shape == (2, 3, 8)
         assert found[0, 0, 0].item() == pytest.approx(math.sin(100_000), abs=1e-6)
         assert torch.equal(found[0, 1], found[0, 2])
@@ -82,7 +82,7 @@ class TestLearned:
         torch.nn.init.normal_(part.table.weight)
         assert torch.equal(part(plain(3))[0], part.table.weight[:3])
         given = torch.tensor([3, 0])
-        found = part(places(torch.zeros(1, 2, dtype=torch.long), given))
+        found = part(token_layout(torch.zeros(1, 2, dtype=torch.long), given))
         assert torch.equal(found[0], part.table.weight[given])
 
     def test_the_table_may_begin_with_other_rows(self) -> None:

@@ -12,7 +12,7 @@ from archwright.model import build
 from archwright.parts.masks import MASKS, AttentionMask
 from archwright.parts.positions import POSITIONS
 from archwright.parts.positions.relative import ALiBi, T5Bias, TransformerXL, alibi_slopes
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 from archwright.spec import masks
 from archwright.spec import positions as spec
 from archwright.spec.model_spec import ModelSpec
@@ -32,7 +32,9 @@ def made(choice: spec.Position, heads: int = HEADS, two_way: bool = False) -> An
 
 
 def view(mask: masks.Mask = masks.Causal(), positions: Tensor = GIVEN) -> AttentionMask:  # noqa: B008
-    return AttentionMask(MASKS[type(mask)](mask), places(torch.zeros_like(positions), positions))
+    return AttentionMask(
+        MASKS[type(mask)](mask), token_layout(torch.zeros_like(positions), positions)
+    )
 
 
 def queries(heads: int = HEADS) -> Tensor:

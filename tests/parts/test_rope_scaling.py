@@ -11,7 +11,7 @@ from torch import Tensor
 
 from archwright.model import build
 from archwright.parts.positions import Rotary
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 from archwright.spec import positions as spec
 from archwright.spec.model_spec import ModelSpec
 
@@ -172,7 +172,7 @@ def test_formula(case: str, pairing: str, span: int) -> None:
     part = rotary(case, pairing)
     torch.manual_seed(0)
     x = torch.randn(1, span, 2, HEAD_DIM, dtype=torch.float64)
-    where = places(torch.zeros(1, span, dtype=torch.long))
+    where = token_layout(torch.zeros(1, span, dtype=torch.long))
     turned = part.rotate(x, part(where.position_ids_or_range(), where.lengths_so_far_or_end()))
     for at in {0, 1, 7, span - 1}:
         for head in range(2):
@@ -197,7 +197,7 @@ def test_each_row_follows_its_own_length(case: str) -> None:
     width = 100
     real = torch.ones(3, width, dtype=torch.bool)
     real[0, :70], real[1, 80:] = False, False
-    part, where = rotary(case), places(real.long(), padding_mask=real)
+    part, where = rotary(case), token_layout(real.long(), padding_mask=real)
     x = torch.randn(3, width, 1, HEAD_DIM, dtype=torch.float64)
     turned = part.rotate(x, part(where.position_ids_or_range(), where.lengths_so_far_or_end()))
     for row, (span, first) in enumerate([(30, 70), (80, 0), (100, 0)]):
@@ -210,7 +210,7 @@ def test_each_row_follows_its_own_length(case: str) -> None:
 def test_each_packed_document_follows_its_own_length(case: str) -> None:
     lengths = [30, LENGTH + 26, LENGTH, LENGTH + 1]
     ids = torch.cat([torch.full((n,), i % 2) for i, n in enumerate(lengths)])[None]
-    part, where = rotary(case), places(ids, segment_ids=ids)
+    part, where = rotary(case), token_layout(ids, segment_ids=ids)
     x = torch.randn(1, ids.shape[1], 1, HEAD_DIM, dtype=torch.float64)
     turned = part.rotate(x, part(where.position_ids_or_range(), where.lengths_so_far_or_end()))
     for i, span in enumerate(lengths):

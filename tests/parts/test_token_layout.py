@@ -2,13 +2,13 @@ import jaxtyping
 import pytest
 import torch
 
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 
 TOKENS = torch.zeros(2, 5, dtype=torch.long)
 
 
 def test_plain_rows_are_all_alike() -> None:
-    where = places(TOKENS)
+    where = token_layout(TOKENS)
     assert where.plain
     assert where.position_ids_or_range().tolist() == [[0, 1, 2, 3, 4]]
     assert where.index_or_range().tolist() == [[0, 1, 2, 3, 4]]
@@ -16,7 +16,7 @@ def test_plain_rows_are_all_alike() -> None:
 
 def test_positions_count_real_tokens() -> None:
     real = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
-    where = places(TOKENS, padding_mask=real)
+    where = token_layout(TOKENS, padding_mask=real)
     assert where.position_ids_or_range()[0, 2:].tolist() == [0, 1, 2]
     assert where.position_ids_or_range()[1, :3].tolist() == [0, 1, 2]
     assert int(where.position_ids_or_range().min()) == 0
@@ -24,7 +24,7 @@ def test_positions_count_real_tokens() -> None:
 
 def test_positions_start_anew_in_each_document() -> None:
     documents = torch.tensor([[4, 4, 4, 9, 9], [1, 2, 2, 1, 1]])
-    where = places(TOKENS, segment_ids=documents)
+    where = token_layout(TOKENS, segment_ids=documents)
     assert where.position_ids_or_range().tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 0, 1]]
     assert not where.plain
 
@@ -33,7 +33,7 @@ def test_positions_start_anew_in_each_document() -> None:
 def test_documents_beside_padding(filler: int) -> None:
     real = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
     documents = torch.tensor([[filler, 5, 5, 6, 6], [5, 6, 6, 6, filler]])
-    found = places(TOKENS, segment_ids=documents, padding_mask=real).position_ids_or_range()
+    found = token_layout(TOKENS, segment_ids=documents, padding_mask=real).position_ids_or_range()
     assert found[0, 1:].tolist() == [0, 1, 0, 1]
     assert found[1, :4].tolist() == [0, 0, 1, 2]
 
@@ -42,20 +42,20 @@ def test_documents_beside_padding(filler: int) -> None:
 def test_a_text_is_as_long_as_its_real_tokens(filler: int) -> None:
     real = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
     documents = torch.tensor([[filler, 5, 5, 6, 6], [5, 6, 6, 6, filler]])
-    found = places(TOKENS, segment_ids=documents, padding_mask=real).lengths_so_far_or_end()
+    found = token_layout(TOKENS, segment_ids=documents, padding_mask=real).lengths_so_far_or_end()
     assert found[0, 1:].tolist() == [2, 2, 2, 2]
     assert found[1, :4].tolist() == [1, 3, 3, 3]
-    assert places(TOKENS, padding_mask=real).lengths_so_far_or_end().tolist() == [[4] * 5] * 2
-    assert places(TOKENS).lengths_so_far_or_end().tolist() == [[5] * 5]
+    assert token_layout(TOKENS, padding_mask=real).lengths_so_far_or_end().tolist() == [[4] * 5] * 2
+    assert token_layout(TOKENS).lengths_so_far_or_end().tolist() == [[5] * 5]
     given = torch.tensor([7, 8, 9, 10, 11])
-    assert places(TOKENS, given).lengths_so_far_or_end().tolist() == [[12] * 5]
+    assert token_layout(TOKENS, given).lengths_so_far_or_end().tolist() == [[12] * 5]
 
 
 @pytest.mark.parametrize(
     "given", [torch.tensor([5, 4, 3, 2, 1]), torch.tensor([[5, 4, 3, 2, 1]] * 2)]
 )
 def test_given_positions_are_kept(given: torch.Tensor) -> None:
-    where = places(TOKENS, given, TOKENS, TOKENS == 0)
+    where = token_layout(TOKENS, given, TOKENS, TOKENS == 0)
     assert where.position_ids_or_range().expand(2, 5).tolist() == [[5, 4, 3, 2, 1]] * 2
     assert where.index_or_range().tolist() == [[0, 1, 2, 3, 4]] * 2
 
@@ -76,4 +76,4 @@ def test_shapes_that_do_not_fit(
     """As a user meets them, without the checks that only tests have."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=said):
-        places(**{"tokens": TOKENS, **arguments})
+        token_layout(**{"tokens": TOKENS, **arguments})

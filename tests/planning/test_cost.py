@@ -176,7 +176,7 @@ def test_a_cache_holds_what_is_planned(mask: str) -> None:
         cache = model.new_cache()
         model(torch.zeros(2, 90).long(), cache=cache)
         tokens = 70 if mask == "window" else 90
-        assert cache_bytes(model, 90, per_number=4) == 3 * tokens * width * 4
+        assert cache_bytes(model, 90, itemsize=4) == 3 * tokens * width * 4
         assert cache.num_bytes == 2 * 3 * (tokens + 1) * width * 4
 
 

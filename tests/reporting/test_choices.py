@@ -7,7 +7,7 @@ import pytest
 from archwright.reporting import choices
 from archwright.reporting.document import Row
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import flatten
+from archwright.spec.overrides import flatten
 from archwright.spec.run_spec import RunSpec
 
 

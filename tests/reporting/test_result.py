@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from archwright.reporting.history import read_history
-from archwright.reporting.result import as_nats_per_token, notice, result_of, verdict
+from archwright.reporting.result import as_nats_per_token, device, notice, result_of, verdict
 from archwright.runs import RunFolder
 
 
@@ -112,3 +112,10 @@ def test_the_training_loss_is_a_mean_over_ten_steps_or_a_hundredth(
 def test_bits_per_byte_and_nats_per_token_are_one_quantity(made: Any) -> None:
     evaluation = made.evaluation(2.5)
     assert as_nats_per_token(evaluation["bits_per_byte"], evaluation) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(("threads", "count"), [(1, "1 thread"), (2, "2 threads")])
+def test_the_device_counts_threads(made: Any, threads: int, count: str) -> None:
+    run = made.run(list(made.steps(2, evaluations=0)))
+    run.write_environment(run.environment() | {"threads": threads})
+    assert device(read_history(run)) == f"Testing CPU 9000 ({count}, bf16)"

@@ -46,7 +46,7 @@ def test_a_run_is_made_and_opened(tmp_path: Path) -> None:
     assert opened.samples() == ""
     assert opened.checkpoints() == {}
     assert not opened.finished
-    assert sorted(contents(path)) == [FILE, "asked.toml", "lock", "spec.toml"]
+    assert sorted(contents(path)) == [FILE, "lock", "requested.toml", "spec.toml"]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -164,17 +164,19 @@ def test_a_start_of_before_there_were_records_goes_on_or_is_left_alone(
             (old / name).mkdir()
             (old / name / "tokenizer.json").write_text("mine")
         elif name != "lock.json":
-            (old / name).write_bytes((tmp_path / "made" / name).read_bytes())
+            made = "requested.toml" if name == "asked.toml" else name
+            (old / name).write_bytes((tmp_path / "made" / made).read_bytes())
     before = contents(old)
     with pytest.raises(UserError, match=r"holds another run|not empty"):
         RunFolder.create(old, SPEC.override("seed=1"))
     assert contents(old) == before
     assert RunFolder.create(old, SPEC).spec == SPEC
     assert {name: content for name, content in contents(old).items() if name in before} == before
+    assert not (old / "requested.toml").exists()
 
 
 @pytest.mark.parametrize(
-    "name", ["tokenizer", "asked.toml", "lock", "lock.json", ".hidden", ".a.tmp"]
+    "name", ["tokenizer", "requested.toml", "asked.toml", "lock", "lock.json", ".hidden", ".a.tmp"]
 )
 def test_what_a_run_would_make_is_not_taken_for_its_own(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -202,7 +204,7 @@ def test_the_record_of_a_start_goes_when_the_run_has_begun(tmp_path: Path) -> No
         (tmp_path / ".spec.toml.999999999.tmp").touch()
         run.write_environment({})
     assert sorted(contents(tmp_path)) == [
-        *(".spec.toml.99999999999.tmp", "asked.toml", "environment.json", "lock", "spec.toml")
+        *(".spec.toml.99999999999.tmp", "environment.json", "lock", "requested.toml", "spec.toml")
     ]
 
 

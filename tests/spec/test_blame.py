@@ -1,6 +1,7 @@
 from pathlib import Path
 
-from archwright.spec.read import Origin, flatten, load_with_blame
+from archwright.spec.overrides import flatten
+from archwright.spec.read import Origin, load_with_blame
 
 BASE = """
 source = "Base paper"

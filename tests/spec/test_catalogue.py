@@ -144,21 +144,21 @@ def test_users_are_counted_by_the_layers_they_have(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(usage, "preset_names", lambda room: ["mixed"] if room == "models" else [])
     monkeypatch.setattr(usage, "load", lambda name: mixed)
     found = Usage()
-    assert found.of_kind("model.attention.mask", Window) == ["mixed"]
-    assert found.of_kind("model.attention.mask", Mask.kinds["causal"]) == ["mixed"]
-    assert found.of_kind("model.norm", RMSNorm) == ["mixed"]
-    assert found.of_kind("model.norm", Norm.kinds["layer"]) == []
-    assert found.of_kind("model.embedding.norm", RMSNorm) == ["mixed"]
-    assert found.of_kind("model.embedding.norm", NoNorm) == []
-    assert found.of_option(option("tied", "head")) == ["mixed"]
-    assert found.of_option(option("bias.query", "attention", "softmax")) == ["mixed"]
-    assert found.of_option(option("bias.key", "attention", "softmax")) == []
-    assert found.of_option(option("dropout", "embedding")) == []
+    assert found.presets_with_kind("model.attention.mask", Window) == ["mixed"]
+    assert found.presets_with_kind("model.attention.mask", Mask.kinds["causal"]) == ["mixed"]
+    assert found.presets_with_kind("model.norm", RMSNorm) == ["mixed"]
+    assert found.presets_with_kind("model.norm", Norm.kinds["layer"]) == []
+    assert found.presets_with_kind("model.embedding.norm", RMSNorm) == ["mixed"]
+    assert found.presets_with_kind("model.embedding.norm", NoNorm) == []
+    assert found.presets_with_option(option("tied", "head")) == ["mixed"]
+    assert found.presets_with_option(option("bias.query", "attention", "softmax")) == ["mixed"]
+    assert found.presets_with_option(option("bias.key", "attention", "softmax")) == []
+    assert found.presets_with_option(option("dropout", "embedding")) == []
 
 
 def test_recipes_use_optimizers() -> None:
     optimizer = type(load_run("demo").optimizer)
-    assert "demo" in Usage().of_kind("optimizer", optimizer)
+    assert "demo" in Usage().presets_with_kind("optimizer", optimizer)
 
 
 @pytest.mark.usefixtures("visitors")

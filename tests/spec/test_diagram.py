@@ -1,16 +1,30 @@
 """Drawings are of what layers compute: the flow they are drawn from gives the numbers of the built wiring."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from archwright.parts.residuals import RESIDUALS
+from archwright.parts.residuals import RESIDUALS, Branch
 from archwright.spec.diagram import diagram
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 from archwright.spec.residuals import PerBranch, Residual
 
-BRANCHES = {"attention": torch.sin, "feedforward": torch.cos}
+
+class Bare(Branch):
+    """A branch without maps."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+BRANCHES = {"attention": Bare(torch.sin), "feedforward": Bare(torch.cos)}
 
 
 class Shift(nn.Module):

@@ -11,7 +11,8 @@ from archwright.spec.errors import UserError
 from archwright.spec.merge import merge
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import LayerNorm, RMSNorm
-from archwright.spec.read import flatten, load, toml_value
+from archwright.spec.overrides import flatten, toml_value
+from archwright.spec.read import load
 
 Lay = Callable[[dict[str, Any], dict[str, Any]], ModelSpec]
 

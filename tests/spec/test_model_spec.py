@@ -7,7 +7,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import differing
 from archwright.spec.model_spec import Arrangement, EncoderStack, ModelSpec
 from archwright.spec.norms import LayerNorm, RMSNorm
-from archwright.spec.read import flatten, override
+from archwright.spec.overrides import flatten, override
 from tests.strategies import model_specs
 
 

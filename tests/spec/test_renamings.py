@@ -172,6 +172,16 @@ def test_a_study_of_format_1(tmp_path: Path) -> None:
         assert not study_of(StudySpec(variants={"b": ("dim=8",)}), rates="fixed").tune_lr
 
 
+def test_a_command_names_an_old_key_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every variant of a study reads what they have in common."""
+    (tmp_path / "text.txt").write_text("some words\n")
+    words = ["compare", "modern", ":norm.kind=layer", ":dim=3", "clip=1", "--dry-run"]
+    assert main([*words, f"data.text={tmp_path / 'text.txt'}"]) == 2
+    assert capsys.readouterr().err.count("warning: clip is now max_grad_norm\n") == 1
+
+
 def test_old_options_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "modern", ":dim=3", "--rates", "never", "--dry-run"]) == 2
     assert "tune_lr" in capsys.readouterr().err

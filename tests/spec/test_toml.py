@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from archwright.spec.errors import UserError
-from archwright.spec.read import load, override
+from archwright.spec.overrides import override
+from archwright.spec.read import load
 from archwright.spec.toml import MOST_BYTES, MOST_DEPTH, parse_toml, read_toml
 
 DEEP = f"found tables or lists more than {MOST_DEPTH} deep in one another"

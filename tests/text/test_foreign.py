@@ -127,11 +127,11 @@ def test_files_are_bounded_and_regular(tmp_path: Path) -> None:
 VALUES = [0, -1, 2**31, 2**63, 2**64 - 1, 10**30, 1e308, True, None, "", "a", [], {}, [[]], 256]
 
 
-def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def token_layout(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     found = [path] if path else []
     if isinstance(content, dict | list):
         for key in content if isinstance(content, dict) else range(len(content)):
-            found += places(content[key], (*path, key))
+            found += token_layout(content[key], (*path, key))
     return found
 
 
@@ -141,7 +141,7 @@ def test_mutated_tokenizers_are_taken_or_refused(seed: int) -> None:
     kind = random_.choice(list(MADE))
 
     def change(content: dict[str, Any]) -> None:
-        found = places(content)
+        found = token_layout(content)
         *above, last = random_.choice([p for p in found if len(p) <= random_.choice([2, 3, 9])])
         inside: Any = content
         for key in above:

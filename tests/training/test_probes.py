@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 import archwright as aw
 from archwright.losses import cross_entropy
+from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
 from archwright.parts.kernels.scores import ElementwiseBias
 from archwright.parts.masks import MASKS, AttentionMask
-from archwright.parts.token_layout import places
+from archwright.parts.token_layout import token_layout
 from archwright.runs import RunFolder
 from archwright.spec.masks import Window
 from archwright.spec.model_spec import ModelSpec
@@ -112,11 +113,10 @@ def test_the_stream_the_head_and_what_is_dead(model: aw.Decoder, tokens: Tensor)
         with Probes(model) as probes:
             logits = model(tokens).logits
         x, sizes = model.embedding(tokens), []
-        views = {name: AttentionMask(mask, places(tokens)) for name, mask in model.masks.items()}
+        context = Context(token_layout(tokens), len(tokens))
         for layer in [None, *model.layers]:
             if layer is not None:
-                turns = model.rotaries[layer.rotary](torch.arange(24)[None])  # type: ignore[index]
-                x = layer(x, views[layer.mask], turns)  # type: ignore[index]
+                x = layer(x, context)
             sizes.append(x.double().square().mean().sqrt().item())
     rows = ["embedding", "layers.0", "layers.1", "layers.2"]
     assert probes.values["residual_rms"] == pytest.approx(dict(zip(rows, sizes, strict=True)))
@@ -167,7 +167,7 @@ def test_settings_of_scores_count() -> None:
     length = QUERIES + 40
     q, k = (torch.randn(2, length, heads, 8, generator=dice) * 3 for heads in (4, 2))
     view = AttentionMask(
-        MASKS[Window](Window(size=50)), places(torch.zeros(2, length, dtype=torch.long))
+        MASKS[Window](Window(size=50)), token_layout(torch.zeros(2, length, dtype=torch.long))
     )
     sinks = torch.randn(4, generator=dice)
     slopes = torch.tensor([0.5, 0.1, 0.0, 1.0])

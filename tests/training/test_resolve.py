@@ -10,9 +10,10 @@ import torch
 
 import archwright
 from archwright import checkpoint
+from archwright.parts.kernels import KERNELS
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
-from archwright.spec.read import flatten
+from archwright.spec.overrides import flatten
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training import machine as machine_room
 from archwright.training import resolve as resolve_room
@@ -245,13 +246,13 @@ def test_kernels_are_timed_on_the_runs_own_mask(
     seen = []
 
     def looked_at(query, key, value, view, scores):  # type: ignore[no-untyped-def]
-        seen.append((type(view.pattern).__name__, view.places.segment_ids is not None, query.shape))
+        seen.append((type(view.pattern).__name__, view.layout.segment_ids is not None, query.shape))
         return query
 
     run = run.override(f"model.attention.mask.kind={mask}", f"data.packing={packing}")
     run = run.override("grad_accum_steps=2", "batch_size=5")
     for name in machine_room.RIVALS["cpu"]:
-        monkeypatch.setitem(machine_room.KERNELS, name, looked_at)
+        monkeypatch.setitem(KERNELS, name, looked_at)
     decisions = Decisions(run.machine.model_copy(update={"kernel": "auto", "device": "cpu"}))
     decide_kernel(decisions, make_model(run, material, decisions.machine), run)
     assert seen == [(mask.capitalize(), packing == "document_mask", (3, 32, 2, 16))] * 2

@@ -41,7 +41,7 @@ def test_what_a_run_leaves(longer: RunSpec, tmp_path: Path, nothing_left_out: No
     folder = train(longer, tmp_path / "run")
     names = {path.name for path in folder.path.iterdir()}
     assert names == {
-        *("spec.toml", "asked.toml", "environment.json", "metrics.jsonl", "model.safetensors"),
+        *("spec.toml", "requested.toml", "environment.json", "metrics.jsonl", "model.safetensors"),
         *("samples.txt", "report.html", "tokenizer", "checkpoints", "lock"),
     }
     assert folder.finished

@@ -80,8 +80,8 @@ BERT = Family(
         Write({"type_vocab_size": 1}),
     ),
     layers="bert.encoder.layer.{i}.",
-    of_layer=LAYER_KEYS,
-    of_model={
+    layer_keys=LAYER_KEYS,
+    model_keys={
         "bert.embeddings.word_embeddings.weight": "embedding.weight",
         "bert.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
         "bert.embeddings.position_embeddings": "position.table",
@@ -108,7 +108,7 @@ BIG_BIRD = BERT.derive(
     Refuse("attention_type", ("original_full",)),
     Refuse("rescale_embeddings", (False,)),
     Refuse("use_bias", (True,)),
-    of_model={
+    model_keys={
         "bert.pooler.weight": filled(0.0, lambda spec: (spec.dim, spec.dim), read=False),
         "bert.pooler.bias": filled(0.0, lambda spec: (spec.dim,), read=False),
     },
@@ -138,8 +138,8 @@ ROBERTA = BERT.derive(
     Computed(_read_positions, _write_positions),
     Set({"head.transform.activation": "gelu"}),
     layers="roberta.encoder.layer.{i}.",
-    of_model={
-        **dict.fromkeys(BERT.of_model),
+    model_keys={
+        **dict.fromkeys(BERT.model_keys),
         "roberta.embeddings.word_embeddings.weight": "embedding.weight",
         "roberta.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
         "roberta.embeddings.position_embeddings": "position.table",
@@ -184,8 +184,8 @@ ROFORMER = BERT.derive(
     Refuse("rotary_value", (False,)),
     Computed(_read_width, lambda get: {"embedding_size": get("dim")}),
     layers="roformer.encoder.layer.{i}.",
-    of_model={
-        **dict.fromkeys(BERT.of_model),
+    model_keys={
+        **dict.fromkeys(BERT.model_keys),
         "roformer.embeddings.word_embeddings.weight": "embedding.weight",
         "roformer.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
         "roformer.embeddings.LayerNorm": "embedding_norm",
@@ -251,7 +251,7 @@ XLNET = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.layer.{i}.",
-    of_layer={
+    layer_keys={
         "rel_attn.q": Fused(("attention.query.weight",), _heads),
         "rel_attn.k": Fused(("attention.key.weight",), _heads),
         "rel_attn.v": Fused(("attention.value.weight",), _heads),
@@ -266,7 +266,7 @@ XLNET = Family(
         "ff.layer_2": "feedforward.down",
         "ff.layer_norm": "residual.norms.feedforward",
     },
-    of_model={
+    model_keys={
         "transformer.word_embedding": "embedding",
         "transformer.mask_emb": filled(0.0, lambda spec: (1, 1, spec.dim), read=False),
         "lm_loss": "head",

@@ -38,7 +38,7 @@ COHERE = LLAMA.derive(
     Field("logit_scale", "head.logit_scale"),
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, ROPE, MLP_BIAS),
-    of_layer={
+    layer_keys={
         "input_layernorm": "residual.norms.shared",
         "post_attention_layernorm": None,
         **HEAD_NORM_NAMES,
@@ -53,12 +53,12 @@ COHERE2 = COHERE.derive(
         INTERLEAVED,
         *(lens for lens in COHERE.lenses if isinstance(lens, Switch) and lens.key == "use_qk_norm"),
     ),
-    of_layer=dict.fromkeys(HEAD_NORM_NAMES),
+    layer_keys=dict.fromkeys(HEAD_NORM_NAMES),
     groups=(
         Layers(
             Listed(otherwise=every_by("sliding_window_pattern")),
             {
-                "sliding_attention": Role(WINDOW.told_by, (*WINDOW.lenses, INTERLEAVED)),
+                "sliding_attention": Role(WINDOW.values, (*WINDOW.lenses, INTERLEAVED)),
                 "full_attention": Role({"attention.mask.kind": "causal", "position.kind": "none"}),
             },
         ),

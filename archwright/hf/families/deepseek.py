@@ -31,13 +31,13 @@ def _heads_apart(layer: LayerSpec) -> ByGroup:
 
 def _read_scale(config: Config) -> Table:
     """Return the scale of scores, which grows with what RoPE is stretched by."""
-    told = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = told.get("rope_type") or told.get("type") or "default"
-    weight = told.get("mscale_all_dim")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    weight = scaling.get("mscale_all_dim")
     if kind == "default" or not weight:
         return {"attention": {"scale": {"kind": "sqrt"}}}
     scale: float = (config["qk_nope_head_dim"] + config["qk_rope_head_dim"]) ** -0.5
-    grown = scale * mscale(told["factor"], weight) ** 2
+    grown = scale * mscale(scaling["factor"], weight) ** 2
     return {"attention": {"scale": {"kind": "fixed", "value": grown}}}
 
 
@@ -120,7 +120,7 @@ DEEPSEEK_V2 = BASE.derive(
             shared("n_shared_experts"),
         ),
     ),
-    of_layer=LATENT_NAMES | NAMES | {"mlp.gate.e_score_correction_bias": None},
+    layer_keys=LATENT_NAMES | NAMES | {"mlp.gate.e_score_correction_bias": None},
     key_aliases={"num_experts": "n_routed_experts"},
     undeclared={"scoring_func": "softmax", "moe_layer_freq": 1},
 )
@@ -133,7 +133,7 @@ DEEPSEEK_V3 = BASE.derive(
     Refuse("scoring_func", ("sigmoid",)),
     Refuse("moe_layer_freq", (1,)),
     groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
-    of_layer=LATENT_NAMES | NAMES,
+    layer_keys=LATENT_NAMES | NAMES,
     ignored=(*BASE.ignored, FURTHER),
     key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1},

@@ -21,7 +21,7 @@ YOUTU = LLAMA.derive(
     PAIRING,
     NO_MLP_BIAS,
     without=(ATTENTION_BIAS, MLP_BIAS),
-    of_layer=LATENT_NAMES,
+    layer_keys=LATENT_NAMES,
 )
 
 
@@ -68,7 +68,7 @@ MINICPM3 = LLAMA.derive(
     Computed(_read_depth, _write_depth),
     Computed(_read_base, _write_base),
     without=(ATTENTION_BIAS,),
-    of_layer=LATENT_NAMES,
+    layer_keys=LATENT_NAMES,
 )
 
 DENSE_LATENT_FAMILIES = (YOUTU, MINICPM3)

@@ -112,7 +112,7 @@ MIXTRAL = BASE.derive(
     *experts("num_local_experts", "intermediate_size"),
     balance(),
     groups=(Layers(ALL_OR_NONE, ROLES),),
-    of_layer=NO_DENSE
+    layer_keys=NO_DENSE
     | {"block_sparse_moe.gate": "feedforward.router"}
     | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
     key_aliases={"num_experts": "num_local_experts"},
@@ -166,7 +166,7 @@ QWEN2_MOE = BASE.derive(
             balance(),
         ),
     ),
-    of_layer={
+    layer_keys={
         "mlp.gate": "feedforward.router",
         "mlp.shared_expert_gate": "feedforward.shared_gate",
         **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
@@ -201,7 +201,7 @@ QWEN3_MOE = BASE.derive(
             balance(),
         ),
     ),
-    of_layer={
+    layer_keys={
         "mlp.gate": "feedforward.router",
         **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
         **QUERY_KEY_NORM,
@@ -220,7 +220,7 @@ OLMOE = BASE.derive(
     *experts("num_experts", "intermediate_size"),
     Field("norm_topk_prob", "feedforward.normalize_weights"),
     balance(),
-    of_layer=NO_DENSE
+    layer_keys=NO_DENSE
     | {"mlp.gate": "feedforward.router", **QUERY_KEY_NORM}
     | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
     key_aliases={"num_local_experts": "num_experts"},
@@ -235,7 +235,7 @@ FLEX_OLMO = BASE.derive(
     *experts("num_experts", "intermediate_size"),
     Field("norm_topk_prob", "feedforward.normalize_weights"),
     balance(),
-    of_layer=NO_DENSE
+    layer_keys=NO_DENSE
     | {
         "input_layernorm": None,
         "post_attention_layernorm": "residual.norms.attention",

@@ -50,8 +50,8 @@ OPT = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="model.decoder.layers.{i}.",
-    of_layer=LAYER_KEYS,
-    of_model={
+    layer_keys=LAYER_KEYS,
+    model_keys={
         "model.decoder.embed_tokens": "embedding",
         "model.decoder.embed_positions": "position.table",
         "model.decoder.project_in": "embedding.project_in",
@@ -84,8 +84,8 @@ XGLM = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="model.layers.{i}.",
-    of_layer=LAYER_KEYS,
-    of_model={"model.embed_tokens": "embedding", "model.layer_norm": "norm", "lm_head": "head"},
+    layer_keys=LAYER_KEYS,
+    model_keys={"model.embed_tokens": "embedding", "model.layer_norm": "norm", "lm_head": "head"},
     ignored=(r".*embed_positions\.weights",),
     key_aliases={
         "hidden_size": "d_model",
@@ -111,8 +111,8 @@ BIOGPT = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="biogpt.layers.{i}.",
-    of_layer=LAYER_KEYS,
-    of_model={
+    layer_keys=LAYER_KEYS,
+    model_keys={
         "biogpt.embed_tokens": "embedding",
         "biogpt.embed_positions": "position.table",
         "biogpt.layer_norm": "norm",
@@ -137,7 +137,7 @@ CTRL = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",
-    of_layer={
+    layer_keys={
         "layernorm1": "residual.norms.attention",
         "layernorm2": "residual.norms.feedforward",
         "multi_head_attention.Wq": "attention.query",
@@ -147,7 +147,7 @@ CTRL = Family(
         "ffn.0": "feedforward.up",
         "ffn.2": "feedforward.down",
     },
-    of_model={"transformer.w": "embedding", "transformer.layernorm": "norm", "lm_head": "head"},
+    model_keys={"transformer.w": "embedding", "transformer.layernorm": "norm", "lm_head": "head"},
     prefix="transformer.",
     key_aliases=USUAL_WORDS,
 )

@@ -44,7 +44,7 @@ GRANITEMOE = GRANITE.derive(
     *experts("num_local_experts", "intermediate_size", routing="softmax_of_chosen"),
     balance(),
     without=(MLP_BIAS,),
-    of_layer=NO_DENSE
+    layer_keys=NO_DENSE
     | {
         "block_sparse_moe.router.layer": "feedforward.router",
         "block_sparse_moe.input_linear": Fused(GATE_UP, Stacked()),
@@ -63,7 +63,7 @@ GRANITEMOESHARED = GRANITEMOE.derive(
             Field("shared_intermediate_size", "feedforward.shared_hidden_dim"),
         ),
     ),
-    of_layer={
+    layer_keys={
         "shared_mlp.input_linear": Fused(
             ("feedforward.shared.gate", "feedforward.shared.up"), Rows()
         ),
@@ -74,9 +74,9 @@ GRANITEMOESHARED = GRANITEMOE.derive(
 
 def _read_theta(config: Config) -> Table:
     """Return the base of the frequencies: old files have it inside `attn_config`."""
-    told = (config.get("rope_parameters") or {}).get("rope_theta")
+    base = (config.get("rope_parameters") or {}).get("rope_theta")
     inside = (config.get("attn_config") or {}).get("rope_theta")
-    return nested("position.theta", float(told or inside or config["rope_theta"]))
+    return nested("position.theta", float(base or inside or config["rope_theta"]))
 
 
 def _read_power(config: Config) -> Table:
@@ -120,7 +120,7 @@ DBRX = Family(
         Set({"head.tied": False}),
     ),
     layers="transformer.blocks.{i}.",
-    of_layer={
+    layer_keys={
         "norm_attn_norm.norm_1": "residual.norms.attention",
         "norm_attn_norm.norm_2": "residual.norms.feedforward",
         "norm_attn_norm.attn.Wqkv": Fused(
@@ -134,7 +134,7 @@ DBRX = Family(
             ("feedforward.experts.down.weight",), Flattened(transposed=True)
         ),
     },
-    of_model={
+    model_keys={
         "transformer.wte": "embedding",
         "transformer.norm_f": "norm",
         "lm_head": "head",
@@ -159,7 +159,7 @@ STRETCHED = Either(
         Set({"position.scaling.original_length": 4096, "position.scaling.truncate": False}),
     ),
 )
-"""What a config is taken to say that is silent on RoPE."""
+"""RoPE of a config that says nothing of it."""
 
 GPT_OSS = BASE.derive(
     "gpt_oss",
@@ -177,7 +177,7 @@ GPT_OSS = BASE.derive(
     Field("swiglu_limit", "feedforward.expert.limit"),
     balance(),
     groups=(Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES),),
-    of_layer=NO_DENSE
+    layer_keys=NO_DENSE
     | {
         "self_attn.sinks": "attention.sinks",
         "mlp.router": "feedforward.router",
@@ -285,7 +285,7 @@ LLAMA4_TEXT = BASE.derive(
             other=dense(hidden="intermediate_size_mlp"),
         ),
     ),
-    of_layer=NO_DENSE
+    layer_keys=NO_DENSE
     | gated("feed_forward", "feedforward")
     | gated("feed_forward.shared_expert", "feedforward.shared")
     | {

@@ -42,7 +42,7 @@ VAULT_GEMMA = LLAMA.derive(
     Field("final_logit_softcapping", "head.softcap", or_none=True),
     NO_MLP_BIAS,
     without=(GATED, MLP_BIAS),
-    of_layer={
+    layer_keys={
         "post_attention_layernorm": None,
         "pre_feedforward_layernorm": "residual.norms.feedforward",
     },
@@ -55,7 +55,7 @@ GEMMA2 = VAULT_GEMMA.derive(
     "Gemma2ForCausalLM",
     Set({"residual.kind": "sandwich"}),
     TWO_WAY,
-    of_layer={
+    layer_keys={
         "post_attention_layernorm": "residual.out_norms.attention",
         "post_feedforward_layernorm": "residual.out_norms.feedforward",
     },
@@ -70,7 +70,7 @@ GEMMA3 = GEMMA2.derive(
     ALL_EPS,
     Refuse("attn_logit_softcapping", (None,)),  # the class has the key, and leaves it aside
     without=(EPS, ROPE, Field("attn_logit_softcapping", "attention.softcap", or_none=True)),
-    of_layer=HEAD_NORM_NAMES,
+    layer_keys=HEAD_NORM_NAMES,
     groups=(
         Layers(
             Listed(otherwise=every_by("sliding_window_pattern")),
@@ -80,7 +80,7 @@ GEMMA3 = GEMMA2.derive(
                     (Rope(fraction="", layer_type="full_attention"),),
                 ),
                 "sliding_attention": Role(
-                    WINDOW.told_by,
+                    WINDOW.values,
                     (
                         *WINDOW.lenses,
                         Rope(

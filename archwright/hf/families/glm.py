@@ -20,7 +20,7 @@ GLM = LLAMA.derive(
     Set({"attention.bias.out": False}),
     NO_MLP_BIAS,
     without=(ROPE, ATTENTION_BIAS, MLP_BIAS),
-    of_layer={"mlp.gate_proj": None, "mlp.up_proj": None, "mlp.gate_up_proj": GATE_UP},
+    layer_keys={"mlp.gate_proj": None, "mlp.up_proj": None, "mlp.gate_up_proj": GATE_UP},
     undeclared={"partial_rotary_factor": 0.5},
 )
 
@@ -28,7 +28,7 @@ GLM4 = GLM.derive(
     "glm4",
     "Glm4ForCausalLM",
     Set({"residual.kind": "sandwich"}),
-    of_layer={
+    layer_keys={
         "post_self_attn_layernorm": "residual.out_norms.attention",
         "post_mlp_layernorm": "residual.out_norms.feedforward",
     },

@@ -103,7 +103,7 @@ GPT2 = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",
-    of_layer={
+    layer_keys={
         "ln_1": "residual.norms.attention",
         "ln_2": "residual.norms.feedforward",
         "attn.c_attn": conv1d(*QKV),
@@ -111,7 +111,7 @@ GPT2 = Family(
         "mlp.c_fc": conv1d("feedforward.up"),
         "mlp.c_proj": conv1d("feedforward.down"),
     },
-    of_model={
+    model_keys={
         "transformer.wte": "embedding",
         "transformer.wpe": "position.table",
         "transformer.ln_f": "norm",
@@ -128,7 +128,7 @@ GPT1 = GPT2.derive(
     Set({"residual.kind": "post"}),
     Activation("afn", gated=False, names={"gelu": {"kind": "gelu", "approximate": "tanh"}}),
     Field("n_embd", "feedforward.hidden_dim", times=4),
-    of_model={
+    model_keys={
         "transformer.wte": None,
         "transformer.wpe": None,
         "transformer.ln_f": None,
@@ -187,7 +187,7 @@ GPT_NEO = Family(
         ),
     ),
     layers="transformer.h.{i}.",
-    of_layer={
+    layer_keys={
         "ln_1": "residual.norms.attention",
         "ln_2": "residual.norms.feedforward",
         "attn.attention.q_proj": "attention.query",
@@ -197,7 +197,7 @@ GPT_NEO = Family(
         "mlp.c_fc": "feedforward.up",
         "mlp.c_proj": "feedforward.down",
     },
-    of_model=GPT2.of_model,
+    model_keys=GPT2.model_keys,
     prefix="transformer.",
     ignored=(r".*\.attn\.attention\.(bias|masked_bias)",),
     key_aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
@@ -233,7 +233,7 @@ GPT_J = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",
-    of_layer={
+    layer_keys={
         "ln_1": "residual.norms.shared",
         "attn.q_proj": "attention.query",
         "attn.k_proj": "attention.key",
@@ -242,7 +242,7 @@ GPT_J = Family(
         "mlp.fc_in": "feedforward.up",
         "mlp.fc_out": "feedforward.down",
     },
-    of_model={"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"},
+    model_keys={"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"},
     prefix="transformer.",
     ignored=(r".*\.attn\.(bias|masked_bias|causal_mask)",),
     key_aliases=USUAL_WORDS,
@@ -251,7 +251,7 @@ GPT_J = Family(
 CODEGEN = GPT_J.derive(
     "codegen",
     "CodeGenForCausalLM",
-    of_layer={
+    layer_keys={
         "attn.q_proj": None,
         "attn.k_proj": None,
         "attn.v_proj": None,
@@ -271,7 +271,7 @@ GPT_BIGCODE = GPT2.derive(
         (Set({"attention.num_kv_heads": 1}), Write({"multi_query": True})),
         (Write({"multi_query": False}),),
     ),
-    of_layer={
+    layer_keys={
         # One key-value head: queries, key, value; otherwise the three of each head together.
         "attn.c_attn": Fused(QKV, lambda layer: _bigcode(layer)),
         "attn.c_proj": "attention.out",

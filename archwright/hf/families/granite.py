@@ -52,8 +52,8 @@ class ThetaOfEach:
     def of(self, role: str, config: Config) -> Table:
         for theta in self._thetas(config, config["num_hidden_layers"]):
             if theta and _turns(theta) == role:
-                told = config.get("rope_scaling") or config.get("rope_parameters") or {}
-                own = {**told, "rope_theta": theta}
+                scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+                own = {**scaling, "rope_theta": theta}
                 return self.rope.read({**config, "rope_scaling": None, "rope_parameters": own})
         return nested("position.kind", "none")
 
@@ -85,7 +85,7 @@ GRANITE_SWA = GRANITE.derive(
     "GraniteSWAForCausalLM",
     Set({"attention.sinks": True}),
     without=(ROPE,),
-    of_layer={"self_attn.sinks": "attention.sinks"},
+    layer_keys={"self_attn.sinks": "attention.sinks"},
     groups=(
         Layers(Listed(otherwise=first_of(4)), ROLES),
         ThetaOfEach("layer_rope_theta", ROPE),

@@ -12,7 +12,7 @@ SIZES = (
     Field("max_position_embeddings", "context_length"),
     Field("num_attention_heads", "attention.num_heads"),
 )
-"""What almost all families say with the same keys."""
+"""Lenses of the keys that almost all families share."""
 
 HEAD_DIM = Either(
     lambda config: config["head_dim"] is not None,
@@ -77,7 +77,7 @@ LLAMA = Family(
         TIED,
     ),
     layers="model.layers.{i}.",
-    of_layer={
+    layer_keys={
         "input_layernorm": "residual.norms.attention",
         "post_attention_layernorm": "residual.norms.feedforward",
         "self_attn.q_proj": "attention.query",
@@ -88,7 +88,7 @@ LLAMA = Family(
         "mlp.up_proj": "feedforward.up",
         "mlp.down_proj": "feedforward.down",
     },
-    of_model={"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "head"},
+    model_keys={"model.embed_tokens": "embedding", "model.norm": "norm", "lm_head": "head"},
     ignored=(r".*\.rotary_emb\.inv_freq",),
     undeclared={"head_dim": None},
 )

@@ -89,7 +89,7 @@ PHI3 = MISTRAL.derive(
     Field("resid_pdrop", "residual.dropout"),
     Field("embd_pdrop", "embedding.dropout"),
     without=(ROPE,),
-    of_layer={
+    layer_keys={
         "self_attn.q_proj": None,
         "self_attn.k_proj": None,
         "self_attn.v_proj": None,
@@ -139,12 +139,12 @@ SMOLLM3 = LLAMA.derive(
 
 def _with_alpha(config: Config) -> Table:
     """Read a base that `alpha` stretches, for which these files say "dynamic"."""
-    told = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not told.get("alpha"):
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not scaling.get("alpha"):
         return ROPE.read(config)
     width = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
-    theta = told.get("rope_theta") or config["rope_theta"]
-    stretched = theta * told["alpha"] ** (width / (width - 2))
+    theta = scaling.get("rope_theta") or config["rope_theta"]
+    stretched = theta * scaling["alpha"] ** (width / (width - 2))
     return ROPE.read({**config, "rope_scaling": None, "rope_parameters": {"rope_theta": stretched}})
 
 
@@ -159,7 +159,7 @@ HUNYUAN = LLAMA.derive(
     HUNYUAN_ROPE,
     NO_MLP_BIAS,
     without=(EPS, ROPE, MLP_BIAS),
-    of_layer={
+    layer_keys={
         "self_attn.query_layernorm": "attention.query_norm",
         "self_attn.key_layernorm": "attention.key_norm",
     },
@@ -173,7 +173,7 @@ BITNET = LLAMA.derive(
     Field("rms_norm_eps", ("norm.eps", "attention.out_norm.eps", "feedforward.hidden_norm.eps")),
     NO_MLP_BIAS,
     without=(EPS, MLP_BIAS),
-    of_layer={
+    layer_keys={
         "self_attn.attn_sub_norm": "attention.out_norm",
         "mlp.ffn_sub_norm": "feedforward.norm",
     },

@@ -1,4 +1,4 @@
-"""What followed Mistral: windows in some layers, and queries that grow with their position."""
+"""Ministral and its relatives: windows in some layers, and queries that grow with their position."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ MINISTRAL = MISTRAL.derive(
 
 
 def _read_query_temperature(config: Config) -> Table:
-    told = config.get("rope_scaling") or config["rope_parameters"]
-    if told.get("llama_4_scaling_beta") is None:
+    scaling = config.get("rope_scaling") or config["rope_parameters"]
+    if scaling.get("llama_4_scaling_beta") is None:
         raise UserError("config.json: rope_parameters.llama_4_scaling_beta: missing")
-    period = told.get("original_max_position_embeddings") or config["max_position_embeddings"]
-    scale = {"kind": "log", "coefficient": told["llama_4_scaling_beta"], "period": period}
+    period = scaling.get("original_max_position_embeddings") or config["max_position_embeddings"]
+    scale = {"kind": "log", "coefficient": scaling["llama_4_scaling_beta"], "period": period}
     return nested("attention.query_temperature", scale | {"offset": 0})
 
 
 def _write_query_temperature(get: Get) -> dict[str, Any]:
-    told = {
+    scaling = {
         "llama_4_scaling_beta": get("attention.query_temperature.coefficient"),
         "original_max_position_embeddings": get("attention.query_temperature.period"),
     }
-    return {"rope_parameters": {k: value for k, value in told.items() if value is not MISSING}}
+    return {"rope_parameters": {k: value for k, value in scaling.items() if value is not MISSING}}
 
 
 MINISTRAL3 = MISTRAL.derive(

@@ -76,7 +76,7 @@ MODERNBERT_DECODER = Family(
         Write({"bos_token_id": 0, "pad_token_id": 0, "cls_token_id": 0, "sep_token_id": 0}),
     ),
     layers="model.layers.{i}.",
-    of_layer={
+    layer_keys={
         "attn_norm": "residual.norms.attention",
         "mlp_norm": "residual.norms.feedforward",
         "attn.q_proj": "attention.query",
@@ -86,7 +86,7 @@ MODERNBERT_DECODER = Family(
         "mlp.Wi": GATE_UP,
         "mlp.Wo": "feedforward.down",
     },
-    of_model={
+    model_keys={
         "model.embeddings.tok_embeddings": "embedding",
         "model.embeddings.norm": "embedding_norm",
         "model.final_norm": "norm",
@@ -99,11 +99,11 @@ MODERNBERT_DECODER = Family(
             Listed(otherwise=_one_of),
             {
                 "full_attention": Role(
-                    CAUSAL.told_by,
+                    CAUSAL.values,
                     (Rope(fraction="", theta="global_rope_theta", layer_type="full_attention"),),
                 ),
                 "sliding_attention": Role(
-                    WINDOW.told_by,
+                    WINDOW.values,
                     (
                         Computed(_read_window, _write_window),
                         Rope(fraction="", theta="local_rope_theta", layer_type="sliding_attention"),

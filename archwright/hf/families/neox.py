@@ -59,14 +59,14 @@ GPT_NEOX = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="gpt_neox.layers.{i}.",
-    of_layer={
+    layer_keys={
         "input_layernorm": "residual.norms.attention",
         "post_attention_layernorm": "residual.norms.feedforward",
         "attention.query_key_value": Fused(QKV, by_head),
         "attention.dense": "attention.out",
         **FEEDFORWARD_NAMES,
     },
-    of_model={
+    model_keys={
         "gpt_neox.embed_in": "embedding",
         "gpt_neox.final_layer_norm": "norm",
         "embed_out": "head",
@@ -105,13 +105,13 @@ GPT_NEOX_JAPANESE = GPT_NEOX.derive(
     ),
     layers="gpt_neox_japanese.layers.{i}.",
     prefix="gpt_neox_japanese.",
-    of_model={
+    model_keys={
         "gpt_neox.embed_in": None,
         "gpt_neox.final_layer_norm": None,
         "gpt_neox_japanese.embed_in": "embedding",
         "gpt_neox_japanese.final_layer_norm": "norm",
     },
-    of_layer={
+    layer_keys={
         "attention.dense": None,
         "attention.dense.weight": "attention.out.weight",
         "attention.dense_bias": "attention.out.bias",
@@ -145,14 +145,14 @@ BLOOM = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",
-    of_layer={
+    layer_keys={
         "input_layernorm": "residual.norms.attention",
         "post_attention_layernorm": "residual.norms.feedforward",
         "self_attention.query_key_value": Fused(QKV, by_head),
         "self_attention.dense": "attention.out",
         **FEEDFORWARD_NAMES,
     },
-    of_model={
+    model_keys={
         "transformer.word_embeddings": "embedding",
         "transformer.word_embeddings_layernorm": "embedding_norm",
         "transformer.ln_f": "norm",
@@ -224,7 +224,7 @@ FALCON = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.h.{i}.",
-    of_layer={
+    layer_keys={
         "input_layernorm": (
             "residual.norms.shared",
             When("residual.kind", "pre", "residual.norms.attention"),
@@ -236,7 +236,7 @@ FALCON = Family(
         "self_attention.dense": "attention.out",
         **FEEDFORWARD_NAMES,
     },
-    of_model={
+    model_keys={
         "transformer.word_embeddings": "embedding",
         "transformer.ln_f": "norm",
         "lm_head": "head",
@@ -293,7 +293,7 @@ MPT = Family(
         Field("tie_word_embeddings", "head.tied"),
     ),
     layers="transformer.blocks.{i}.",
-    of_layer={
+    layer_keys={
         "norm_1": "residual.norms.attention",
         "norm_2": "residual.norms.feedforward",
         "attn.Wqkv": Fused(QKV, Rows()),
@@ -301,7 +301,7 @@ MPT = Family(
         "ffn.up_proj": "feedforward.up",
         "ffn.down_proj": "feedforward.down",
     },
-    of_model={"transformer.wte": "embedding", "transformer.norm_f": "norm", "lm_head": "head"},
+    model_keys={"transformer.wte": "embedding", "transformer.norm_f": "norm", "lm_head": "head"},
     prefix="transformer.",
     key_aliases={
         "hidden_size": "d_model",

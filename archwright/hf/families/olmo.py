@@ -43,7 +43,7 @@ OLMO2 = LLAMA.derive(
     ALL_EPS,
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, MLP_BIAS),
-    of_layer={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
+    layer_keys={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
 )
 
 OLMO3 = OLMO2.derive(
@@ -55,10 +55,10 @@ OLMO3 = OLMO2.derive(
             Listed(otherwise=every(4, "full_attention", "sliding_attention")),
             {
                 "full_attention": Role(
-                    CAUSAL.told_by, (Rope(fraction="", layer_type="full_attention"),)
+                    CAUSAL.values, (Rope(fraction="", layer_type="full_attention"),)
                 ),
                 "sliding_attention": Role(
-                    WINDOW.told_by,
+                    WINDOW.values,
                     (
                         *WINDOW.lenses,
                         Rope(fraction="", layer_type="sliding_attention", scaled=False),
@@ -89,7 +89,7 @@ EXAONE4 = LLAMA.derive(
     NO_ATTENTION_BIAS,
     NO_MLP_BIAS,
     without=(PRE_RMS, EPS, ROPE, ATTENTION_BIAS, MLP_BIAS),
-    of_layer={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
+    layer_keys={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
     groups=(
         Layers(
             CustomPattern(
@@ -100,7 +100,7 @@ EXAONE4 = LLAMA.derive(
                 },
             ),
             {
-                "sliding_attention": Role(WINDOW.told_by, (*WINDOW.lenses, ROPE)),
+                "sliding_attention": Role(WINDOW.values, (*WINDOW.lenses, ROPE)),
                 "full_attention": Role({"attention.mask.kind": "causal", "position.kind": "none"}),
                 "full_rope": Role(
                     {"attention.mask.kind": "causal", "position.kind": "rope"}, (ROPE,)

@@ -32,7 +32,7 @@ PHI = LLAMA.derive(
             False: Set(NO_QK_NORM),
         },
     ),
-    of_layer={
+    layer_keys={
         "input_layernorm": "residual.norms.shared",
         "post_attention_layernorm": None,
         "self_attn.o_proj": None,
@@ -45,7 +45,7 @@ PHI = LLAMA.derive(
         "mlp.fc1": "feedforward.up",
         "mlp.fc2": "feedforward.down",
     },
-    of_model={"model.norm": None, "model.final_layernorm": "norm"},
+    model_keys={"model.norm": None, "model.final_layernorm": "norm"},
     without=(
         ROPE,
         "rms_norm_eps",
@@ -62,7 +62,7 @@ PERSIMMON = PHI.derive(
     "PersimmonForCausalLM",
     Set({"residual.kind": "pre", "head.bias": False}),
     Field("hidden_dropout", "residual.dropout"),
-    of_layer={
+    layer_keys={
         "input_layernorm": "residual.norms.attention",
         "post_attention_layernorm": "residual.norms.feedforward",
         "self_attn.q_proj": None,
@@ -109,7 +109,7 @@ STABLELM = LLAMA.derive(
             False: Set(NO_QK_NORM),
         },
     ),
-    of_layer={
+    layer_keys={
         "input_layernorm": (
             "residual.norms.shared",
             When("residual.kind", "pre", "residual.norms.attention"),
@@ -132,7 +132,7 @@ STARCODER2 = LLAMA.derive(
     Field("intermediate_size", "feedforward.hidden_dim"),
     Switch("use_bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}),
     groups=(Layers(ALL_OR_NONE, ROLES),),
-    of_layer={
+    layer_keys={
         "mlp.gate_proj": None,
         "mlp.up_proj": None,
         "mlp.down_proj": None,

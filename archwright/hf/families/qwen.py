@@ -62,7 +62,7 @@ QWEN3 = LLAMA.derive(
     ALL_EPS,
     NO_MLP_BIAS,
     without=(EPS, MLP_BIAS),
-    of_layer=HEAD_NORM_NAMES,
+    layer_keys=HEAD_NORM_NAMES,
     groups=QWEN2.groups,
 )
 

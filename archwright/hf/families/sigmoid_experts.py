@@ -105,7 +105,7 @@ NAMES = {
     **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
     **gated("mlp.shared_experts", "feedforward.shared"),
 }
-"""What files of most of these families call a mixture's tensors."""
+"""Names of a mixture's tensors in files of most of these families."""
 FURTHER = r"model\.layers\.(?P<layer>\d+)\..*"
 """Layers behind the last, which predict further tokens."""
 
@@ -122,7 +122,7 @@ GLM4_MOE = BASE.derive(
     ),
     without=(ROPE,),
     groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
-    of_layer={**NAMES, **QUERY_KEY_NORM},
+    layer_keys={**NAMES, **QUERY_KEY_NORM},
     ignored=(*BASE.ignored, FURTHER),
     key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={"partial_rotary_factor": 0.5},
@@ -144,7 +144,7 @@ DOTS1 = BASE.derive(
         Layers(Listed(otherwise=_far), ROLES),
         sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),
     ),
-    of_layer={**NAMES, **QUERY_KEY_NORM},
+    layer_keys={**NAMES, **QUERY_KEY_NORM},
     key_aliases={"num_local_experts": "n_routed_experts"},
 )
 
@@ -153,7 +153,7 @@ SOLAR_OPEN = BASE.derive(
     "SolarOpenForCausalLM",
     QKV,
     *routed("n_routed_experts", shared("n_shared_experts")),
-    of_layer=NO_DENSE | NAMES,
+    layer_keys=NO_DENSE | NAMES,
     key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={"intermediate_size": 11008},
 )
@@ -172,7 +172,7 @@ HY_V3 = BASE.derive(
             shared("num_shared_experts"),
         ),
     ),
-    of_layer={
+    layer_keys={
         "mlp.router.gate": "feedforward.router",
         "mlp.expert_bias": "feedforward.selection_bias",
         **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
@@ -199,7 +199,7 @@ MINIMAX_M2 = BASE.derive(
     *experts("num_local_experts", "intermediate_size", **SIGMOID),
     balance(),
     without=(ROPE,),
-    of_layer=NO_DENSE
+    layer_keys=NO_DENSE
     | {
         "block_sparse_moe.gate": "feedforward.router",
         "block_sparse_moe.e_score_correction_bias": "feedforward.selection_bias",
@@ -217,4 +217,4 @@ SIGMOID_EXPERTS_FAMILIES = (
     GLM4_MOE,
     MINIMAX_M2,
 )
-"""What is a special case of another comes before it, as a model is written as the first that holds it."""
+"""Special cases come first: a model is written as the first family that can hold it."""

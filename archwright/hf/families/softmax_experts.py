@@ -53,13 +53,13 @@ def _write_stretch(roles: list[str]) -> dict[str, Any]:
     """Return the stretch from the first layer with experts to the last, of the step that fits."""
     places = [i for i, role in enumerate(roles) if role == "sparse"] or [len(roles)]
     for step in range(1, len(roles) + 1):
-        told = {
+        keys = {
             "moe_layer_start_index": places[0],
             "moe_layer_end_index": places[-1],
             "moe_layer_interval": step,
         }
-        if _stretch(told, len(roles)) == roles:
-            return told
+        if _stretch(keys, len(roles)) == roles:
+            return keys
     return {}
 
 
@@ -77,7 +77,7 @@ ERNIE4_5_MOE = BASE.derive(
             balance(top_k="moe_k"),
         ),
     ),
-    of_layer={
+    layer_keys={
         "mlp.gate": "feedforward.router",
         "mlp.moe_statics.e_score_correction_bias": Fused(
             ("feedforward.selection_bias",), Reshaped((1, -1))
@@ -105,20 +105,20 @@ def _one(key: str, path: str) -> Computed:
 
 def _read_shared(config: Config) -> Table:
     """Refuse what is not one shared expert in each layer."""
-    told = config["num_shared_expert"]
-    if set(told if isinstance(told, list) else [told]) != {1}:
-        raise UserError(refused("num_shared_expert", told, (1,)))
+    keys = config["num_shared_expert"]
+    if set(keys if isinstance(keys, list) else [keys]) != {1}:
+        raise UserError(refused("num_shared_expert", keys, (1,)))
     return {}
 
 
 def _read_alpha(config: Config) -> Table:
     """Return the base of frequencies that a fixed alpha stretches: theta alpha^(d / (d - 2))."""
-    told = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    alpha, kind = told.get("alpha"), told.get("rope_type") or told.get("type")
+    keys = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    alpha, kind = keys.get("alpha"), keys.get("rope_type") or keys.get("type")
     if kind != "dynamic" or not alpha:
         return {}
     width = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
-    theta = told.get("rope_theta") or config["rope_theta"]
+    theta = keys.get("rope_theta") or config["rope_theta"]
     stretched = theta * alpha ** (width / (width - 2))
     return {"position": {"theta": float(stretched), "scaling": {"kind": "none"}}}
 
@@ -134,7 +134,7 @@ HUNYUAN_V1_MOE = BASE.derive(
     _one("moe_topk", "feedforward.top_k"),
     Field("intermediate_size", ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim")),
     Computed(_read_shared, lambda get: {}),
-    of_layer=NO_DENSE
+    layer_keys=NO_DENSE
     | {
         "self_attn.query_layernorm": "attention.query_norm",
         "self_attn.key_layernorm": "attention.key_norm",
@@ -220,13 +220,13 @@ def _roles() -> dict[str, Role]:
         {"position.kind": "rope"},
         {"position.kind": "none"},
     )
-    near, near_told = (*WINDOW.lenses, rope), {**WINDOW.told_by, **turned}
+    near, near_values = (*WINDOW.lenses, rope), {**WINDOW.values, **turned}
     return {
-        "sliding_attention_sparse": Role({**near_told, **mixed}, (*near, *MIXTURE)),
-        "full_attention_sparse": Role({**CAUSAL.told_by, **still, **mixed}, MIXTURE),
-        "sliding_attention_dense": Role(near_told, (*near, *DENSE)),
-        f"turned_{FULL_DENSE}": Role({**CAUSAL.told_by, **turned}, (rope, *DENSE)),
-        FULL_DENSE: Role({**CAUSAL.told_by, **still}, DENSE),
+        "sliding_attention_sparse": Role({**near_values, **mixed}, (*near, *MIXTURE)),
+        "full_attention_sparse": Role({**CAUSAL.values, **still, **mixed}, MIXTURE),
+        "sliding_attention_dense": Role(near_values, (*near, *DENSE)),
+        f"turned_{FULL_DENSE}": Role({**CAUSAL.values, **turned}, (rope, *DENSE)),
+        FULL_DENSE: Role({**CAUSAL.values, **still}, DENSE),
     }
 
 
@@ -250,7 +250,7 @@ COHERE2_MOE = BASE.derive(
     ),
     Field("logit_scale", "head.logit_scale"),
     groups=(Layers(CustomPattern(_read_types, _write_types), _roles()),),
-    of_layer={
+    layer_keys={
         "input_layernorm": "residual.norms.shared",
         "post_attention_layernorm": None,
         "mlp.gate": "feedforward.router",
@@ -263,9 +263,9 @@ COHERE2_MOE = BASE.derive(
 
 def _read_mscale(config: Config) -> Table:
     """Return what LongRoPE multiplies cosines and sines by, which is told for short and long texts."""
-    told = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    short, long = told.get("short_mscale"), told.get("long_mscale")
-    if (told.get("rope_type") or told.get("type") or "default") == "default":
+    keys = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    short, long = keys.get("short_mscale"), keys.get("long_mscale")
+    if (keys.get("rope_type") or keys.get("type") or "default") == "default":
         return {}
     if short is None or short != long:
         raise UserError(
@@ -277,8 +277,8 @@ def _read_mscale(config: Config) -> Table:
 
 def _write_mscale(get: Get) -> dict[str, Any]:
     factor = get("position.scaling.attention_factor")
-    told = {"short_mscale": factor, "long_mscale": factor}
-    return {} if factor is MISSING else {"rope_parameters": told}
+    keys = {"short_mscale": factor, "long_mscale": factor}
+    return {} if factor is MISSING else {"rope_parameters": keys}
 
 
 PHIMOE = BASE.derive(
@@ -298,7 +298,7 @@ PHIMOE = BASE.derive(
     balance(),
     without=(ROPE,),
     groups=(Layers(ALL_OR_NONE, ROLES),),
-    of_layer=NO_DENSE
+    layer_keys=NO_DENSE
     | {"block_sparse_moe.gate": "feedforward.router"}
     | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
 )

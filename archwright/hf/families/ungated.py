@@ -23,7 +23,7 @@ ARCEE = LLAMA.derive(
     "ArceeForCausalLM",
     PLAIN,
     without=(GATED,),
-    of_layer={"mlp.gate_proj": None},
+    layer_keys={"mlp.gate_proj": None},
 )
 
 NEMOTRON = ARCEE.derive(
@@ -54,7 +54,7 @@ APERTUS = ARCEE.derive(
     ALL_EPS,
     NO_MLP_BIAS,
     without=(PLAIN, EPS, MLP_BIAS),
-    of_layer={
+    layer_keys={
         "input_layernorm": None,
         "post_attention_layernorm": None,
         "attention_layernorm": "residual.norms.attention",
@@ -93,7 +93,7 @@ NANOCHAT = ARCEE.derive(
     Field("final_logit_softcapping", "head.softcap", or_none=True),
     NO_MLP_BIAS,
     without=(EPS, MLP_BIAS),
-    of_layer={
+    layer_keys={
         "self_attn.q_proj": Fused(("attention.query",), _swapped),
         "self_attn.k_proj": Fused(("attention.key",), _swapped),
         "mlp.up_proj": None,

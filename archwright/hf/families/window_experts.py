@@ -22,8 +22,8 @@ from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role
 from archwright.hf.lenses import Computed, Config, Field, Lens, Refuse, Set, Switch, Table, nested
 from archwright.hf.rope import Rope
 
-NEAR = Role({**WINDOW.told_by, "position.kind": "rope"}, (*WINDOW.lenses, ROPE))
-FAR = Role({**CAUSAL.told_by, "position.kind": "none"})
+NEAR = Role({**WINDOW.values, "position.kind": "rope"}, (*WINDOW.lenses, ROPE))
+FAR = Role({**CAUSAL.values, "position.kind": "none"})
 NEAR_TURNED = {"sliding_attention": NEAR, "full_attention": FAR}
 """Windows with positions, and full attention without."""
 
@@ -49,7 +49,7 @@ EXAONE_MOE = BASE.derive(
             *routed("num_experts", shared("num_shared_experts")),
         ),
     ),
-    of_layer={
+    layer_keys={
         **NAMES,
         **QUERY_KEY_NORM,
         "mlp.gate.e_score_correction_bias": None,
@@ -84,7 +84,7 @@ AFMOE = BASE.derive(
             shared("num_shared_experts"),
         ),
     ),
-    of_layer={
+    layer_keys={
         "post_attention_layernorm": "residual.out_norms.attention",
         "pre_mlp_layernorm": "residual.norms.feedforward",
         "post_mlp_layernorm": "residual.out_norms.feedforward",
@@ -130,9 +130,9 @@ MIMO_V2_FLASH = BASE.derive(
                 ]
             ),
             {
-                "full_attention": Role(CAUSAL.told_by, _by_type("full_attention", False, 1)),
+                "full_attention": Role(CAUSAL.values, _by_type("full_attention", False, 1)),
                 "sliding_attention": Role(
-                    WINDOW.told_by,
+                    WINDOW.values,
                     (
                         Computed(
                             _window, lambda get: {"sliding_window": get("attention.mask.size")}
@@ -144,7 +144,7 @@ MIMO_V2_FLASH = BASE.derive(
         ),
         sparse(FIRST_OF_LIST, *routed("n_routed_experts")),
     ),
-    of_layer={
+    layer_keys={
         **NAMES,
         **dict.fromkeys(gated("mlp.shared_experts", "")),
         "self_attn.attention_sink_bias": "attention.sinks",

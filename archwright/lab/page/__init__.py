@@ -1,4 +1,4 @@
-"""What did the study find? Its page and its tables, made from `StudyResults` and nothing else."""
+"""A study's page and tables, made from `StudyResults` and nothing else."""
 
 from archwright.lab.page.csv_files import write_tables
 from archwright.lab.page.whole import study_page, write_page

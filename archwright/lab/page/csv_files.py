@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from archwright.files import atomic_write
-from archwright.lab.results import Effect, Replicate, RunResult, StudyResults
+from archwright.lab.results import Effect, RunResult, StudyResults
 
 Line = dict[str, Any]
 
@@ -26,7 +26,9 @@ def tables(results: StudyResults) -> dict[str, str]:
     return {
         "runs.csv": _text(RUN, [_run(run, results, lengths) for run in results.runs]),
         "curves.csv": _text(POINT, [line for run in results.runs for line in _points(run)]),
-        "replicates.csv": _text(REPLICATE, [_replicate(r) for r in results.replicates]),
+        "replicates.csv": _text(
+            REPLICATE, [{**_of(r, REPLICATE), "best_key": r.best.key} for r in results.replicates]
+        ),
         "effects.csv": _text(EFFECT, [_effect(e, results) for e in results.effects]),
     }
 
@@ -89,10 +91,6 @@ def _run(run: RunResult, results: StudyResults, lengths: Sequence[int]) -> Line:
 def _points(run: RunResult) -> list[Line]:
     named = _of(run, ("key", "variant", "seed", "rate"))
     return [{**named, **vars(point)} for point in run.curve]
-
-
-def _replicate(replicate: Replicate) -> Line:
-    return {**_of(replicate, REPLICATE), "best_key": replicate.best.key}
 
 
 def _effect(effect: Effect, results: StudyResults) -> Line:

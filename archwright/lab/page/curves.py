@@ -22,7 +22,7 @@ BAND = 0.14
 
 @dataclass(frozen=True)
 class Spread:
-    """What several seeds gave at one place."""
+    """Several seeds' losses at one place."""
 
     at: Mapping[str, float]
     """The columns that it can be drawn along."""
@@ -87,7 +87,7 @@ def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section
         },
         unit="held-out nats per token",
         note="Mean over seeds of each seed's best run; bands reach from the lowest to the highest seed.",
-        wide=True,
+        full_width=True,
         saved=_columns(spreads, {"x": "length"}),
     )
     return Section("Longer texts", [Key(list(series.values())), chart])
@@ -106,8 +106,8 @@ def _loss_chart(
     chosen: Mapping[str, Sequence[RunResult]],
 ) -> Chart:
     rates = {name: fmt.short(runs[0].rate) for name, runs in chosen.items() if runs}
-    told = set(rates.values()) if len(set(rates.values())) == 1 else map(" ".join, rates.items())
-    where = fmt.listed(list(told)) if len(rates) <= FEW else "see Learning rates"
+    common = set(rates.values()) if len(set(rates.values())) == 1 else map(" ".join, rates.items())
+    where = fmt.listed(list(common)) if len(rates) <= FEW else "see Learning rates"
     return Chart(
         name="loss",
         title="Held-out loss",
@@ -116,7 +116,7 @@ def _loss_chart(
         unit="nats per token",
         note=f"Mean over seeds at the rate that is best for all seeds together ({where}). "
         "Bands reach from the lowest to the highest seed.",
-        wide=True,
+        full_width=True,
         saved=_columns(losses),
     )
 
@@ -134,7 +134,7 @@ def _difference_chart(
         unit="nats per token, below 0 is better",
         note="Of the runs above, paired by seed at equal tokens. A difference that still moves at the end "
         "may come out otherwise after longer training.",
-        wide=True,
+        full_width=True,
         saved=_columns(differences),
     )
 

@@ -1,4 +1,4 @@
-"""What each variant does to the loss: the differences, how sure they are, and how much noise there is."""
+"""Effects of the variants on the loss: differences, their intervals, and the noise."""
 
 import math
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ def effects_section(results: StudyResults, series: dict[str, Series]) -> Section
     """Draw and list the differences to the baseline."""
     asked = [Text(results.study.question)] if results.study.question else []
     if not results.effects:
-        said = "There is no effect yet: it takes two seeds of the baseline and of a variant."
-        return Section("Effects", [*asked, Text(said)])
+        caption = "There is no effect yet: it takes two seeds of the baseline and of a variant."
+        return Section("Effects", [*asked, Text(caption)])
     blocks: list[Block] = [*asked, _chart(results, series), _table(results)]
     return Section("Effects", blocks)
 
@@ -63,6 +63,7 @@ def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
         traces += [_seeds(place, effect), _mean(place, effect, series[effect.variant])]
         shapes += _grounds(place, effect)
     shapes.append(_upright(0, 0, end, {"width": 1, "color": "$ink"}))
+    cut = "An interval that leaves the chart goes on beyond it. " if _cut(results.effects) else ""
     return Chart(
         name="effects",
         title=f"Difference to {shortened(results.variants[0].name)}",
@@ -70,8 +71,14 @@ def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
         traces=traces,
         layout=_layout(_reach(effects), places) | {"shapes": shapes},
         unit="held-out nats per token, below 0 is better",
-        note=_note(results),
-        wide=True,
+        note=(
+            "Diamond and line: mean over paired seeds and its 95 % interval. Circles: the seeds. "
+            "Grey band: one standard deviation of the difference between two means of the baseline alone, "
+            "which is noise. Dashed: the margins, "
+            f"{100 * results.study.equivalence_margin:g} % of the baseline's loss, within which a difference does not "
+            "matter. " + cut
+        ),
+        full_width=True,
         height=end + 4,
         saved=_columns(effects),
     )
@@ -191,17 +198,6 @@ def _reach(effects: Sequence[Effect]) -> float:
     return 1.08 * max(least, min(most, WIDEST * least))
 
 
-def _note(results: StudyResults) -> str:
-    cut = "An interval that leaves the chart goes on beyond it. " if _cut(results.effects) else ""
-    return (
-        "Diamond and line: mean over paired seeds and its 95 % interval. Circles: the seeds. "
-        "Grey band: one standard deviation of the difference between two means of the baseline alone, "
-        "which is noise. Dashed: the margins, "
-        f"{100 * results.study.equivalence_margin:g} % of the baseline's loss, within which a difference does not "
-        "matter. " + cut
-    )
-
-
 def _cut(effects: Sequence[Effect]) -> bool:
     reach = _reach(effects)
     return any(max(abs(e.interval.low), abs(e.interval.high)) > reach for e in effects)
@@ -223,12 +219,14 @@ def _table(results: StudyResults) -> Table:
         "Seeds",
     ]
     rows = [_row(effect, results, bootstrapped) for effect in results.effects]
-    said = f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better."
-    return Table(said, head, rows)
+    caption = f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better."
+    return Table(caption, head, rows)
 
 
 def _row(effect: Effect, results: StudyResults, bootstrapped: bool) -> Row:
-    share = effect.mean / _baseline_loss(results, effect.seeds)
+    name = results.variants[0].name
+    losses = [r.loss for r in results.replicates if r.variant == name and r.seed in effect.seeds]
+    share = effect.mean / (fmean(losses) if losses else math.nan)
     cells = [
         effect.variant,
         effect.outcome,
@@ -243,12 +241,6 @@ def _row(effect: Effect, results: StudyResults, bootstrapped: bool) -> Row:
         str(len(effect.seeds)),
     ]
     return Row(cells, "; ".join(effect.caveats))
-
-
-def _baseline_loss(results: StudyResults, seeds: Sequence[int]) -> float:
-    name = results.variants[0].name
-    losses = [r.loss for r in results.replicates if r.variant == name and r.seed in seeds]
-    return fmean(losses) if losses else math.nan
 
 
 def interval_words(interval: Interval) -> str:

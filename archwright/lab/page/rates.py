@@ -64,14 +64,14 @@ def _chart(results: StudyResults, series: dict[str, Series], ended: Sequence[Run
     return Chart(
         name="rates",
         title="Loss against learning rate",
-        summary=" ".join(_said(results, ended, name) for name in series),
+        summary=" ".join(_summary(results, ended, name) for name in series),
         traces=[*traces, *_grids(results, series, short)],
         layout=_layout(len(series), _ticks(ended), _window(results, ended)),
         unit="final held-out nats per token",
         note="Thick: mean over seeds. Thin: single seeds. Star: the tuned optimum, mean over seeds of the "
         "parabola's lowest point. Cross at the upper edge: diverged, where no mean is drawn. Below: the "
         "rates that count, for each variant.",
-        wide=True,
+        full_width=True,
         height=26 + 0.9 * len(series),
         saved=_columns(results, ended),
     )
@@ -101,7 +101,9 @@ def _layout(variants: int, ticks: Sequence[float], window: tuple[float, float]) 
 
 
 def _seeds(style: Series, name: str, runs: Sequence[RunResult], hover: bool) -> Iterator[Trace]:
-    said = f"{plotly_text(name)}, seed %{{customdata}}<br>%{{y:.4f}} at %{{x:.3~g}}<extra></extra>"
+    caption = (
+        f"{plotly_text(name)}, seed %{{customdata}}<br>%{{y:.4f}} at %{{x:.3~g}}<extra></extra>"
+    )
     for seed in sorted({run.seed for run in runs}):
         swept = sorted((r for r in runs if r.seed == seed and not r.diverged), key=lambda r: r.rate)
         yield trace(
@@ -115,7 +117,7 @@ def _seeds(style: Series, name: str, runs: Sequence[RunResult], hover: bool) -> 
             opacity=0.35 if hover else 0.2,
             cliponaxis=True,
             showlegend=False,
-            **({"hovertemplate": said} if hover else {"hoverinfo": "skip"}),
+            **({"hovertemplate": caption} if hover else {"hoverinfo": "skip"}),
         )
 
 
@@ -209,8 +211,8 @@ def _table(results: StudyResults, ended: Sequence[RunResult]) -> Table:
         "Failed",
     )
     rows = [_row(results, ended, variant.name) for variant in results.variants]
-    said = "Tuned rate: the geometric mean of the best rates of each seed."
-    return Table(said, head, rows)
+    caption = "Tuned rate: the geometric mean of the best rates of each seed."
+    return Table(caption, head, rows)
 
 
 def _row(results: StudyResults, ended: Sequence[RunResult], name: str) -> Row:
@@ -261,7 +263,7 @@ def _geometric_mean(values: Sequence[float]) -> float:
     return math.exp(fmean(map(math.log, values)))
 
 
-def _said(results: StudyResults, ended: Sequence[RunResult], name: str) -> str:
+def _summary(results: StudyResults, ended: Sequence[RunResult], name: str) -> str:
     losses = losses_by_rate([run for run in ended if run.variant == name])
     swept = ", ".join(
         f"{fmt.loss(fmean(found))} at {fmt.short(rate)}" for rate, found in losses.items()

@@ -1,4 +1,4 @@
-"""What stands beside the quality: cost, what was held equal, and how to repeat every run."""
+"""Sections beside quality: cost, controlled variables, and how to repeat every run."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -33,11 +33,11 @@ def cost_section(results: StudyResults) -> Section:
         "All parameters",
         "FLOPs per token",
     )
-    said = (
+    note = (
         "Medians over a variant's runs; memory is the highest. Speed is of the processor that trained, so it "
         "holds for this machine only, and no verdict above takes it into account."
     )
-    return Section("Speed and memory", [Table(said, head, _cost_rows(results))])
+    return Section("Speed and memory", [Table(note, head, _cost_rows(results))])
 
 
 def held_section(results: StudyResults) -> Section:
@@ -62,10 +62,10 @@ def changes_section(results: StudyResults) -> Section:
         )
         for variant in results.variants
     ]
-    said = (
+    note = (
         f"What was asked for, and all that differs from {results.variants[0].name} as it was built."
     )
-    return Section("Variants", [Table(said, ("Variant", "Asked for", "Changes"), rows)])
+    return Section("Variants", [Table(note, ("Variant", "Asked for", "Changes"), rows)])
 
 
 def runs_section(results: StudyResults) -> Section:
@@ -74,13 +74,13 @@ def runs_section(results: StudyResults) -> Section:
     rows = [_run_row(run) for run in results.runs]
     number = f"All {len(rows)} runs with their commands"
     files = tables(results)
-    said = (
+    note = (
         f"{fmt.listed(list(files))} in {results.folder} have all numbers of this page, unrounded."
     )
     blocks: list[Block] = []
     if rows:
         blocks.append(Table("", head, rows, folded=number, commands=True))
-    blocks.append(Text(said))
+    blocks.append(Text(note))
     blocks += [Verbatim(name, text, file=name, folded=True) for name, text in files.items()]
     return Section("Runs", blocks)
 
@@ -136,8 +136,8 @@ def _largest(values: Iterable[float]) -> float:
     return max(_finite(values), default=math.nan)
 
 
-def _known(value: float, said: Callable[[float], str]) -> str:
-    return said(value) if math.isfinite(value) else "–"
+def _known(value: float, note: Callable[[float], str]) -> str:
+    return note(value) if math.isfinite(value) else "–"
 
 
 def _study_facts(results: StudyResults) -> list[Fact]:
@@ -154,12 +154,12 @@ def _study_facts(results: StudyResults) -> list[Fact]:
         Fact("Matched", _matched(results)),
         Fact("Held-out tokens", fmt.exact(results.evaluation_tokens)),
         Fact("Device", results.device),
-        Fact("Wall time", _known(results.seconds, fmt.duration), _foreseen(results)),
+        Fact("Wall time", _known(results.seconds, fmt.duration), _estimate(results)),
         *([Fact("Source of the question", study.source)] if study.source else []),
     ]
 
 
-def _foreseen(results: StudyResults) -> str:
+def _estimate(results: StudyResults) -> str:
     known = math.isfinite(results.predicted_seconds) and results.predicted_seconds > 0
     return f"{fmt.duration(results.predicted_seconds)} foreseen" if known else ""
 
@@ -186,6 +186,6 @@ def _held_row(held: ControlledVariable) -> Row:
 
 
 def _run_row(run: RunResult) -> Row:
-    told = f"failed: {run.failed}" if run.failed else state(run)
+    state_text = f"failed: {run.failed}" if run.failed else state(run)
     loss = fmt.loss(run.loss) if math.isfinite(run.loss) else "–"
-    return Row((run.variant, str(run.seed), fmt.short(run.rate), loss, told, run.command))
+    return Row((run.variant, str(run.seed), fmt.short(run.rate), loss, state_text, run.command))

@@ -57,7 +57,7 @@ def blocks_of(view: AttentionMask) -> Blocks:
     """Return the blocks of a view; computed once for all layers that share it."""
     known: dict[str, Blocks] = view.__dict__.setdefault("blocks", {})
     if "cut" not in known:
-        at = view.places
+        at = view.layout
         alike = at.plain and at.index is None and at.start == 0
         if alike and isinstance(view.pattern, Hashable):
             known["cut"] = _cut_plain(view.pattern, at.length, at.device, BLOCK)
@@ -82,7 +82,7 @@ def _varying(blocks: Blocks) -> Blocks:
 
 
 def _cut(view: AttentionMask, size: int) -> Blocks:
-    length, device = view.places.length, view.places.device
+    length, device = view.layout.length, view.layout.device
     table: list[Block] = []
     mask_bias: list[Tensor] = []
     used = pairs = 0

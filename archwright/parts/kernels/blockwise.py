@@ -32,7 +32,7 @@ def blockwise(
             mixed: Tensor = _outside_compiler("by_autograd")(query, key, value, view, scores)
             return mixed
         bias_band = _bias_band(
-            scores.bias, min(cut.BLOCK, view.places.length), least, most, query.dtype
+            scores.bias, min(cut.BLOCK, view.layout.length), least, most, query.dtype
         )
     blocks = view.__dict__.get("blocks", {}).get("cut") or _outside_compiler("blocks_of")(view)
     given = [x for x in (query, key, value, bias_band, scores.sinks) if x is not None]
@@ -96,7 +96,7 @@ def by_autograd(
 
 def _by_column(scores: ScoreMods, view: AttentionMask) -> bool:
     """Whether the bias of all pairs that see each other depends on how many columns they are apart."""
-    at = view.places
+    at = view.layout
     by_distance = isinstance(scores.bias, ElementwiseBias) and scores.bias.by_distance
     return by_distance and at.padding_mask is None and at.position_ids is at.index
 
@@ -113,7 +113,7 @@ def _bias_band(bias: Any, queries: int, least: int, most: int, dtype: torch.dtyp
 
 def _columns(view: AttentionMask) -> tuple[int, int]:
     """Return between which columns a block's keys lie, counted from its first query."""
-    length, lookback, lookahead = view.places.length, view.pattern.lookback, view.pattern.lookahead
+    length, lookback, lookahead = view.layout.length, view.pattern.lookback, view.pattern.lookahead
     least = -length if lookback is None else max(-length, -lookback - cut.ALIGNED)
     return least, length if lookahead is None else min(length, cut.BLOCK + lookahead)
 

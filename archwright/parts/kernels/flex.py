@@ -53,7 +53,7 @@ def block_mask(view: AttentionMask) -> BlockMask:
     """Return which blocks of (query, key) a mask shows whole, in part or not at all; made once per view."""
     known: dict[str, BlockMask] = view.__dict__.setdefault("block_mask", {})
     if "made" not in known:
-        at, kept = view.places, view.keys_at
+        at, kept = view.layout, view.keys_at
         known["made"] = create_block_mask(
             lambda b, h, q, k: view.allows(
                 b, h, q, k
@@ -73,7 +73,7 @@ def _score_mod(view: AttentionMask, scores: ScoreMods) -> Callable[..., Tensor] 
     assert isinstance(bias, ElementwiseBias | None)
     if cap is None and bias is None:
         return None
-    queries, keys = view.places.position_ids_or_range(), view.keys_at.position_ids_or_range()
+    queries, keys = view.layout.position_ids_or_range(), view.keys_at.position_ids_or_range()
     row = 0 if queries.shape[0] == 1 else 1
     key_row = 0 if keys.shape[0] == 1 else 1
 

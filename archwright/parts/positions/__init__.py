@@ -28,5 +28,5 @@ POSITIONS = Registry(
     },
 )
 """Modules. What is `absolute` is called with the layout of the tokens, and added to the embedding. What has `scores` is
-called with (query, view, scale), and returns (query, bias). All else is called with positions, and returns a rotation,
-which its `rotate(x, rotation)` applies to queries and keys."""
+called with (query, view, scale), and returns (query, bias). All else is called with positions, and returns what
+its `rotate_query(query, rotation)` and `rotate_key(key, rotation)` apply; best below `Rotary`."""

@@ -20,8 +20,8 @@ class Sinusoidal(nn.Module):
         super().__init__()
         self.spec, self.dim = spec, dim
 
-    def forward(self, places: TokenLayout) -> Float[Tensor, "rows length dim"]:
-        s, positions = self.spec, places.position_ids_or_range() + self.spec.offset
+    def forward(self, layout: TokenLayout) -> Float[Tensor, "rows length dim"]:
+        s, positions = self.spec, layout.position_ids_or_range() + self.spec.offset
         # A single pair would divide by nothing; its exponent is 0 either way.
         period = max(self.dim - 2, 1) if s.spacing == "fairseq" else self.dim
         return sines(positions, self.dim, s.theta, s.layout == "interleaved", period)
@@ -51,20 +51,20 @@ class Learned(nn.Module):
         self.offset = spec.offset
         self.table = Embedding(context_length + spec.offset, dim)
 
-    def forward(self, places: TokenLayout) -> Float[Tensor, "rows length dim"]:
+    def forward(self, layout: TokenLayout) -> Float[Tensor, "rows length dim"]:
         rows = self.table.weight.shape[0] - self.offset
-        length = _end(places)
+        length = _end(layout)
         if length > rows:
             raise ValueError(
                 f"found {length} tokens; expected at most context_length = {rows}, "
                 "as learned positions end there"
             )
-        rows_of: Tensor = self.table(places.position_ids_or_range() + self.offset)
+        rows_of: Tensor = self.table(layout.position_ids_or_range() + self.offset)
         return rows_of
 
 
-def _end(places: TokenLayout) -> int:
+def _end(layout: TokenLayout) -> int:
     """Return the position behind the last one; given positions have values only off the meta device."""
-    if places.position_ids is None or places.position_ids.is_meta:
-        return places.start + places.length
-    return int(places.position_ids.max()) + 1
+    if layout.position_ids is None or layout.position_ids.is_meta:
+        return layout.start + layout.length
+    return int(layout.position_ids.max()) + 1

@@ -102,7 +102,7 @@ class TransformerXL(nn.Module):
         self.distance_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
 
     def forward(self, query: Queries, view: AttentionMask, scale: float) -> tuple[Queries, Bias]:
-        at, keys = view.places.position_ids_or_range(), view.keys_at.position_ids_or_range()
+        at, keys = view.layout.position_ids_or_range(), view.keys_at.position_ids_or_range()
         least, most = _distances(view)
         distances = torch.arange(least, most + 1, device=query.device)
         vectors = sines(distances, self.dim, self.theta, interleaved=False)
@@ -117,7 +117,7 @@ class TransformerXL(nn.Module):
 
 def _distances(view: AttentionMask) -> tuple[int, int]:
     """Return the least and the largest distance of a query from a key; looked up where it is known."""
-    at, keys = view.places, view.keys_at
+    at, keys = view.layout, view.keys_at
     if at.position_ids is None and keys.position_ids is None:
         return at.start - keys.start - keys.length + 1, at.start - keys.start + at.length - 1
     queries, others = at.position_ids_or_range(), keys.position_ids_or_range()
@@ -140,5 +140,5 @@ class _DistanceBias:
 def _elementwise(
     value: Callable[[Tensor, Tensor, Tensor], Tensor], num_heads: int, view: AttentionMask
 ) -> ElementwiseBias:
-    queries, keys = view.places.position_ids_or_range(), view.keys_at.position_ids_or_range()
+    queries, keys = view.layout.position_ids_or_range(), view.keys_at.position_ids_or_range()
     return ElementwiseBias(value, num_heads, queries, keys, by_distance=True)

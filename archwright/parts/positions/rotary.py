@@ -83,7 +83,7 @@ class Rotary(nn.Module):
     def rotate(
         self, x: Float[Tensor, "batch length heads head_dim"], rotation: Rotation
     ) -> Float[Tensor, "batch length heads head_dim"]:
-        """Turn queries or keys."""
+        """Rotate queries or keys, which `rotate_query` and `rotate_key` do alike."""
         halves = self.spec.pairing == "half"
         if not torch.is_grad_enabled():  # the formula as it stands rounds as published models do
             cos, sin = (_for_all_heads(table.to(x.dtype), x.shape[2]) for table in rotation)
@@ -92,6 +92,14 @@ class Rotary(nn.Module):
             x, *rotation, self.num_rotary, halves
         )
         return rotated
+
+    def rotate_query(self, query: Tensor, rotation: Rotation) -> Tensor:
+        """Rotate queries [batch, length, heads, head_dim]."""
+        return self.rotate(query, rotation)
+
+    def rotate_key(self, key: Tensor, rotation: Rotation) -> Tensor:
+        """Rotate keys [batch, length, heads, head_dim]."""
+        return self.rotate(key, rotation)
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
@@ -114,13 +122,12 @@ class Rotary(nn.Module):
         return f"theta {self.spec.theta:g}, {self.num_rotary} coordinates, {self.spec.pairing}"
 
 
-def rotation(rotary: nn.Module, where: TokenLayout) -> Rotation:
-    """Return what turns tokens at their places; only some encodings ask for the text's length."""
+def rotation(rotary: nn.Module, where: TokenLayout) -> Any:
+    """Return what rotates tokens where they stand; only some encodings ask for the text's length."""
     given = [where.position_ids_or_range()]
     if follows_length(rotary):
         given.append(where.lengths_so_far_or_end())
-    found: Rotation = rotary(*given)
-    return found
+    return rotary(*given)
 
 
 def follows_length(rotary: nn.Module | None) -> bool:

@@ -1,0 +1,92 @@
+"""One forward pass: what every branch of every layer may ask about its tokens."""
+
+from typing import Any
+
+from torch import Tensor
+
+from archwright.parts.masks import AttentionMask, MaskPattern, given_mask, max_length, sees_all_kept
+from archwright.parts.positions import rotation
+from archwright.parts.sharing import Shared
+from archwright.parts.states import Past, SlotTable
+from archwright.parts.token_layout import TokenLayout
+
+
+class Context:
+    """The layout of a batch's tokens, and what is made of it once for all layers: masks and rotations.
+
+    Args:
+        layout: where the tokens stand.
+        batch: rows of tokens.
+        attention_mask: which keys a query may see, [batch or 1, heads or 1, queries, keys] or without heads, in
+            place of the masks of the spec.
+        past: what was read of the same texts before; None in a pass without a cache.
+    """
+
+    def __init__(
+        self,
+        layout: TokenLayout,
+        batch: int,
+        *,
+        attention_mask: Tensor | None = None,
+        past: Past | None = None,
+    ) -> None:
+        self.layout, self.batch = layout, batch
+        self._attention_mask, self._past = attention_mask, past
+        self._masks: dict[str, AttentionMask] = {}
+        self._rotations: dict[str, Any] = {}
+        self._slots: dict[int | None, SlotTable] = {}
+
+    @classmethod
+    def alone(cls, x: Tensor, attention_mask: Tensor | None = None) -> "Context":
+        """Return the context of vectors [batch, length, dim] whose rows are texts that begin at position 0."""
+        return cls(TokenLayout(x.shape[1], x.device), x.shape[0], attention_mask=attention_mask)
+
+    @property
+    def given(self) -> set[str]:
+        """What this pass has beside its tokens that mixers must not ignore."""
+        found = {
+            "position_ids": self.layout.position_ids is not self.layout.index,
+            "segment_ids": self.layout.segment_ids is not None,
+            "padding_mask": self.layout.padding_mask is not None,
+            "attention_mask": self._attention_mask is not None,
+        }
+        return {name for name, is_given in found.items() if is_given}
+
+    def mask(self, pattern: Shared[MaskPattern], num_heads: int = 1) -> AttentionMask:
+        """Return what the tokens of this pass see through a pattern, documents and padding included.
+
+        Raises:
+            UserError: an `attention_mask` of another shape, or of no booleans.
+        """
+        if pattern.name not in self._masks:
+            self._masks[pattern.name] = self._new_mask(pattern.value, num_heads)
+        return self._masks[pattern.name]
+
+    def rotation(self, rotary: Shared[Any]) -> Any:
+        """Return what `rotary.value` rotates the tokens of this pass with."""
+        if rotary.name not in self._rotations:
+            self._rotations[rotary.name] = rotation(rotary.value, self.layout)
+        return self._rotations[rotary.name]
+
+    def slots(self, max_length: int | None) -> SlotTable:
+        """Return where a cache keeps the tokens of this pass, of which it keeps the last `max_length`."""
+        assert self._past is not None, "a pass without a cache has no slots"
+        if max_length not in self._slots:
+            self._slots[max_length] = self._past.slots(max_length, self.layout, self.batch)
+        return self._slots[max_length]
+
+    def _new_mask(self, pattern: MaskPattern, num_heads: int) -> AttentionMask:
+        if self._attention_mask is not None:
+            length = self.layout.length
+            given = given_mask(self._attention_mask, self.batch, num_heads, length, length)
+            return AttentionMask(given, self.layout)
+        if self._past is None:
+            return AttentionMask(pattern, self.layout)
+        # Where all rows are alike, one new token sees all that is kept for a mask without gaps.
+        alone = self.layout.length == 1 and self.layout.index is None
+        return AttentionMask(
+            pattern,
+            self.layout,
+            self.slots(max_length(pattern)).seen,
+            is_full=alone and sees_all_kept(pattern),
+        )

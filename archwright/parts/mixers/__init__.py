@@ -1,0 +1,21 @@
+"""Mixers: how tokens exchange information."""
+
+from archwright.parts.mixers.base import AttentionMixer as AttentionMixer
+from archwright.parts.mixers.base import Mixer as Mixer
+from archwright.parts.mixers.latent import LatentAttention as LatentAttention
+from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
+from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
+from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
+from archwright.parts.registry import Registry
+from archwright.spec import attention as spec
+
+ATTENTIONS = Registry(
+    spec.Attention,
+    "(spec, dim, layer)",
+    Mixer,
+    {
+        spec.SoftmaxAttention: SoftmaxAttention,
+        spec.LatentAttention: LatentAttention,
+    },
+)
+"""Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""

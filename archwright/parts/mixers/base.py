@@ -1,0 +1,143 @@
+"""The contract of mixers: what exchanges information between the tokens of a text."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from archwright.parts.context import Context
+from archwright.parts.kernels import KERNELS, prepare
+from archwright.parts.masks import AttentionMask, max_length, pairs
+from archwright.parts.positions import follows_length, rotation
+from archwright.parts.residuals import Branch
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.states import KVCache, LayerState
+from archwright.spec.masks import Mask
+
+Heads = Tensor
+"""[batch, length, heads, head_dim], with the number of heads of queries or of keys and values."""
+
+
+class Mixer(Branch, ABC):
+    """A branch of a layer in which tokens depend on each other: y = mix(x), shapes [batch, length, dim].
+
+    A part is called with (spec, dim, layer), `layer` a `LayerInfo`; it builds its own maps and norms. What is not
+    written below has a sensible default: a mixer that keeps no state reads texts as a whole.
+    """
+
+    generates_indefinitely: bool = True
+    """Whether the next token costs the same however long the text before it is."""
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        context: Context,
+        state: Any = None,
+        projected: Sequence[Tensor] | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        """Return what each token takes from the tokens that it may see.
+
+        Args:
+            context: where the tokens stand, and the masks and rotations of this pass.
+            state: what was kept of earlier tokens; to be updated with these.
+            projected: results of `inputs`, where a layer has computed them.
+        """
+
+    @abstractmethod
+    def flops_per_token(self, length: int) -> float:
+        """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps;
+        a multiplication and an addition count as two."""
+
+    def new_state(self, batch: int) -> LayerState | None:
+        """Return the state of `batch` texts of which nothing was read; None: it keeps nothing."""
+        return None
+
+    def state_bytes(self, length: int, itemsize: int) -> int:
+        """Return the bytes of the state of one text of `length` tokens, with numbers of `itemsize` bytes."""
+        return 0
+
+    def prepare(self, context: Context) -> None:
+        """Do what depends on the data of a pass, ahead of a layer that may be compiled: masks, rotations."""
+
+    def use_kernel(self, name: str) -> None:
+        """Compute attention with the kernel of this name, where there is attention to compute."""
+
+
+class AttentionMixer(Mixer):
+    """What attention of queries to keys shares: its mask, its positions, its kernel, and its cache.
+
+    Args:
+        mask: which keys a query may see.
+        key_dim: width of a head's query and key.
+        rotary_dim: width of the part of it that positions rotate; all of it, if not given.
+    """
+
+    def __init__(
+        self,
+        mask: Mask,
+        dim: int,
+        layer: LayerInfo,
+        num_heads: int,
+        *,
+        key_dim: int,
+        rotary_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.pattern = layer.pattern(mask, num_heads)
+        two_way = self.pattern.value.lookahead != 0
+        self.rotary = layer.rotary(rotary_dim or key_dim)
+        self.relative = layer.relative(dim, num_heads, key_dim, two_way=two_way)
+        self.kernel = KERNELS["sdpa"]
+
+    @property
+    @abstractmethod
+    def flops_per_pair(self) -> float:
+        """FLOPs of all heads for one query and one key it sees: their score, and its share of the value."""
+
+    @property
+    @abstractmethod
+    def kept_per_token(self) -> int:
+        """Numbers that a cache keeps of a token."""
+
+    @property
+    def own_position(self) -> nn.Module | None:
+        """What adds to scores, if layers do not share it; a mixer registers it as `position`, after its maps."""
+        return None if self.relative is None or self.relative.name else self.relative.value
+
+    @property
+    def generates_indefinitely(self) -> bool:  # type: ignore[override]
+        return self.pattern.value.lookback is not None
+
+    @property
+    def caches_unrotated(self) -> bool:
+        """Whether angles follow the length of the text, so that a cache keeps keys as they are before rotation."""
+        return self.rotary is not None and follows_length(self.rotary.value)
+
+    def rotation_of_keys(self, context: Context, mask: AttentionMask, state: KVCache | None) -> Any:
+        """Return what rotates keys: those of this pass, or all that a cache keeps unrotated."""
+        assert self.rotary is not None
+        if state is None or mask.kept is None or not self.caches_unrotated:
+            return context.rotation(self.rotary)
+        return rotation(self.rotary.value, mask.kept)
+
+    def flops_per_token(self, length: int) -> float:
+        return self.flops_per_pair * pairs(self.pattern.value, length) / length
+
+    def new_state(self, batch: int) -> KVCache:
+        return KVCache(max_length(self.pattern.value))
+
+    def state_bytes(self, length: int, itemsize: int) -> int:
+        kept = max_length(self.pattern.value)
+        return (length if kept is None else min(length, kept)) * self.kept_per_token * itemsize
+
+    def prepare(self, context: Context) -> None:
+        prepare(self.kernel, context.mask(self.pattern, self.num_heads))
+        if self.rotary is not None:
+            context.rotation(self.rotary)
+
+    def use_kernel(self, name: str) -> None:
+        self.kernel = KERNELS[name]

@@ -1,0 +1,174 @@
+"""Multi-head latent attention: keys and values of all heads from one narrow vector."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from archwright.parts.context import Context
+from archwright.parts.kernels import ScoreMods
+from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.masks import AttentionMask
+from archwright.parts.mixers.base import AttentionMixer, Heads
+from archwright.parts.mixers.scales import SCORE_SCALES
+from archwright.parts.norms import NORMS
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.states import KVCache
+from archwright.spec import attention as spec
+from archwright.spec.sizes import heads
+
+
+class LatentAttention(AttentionMixer):
+    """out(concat_h(softmax(scale (q_h k_h^T + turned(q'_h) turned(k')^T)) v_h)), with
+    k_h = K_h c, v_h = V_h c, c = norm(latent(x)), k' = rope_key(x), and [q_h, q'_h] from x or from a
+    latent of its own.
+
+    A cache keeps c and k'. A few new tokens beside many kept ones are computed without their keys and
+    values: q_h k_h^T = (q_h K_h) c^T, and the heads' mixtures of c become those of v_h by V_h.
+
+    Shapes: x and the result [batch, length, dim]; q_h and k_h [..., nope_head_dim]; q'_h and k'
+    [..., rope_head_dim]; v_h [..., value_head_dim]; c [..., kv_rank].
+    DeepSeek-AI, 2024, DeepSeek-V2, section 2.1 and appendix C.
+
+    Args:
+        spec: sizes that it leaves open follow from `dim`.
+        layer: where it stands; alone, it has no positions.
+    """
+
+    def __init__(
+        self, spec: spec.LatentAttention, dim: int, layer: LayerInfo | None = None
+    ) -> None:
+        layer, sizes = layer or LayerInfo(), heads(spec, dim)
+        num_heads, widths = sizes["num_heads"], (sizes["nope_head_dim"], sizes["rope_head_dim"])
+        super().__init__(
+            spec.mask, dim, layer, num_heads, key_dim=sum(widths), rotary_dim=widths[1]
+        )
+        self.spec = spec.model_copy(update=sizes)
+        self.rank, self.value_dim, self.widths = sizes["kv_rank"], sizes["value_head_dim"], widths
+        self.scale: float = SCORE_SCALES.make(spec.scale, sum(self.widths), layer.number)
+        width = num_heads * sum(self.widths)
+        self.query_norm: nn.Module | None = None
+        if spec.query_rank == "none":
+            self.query = Linear(dim, width, deepnorm=False)
+        else:
+            bias = spec.bias.query_down
+            self.query_down = Linear(dim, spec.query_rank, bias=bias, deepnorm=False)
+            self.query_up = Linear(spec.query_rank, width, deepnorm=False)
+            self.query_norm = NORMS.make(spec.norm, spec.query_rank)
+        self.latent = Linear(dim, self.rank, bias=spec.bias.latent, deepnorm=False)
+        self.latent_norm: nn.Module = NORMS.make(spec.norm, self.rank)
+        self.rope_key = Linear(dim, self.widths[1], bias=spec.bias.rope_key, deepnorm=False)
+        self.key_up = Linear(self.rank, num_heads * self.widths[0], deepnorm=False)
+        self.value_up = Linear(self.rank, num_heads * self.value_dim)
+        self.out = Linear(
+            num_heads * self.value_dim, dim, bias=spec.bias.out, is_residual_output=True
+        )
+        self.position = self.own_position
+
+    @property
+    def inputs(self) -> list[Linear]:
+        first = self.query if self.spec.query_rank == "none" else self.query_down
+        return [first, self.latent, self.rope_key]
+
+    @property
+    def flops_per_pair(self) -> int:
+        return 2 * self.num_heads * (sum(self.widths) + self.value_dim)
+
+    @property
+    def kept_per_token(self) -> int:
+        return self.rank + self.widths[1]
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        context: Context | None = None,
+        state: KVCache | None = None,
+        projected: Sequence[Tensor] | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        """Return what the heads make of x; alone or in a model, as `SoftmaxAttention.forward`."""
+        if context is None:
+            context = Context.alone(x, attention_mask)
+        mask = context.mask(self.pattern, self.num_heads)
+        if projected is None:
+            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+        q = projected[0]
+        if self.query_norm is not None:
+            q = self.query_up(self.query_norm(q))
+        q = q.unflatten(-1, (self.num_heads, -1))  # [batch, length, heads, nope + rope]
+        # One vector for all heads: [batch, length, 1, rank + rope].
+        kept = torch.cat((self.latent_norm(projected[1]), projected[2]), -1)[:, :, None]
+        q, kept = self._rotate_and_cache(q, kept, context, mask, state)
+        bias = None
+        if self.relative is not None:
+            q, bias = self.relative.value(q, mask, self.scale)
+        absorbs = mask.kept is not None and self._absorbs(q.shape[1], kept.shape[1])
+        mix = self._absorbed if absorbs else self._expanded
+        dropout = self.spec.dropout if self.training else 0.0
+        softcap = None if self.spec.softcap == "none" else self.spec.softcap
+        mixed = mix(q, kept, mask, ScoreMods(self.scale, dropout, softcap, bias))
+        out: Tensor = self.out(mixed.flatten(-2))  # from [batch, length, heads * value_dim]
+        return out
+
+    def _rotate_and_cache(
+        self,
+        q: Heads,
+        kept: Heads,
+        context: Context,
+        mask: AttentionMask,
+        state: KVCache | None,
+    ) -> tuple[Heads, Heads]:
+        """Rotate the last coordinates of queries and kept vectors, and join those that were read before."""
+        if state is not None and self.caches_unrotated:
+            (kept,) = state.update(context.slots(state.max_length), kept)
+        if self.rotary is not None:
+            rotary, of_keys = self.rotary.value, self.rotation_of_keys(context, mask, state)
+            q = self._rotated(q, rotary.rotate_query, context.rotation(self.rotary))
+            kept = self._rotated(kept, rotary.rotate_key, of_keys)
+        if state is not None and not self.caches_unrotated:
+            (kept,) = state.update(context.slots(state.max_length), kept)
+        return q, kept
+
+    def _rotated(self, x: Heads, rotate: Callable[[Tensor, Any], Tensor], rotation: Any) -> Heads:
+        passthrough, rotating = x[..., : -self.widths[1]], x[..., -self.widths[1] :]
+        return torch.cat((passthrough, rotate(rotating, rotation)), -1)
+
+    def _absorbs(self, queries: int, keys: int) -> bool:
+        """Whether what keys and values cost to make is more than what wider scores and mixtures cost."""
+        narrow = self.widths[0] + self.value_dim
+        return (keys - queries) * self.rank * narrow > queries * keys * (2 * self.rank - narrow)
+
+    def _expanded(self, q: Heads, kept: Heads, mask: AttentionMask, scores: ScoreMods) -> Heads:
+        latent, rope_key = kept[:, :, 0, : self.rank], kept[..., self.rank :]
+        k = self.key_up(latent).unflatten(-1, (self.num_heads, -1))  # [batch, keys, heads, nope]
+        k = torch.cat((k, rope_key.expand(-1, -1, self.num_heads, -1)), -1)
+        v = self.value_up(latent).unflatten(
+            -1, (self.num_heads, -1)
+        )  # [batch, keys, heads, value_dim]
+        return self.kernel(q, k, v, mask, scores)
+
+    def _absorbed(self, q: Heads, kept: Heads, mask: AttentionMask, scores: ScoreMods) -> Heads:
+        """All heads share one key, the kept vector itself, and one value, its latent: their queries are rows of
+        one product, where kernels for groups of heads would copy the key for each."""
+        nope, rope = q.split(self.widths, -1)
+        to_keys = self.key_up.weight.unflatten(0, (self.num_heads, -1))  # [heads, nope, rank]
+        to_values = self.value_up.weight.unflatten(
+            0, (self.num_heads, -1)
+        )  # [heads, value_dim, rank]
+        q = torch.cat((torch.einsum("bthn,hnr->bthr", nope, to_keys), rope), -1)
+        products = torch.einsum("bthr,bsr->bhts", q, kept[:, :, 0])
+        bias = None
+        if scores.bias is not None:
+            bias = scores.bias.block(0, q.shape[1], 0, kept.shape[1])
+        hidden = None if mask.is_full else ~mask.dense
+        weights = F.dropout(scores.weights(products, hidden, bias).to(kept.dtype), scores.dropout)
+        mixed = torch.einsum("bhts,bsr->bthr", weights, kept[:, :, 0, : self.rank])
+        return torch.einsum("bthr,hvr->bthv", mixed, to_values)
+
+    def extra_repr(self) -> str:
+        nope, rope = self.widths
+        return f"{self.num_heads} heads of {nope} + {rope}, values of {self.value_dim}, latent of {self.rank}"

@@ -1,0 +1,177 @@
+"""Softmax attention in heads, from MHA over GQA to MQA."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from archwright.parts.context import Context
+from archwright.parts.kernels import ScoreMods
+from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.masks import AttentionMask
+from archwright.parts.mixers.base import AttentionMixer, Heads
+from archwright.parts.mixers.scales import QUERY_TEMPERATURES, SCORE_SCALES, Temperature
+from archwright.parts.norms import NORMS
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.states import KVCache
+from archwright.spec import attention as spec
+from archwright.spec.attention import NoQueryTemperature
+from archwright.spec.norms import Norm
+from archwright.spec.sizes import heads
+
+
+class SoftmaxAttention(AttentionMixer):
+    """out(concat_h(softmax(scale q_h k_g^T) v_g)): head h reads key-value head
+    g = h // (num_heads / num_kv_heads).
+
+    Queries and keys are normed if asked, turned by the rotary part, or get a bias of their scores from
+    the relative part; what enters `out` may be normed too. Shapes: x and the result [batch, length, dim];
+    q [batch, length, num_heads, head_dim]; k with num_kv_heads, and v with value_head_dim.
+
+    Vaswani et al., 2017, section 3.2; Ainslie et al., 2023, GQA; options as in the spec.
+
+    Args:
+        spec: sizes that it leaves open follow from `dim`.
+        layer: where it stands; alone, it has no positions.
+    """
+
+    def __init__(
+        self, spec: spec.SoftmaxAttention, dim: int, layer: LayerInfo | None = None
+    ) -> None:
+        layer, sizes = layer or LayerInfo(), heads(spec, dim)
+        num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
+        head_dim, value_dim = sizes["head_dim"], sizes["value_head_dim"]
+        super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
+        self.spec = spec.model_copy(update=sizes)
+        self.num_kv_heads, self.head_dim, self.value_dim = num_kv_heads, head_dim, value_dim
+        self.scale: float = SCORE_SCALES.make(spec.scale, self.head_dim, layer.number)
+        width = num_heads * value_dim
+        self.query = Linear(dim, num_heads * head_dim, bias=spec.bias.query, deepnorm=False)
+        self.key = Linear(dim, num_kv_heads * head_dim, bias=spec.bias.key, deepnorm=False)
+        self.value = Linear(dim, num_kv_heads * value_dim, bias=spec.bias.value)
+        self.out = Linear(width, dim, bias=spec.bias.out, is_residual_output=True)
+        gates = {"none": 0, "head": num_heads, "value": width}[spec.gate]
+        self.gate = Linear(dim, gates) if gates else None
+        self.query_norm = self._norm_of_heads(spec.qk_norm, num_heads)
+        self.key_norm = self._norm_of_heads(spec.qk_norm, num_kv_heads)
+        self.value_norm: nn.Module = NORMS.make(spec.v_norm, value_dim)
+        self.out_norm: nn.Module = NORMS.make(spec.out_norm, width)
+        self.sinks = nn.Parameter(torch.zeros(num_heads)) if spec.sinks else None
+        self.temperature: Temperature | None = None
+        if not isinstance(spec.query_temperature, NoQueryTemperature):
+            self.temperature = QUERY_TEMPERATURES.make(spec.query_temperature)
+        self.position = self.own_position
+
+    @property
+    def inputs(self) -> list[Linear]:
+        return [self.query, self.key, self.value, *([] if self.gate is None else [self.gate])]
+
+    @property
+    def flops_per_pair(self) -> int:
+        return 2 * self.num_heads * (self.head_dim + self.value_dim)
+
+    @property
+    def kept_per_token(self) -> int:
+        return self.key.d_out + self.value.d_out
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        context: Context | None = None,
+        state: KVCache | None = None,
+        projected: Sequence[Tensor] | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        """Return what the heads make of x.
+
+        Alone, without a context, each row is a text that begins at position 0, seen through the mask of the spec, or
+        through `attention_mask` in its place: True where a query may see a key, [batch or 1, heads or 1, queries,
+        keys] or without heads.
+
+        Raises:
+            UserError: an `attention_mask` of another shape, or of no booleans.
+        """
+        if context is None:
+            context = Context.alone(x, attention_mask)
+        mask = context.mask(self.pattern, self.num_heads)
+        if projected is None:
+            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+        q, k, v = (self._clipped(p) for p in projected[:3])
+        q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [batch, length, heads, head_dim]
+        k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = v.unflatten(-1, (self.num_kv_heads, self.value_dim))
+        if self.spec.qk_norm_position == "before":
+            q, k = self._qk_normed(q, k)
+        v = self.value_norm(v)
+        v = v if self.spec.value_scale == 1 else v * self.spec.value_scale
+        q, k, v = self._rotate_and_cache(q, k, v, context, mask, state)
+        q = self._apply_query_temperature(q, mask)
+        bias = None
+        if self.relative is not None:
+            q, bias = self.relative.value(q, mask, self.scale)
+        dropout = self.spec.dropout if self.training else 0.0
+        softcap = None if self.spec.softcap == "none" else self.spec.softcap
+        mods = ScoreMods(self.scale, dropout, softcap, bias, self.sinks)
+        mixed = self.kernel(q, k, v, mask, mods)  # [batch, length, heads, value_dim]
+        if self.gate is not None:
+            # One gate for each head or each value: [batch, length, heads, 1 or value_dim].
+            mixed = mixed * torch.sigmoid(projected[3]).view(*mixed.shape[:3], -1)
+        out: Tensor = self.out(self.out_norm(mixed.flatten(-2)))  # [batch, length, dim]
+        return out
+
+    def _clipped(self, projected: Tensor) -> Tensor:
+        limit = self.spec.qkv_clip
+        return projected if limit == "none" else projected.clamp(-limit, limit)
+
+    def _norm_of_heads(self, norm: Norm, num_heads: int) -> nn.Module:
+        """Return the norm of queries or keys, over what the spec says."""
+        over = self.spec.qk_norm_over
+        width = num_heads * self.head_dim if over == "projection" else self.head_dim
+        heads = {"heads": num_heads} if over == "per_head" else {}
+        module: nn.Module = NORMS.make(norm, width, **heads)
+        return module
+
+    def _qk_normed(self, q: Heads, k: Heads) -> tuple[Heads, Heads]:
+        if self.spec.qk_norm_over == "projection":
+            # All heads at once: [batch, length, heads * head_dim].
+            q = self.query_norm(q.flatten(-2)).unflatten(-1, (-1, self.head_dim))
+            return q, self.key_norm(k.flatten(-2)).unflatten(-1, (-1, self.head_dim))
+        return self.query_norm(q), self.key_norm(k)
+
+    def _rotate_and_cache(
+        self,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        context: Context,
+        mask: AttentionMask,
+        state: KVCache | None,
+    ) -> tuple[Heads, Heads, Heads]:
+        """Rotate queries and keys, norm them if that comes after, and join the keys that were read before."""
+        if state is not None and self.caches_unrotated:
+            k, v = state.update(context.slots(state.max_length), k, v)
+        if self.rotary is not None:
+            q = self.rotary.value.rotate_query(q, context.rotation(self.rotary))
+            k = self.rotary.value.rotate_key(k, self.rotation_of_keys(context, mask, state))
+        if self.spec.qk_norm_position == "after":
+            q, k = self._qk_normed(q, k)
+        if state is not None and not self.caches_unrotated:
+            k, v = state.update(context.slots(state.max_length), k, v)
+        return q, k, v
+
+    def _apply_query_temperature(self, q: Heads, mask: AttentionMask) -> Heads:
+        """Multiply queries by what grows with their position."""
+        if self.temperature is None:
+            return q
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        factor = self.temperature(mask.layout.position_ids_or_range(), dtype)
+        return q * factor[..., None, None].to(q.dtype)  # [rows, length, 1, 1]
+
+    def reset_parameters(self) -> None:
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads} heads of {self.head_dim}, {self.num_kv_heads} kv"

@@ -1,0 +1,188 @@
+"""Dotted overrides: `model.dim=256` replaces one value of a spec."""
+
+import tomllib
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import tomli_w
+
+from archwright.spec.choice import Choice, Spec
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.merge import merge, validated
+from archwright.spec.renamings import renamed
+from archwright.spec.toml import MOST_DEPTH, Unreadable, parse_toml
+from archwright.spec.validation_errors import show
+
+S = TypeVar("S", bound=Spec)
+Values = dict[str, Any]
+Keys = tuple[str, ...]
+
+
+def override(spec: S, assignments: Iterable[str]) -> S:
+    """Return `spec` with dotted values replaced, all at once, whatever their order.
+
+    Raises:
+        UserError: what is no assignment, no path, no legal value, or said twice, one line each.
+    """
+    given, lines = _assigned(spec, assignments)
+    over: Values = {}
+    for keys, value in given.items():
+        over = merge(over, _nest(keys, value))
+    try:
+        changed = validated(type(spec), merge(dump(spec), over))
+    except UserError as error:
+        lines += error.lines
+    if lines:
+        raise UserError(*lines)
+    return changed
+
+
+def assigned(cls: type[Spec], assignments: Iterable[str]) -> Values:
+    """Return the value that each dotted path is given, the values of tables by paths of their own."""
+    found: Values = {}
+    for assignment in assignments:
+        name, _, text = assignment.partition("=")
+        path, whole = _today(cls, _keys(name.strip()), _value(text.strip()))
+        for keys, value in _leaves(path, whole):
+            found[".".join(keys)] = value
+    return found
+
+
+def flatten(values: Values, prefix: str = "") -> Values:
+    """Return nested tables as one table of dotted paths; empty tables vanish."""
+    flat: Values = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def toml_value(value: Any) -> str:
+    """Show one value as TOML writes it, in one line."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
+    return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
+
+
+def paths(cls: type[Spec], prefix: str = "") -> Iterator[str]:
+    """Yield every dotted path that an override may name, over all choices of each axis."""
+    for name, field in cls.model_fields.items():
+        name, inner = field.alias or name, field.annotation
+        yield prefix + name
+        if isinstance(inner, type) and issubclass(inner, Spec):
+            for member in _members(inner):
+                yield from paths(member, f"{prefix}{name}.")
+
+
+def _members(cls: type[Spec]) -> list[type[Spec]]:
+    if issubclass(cls, Choice) and cls.is_axis():
+        return list(cls.choices().values())
+    return [cls]
+
+
+def dump(spec: Spec) -> Values:
+    """Return a spec as a table, with the names that its file has."""
+    return spec.model_dump(by_alias=True)
+
+
+def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], list[str]]:
+    """Return paths with their values, and a line for each assignment that is wrong."""
+    known: list[str] = []
+    given: dict[Keys, Any] = {}
+    lines: list[str] = []
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        name = name.strip()
+        if not equals or not all(name.split(".")):
+            lines.append(f"{show(assignment)}: expected key=value, such as {_example(spec)}")
+            continue
+        try:
+            value = _value(text.strip())
+        except Unreadable as error:
+            lines.append(f"{name}: {error}")
+            continue
+        path, value = _today(type(spec), _keys(name), value)
+        known = known or [*dict.fromkeys(paths(type(spec)))]
+        if unknown := _unknown_path(".".join(path), known):
+            lines.append(unknown)
+        else:
+            for keys, inner in _leaves(path, value):
+                lines += _contradictions(keys, inner, given)
+                given[keys] = inner
+    return given, lines
+
+
+def _keys(path: str) -> Keys:
+    """Split a path at its dots, but leave the path whole that a source is given for."""
+    before, found, value = path.rpartition("sources.")
+    return (*before.split(".")[:-1], "sources", value) if found else tuple(path.split("."))
+
+
+def _leaves(keys: Keys, value: Any) -> Iterator[tuple[Keys, Any]]:
+    """Yield the values of nested tables, each with its path."""
+    if not isinstance(value, dict) or not value:
+        yield keys, value
+        return
+    for key, inner in value.items():
+        yield from _leaves((*keys, key), inner)
+
+
+def _today(cls: type[Spec], keys: Keys, value: Any) -> tuple[Keys, Any]:
+    """Return an assignment with today's keys and values."""
+    path: Keys = ()
+    table: Any = renamed(cls, _nest(keys, value), warn=True)
+    for _ in keys:
+        ((key, table),) = table.items()
+        path += (key,)
+    return path, table
+
+
+def _contradictions(keys: Keys, value: Any, given: dict[Keys, Any]) -> list[str]:
+    """Say where a value contradicts one that is given already: the order decides nothing."""
+    if keys in given and given[keys] != value:
+        first, second = show(given[keys]), show(value)
+        return [f"{'.'.join(keys)}: given twice, as {first} and as {second}"]
+    pairs = [sorted((keys, other), key=len) for other in given if other != keys]
+    return [
+        f"{'.'.join(whole)}: given whole and, by {'.'.join(part)}, in part"
+        for whole, part in pairs
+        if part[: len(whole)] == whole
+    ]
+
+
+def _unknown_path(path: str, known: list[str]) -> str:
+    """Refuse a path that no choice could have, naming the nearest one in the whole spec."""
+    keys = path.split(".")
+    if path in known or "sources" in keys or ("layer_kinds" in keys and len(keys) < MOST_DEPTH):
+        return ""
+    same_leaf = [k for k in known if k.endswith(f".{path}")]
+    outermost = min(same_leaf, key=lambda k: k.count("."), default="")
+    inside = ".".join(
+        keys[1:]
+    )  # such as norm.kind, of who writes model.norm.kind for a model's own
+    found = outermost or (inside if inside in known else "")
+    hint = f' Did you mean "{found}"?' if found else nearest(path, known)
+    if not hint:
+        hint = nearest(keys[-1], [k.split(".")[-1] for k in known])
+    return f"{path}: unknown key.{hint}"
+
+
+def _value(text: str) -> Any:
+    """Read a value as TOML; what is not TOML is text."""
+    try:
+        return parse_toml(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _nest(keys: Keys, value: Any) -> Values:
+    for key in reversed(keys):
+        value = {key: value}
+    nested: Values = value
+    return nested
+
+
+def _example(spec: Spec) -> str:
+    return "model.dim=256" if "model" in type(spec).model_fields else "dim=256"

@@ -1,0 +1,180 @@
+"""Mixers and positions from outside the package do all that those of the package do, with no change to it."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from archwright.cli import main
+from archwright.model import Decoder, build
+from archwright.planning.cost import flops_per_token
+from archwright.planning.memory import cache_bytes
+from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from tests.laws.laws import LAWS, Case
+from tests.tiny import tiny_words, write_text
+
+HERE = Path(__file__).parent
+SMALL = ModelSpec(dim=32, num_layers=2, vocab_size=64, context_length=24)
+WORDS = {
+    "differential": ["attention.kind=differential", "attention.num_heads=2"],
+    "gated_delta": ["attention.kind=gated_delta", "position.kind=none"],
+    "xpos": ["position.kind=xpos", "position.scale_base=8", "attention.num_heads=2"],
+}
+FULL = {"differential": ["attention.mask.kind=full"], "xpos": ["attention.mask.kind=full"]}
+"""So that the reference kernel computes no pair of tokens that no query sees."""
+ALL = pytest.mark.parametrize("name", WORDS)
+pytestmark = pytest.mark.usefixtures("visitors")
+
+
+def spec_of(name: str, *words: str) -> ModelSpec:
+    runpy.run_path(str(HERE / f"{name}.py"), run_name=name)
+    return SMALL.override(*WORDS[name], *words)
+
+
+@ALL
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_it_is_lawful(name: str, law: Any) -> None:
+    for seed in range(2):
+        law(Case(spec_of(name), seed))
+
+
+@ALL
+def test_its_flops_are_counted(name: str) -> None:
+    model = build(spec_of(name, *FULL.get(name, []))).use_kernel("eager")
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(2, 12, dtype=torch.long))
+    assert counter.get_total_flops() == pytest.approx(24 * flops_per_token(model, 12) / 3, rel=0.01)
+
+
+@ALL
+def test_the_bytes_of_its_state_are_those_of_the_tensors(name: str) -> None:
+    model, length = build(spec_of(name)), 100
+    cache = model.new_cache()
+    model(torch.zeros(1, length, dtype=torch.long), cache=cache)
+    slot = cache_bytes(model, 2, 4) - cache_bytes(model, 1, 4)  # a cache of keys has one more
+    assert cache.num_bytes == cache_bytes(model, length, 4) + slot
+
+
+@ALL
+def test_it_trains_resumes_and_writes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text(Path("text.txt"), 100)
+    parts = ["--parts", str(HERE / f"{name}.py")]
+    words = [f"model.{word}" for word in WORDS[name]]
+    few = ("budget=4steps", "evaluate.final_max_tokens=50", "data.packing=document_mask")
+    shape = [w for w in tiny_words("text.txt", *few) if not w.startswith("model.attention.num_")]
+    assert main([*shape, *words, *parts, "--quiet"]) == 0
+    whole = RunFolder("runs/modern").metrics()
+    assert main(["generate", "runs/modern", *parts, "--max-tokens", "5", "--prompt", "the"]) == 0
+    axis, _, kind = WORDS[name][0].partition(".kind=")
+    capsys.readouterr()
+    assert main(["list", "choices", kind, *parts]) == 0
+    assert f"{axis}: {kind}\n" in capsys.readouterr().out
+    assert [record["loss"] for record in whole if "loss" in record]
+
+
+@pytest.mark.slow
+@ALL
+def test_it_takes_part_in_compare(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text(Path("text.txt"), 2500)
+    variant = ":".join(["", *(f"model.{word}" for word in WORDS[name])])
+    base = [w for w in tiny_words("text.txt")[2:] if not w.startswith("model.attention.num_")]
+    words = ["compare", "modern", variant, *base, "--parts", str(HERE / f"{name}.py")]
+    few = ["--seeds", "2", "--budget", "3steps", "--no-tune-lr", "--match", "parameters", "--quiet"]
+    assert main([*words, *few]) == 0, capsys.readouterr().err
+    assert list(Path("studies").glob("*/report.html"))
+
+
+def test_the_lambda_of_a_layer_follows_from_its_number() -> None:
+    model = build(spec_of("differential"))
+    first, second = (mixer.first_lambda for mixer in model.mixers())
+    assert (first, second) == pytest.approx((0.2, 0.8 - 0.6 * 2.718281828459045**-0.3))
+
+
+def test_differential_attention_is_the_difference_of_two_maps() -> None:
+    """One query and one head at a time, in float64."""
+    model = build(spec_of("differential", "position.kind=none", "num_layers=1")).double()
+    mixer: Any = next(model.mixers())
+    x = torch.randn(1, 5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    context = _context(x)
+    q, k, v = ((x[0] @ m.weight.T) for m in mixer.inputs)
+    l_q1, l_k1, l_q2, l_k2 = mixer.lambdas
+    factor = (l_q1 @ l_k1).exp() - (l_q2 @ l_k2).exp() + 0.2
+    for t in range(5):
+        heads = []
+        for head in range(2):
+            maps = []
+            for half in range(2):
+                here = slice((2 * head + half) * 8, (2 * head + half + 1) * 8)
+                maps.append((k[: t + 1, here] @ q[t, here] / 8**0.5).softmax(-1))
+            mixed = (maps[0] - factor * maps[1]) @ v[: t + 1, head * 16 : head * 16 + 16]
+            heads.append(0.8 * mixed / (mixed.square().mean() + 1e-5).sqrt())
+        expected = torch.cat(heads) @ mixer.out.weight.T
+        torch.testing.assert_close(mixer(x, context)[0, t], expected)
+
+
+def test_the_gated_delta_rule_is_that_of_transformers() -> None:
+    library = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    mixer: Any = next(build(spec_of("gated_delta"), seed=3).mixers())
+    x = 3 * torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
+    q, k, v, z, a, b = (m(x).unflatten(-1, (2, -1)) for m in mixer.inputs)
+    log_decay = -mixer.log_rate.exp() * torch.nn.functional.softplus(a[..., 0] + mixer.decay_bias)
+    rule = library.torch_recurrent_gated_delta_rule
+    o, _ = rule(q, k, v, log_decay, b[..., 0].sigmoid(), None, False, use_qk_l2norm_in_kernel=True)
+    expected = mixer.out((mixer.norm(o) * torch.nn.functional.silu(z)).flatten(-2))
+    torch.testing.assert_close(mixer(x, _context(x)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_xpos_multiplies_scores_by_a_factor_of_the_distance() -> None:
+    model = build(spec_of("xpos"))
+    rotary: Any = next(iter(model.rotaries.values()))
+    vector = torch.randn(1, 1, 1, 16, generator=torch.Generator().manual_seed(0))
+    q, k = (v.expand(1, 20, 1, 16) for v in (vector, vector.flip(-1)))
+    rotation = rotary(torch.arange(20)[None])
+    turned = (rotary.rotate_query(q, rotation) @ rotary.rotate_key(k, rotation).mT)[0, :, 0, 0]
+    products = torch.einsum(
+        "td,sd->ts",
+        rotary.rotate_query(q, rotation)[0, :, 0],
+        rotary.rotate_key(k, rotation)[0, :, 0],
+    )
+    assert turned.std() < 1e-4  # the same distance, 0, everywhere
+    for distance in (1, 5):
+        diagonal = products.diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
+    zeta = (torch.arange(0, 16, 2) / 16 + 0.4) / 1.4
+    pairs = torch.view_as_complex(torch.stack(vector[0, 0, 0].chunk(2), -1))
+    others = torch.view_as_complex(torch.stack(vector[0, 0, 0].flip(-1).chunk(2), -1))
+    angles = torch.polar(zeta ** (5 / 8), 5 * 10_000.0 ** (-torch.arange(0, 16, 2) / 16))
+    expected = (pairs * angles * others.conj()).real.sum()
+    torch.testing.assert_close(products[7, 2], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_positions_that_a_mixer_ignores_are_refused() -> None:
+    with pytest.raises(UserError, match='found "rope", which acts inside attention'):
+        build(spec_of("gated_delta").override("position.kind=rope"))
+
+
+def _context(x: Tensor) -> Any:
+    from archwright.parts.context import Context
+
+    return Context.alone(x)
+
+
+def test_a_mixer_without_a_state_reads_texts_whole() -> None:
+    runpy.run_path(str(HERE / "running_mean.py"), run_name="running_mean")
+    model = build(SMALL.override("attention.kind=running_mean", "position.kind=none"))
+    assert isinstance(model, Decoder)
+    assert not model.can_cache
+    with pytest.raises(UserError, match="RunningMeanAttention keeps nothing of what it has read"):
+        model.new_cache()
