@@ -160,7 +160,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 _OF_ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 
-def _misshapen(state: Mapping[str, Any], parameter: Tensor) -> Iterator[str]:
+def _misshapen(state: Mapping[str, object], parameter: Tensor) -> Iterator[str]:
     """Yield what Adam and momentum need of a parameter's state and do not find there."""
     if state.keys() & _OF_ADAM:
         yield from _OF_ADAM - state.keys()

@@ -44,7 +44,7 @@ def save(
     *,
     model: nn.Module,
     optimizers: Mapping[str, Optimizer],
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
     keep: int,
 ) -> Path:
     """Save a checkpoint of `step`, drop all but the newest `keep`, and return its path.
@@ -217,7 +217,7 @@ def _write(
     folder: Path,
     model: nn.Module,
     optimizers: Mapping[str, Optimizer],
-    state: Mapping[str, Any],
+    state: Mapping[str, object],
 ) -> None:
     weights.write_weights(folder / _MODEL, model, {})
     moments = {name: _optimizers.read_optimizer(o, model) for name, o in optimizers.items()}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def split(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return `value` as JSON, its tensors and arrays put into `tensors` under their paths.
 
     Kept exactly: None, bool, int, float (also nan and inf), str, list, tuple, dict with any such
@@ -24,7 +24,7 @@ def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     import numpy as np
     import torch
 
-    def inner(item: Any, name: object) -> Any:
+    def inner(item: object, name: object) -> Any:
         return split(item, f"{path}/{name}", tensors)
 
     if isinstance(value, torch.Tensor):
@@ -46,7 +46,7 @@ def split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     raise UserError(f"{path}: a {type(value).__name__} cannot be saved; turn it into plain data.")
 
 
-def join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def join(value: object, tensors: Mapping[str, Tensor]) -> Any:
     """Return what `split` was given. What it never wrote raises as its shape happens to."""
     if isinstance(value, list):
         return [join(item, tensors) for item in value]
@@ -86,7 +86,7 @@ def _add(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:
     return path
 
 
-def _split_mapping(value: Mapping[Any, Any], path: str, tensors: dict[str, Tensor]) -> Any:
+def _split_mapping(value: Mapping[object, object], path: str, tensors: dict[str, Tensor]) -> Any:
     """JSON has only string keys: any others, and names that we use ourselves, become pairs."""
     items = {key: split(item, f"{path}/{key}", tensors) for key, item in value.items()}
     if all(type(key) is str and not key.startswith("$") for key in items):

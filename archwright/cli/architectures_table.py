@@ -19,7 +19,16 @@ def print_architectures(models: dict[str, Any], format: str, *, wide: bool = Fal
     records: list[Record] = models["rows"]
     if format == "text":
         columns = [*records[0]][1:-1] if wide else models["brief"]
-        _print_text(records, columns)
+        lines = [["model", *(name.replace("_", " ") for name in columns)]]
+        for record in records:
+            empty = UNKNOWN if record["unpublished"] else ""
+            cells = short(record)
+            lines.append([record["model"], *(cells[name] or empty for name in columns)])
+        print_table(lines)
+        for record in records:
+            if record["unpublished"]:
+                print(f"{record['model']}: unpublished: {record['unpublished']}.")
+        print()
     elif format == "csv":
         text = io.StringIO()
         writer = csv.DictWriter(text, [*records[0]], lineterminator="\n")
@@ -30,19 +39,6 @@ def print_architectures(models: dict[str, Any], format: str, *, wide: bool = Fal
         print(table(records), end="")
     else:
         print(json.dumps([*map(_numbers, records)], indent=2, ensure_ascii=False))
-
-
-def _print_text(records: list[Record], columns: list[str]) -> None:
-    lines = [["model", *(name.replace("_", " ") for name in columns)]]
-    for record in records:
-        empty = UNKNOWN if record["unpublished"] else ""
-        cells = short(record)
-        lines.append([record["model"], *(cells[name] or empty for name in columns)])
-    print_table(lines)
-    for record in records:
-        if record["unpublished"]:
-            print(f"{record['model']}: unpublished: {record['unpublished']}.")
-    print()
 
 
 def _numbers(record: Record) -> dict[str, str | int]:

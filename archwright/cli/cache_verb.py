@@ -9,7 +9,7 @@ from archwright.cli.parser import Parser
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
-    from archwright.text.cache_contents import Cleaned, Entry
+    from archwright.text.cache_contents import Entry
 
 ABOUT = """\
 Show what is kept to be used again: tokenized texts, trained tokenizers, measurements of this machine. All of
@@ -37,20 +37,24 @@ def run(words: Sequence[str]) -> int:
     from archwright.text.cache_contents import clean, entries
 
     if options.action:
-        _print_cleaned(clean(_seconds(options.older_than)))
+        done = clean(_seconds(options.older_than))
+        print(f"removed {_amount(done.removed)}")
+        if done.busy:
+            print(f"kept {_amount(done.busy)} that another process is making")
+        if done.refused:
+            raise UserError(
+                f"{done.refused[0].paths[0]}: cannot be removed, and {len(done.refused) - 1} others; "
+                "is the folder yours to write?"
+            )
     else:
-        _print_entries(str(cache_folder()), entries())
+        found = entries()
+        print(f"{cache_folder()!s}: {_amount(found)}")
+        for kind, group in groupby(found, key=lambda entry: entry.kind):
+            group_entries = list(group)
+            print(f"\n{_row(kind, group_entries)}")
+            for entry in group_entries:
+                print(_row(f"  {entry.name[:12]}", [entry]))
     return 0
-
-
-def _print_entries(folder: str, found: "Sequence[Entry]") -> None:
-    """Print each kind with its sum, and its entries below, the last used first."""
-    print(f"{folder}: {_amount(found)}")
-    for kind, group in groupby(found, key=lambda entry: entry.kind):
-        group_entries = list(group)
-        print(f"\n{_row(kind, group_entries)}")
-        for entry in group_entries:
-            print(_row(f"  {entry.name[:12]}", [entry]))
 
 
 def _row(name: str, found: "Sequence[Entry]") -> str:
@@ -58,17 +62,6 @@ def _row(name: str, found: "Sequence[Entry]") -> str:
 
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.used for entry in found)))
     return f"{name:<16}{size(sum(entry.size for entry in found)):>12}   last used {used}"
-
-
-def _print_cleaned(done: "Cleaned") -> None:
-    print(f"removed {_amount(done.removed)}")
-    if done.busy:
-        print(f"kept {_amount(done.busy)} that another process is making")
-    if done.refused:
-        raise UserError(
-            f"{done.refused[0].paths[0]}: cannot be removed, and {len(done.refused) - 1} others; "
-            "is the folder yours to write?"
-        )
 
 
 def _amount(found: "Sequence[Entry]") -> str:

@@ -66,7 +66,7 @@ def _add_options(parser: Parser) -> list[str]:
     return [*(option["name"] for option in options["today"]), *options["old"]]
 
 
-def _dry_run(options: Any, given: dict[str, Any]) -> int:
+def _dry_run(options: argparse.Namespace, given: dict[str, Any]) -> int:
     from archwright.lab.compare import plan
     from archwright.lab.summary import announcement
 
@@ -76,7 +76,7 @@ def _dry_run(options: Any, given: dict[str, Any]) -> int:
     return 0
 
 
-def _compare(options: Any, given: dict[str, Any]) -> int:
+def _compare(options: argparse.Namespace, given: dict[str, Any]) -> int:
     from archwright.lab.compare import Interrupted, compare
     from archwright.lab.run_cache import POOL
     from archwright.lab.terminal import print_results

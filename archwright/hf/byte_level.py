@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -20,7 +19,7 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep
 
 
 def read_byte_level(
-    folder: Path, settings: Mapping[str, Any], added: Mapping[str, Any]
+    folder: Path, settings: Mapping[str, object], added: Mapping[str, object]
 ) -> tokenizers.Tokenizer | None:
     """Return the byte-level BPE of a folder; None where its words are split or spelled otherwise.
 
@@ -67,7 +66,7 @@ def _check_ids(path: Path) -> None:
 
 
 def _added(
-    names: Mapping[str, int], settings: Mapping[str, Any], added: Mapping[str, Any]
+    names: Mapping[str, int], settings: Mapping[str, object], added: Mapping[str, object]
 ) -> Iterator[tuple[tokenizers.AddedToken, int]]:
     """Yield the added tokens with their ids, in order; special ones are those that a config names."""
     named = [settings.get(key) for key in SPECIAL]

@@ -61,7 +61,7 @@ def text_config(config: dict[str, Any]) -> tuple[dict[str, Any], Wrapper | None]
     return (config, None) if wrapper is None else (wrapper.config(config), wrapper)
 
 
-def family_of(config: Mapping[str, Any], file: str) -> Family:
+def family_of(config: Mapping[str, object], file: str) -> Family:
     """Return the family of the config in a file.
 
     Raises:

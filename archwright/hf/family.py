@@ -68,7 +68,7 @@ class Family:
         model_type: str,
         architecture: str,
         *lenses: Lens,
-        undeclared: Mapping[str, Any] | None = None,
+        undeclared: Mapping[str, object] | None = None,
         layer_keys: Mapping[str, Mapped | None] | None = None,
         model_keys: Mapping[str, Mapped | None] | None = None,
         without: Sequence[Lens | str] = (),
@@ -185,7 +185,7 @@ class Family:
         arranged(table, tables, names)
 
 
-def _numbers(path: str, value: Any) -> Iterator[tuple[str, int | float]]:
+def _numbers(path: str, value: object) -> Iterator[tuple[str, int | float]]:
     """Yield each number of a value with its path."""
     if isinstance(value, Mapping):
         for key, inner in value.items():

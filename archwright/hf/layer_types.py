@@ -197,7 +197,7 @@ def getter(spec: ModelSpec, layers: Sequence[int] | None = None) -> Get:
     return get
 
 
-def follow(owner: Any, path: str) -> Any:
+def follow(owner: object, path: str) -> Any:
     """Return the value at a dotted path, or `MISSING`."""
     for name in path.split("."):
         owner = getattr(owner, name, MISSING)

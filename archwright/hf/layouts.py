@@ -106,17 +106,6 @@ class Flattened:
 
 
 @dataclass(frozen=True)
-class Interleaved:
-    """Rows of our tensors in turns: a_0, b_0, a_1, b_1, ..."""
-
-    def shape(self, ours: Sequence[Tensor]) -> Shape:
-        return (sum(len(o) for o in ours), *ours[0].shape[1:])
-
-    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
-        yield from ((foreign[i :: len(ours)], o) for i, o in enumerate(ours))
-
-
-@dataclass(frozen=True)
 class ByGroup:
     """Our tensors cut into groups of rows that take turns: in each group some rows of a, of b and of c.
 

@@ -34,7 +34,7 @@ class Wrapper:
     aside: tuple[str, ...]
     family: str = ""
 
-    def config(self, whole: Mapping[str, Any]) -> dict[str, Any]:
+    def config(self, whole: Mapping[str, object]) -> dict[str, Any]:
         """Return the config of the text model: the table of that name, or the whole, which older files mix.
 
         Raises:

@@ -202,5 +202,5 @@ def _files(tokenizer: Tokenizer) -> dict[str, str]:
     return {**files, **found}
 
 
-def _write_json(path: Path, table: Mapping[str, Any]) -> None:
+def _write_json(path: Path, table: Mapping[str, object]) -> None:
     path.write_text(json.dumps(table, indent=2) + "\n", "utf-8")

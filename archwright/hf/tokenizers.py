@@ -32,7 +32,7 @@ ENDS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP
 """Tokens that end a text, where no file says which one does."""
 
 
-def read_files(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def read_files(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
     """Return what stands beside the tokenizer of a folder with such a config.json, and the ids that this names.
 
     Raises:
@@ -88,7 +88,7 @@ def _without(files: Mapping[str, str], unknown: set[str]) -> dict[str, str]:
     return left
 
 
-def _known_of(value: Any, unknown: set[str]) -> Any:
+def _known_of(value: object, unknown: set[str]) -> Any:
     """Return a list or table of tokens without those."""
     if isinstance(value, list):
         return [token for token in value if content(token) not in unknown]
@@ -97,7 +97,7 @@ def _known_of(value: Any, unknown: set[str]) -> Any:
     return value
 
 
-def _inner(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer | None:
+def _inner(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tokenizer | None:
     """Return the vocabulary of a folder and how it is used."""
     if (folder / FILE).is_file():
         return read_json(folder / FILE)
@@ -138,7 +138,7 @@ def _known(inner: tokenizers.Tokenizer, vocab_size: int, folder: Path) -> tokeni
 
 
 def _end(
-    settings: Mapping[str, Any], files: Mapping[str, str], names: Mapping[str, int]
+    settings: Mapping[str, object], files: Mapping[str, str], names: Mapping[str, int]
 ) -> str | None:
     """Return the token that ends a text, as one of the configs says it."""
     end = content(settings.get("eos_token"))
@@ -153,7 +153,7 @@ def _end(
 
 
 def _begin(
-    inner: tokenizers.Tokenizer, settings: Mapping[str, Any], names: Mapping[str, int]
+    inner: tokenizers.Tokenizer, settings: Mapping[str, object], names: Mapping[str, int]
 ) -> str:
     """Return the token that is put before a text; none where none is.
 

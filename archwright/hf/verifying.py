@@ -161,7 +161,7 @@ def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[s
     return {o: ours[o] for o, _ in both}, {o: others[t] for o, t in both}
 
 
-def _names(held: Mapping[str, Any], ours: str, theirs: str) -> Iterator[tuple[str, str]]:
+def _names(held: Mapping[str, object], ours: str, theirs: str) -> Iterator[tuple[str, str]]:
     """Yield our name and theirs of each module that is one module on both sides."""
     for foreign, own in held.items():
         for name in own if isinstance(own, tuple) else (own,):
@@ -175,7 +175,7 @@ def _outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
-        def hook(module: nn.Module, given: Any, out: Any) -> None:
+        def hook(module: nn.Module, given: object, out: object) -> None:
             if isinstance(out, Tensor):
                 found[name] = out.detach().float()
 

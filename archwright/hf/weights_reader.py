@@ -79,7 +79,7 @@ class Store:
         for name, tensor in tensors.items():
             self._add(path, name, tuple(tensor.shape), str(tensor.dtype), tensors)
 
-    def _add(self, path: Path, name: str, shape: Shape, dtype: str, file: Any) -> None:
+    def _add(self, path: Path, name: str, shape: Shape, dtype: str, file: object) -> None:
         if name in self.shapes:
             raise UserError(f"{path}: {name}: found in another file, too")
         self.shapes[name], self.dtypes[name], self._files[name] = shape, dtype, (file, name)
@@ -136,7 +136,7 @@ def _shards(index: Path) -> list[str]:
     return files
 
 
-def _is_plain(name: Any) -> bool:
+def _is_plain(name: object) -> bool:
     """Tell whether a file of this name stands in its folder, on any system."""
     return (
         isinstance(name, str)

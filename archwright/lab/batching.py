@@ -52,7 +52,15 @@ class Groups:
             group = self._new(first, wanted)
             names = [self._name(cell) for cell in group]
         for cell in group:
-            self._prepare(cell, names)
+            run_cache.prepare(
+                self.runs_folder,
+                self.plan.run(*cell),
+                self.plan.material,
+                self.plan.decisions,
+                self.plan.arms[cell.variant].counts.flops_per_token,
+                stack=names if len(names) > 1 else (),
+                why=self.plan.why,
+            )
         return group, [RunFolder(self.runs_folder / name) for name in names]
 
     def part(self, group: Group, why: str) -> None:
@@ -82,18 +90,6 @@ class Groups:
 
     def _name(self, cell: Cell) -> str:
         return self.folder(cell).path.name
-
-    def _prepare(self, cell: Cell, names: Sequence[str]) -> None:
-        """Begin a run's folder."""
-        run_cache.prepare(
-            self.runs_folder,
-            self.plan.run(*cell),
-            self.plan.material,
-            self.plan.decisions,
-            self.plan.arms[cell.variant].counts.flops_per_token,
-            stack=names if len(names) > 1 else (),
-            why=self.plan.why,
-        )
 
 
 def seeds_each(plan: Plan) -> int:

@@ -102,11 +102,11 @@ def _name(study: StudySpec) -> str:
     return slug("-".join([label(study.baseline), *study.variants]))
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(list(value)) if isinstance(value, (tuple, list)) else str(value)
 
 
-def _option(value: Any) -> str:
+def _option(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -144,27 +144,32 @@ def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
             record.begin("compare")
             record.add(*LOCKS)
         with folder.lock(), _planned_or_gone(path, record):
-            _begin(path, study, record)
+            # First the file of a study that is not planned yet; what a killed process left is cleared away.
+            if _is_planned(path):
+                record.finish()
+            else:
+                record.undo(keep=LOCKS)
+                record.add(*FIRST)
+                if not (path / STUDY).exists():
+                    atomic_write(path / STUDY, to_toml(study))
+            sweep(path, *(re.escape(name) for name in (*LOCKS, *FIRST, *LAST)))
+            sweep(path / "variants", r".+\.toml")
             yield folder
-
-
-def _begin(path: Path, study: StudySpec, record: StartRecord) -> None:
-    """Write the first file of a study that is not planned yet; clear away what a killed process left."""
-    if _is_planned(path):
-        record.finish()
-    else:
-        record.undo(keep=LOCKS)
-        record.add(*FIRST)
-        if not (path / STUDY).exists():
-            atomic_write(path / STUDY, to_toml(study))
-    sweep(path, *(re.escape(name) for name in (*LOCKS, *FIRST, *LAST)))
-    sweep(path / "variants", r".+\.toml")
 
 
 def _check_place(path: Path, study: StudySpec) -> None:
     """Refuse a folder of another study, or of anything but what a start of ours wrote down or would write."""
     if _is_planned(path):
-        _check_same(path, read_study(path / STUDY, warn=False), study)
+        there = read_study(path / STUDY, warn=False)
+        if lines := diff(there.model_copy(update={"parts": study.parts}), study):
+            raise UserError(
+                f"{path} holds another study ({'; '.join(lines[:4])}). Give this one a folder of its own: --out DIR"
+            )
+        if there.parts != study.parts:
+            needed = " ".join(f"--parts {part.name}" for part in there.parts) or "no --parts"
+            raise UserError(
+                f"{path} was made with other choices from outside: give {needed}, unchanged, or another --out"
+            )
         return
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; --out must name a folder")
@@ -195,16 +200,3 @@ def _planned_or_gone(path: Path, record: StartRecord) -> Iterator[None]:
         if not (path / PLAN).exists():
             record.undo()
         raise
-
-
-def _check_same(path: Path, there: StudySpec, asked: StudySpec) -> None:
-    """Refuse another study than the one in a folder, and one whose files of choices are not those."""
-    if lines := diff(there.model_copy(update={"parts": asked.parts}), asked):
-        raise UserError(
-            f"{path} holds another study ({'; '.join(lines[:4])}). Give this one a folder of its own: --out DIR"
-        )
-    if there.parts != asked.parts:
-        needed = " ".join(f"--parts {part.name}" for part in there.parts) or "no --parts"
-        raise UserError(
-            f"{path} was made with other choices from outside: give {needed}, unchanged, or another --out"
-        )

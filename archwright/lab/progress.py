@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from archwright import progress as shown
 from archwright.format import duration, printable
@@ -42,7 +41,20 @@ class Table(shown.Live, Display):
         super().__init__(Live(console=shown.console(), auto_refresh=False))
 
     def update(self, execution: Execution, running: Mapping[Cell, RunFolder]) -> None:
-        self.live.update(_table(execution, running), refresh=True)
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        seeds = execution.plan.study.seed_numbers
+        table = RichTable(
+            title=left(execution, running), title_justify="left", box=None, pad_edge=False
+        )
+        table.add_column("lowest loss")
+        for seed in seeds:
+            table.add_column(f"seed {seed}", justify="right")
+        for name in execution.plan.arms:
+            cells = [_cell(execution, running, name, seed) for seed in seeds]
+            table.add_row(Text(printable(name)), *cells)
+        self.live.update(table, refresh=True)
 
 
 def described(run: RunResult) -> str:
@@ -84,23 +96,6 @@ def last_step(folder: RunFolder) -> int:
         except (ValueError, KeyError, TypeError):
             continue
     return 0
-
-
-def _table(execution: Execution, running: Mapping[Cell, RunFolder]) -> Any:
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    seeds = execution.plan.study.seed_numbers
-    table = RichTable(
-        title=left(execution, running), title_justify="left", box=None, pad_edge=False
-    )
-    table.add_column("lowest loss")
-    for seed in seeds:
-        table.add_column(f"seed {seed}", justify="right")
-    for name in execution.plan.arms:
-        cells = [_cell(execution, running, name, seed) for seed in seeds]
-        table.add_row(Text(printable(name)), *cells)
-    return table
 
 
 def _cell(execution: Execution, running: Mapping[Cell, RunFolder], name: str, seed: int) -> str:

@@ -97,21 +97,6 @@ def noise_floor(losses: Sequence[float], num_seeds: int | None = None) -> float:
     return float(np.std(losses, ddof=1)) * math.sqrt(2 / (num_seeds or len(losses)))
 
 
-def binomial_interval(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
-    """Return a two-sided interval of a proportion that covers at least `level`.
-
-    Source: Clopper and Pearson, 1934, The use of confidence or fiducial limits.
-    """
-    found = stats.binomtest(successes, trials).proportion_ci(level, method="exact")
-    return float(found.low), float(found.high)
-
-
-def binomial_upper(successes: int, trials: int, level: float = 0.95) -> float:
-    """Return the bound that a proportion stays below, one-sided, by Clopper and Pearson."""
-    test = stats.binomtest(successes, trials, alternative="less")
-    return float(test.proportion_ci(level, method="exact").high)
-
-
 def _mean_and_error(differences: Sequence[float]) -> tuple[float, float]:
     """Return the mean and its standard error, 0 where all differences are equal."""
     values = np.asarray(differences, dtype=np.float64)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,8 @@ from archwright.lab.sweep import RISE, is_sharp, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.runs import RunFolder
 from archwright.spec.overrides import flatten
+from archwright.spec.run_spec import Optimizer, Schedule
+from archwright.spec.study_spec import Match
 from archwright.training.data import Material
 
 
@@ -226,7 +227,7 @@ def _held(what: str, by_variant: dict[str, str]) -> ControlledVariable:
     return ControlledVariable(what, "", by_variant, equal=False)
 
 
-def _sizes(what: str, quantity: Any, plan: Plan) -> ControlledVariable:
+def _sizes(what: str, quantity: Match, plan: Plan) -> ControlledVariable:
     base = plan.baseline.counts
     by_variant = {}
     for arm in plan.arms.values():
@@ -243,6 +244,6 @@ def _sizes(what: str, quantity: Any, plan: Plan) -> ControlledVariable:
     )
 
 
-def _settings(spec: Any, without: str = "") -> str:
+def _settings(spec: Optimizer | Schedule, without: str = "") -> str:
     values = {k: v for k, v in spec.model_dump().items() if k not in ("kind", without)}
     return ", ".join([spec.kind, *(f"{k} {v}" for k, v in values.items())])

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import archwright
 
@@ -121,7 +121,7 @@ class _Worker:
     """One process."""
 
     def __init__(
-        self, command: list[str], events: "queue.SimpleQueue[tuple[_Worker, str]]", log: Any
+        self, command: list[str], events: "queue.SimpleQueue[tuple[_Worker, str]]", log: IO[str]
     ) -> None:
         self.job: dict[str, Any] = {}
         self._process = subprocess.Popen(

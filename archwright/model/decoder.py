@@ -97,18 +97,20 @@ class Decoder(LanguageModel):
     ) -> Float[Tensor, "batch length dim"]:
         """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
         given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
-        context = (
-            Context(token_layout(*given), len(tokens)) if cache is None else cache.context(*given)
-        )
+        context = cache.context(*given) if cache else Context(token_layout(*given), len(tokens))
+        x = self._embed(tokens, context)
+        for i, layer in enumerate(self.stack):
+            layer.prepare(context)
+            x = layer(x, context, cache and cache.states(i))
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def _embed(self, tokens: Tensor, context: Context) -> Tensor:
+        """Return the stream before the first layer: embeddings, and what positions add to them."""
         x = self.embedding(tokens)
         if self.position is not None:
             x = x + self.position(context.layout).to(x.dtype)
-        x = F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
-        for i, layer in enumerate(self.stack):
-            layer.prepare(context)
-            x = layer(x, context, None if cache is None else cache.states(i))
-        normed: Tensor = self.norm(x)
-        return normed
+        return F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
 
     @property
     def stack(self) -> Iterator[Layer]:

@@ -94,12 +94,13 @@ class _Branch:
     def __init__(self, module: nn.Module, context: Context, state: LayerState | None) -> None:
         self.module = module
         self.given: dict[str, Any] = {}
-        self.inputs: Sequence[Linear] = ()
-        """Its maps that read x, which a wiring may compute together with those of other branches."""
         if isinstance(module, Mixer):
             self.given = {"context": context, "state": state}
-        if isinstance(module, Branch):
-            self.inputs = module.inputs
+
+    @property
+    def inputs(self) -> Sequence[Linear]:
+        """Its maps that read x, which a wiring may compute together with those of other branches."""
+        return self.module.inputs if isinstance(self.module, Branch) else ()
 
     def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
         given = self.given if projected is None else {**self.given, "projected": projected}

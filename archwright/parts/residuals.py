@@ -32,7 +32,8 @@ class Branch(nn.Module):
 class Wired(Protocol):
     """A branch as a wiring has it: called with x, or with x and the results of its `inputs`."""
 
-    inputs: Sequence[Linear]
+    @property
+    def inputs(self) -> Sequence[Linear]: ...
 
     def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor: ...
 

@@ -120,7 +120,7 @@ def _vocab_size(spec: ModelSpec) -> int | None:
     return None if spec.vocab_size == "auto" else spec.vocab_size
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is PydanticUndefined:
         return "not given"
     if isinstance(value, bool):
@@ -135,7 +135,7 @@ def _shown(value: Any) -> str:
     return str(value) if value != "" else "none"
 
 
-def _empty(value: Any) -> bool:
+def _empty(value: object) -> bool:
     return value in ("", (), [], {})
 
 

@@ -53,6 +53,12 @@ def loss_chart(history: History) -> Chart:
         *_held_out(history),
         *_spikes(history),
     ]
+    # Where the run was resumed or stopped.
+    lines = [
+        event
+        for event in history.events
+        if event["name"] in ("resumed", "stopped") and event.keys() >= set(_ALONG)
+    ]
     return Chart(
         name="loss",
         title="Loss",
@@ -62,7 +68,10 @@ def loss_chart(history: History) -> Chart:
             "shapes": _levels(history),
         },
         unit="nats per token",
-        marks=_marks(history),
+        marks=[
+            {"along": _with_flops({k: line[k] for k in _ALONG}, history), "text": line["name"]}
+            for line in lines
+        ],
         note=_loss_note(history),
         full_width=True,
     )
@@ -238,19 +247,6 @@ def level(value: float, text: str) -> dict[str, Any]:
     }
 
 
-def _marks(history: History) -> list[dict[str, Any]]:
-    """Mark where a run was resumed or stopped."""
-    lines = [
-        event
-        for event in history.events
-        if event["name"] in ("resumed", "stopped") and event.keys() >= set(_ALONG)
-    ]
-    return [
-        {"along": _with_flops({k: line[k] for k in _ALONG}, history), "text": line["name"]}
-        for line in lines
-    ]
-
-
 def _chart(
     history: History,
     column: str,
@@ -258,7 +254,7 @@ def _chart(
     unit: str,
     shown: str,
     smooth: bool = True,
-    layout: Mapping[str, Any] | None = None,
+    layout: Mapping[str, object] | None = None,
 ) -> Chart | None:
     """Return one measured column as a small chart, or None where it is empty or all zero."""
     values = history.train[column]

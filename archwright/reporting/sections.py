@@ -235,5 +235,5 @@ def _environment_facts(environment: Mapping[str, Any]) -> list[Fact]:
     ]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return fmt.exact(value) if isinstance(value, int) else str(value)

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,16 +61,3 @@ class TensorBoardLog:
     def close(self) -> None:
         """Write what is still held back."""
         self._writer.close()
-
-
-def write_tensorboard(run_folder: RunFolder) -> Path:
-    """Write all metrics of a run to TensorBoard event files in its folder `tensorboard/`.
-
-    Raises:
-        UserError: the extra is not installed.
-    """
-    folder = run_folder.path / "tensorboard"
-    with TensorBoardLog(folder) as log:
-        for line in run_folder.metrics():
-            log.write(line)
-    return folder

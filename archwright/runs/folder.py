@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
 
@@ -210,7 +210,7 @@ class RunFolder:
         """Record the run with what the machine decided, never to be decided again."""
         atomic_write(self.spec_file, _spec_text(spec))
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
+    def write_environment(self, environment: Mapping[str, object]) -> None:
         """Record the machine and the software."""
         atomic_write(self.environment_file, json.dumps(plain(environment), indent=2) + "\n")
 
@@ -232,12 +232,12 @@ class RunFolder:
         with clear_errors(folder):
             tokenizer.save(folder)
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append(self, record: Mapping[str, object]) -> None:
         """Add a record, which has at least `kind` and `step`, to the metrics."""
         assert {"kind", "step"} <= record.keys()
         append_record(self.metrics_file, record)
 
-    def append_probes(self, record: Mapping[str, Any]) -> None:
+    def append_probes(self, record: Mapping[str, object]) -> None:
         """Add a record, which has at least `kind` and `step`, to what probes saw."""
         assert {"kind", "step"} <= record.keys()
         append_record(self.probes_file, record)
@@ -425,7 +425,11 @@ def _read_spec(path: Path) -> "RunSpec":
         return read_run(path)
     except UserError as error:
         if parts := _parts(path):
-            raise UserError(_needs(path, parts, error.lines[0])) from error
+            given = " ".join(f"--parts {name}" for name in parts)
+            raise UserError(
+                f"{path.parent} was made with choices of {', '.join(parts)}, which are not known here "
+                f"({error.lines[0]}). Give the file again: {given}"
+            ) from error
         raise UserError(
             *((line if str(path) in line else f"{path}: {line}") for line in error.lines)
         ) from error
@@ -437,15 +441,6 @@ def _parts(path: Path) -> dict[str, str]:
         return {str(part["name"]): str(part["sha256"]) for part in found}
     except (ValueError, TypeError, KeyError):
         return {}
-
-
-def _needs(path: Path, parts: Mapping[str, str], problem: str) -> str:
-    """Say that a run needs files of choices that are not loaded."""
-    given = " ".join(f"--parts {name}" for name in parts)
-    return (
-        f"{path.parent} was made with choices of {', '.join(parts)}, which are not known here "
-        f"({problem}). Give the file again: {given}"
-    )
 
 
 def _read_text(path: Path) -> str:

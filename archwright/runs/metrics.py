@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from archwright.files import atomic_write, clear_errors
 from archwright.runs.records import Record, read_record
@@ -35,7 +35,7 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def append_record(path: Path, record: Mapping[str, Any]) -> None:
+def append_record(path: Path, record: Mapping[str, object]) -> None:
     """Add `record` as one line; nan and inf become null, numbers of numpy and torch plain ones.
 
     Dying in here leaves at most a torn last line, which readers ignore and the next call cuts.
@@ -68,7 +68,7 @@ def cut_records(path: Path, step: int) -> None:
         atomic_write(path, kept)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return `value` as strict JSON has it: nan and inf are None, scalars of any kind numbers."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -85,7 +85,7 @@ def _whole_lines(path: Path) -> list[bytes]:
     return [line + b"\n" for line in content.split(b"\n")[:-1]]
 
 
-def _cut_torn_line(file: Any) -> int:
+def _cut_torn_line(file: BinaryIO) -> int:
     """Truncate an open file to its last whole line; return its size."""
     size: int = file.seek(0, os.SEEK_END)
     if size == 0:

@@ -148,7 +148,7 @@ _ENVIRONMENT: dict[str, Any] = {
 }
 
 
-def well_formed(environment: Mapping[str, Any]) -> tuple[Record, list[str]]:
+def well_formed(environment: Mapping[str, object]) -> tuple[Record, list[str]]:
     """Return an environment without the entries that are not what they should be, and the names of those."""
     damaged = [key for key, value in environment.items() if not _fits(key, value)]
     return {key: value for key, value in environment.items() if key not in damaged}, damaged

@@ -355,7 +355,7 @@ def _values(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
     return [f"{named.get(origin or annotation, 'a table')}{_limits(metadata)}"]
 
 
-def _limits(metadata: Iterable[Any]) -> str:
+def _limits(metadata: Iterable[object]) -> str:
     words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
     found = [
         f"{word} {getattr(limit, key):g}"
@@ -370,7 +370,7 @@ def _either(found: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     """Return a value as it stands after the `=` of an assignment."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -395,9 +395,9 @@ def _is_stack(cls: type) -> bool:
     return issubclass(cls, LayerSpec)
 
 
-def _is_spec(annotation: Any) -> TypeGuard[type[Spec]]:
+def _is_spec(annotation: object) -> TypeGuard[type[Spec]]:
     return isinstance(annotation, type) and issubclass(annotation, Spec)
 
 
-def _is_axis(annotation: Any) -> TypeGuard[type[Choice]]:
+def _is_axis(annotation: object) -> TypeGuard[type[Choice]]:
     return _is_spec(annotation) and issubclass(annotation, Choice) and annotation.is_axis()

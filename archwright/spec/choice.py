@@ -99,7 +99,7 @@ class BoolGroup(Uniform):
 
     @model_validator(mode="before")
     @classmethod
-    def _all_alike(cls, value: Any) -> Any:
+    def _all_alike(cls, value: object) -> Any:
         if isinstance(value, bool):
             return dict.fromkeys(cls.model_fields, value)
         if not isinstance(value, (dict, cls)):
@@ -159,7 +159,9 @@ class Choice(Spec):
         return {kind: member for kind, member in cls.kinds.items() if issubclass(member, cls)}
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        cls, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         if cls.is_axis():
             return core_schema.no_info_plain_validator_function(cls._pick)
         return handler(source)
@@ -178,7 +180,7 @@ class Choice(Spec):
         return super().__get_pydantic_json_schema__(schema, handler)
 
     @classmethod
-    def _pick(cls, value: Any) -> Self:
+    def _pick(cls, value: object) -> Self:
         if isinstance(value, cls):
             return value
         expected = "one of " + ", ".join(f'"{kind}"' for kind in sorted(cls.choices()))

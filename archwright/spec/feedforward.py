@@ -321,6 +321,6 @@ class Experts(FeedForward):
 
     @field_validator("expert", mode="before")
     @classmethod
-    def _kind_of_expert(cls, value: Any) -> Any:
+    def _kind_of_expert(cls, value: object) -> Any:
         """Let `expert.hidden_dim` be given alone, beside the default kind."""
         return {"kind": "swiglu"} | value if isinstance(value, dict) else value

@@ -28,7 +28,7 @@ def differing(spec: Spec) -> dict[str, Any]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return a value as JSON has it."""
     if isinstance(value, Spec):
         return differing(value)

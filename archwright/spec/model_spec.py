@@ -216,7 +216,7 @@ def _layer(axes: dict[str, Any], partial: dict[str, Any], name: str) -> LayerSpe
     return validated(LayerSpec, merge(default, partial), (name,))
 
 
-def _as_tables(value: Any) -> Any:
+def _as_tables(value: object) -> Any:
     """Return a value as a file has it: specs given in Python become tables."""
     if isinstance(value, Spec):
         return value.model_dump()

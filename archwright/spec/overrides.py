@@ -59,7 +59,7 @@ def flatten(values: Values, prefix: str = "") -> Values:
     return flat
 
 
-def toml_value(value: Any) -> str:
+def toml_value(value: object) -> str:
     """Show one value as TOML writes it, in one line."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(toml_value(item) for item in value)}]"
@@ -120,7 +120,7 @@ def _keys(path: str) -> Keys:
     return (*before.split(".")[:-1], "sources", value) if found else tuple(path.split("."))
 
 
-def _leaves(keys: Keys, value: Any) -> Iterator[tuple[Keys, Any]]:
+def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, Any]]:
     """Yield the values of nested tables, each with its path."""
     if not isinstance(value, dict) or not value:
         yield keys, value
@@ -129,7 +129,7 @@ def _leaves(keys: Keys, value: Any) -> Iterator[tuple[Keys, Any]]:
         yield from _leaves((*keys, key), inner)
 
 
-def _today(cls: type[Spec], keys: Keys, value: Any) -> tuple[Keys, Any]:
+def _today(cls: type[Spec], keys: Keys, value: object) -> tuple[Keys, Any]:
     """Return an assignment with today's keys and values."""
     path: Keys = ()
     table: Any = renamed(cls, _nest(keys, value), warn=True)
@@ -139,7 +139,7 @@ def _today(cls: type[Spec], keys: Keys, value: Any) -> tuple[Keys, Any]:
     return path, table
 
 
-def _contradictions(keys: Keys, value: Any, given: dict[Keys, Any]) -> list[str]:
+def _contradictions(keys: Keys, value: object, given: dict[Keys, Any]) -> list[str]:
     """Say where a value contradicts one that is given already: the order decides nothing."""
     if keys in given and given[keys] != value:
         first, second = show(given[keys]), show(value)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tomli_w
 
@@ -184,7 +184,7 @@ def _chain(name: str | Path, room: str, beside: Path | None = None) -> list[tupl
     return files
 
 
-def _base(name: Any, room: str, path: Path) -> Path:
+def _base(name: object, room: str, path: Path) -> Path:
     """Find the base that the file at `path` names."""
     if not isinstance(name, (str, Path)):
         raise UserError(f"{path.name}: base: found {show(name)}; expected the name of a model")

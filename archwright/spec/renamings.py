@@ -73,7 +73,7 @@ class RenamedWarning(UserWarning):
     """A key or value that a user gave by its old name."""
 
 
-def renamed(cls: type[Spec], values: Mapping[str, Any], *, warn: bool = False) -> dict[str, Any]:
+def renamed(cls: type[Spec], values: Mapping[str, object], *, warn: bool = False) -> dict[str, Any]:
     """Return a table of `cls`, whole or in part, with today's keys and values.
 
     A key that a choice has today is never taken for an old one. Where both names are given, the old one
@@ -89,7 +89,7 @@ def renamed(cls: type[Spec], values: Mapping[str, Any], *, warn: bool = False) -
     return found
 
 
-def format_1(spec: Spec, name: str, value: Any) -> tuple[str, Any]:
+def format_1(spec: Spec, name: str, value: object) -> tuple[str, Any]:
     """Return a field of a spec, and its value, as format 1 named them: what hashes are made of."""
     for renaming in _renamings(type(spec)):
         if renaming.new == name:
@@ -126,14 +126,14 @@ def _renamed(
     return found
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Return what stands behind a key for a value, or for a table with nothing but its kind."""
     if isinstance(value, dict):
         return f".kind={value['kind']}"
     return f"={json.dumps(value)}".replace('"', "")
 
 
-def _candidates(classes: list[type[Spec]], values: Mapping[str, Any]) -> list[type[Spec]]:
+def _candidates(classes: list[type[Spec]], values: Mapping[str, object]) -> list[type[Spec]]:
     """Return the classes that a table may be of: that of its kind, or all choices where it states none."""
     members: list[type[Spec]] = []
     for cls in classes:
@@ -149,7 +149,9 @@ def _candidates(classes: list[type[Spec]], values: Mapping[str, Any]) -> list[ty
     return same_kind or members
 
 
-def _inner(classes: list[type[Spec]], key: str, value: Any, at: str, notes: dict[str, str]) -> Any:
+def _inner(
+    classes: list[type[Spec]], key: str, value: object, at: str, notes: dict[str, str]
+) -> Any:
     """Rename what stands inside a value that is a table."""
     if not isinstance(value, Mapping):
         return value

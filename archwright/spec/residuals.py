@@ -24,7 +24,7 @@ class PerBranch(Uniform):
 
     @model_validator(mode="before")
     @classmethod
-    def _both_alike(cls, value: Any) -> Any:
+    def _both_alike(cls, value: object) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return dict.fromkeys(cls.model_fields, float(value))
         if not isinstance(value, (dict, cls)):

@@ -22,7 +22,7 @@ from archwright.spec.objectives import NextToken, Objective
 from archwright.spec.overrides import override
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> Any:
     return (value,) if isinstance(value, str) else value
 
 

@@ -34,7 +34,7 @@ def file_schema(cls: type[ModelSpec] | type[RunSpec] | type[StudySpec]) -> dict[
     return found | {"$defs": dict(sorted(shared.items()))}
 
 
-def _shared(schema: Any, shared: dict[str, Any], own: str = "") -> Any:
+def _shared(schema: object, shared: dict[str, Any], own: str = "") -> Any:
     """Return a schema that refers to the tables written out inside of it, each of which joins `shared` once: an
     axis is asked for in many places, and pydantic writes all its choices out in each."""
     if isinstance(schema, list):

@@ -30,13 +30,13 @@ def parse_count(text: str) -> float:
     raise ValueError('expected "auto", "given" or a number of parameters, such as "0.2M"')
 
 
-def _checked_size(value: Any) -> Any:
+def _checked_size(value: object) -> Any:
     if value not in ("auto", "given"):
         parse_count(str(value))
     return str(value)
 
 
-def _checked_study_budget(value: Any) -> Any:
+def _checked_study_budget(value: object) -> Any:
     try:
         if (budget := Budget(str(value))).unit != "flops":
             return budget
@@ -50,7 +50,7 @@ def _checked_study_budget(value: Any) -> Any:
     )
 
 
-def _as_numbers(value: Any) -> Any:
+def _as_numbers(value: object) -> Any:
     """Read `2,4` as the command line has it."""
     if isinstance(value, str):
         words = value.strip("[] ").split(",")

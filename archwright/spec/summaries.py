@@ -218,7 +218,7 @@ def _with_widths(layer: LayerSpec, resolved: LayerSpec) -> LayerSpec:
     return layer.model_copy(update=update)
 
 
-def _phrase(field: str, value: Any) -> str:
+def _phrase(field: str, value: object) -> str:
     """Return one option in words."""
     name = name_of(field)
     if isinstance(value, BoolGroup):
@@ -236,7 +236,7 @@ def _phrase(field: str, value: Any) -> str:
     return f"{name} {_value(value)}{ENDINGS.get(field, '')}"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

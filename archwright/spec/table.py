@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from archwright.spec.attention import Attention, LatentAttention, SoftmaxAttention
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
@@ -194,7 +193,7 @@ def _tricks(spec: ModelSpec) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _number(text: str, values: Iterable[Any]) -> str:
+def _number(text: str, values: Iterable[object]) -> str:
     given = [value for value in values if value != "none"]
     return text.format(given[0]) if given else ""
 

@@ -77,7 +77,7 @@ def _check_bounds(table: dict[str, Any], text: str) -> None:
         values, depth = [value for inner in nested for value in inner], depth + 1
 
 
-def _holds(value: Any) -> bool:
+def _holds(value: object) -> bool:
     return isinstance(value, (dict, list))
 
 

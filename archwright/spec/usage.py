@@ -71,7 +71,7 @@ def _differences(spec: Spec) -> Iterator[str]:
             yield from (f"{name}.{k}" for k, v in value if v != getattr(default, k))
 
 
-def _note(table: dict[Any, list[str]], key: Any, preset: str) -> None:
+def _note(table: dict[Any, list[str]], key: object, preset: str) -> None:
     names = table.setdefault(key, [])
     if preset not in names:
         names.append(preset)

@@ -67,7 +67,7 @@ def explain(
     return lines
 
 
-def locate(cls: type[Spec], loc: tuple[Any, ...], values: Any) -> tuple[Path, type[Spec]]:
+def locate(cls: type[Spec], loc: tuple[Any, ...], values: object) -> tuple[Path, type[Spec]]:
     """Follow an error's location through the specs; drop the names of union members on the way.
 
     Returns the path the user wrote and the class that owns its last key.
@@ -99,7 +99,7 @@ def dotted(path: Path) -> str:
     return ".".join(path).replace("\n", "\\n") or "(top level)"
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """Show a value as it stands in a file, on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -124,11 +124,11 @@ def _expectation(problem: Any) -> str:
     return message.removeprefix("expected ").rstrip()
 
 
-def _number_or_text(value: Any) -> str:
+def _number_or_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).replace("'", '"')
 
 
-def _spec_class(annotation: Any, values: Any) -> type[Spec] | None:
+def _spec_class(annotation: object, values: object) -> type[Spec] | None:
     """Return the spec class that `values` would become, or None for plain values."""
     if not (isinstance(annotation, type) and issubclass(annotation, Spec)):
         return None

@@ -61,28 +61,24 @@ def clean(older_than: float = 0) -> Cleaned:
     before = time.time() - older_than
     for entry in entries():
         if not older_than or entry.used <= before:
-            _remove(entry, done)
+            try:
+                with only_one(entry.paths[0], wait=False) as ours:
+                    for path in entry.paths if ours else ():
+                        remove(path)
+            except UserError:  # a folder that cannot be written
+                ours = True
+            if not ours:
+                done.busy.append(entry)
+            elif any(os.path.lexists(path) for path in entry.paths):
+                done.refused.append(entry)
+            else:
+                done.removed.append(entry)
     sweep()
     for kind in KINDS:
         folder = cache_folder(kind)
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             remove(folder)
     return done
-
-
-def _remove(entry: Entry, done: Cleaned) -> None:
-    try:
-        with only_one(entry.paths[0], wait=False) as ours:
-            for path in entry.paths if ours else ():
-                remove(path)
-    except UserError:  # a folder that cannot be written
-        ours = True
-    if not ours:
-        done.busy.append(entry)
-    elif any(os.path.lexists(path) for path in entry.paths):
-        done.refused.append(entry)
-    else:
-        done.removed.append(entry)
 
 
 def _entry(kind: str, paths: tuple[Path, ...]) -> Entry:

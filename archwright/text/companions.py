@@ -50,13 +50,13 @@ def table(files: Mapping[str, str], name: str) -> Table:
     return parse_table(files[name], Path(name)) if name in files else {}
 
 
-def content(token: Any) -> str:
+def content(token: object) -> str:
     """Return the text of a token, which a config has as it is or in a table."""
     found = token.get("content") if isinstance(token, Mapping) else token
     return found if isinstance(found, str) else ""
 
 
-def ids(table: Mapping[str, Any]) -> Table:
+def ids(table: Mapping[str, object]) -> Table:
     """Return the ids of the tokens that a config names, without those that it leaves open."""
     return {key: table[key] for key in ID_KEYS if table.get(key) is not None}
 
@@ -71,7 +71,7 @@ def end_ids(files: Mapping[str, str]) -> set[int]:
     return found
 
 
-def as_text(table: Mapping[str, Any]) -> str:
+def as_text(table: Mapping[str, object]) -> str:
     """Return a table as such files have it."""
     return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
 

@@ -127,7 +127,7 @@ def quiet() -> Iterator[None]:
             os.close(nowhere)
 
 
-def _growth(part: Any) -> int:
+def _growth(part: object) -> int:
     """Return how many times longer what a serialised step replaces may make a text, at most."""
     if isinstance(part, list):
         return math.prod(_growth(step) for step in part)
@@ -142,6 +142,6 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200].rstrip(".")
 
 
-def _short(token: Any) -> str:
+def _short(token: object) -> str:
     """Return the name of a token, an added one too, for a line."""
     return repr(str(token[1] if isinstance(token, tuple) else token)[:40])

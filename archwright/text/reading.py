@@ -233,7 +233,16 @@ def _text_of(line: bytes, place: str, start: int, path: Path, data: DataSpec) ->
         raise UserError(f"{place} is not JSON: {error.msg} at column {error.colno}.") from None
     except RecursionError:
         raise UserError(f"{place} is not usable JSON: it is nested too deeply.") from None
-    return _without_surrogates(_field(record, place, data.field), place, data.errors)
+    if not isinstance(record, dict):
+        raise UserError(f"{place}: expected an object, found {type(record).__name__}.")
+    if data.field not in record:
+        names = ", ".join(f'"{name}"' for name in list(record)[:8]) or "none"
+        hint = nearest(data.field, record)
+        raise UserError(f'{place}: no field "{data.field}" (found {names}). Set data.field.{hint}')
+    text = record[data.field]
+    if not isinstance(text, str):
+        raise UserError(f'{place}: field "{data.field}" is {type(text).__name__}, not a string.')
+    return _without_surrogates(text, place, data.errors)
 
 
 def _loaded(line: str) -> Any:
@@ -243,19 +252,6 @@ def _loaded(line: str) -> Any:
         raise
     except ValueError:  # an integer of more digits than Python turns into one; no text is a number
         return json.loads(line, parse_int=float)
-
-
-def _field(record: Any, place: str, field: str) -> str:
-    if not isinstance(record, dict):
-        raise UserError(f"{place}: expected an object, found {type(record).__name__}.")
-    if field not in record:
-        names = ", ".join(f'"{name}"' for name in list(record)[:8]) or "none"
-        hint = nearest(field, record)
-        raise UserError(f'{place}: no field "{field}" (found {names}). Set data.field.{hint}')
-    text = record[field]
-    if not isinstance(text, str):
-        raise UserError(f'{place}: field "{field}" is {type(text).__name__}, not a string.')
-    return text
 
 
 def _without_surrogates(text: str, place: str, errors: str) -> str:

@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
-from archwright.reporting.tensorboard import TensorBoardLog, write_tensorboard
+from archwright.reporting.tensorboard import TensorBoardLog
 from archwright.spec.errors import UserError
 
 
 def test_every_number_is_there(made: Any) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run = made.finished(40)
-    events = accumulator.EventAccumulator(str(write_tensorboard(run)), {"scalars": 0})
+    with TensorBoardLog(made.folder / "log") as log:
+        for line in run.metrics():
+            log.write(line)
+    events = accumulator.EventAccumulator(str(made.folder / "log"), {"scalars": 0})
     events.Reload()
     for kind, group, key in (
         ("train", "train", "loss"),
@@ -44,4 +47,4 @@ def test_without_the_extra_it_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
     with pytest.raises(UserError, match=r"pip install 'archwright\[tensorboard\]'"):
-        write_tensorboard(made.finished(5))
+        TensorBoardLog(made.folder / "log")

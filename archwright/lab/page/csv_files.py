@@ -111,7 +111,7 @@ def _of(thing: object, names: Sequence[str]) -> Line:
     return {name: getattr(thing, name) for name in names if hasattr(thing, name)}
 
 
-def _text(columns: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> str:
+def _text(columns: Sequence[str], lines: Sequence[Mapping[str, object]]) -> str:
     """Return lines under their head; a column that only lines have comes last."""
     more = [name for name in (lines[0] if lines else ()) if name not in columns]
     file = io.StringIO()

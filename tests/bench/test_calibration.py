@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from archwright.lab import calibration
-from archwright.lab.calibration import Pool, aa, planted, read_pool, replay, table
-from archwright.lab.statistics import binomial_interval
 from archwright.spec.errors import UserError
+from bench import calibration
+from bench.calibration import Pool, aa, binomial_interval, planted, read_pool, replay, table
 
 SEED_NOISE = 0.03
 

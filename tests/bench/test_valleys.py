@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from archwright.lab import valleys
-from archwright.lab.valleys import SCENARIOS, Valley, false_wins, findings, table
+from bench import valleys
+from bench.valleys import SCENARIOS, Valley, false_wins, findings, table
 
 BY_NAME = {(s.name, s.seeds): s for s in SCENARIOS}
 

@@ -1,6 +1,6 @@
 """How often the lab errs: its whole procedure replayed on a recorded pool of runs, thousands of times.
 
-    python -m archwright.lab.calibration POOL.csv
+    python -m bench.calibration POOL.csv
 
 One tiny model, trained from many seeds at every rate of a lattice, is the pool. A draw gives disjoint seeds
 to two arms, which so are equal variants, and asks for a verdict: window, tuning, intervals and sentence
@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from archwright.lab.results import Effect, Interval, Replicate, RunResult
-from archwright.lab.statistics import binomial_interval, paired_interval
+from archwright.lab.statistics import paired_interval
 from archwright.lab.sweep import Losses, lowest, plan_sweep, replicate
 from archwright.lab.verdict import effects, excludes
 from archwright.spec.errors import UserError
@@ -244,6 +245,15 @@ def _line(found: Replay, effect: float) -> str:
         f"{found.width:.4f}",
     ]
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def binomial_interval(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
+    """Return a two-sided interval of a proportion that covers at least `level`.
+
+    Source: Clopper and Pearson, 1934, The use of confidence or fiducial limits.
+    """
+    found = stats.binomtest(successes, trials).proportion_ci(level, method="exact")
+    return float(found.low), float(found.high)
 
 
 def _losses(pool: Pool, rows: NDArray[np.intp], factor: float) -> Losses:

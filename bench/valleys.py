@@ -1,6 +1,6 @@
 """How often the lab errs where variants have unequal valleys: its whole procedure on simulated losses.
 
-    python -m archwright.lab.valleys
+    python -m bench.valleys
 
 Two variants have equal lowest losses, at learning rates that lie anywhere between those of the grid, so that
 whatever is found is false. Half steps, tuning, intervals and outcome come from the code that judges real studies.
@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from archwright.lab.calibration import ARMS, STUDY, run_at
 from archwright.lab.results import Effect
-from archwright.lab.statistics import binomial_interval
 from archwright.lab.sweep import plan_sweep, replicate
 from archwright.lab.verdict import effects, excludes
+from bench.calibration import ARMS, STUDY, binomial_interval, run_at
 
 LOWEST = 4.19
 """The loss at the bottom of every valley, in nats per token; this and the noise are those of the recorded pool."""
