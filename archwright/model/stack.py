@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.parts.embeddings import TokenEmbedding
 from archwright.parts.linear import Linear
 from archwright.parts.norms import LayerNorm, RMSNorm
@@ -28,7 +28,7 @@ class Stack(nn.Module):
         ValueError: a model that `why_not_ensembled` names a reason for.
     """
 
-    def __init__(self, models: Sequence[Decoder]) -> None:
+    def __init__(self, models: Sequence[LanguageModel]) -> None:
         super().__init__()
         if why := why_not_ensembled(models[0]):
             raise ValueError(why)
@@ -51,7 +51,7 @@ class Stack(nn.Module):
         """Return the stacked parameters [K, ...] by the name that each model has for its own."""
         return dict(self.body.named_parameters())
 
-    def _replace(self, path: str, module: nn.Module, models: Sequence[Decoder]) -> None:
+    def _replace(self, path: str, module: nn.Module, models: Sequence[LanguageModel]) -> None:
         """Put a stacked module in the place of one, and let each model's parameters be views into it."""
         own = [name for name, _ in module.named_parameters(recurse=False)]
         values = {
@@ -66,7 +66,7 @@ class Stack(nn.Module):
         self.body.set_submodule(path, stacked)
 
 
-def why_not_ensembled(model: Decoder) -> str:
+def why_not_ensembled(model: LanguageModel) -> str:
     """Return why models of this shape cannot be computed as one, in a sentence; empty where they can."""
     for path, module in model.named_modules():
         place = f"{path} ({type(module).__name__})"

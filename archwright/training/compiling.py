@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.parts.linear import Linear
 
 TRANSPOSED = "-fno-ipa-cp"
@@ -17,7 +17,7 @@ TRANSPOSED = "-fno-ipa-cp"
 neither is right."""
 
 
-def compile_parts(model: Decoder, wanted: str, *, whole_loss: bool) -> tuple[str, str]:
+def compile_parts(model: LanguageModel, wanted: str, *, whole_loss: bool) -> tuple[str, str]:
     """Compile each layer, and the head where it gives all logits at once, if wanted and possible; return what was
     done, and why.
 
@@ -42,7 +42,7 @@ def has_compiler() -> bool:
     return bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
 
 
-def uncompile_parts(model: Decoder) -> None:
+def uncompile_parts(model: LanguageModel) -> None:
     """Take back what `compile_parts` did."""
     for part in (*model.layers, model.head):
         part._compiled_call_impl = None
