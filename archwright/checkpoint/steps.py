@@ -57,7 +57,14 @@ def save(
             `state` holds something else; the earlier checkpoints are then untouched.
     """
     folder = Path(folder)
-    _check_request(folder, step, keep)
+    if keep < 1:
+        raise UserError(f"keep = {keep}: at least one checkpoint must be kept.")
+    later = max(complete(folder), default=step)
+    if later > step:
+        raise UserError(
+            f"{folder} has a checkpoint of step {later}, later than step {step} which is to be "
+            f"saved. Resume from it, save to another folder, or remove it."
+        )
     new, target = folder / f".tmp-{step}", folder / f"step-{step}"
     with clear_errors(target):
         try:
@@ -200,17 +207,6 @@ def drop_old(folder: Path, step: int, keep: int) -> None:
 _MODEL = "model.safetensors"
 _SEAL = "COMPLETE.json"
 _FILES = (_MODEL, contents.OPTIMIZERS, contents.STATE, contents.JSON)
-
-
-def _check_request(folder: Path, step: int, keep: int) -> None:
-    if keep < 1:
-        raise UserError(f"keep = {keep}: at least one checkpoint must be kept.")
-    later = max(complete(folder), default=step)
-    if later > step:
-        raise UserError(
-            f"{folder} has a checkpoint of step {later}, later than step {step} which is to be "
-            f"saved. Resume from it, save to another folder, or remove it."
-        )
 
 
 def _write(

@@ -58,7 +58,12 @@ def join(value: object, tensors: Mapping[str, Tensor]) -> Any:
         case {"$array": name}:
             return tensors[name].numpy()
         case {"$dtype": name}:
-            return _dtype(name)
+            import torch
+
+            found = getattr(torch, name)
+            if not isinstance(found, torch.dtype):
+                raise TypeError(name)
+            return found
         case {"$float": text}:
             return float(text)
         case {"$tuple": items}:
@@ -67,15 +72,6 @@ def join(value: object, tensors: Mapping[str, Tensor]) -> Any:
             return {join(key, tensors): join(item, tensors) for key, item in items}
         case _:
             return {key: join(item, tensors) for key, item in value.items()}
-
-
-def _dtype(name: str) -> Any:
-    import torch
-
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
-        raise TypeError(name)
-    return found
 
 
 def _add(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:

@@ -152,7 +152,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     try:
         # With some metadata always: of no tensors and an empty table, safetensors 0.8 makes a file
         # that it cannot read.
-        save_file(_apart(tensors), path, {"format": "pt", **metadata})
+        # The format asks for tensors on the CPU, contiguous, no two sharing memory.
+        seen: set[int] = set()
+        result = {}
+        for name, tensor in tensors.items():
+            plain = tensor.detach().cpu().contiguous()
+            if plain.untyped_storage().data_ptr() in seen:
+                plain = plain.clone()
+            seen.add(plain.untyped_storage().data_ptr())
+            result[name] = plain
+        save_file(result, path, {"format": "pt", **metadata})
         _sort_metadata(path)
     except SafetensorError as error:
         found = re.search(r"([^:]*) \(os error (\d+)\)", str(error))
@@ -209,19 +218,6 @@ def _ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
             if (earlier := first.setdefault(place, name)) != name:
                 ties[name] = earlier
     return ties
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, contiguous, no two sharing memory: the format asks for it."""
-    seen: set[int] = set()
-    result = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        if plain.untyped_storage().data_ptr() in seen:
-            plain = plain.clone()
-        seen.add(plain.untyped_storage().data_ptr())
-        result[name] = plain
-    return result
 
 
 def _other_shapes(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Iterator[str]:

@@ -281,19 +281,16 @@ class RunFolder:
             with self.lock(), self.nothing_or_begun():
                 if not self.started:
                     self._record.undo(keep=locks)
-                    self._write_first(spec)
+                    self._record.add(self.requested_file.name, self.spec_file.name)
+                    if not self.requested_file.exists():
+                        atomic_write(self.requested_file, _spec_text(spec))
+                    # Last: it makes the folder a run.
+                    atomic_write(self.spec_file, _spec_text(spec))
         except BusyError:
             raise
         except UserError:  # the disk refused even a lock
             self._discard(self._made)
             raise
-
-    def _write_first(self, spec: "RunSpec") -> None:
-        self._record.add(self.requested_file.name, self.spec_file.name)
-        if not self.requested_file.exists():
-            atomic_write(self.requested_file, _spec_text(spec))
-        # Last: it makes the folder a run.
-        atomic_write(self.spec_file, _spec_text(spec))
 
     def _discard(self, folders: list[Path]) -> None:
         """Remove what was made of a run that was not begun, and the `folders` as far as nothing else is in them."""

@@ -57,8 +57,15 @@ def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
     try:
         before = _read_holder(holder_file)
         if before and not _is_gone(before):
-            raise BusyError(_perhaps_busy(holder_file, before))
-        atomic_write(holder_file, json.dumps(asdict(_ourselves())) + "\n")
+            raise BusyError(
+                f"{holder_file.parent} was taken by {before}, and from here nobody can tell whether that "
+                f"still runs. If it does not, delete {holder_file} and try again."
+            )
+        import psutil
+
+        now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        us = Holder(os.getpid(), socket.gethostname(), now, psutil.Process().create_time())
+        atomic_write(holder_file, json.dumps(asdict(us)) + "\n")
         try:
             yield before
         finally:
@@ -66,13 +73,6 @@ def locked(lock_file: Path, holder_file: Path) -> Iterator[Holder | None]:
                 holder_file.unlink()
     finally:
         lock.release()
-
-
-def _ourselves() -> Holder:
-    import psutil
-
-    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    return Holder(os.getpid(), socket.gethostname(), now, psutil.Process().create_time())
 
 
 def _is_gone(holder: Holder) -> bool:
@@ -111,10 +111,3 @@ def _busy(lock_file: Path, holder: Holder | None) -> str:
             f"End that one first."
         )
     return f"{folder} is in use by {holder}. Wait for it, stop it, or train with another --out."
-
-
-def _perhaps_busy(holder_file: Path, holder: Holder) -> str:
-    return (
-        f"{holder_file.parent} was taken by {holder}, and from here nobody can tell whether that "
-        f"still runs. If it does not, delete {holder_file} and try again."
-    )

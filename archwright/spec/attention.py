@@ -20,7 +20,7 @@ from archwright.spec.norms import NoNorm, Norm, RMSNorm
 ALL_INPUTS = frozenset(
     {"position", "position_ids", "segment_ids", "padding_mask", "attention_mask"}
 )
-"""What an attention may depend on beside x: the layer's position encoding, and what a batch has beside its tokens."""
+"""Inputs of an attention beside x: the layer's position encoding, and what a batch has beside its tokens."""
 
 
 class AttentionBias(BoolGroup):
@@ -115,7 +115,7 @@ class Attention(Choice):
 
     @property
     def one_line(self) -> str:
-        """What a branch whose values are resolved is, in a few words."""
+        """Summary of a branch whose values are resolved, in a few words."""
         return f"{self.kind} attention"
 
     def num_parameters(self, dim: int) -> int:

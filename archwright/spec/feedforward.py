@@ -24,7 +24,7 @@ class FeedForward(Choice):
 
     @property
     def one_line(self) -> str:
-        """What a branch whose values are resolved is, in a few words."""
+        """Summary of a branch whose values are resolved, in a few words."""
         return self.kind
 
     def num_parameters(self, dim: int) -> int:

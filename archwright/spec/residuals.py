@@ -61,7 +61,7 @@ class Residual(Choice):
 
     @property
     def init_gain(self) -> float:
-        """What the initial values of maps in branches are multiplied by, other than those of queries and keys."""
+        """Factor of the initial values of maps in branches, other than those of queries and keys."""
         return 1.0
 
     def norms_of(self, branches: Collection[str]) -> int:

@@ -57,7 +57,7 @@ def _stride(run: RunSpec) -> Iterator[str]:
 
 
 def _visible_future(run: RunSpec) -> Iterator[str]:
-    """What is to be predicted is not seen; a text that is read from both sides is."""
+    """No token sees those that it is trained to predict; a text that is read from both sides is seen whole."""
     attentions = list(_attentions(run))
     seers = [seer for at, attention in attentions for seer in _seers(at, attention)]
     if run.objective.causal:

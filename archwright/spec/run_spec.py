@@ -66,9 +66,9 @@ class DataSpec(Spec):
     field: str = "text"
     """The field of a JSONL record that holds its text."""
     separator: str = ""
-    """What separates documents inside a plain text file; empty: a file is a document."""
+    """Separator of documents inside a plain text file; empty: a file is a document."""
     errors: Literal["strict", "replace"] = "strict"
-    """What to do with bytes that are not UTF-8."""
+    """Treatment of bytes that are not UTF-8."""
     tokenizer: TokenizerSpec = TokenizerSpec()
     packing: Literal["concat", "document_mask"] = "concat"
     """Pack documents end to end, or also hide them from one another with positions of their own."""
@@ -225,7 +225,7 @@ class EvaluateSpec(Spec):
 
 
 class CheckpointSpec(Spec):
-    """What is kept to resume from."""
+    """Checkpoints to resume from."""
 
     every: int = Field(0, ge=0, le=10**12)
     """Steps between checkpoints; 0: about every minute."""
@@ -234,7 +234,7 @@ class CheckpointSpec(Spec):
 
 
 class ProbesSpec(Spec):
-    """What is looked at inside the model while it trains; it changes nothing of the training."""
+    """Probes of the model's inside while it trains; they change nothing of the training."""
 
     every: int = Field(0, ge=0, le=10**12)
     """Steps between looks at gradients, updates, attention and activations; 0: never."""
@@ -248,7 +248,7 @@ class InitFrom(Spec):
 
 
 class MachineSpec(Spec):
-    """What the machine decides once, by measurement, for which numbers of the last week are taken unless
+    """Decisions that the machine makes once, by measurement, for which numbers of the last week are taken unless
     ARCHWRIGHT_REMEASURE is set; given values are kept."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -285,7 +285,7 @@ class RunSpec(Spec):
 
     not_identity: ClassVar[frozenset[str]] = frozenset({"name", "machine", "tensorboard", "probes"})
     name: str = ""
-    """What the run is called; its folder is runs/<name>."""
+    """Name of the run; its folder is runs/<name>."""
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
     objective: Objective = NextToken()

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from archwright.spec.attention import Attention, LatentAttention, SoftmaxAttention
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
-from archwright.spec.masks import Causal, Mask
+from archwright.spec.masks import Causal
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import LayerNorm, NoNorm
 from archwright.spec.parameter_counts import parameter_counts
@@ -121,13 +121,9 @@ def _masks(spec: ModelSpec) -> str:
         share = (
             "" if len(masks) == masks.count(mask) else f" in {masks.count(mask)} of {len(masks)}"
         )
-        parts.append(_mask(mask) + share)
+        numbers = [f"{n:,}" for n in mask.model_dump().values() if type(n) is int]  # no switches
+        parts.append(" ".join([word(mask.kind), *numbers]) + share)
     return ", ".join(parts)
-
-
-def _mask(mask: Mask) -> str:
-    numbers = [f"{n:,}" for n in mask.model_dump().values() if type(n) is int]  # no switches
-    return " ".join([word(mask.kind), *numbers])
 
 
 def _biases(spec: ModelSpec) -> str:

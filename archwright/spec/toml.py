@@ -73,12 +73,10 @@ def _check_bounds(table: dict[str, Any], text: str) -> None:
             raise Unreadable(TOO_DEEP)
         if any(isinstance(v, int) and v.bit_length() > 3 * MOST_DIGITS for v in values):
             raise Unreadable(_where_too_long(text))
-        nested = [v.values() if isinstance(v, dict) else v for v in values if _holds(v)]
+        nested = [
+            v.values() if isinstance(v, dict) else v for v in values if isinstance(v, (dict, list))
+        ]
         values, depth = [value for inner in nested for value in inner], depth + 1
-
-
-def _holds(value: object) -> bool:
-    return isinstance(value, (dict, list))
 
 
 def _where_too_long(text: str) -> str:
