@@ -5,7 +5,7 @@ from typing import Any
 
 from archwright import format as fmt
 from archwright.model.build import build
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import least_memory
 from archwright.reporting.terminal import print_resolved
@@ -73,7 +73,7 @@ def _pairs(run: RunSpec) -> Iterator[tuple[str, object]]:
 
 
 def _cost(
-    run: RunSpec, model: Decoder, num_steps: int | None, text: str
+    run: RunSpec, model: LanguageModel, num_steps: int | None, text: str
 ) -> Iterator[tuple[str, str]]:
     flops = flops_per_token(model, run.model.context_length)
     rows = -(-run.batch_size // run.grad_accum_steps)
@@ -90,7 +90,7 @@ def _cost(
         yield "the run", f"the steps that fit into {run.budget}, which are timed when it begins"
 
 
-def _num_steps(run: RunSpec, model: Decoder) -> int | None:
+def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:
     """Return the steps of the run, where they do not depend on the machine's speed."""
     if run.machine.num_steps != "auto":
         return run.machine.num_steps

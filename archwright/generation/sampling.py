@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.parts.masks import Prefix
 from archwright.spec.errors import UserError
 
 
 def sample(
-    model: Decoder,
+    model: LanguageModel,
     prompt: Int[Tensor, " length"],
     *,
     max_tokens: int,
@@ -47,7 +47,7 @@ def sample(
 
 @torch.inference_mode()
 def _drawn(
-    model: Decoder,
+    model: LanguageModel,
     prompt: Tensor,
     choose: Callable[[Tensor], int],
     max_tokens: int,
@@ -76,7 +76,7 @@ class Reader:
     all angles are others (LongRoPE), it is read again as a whole.
     """
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self.model, self.context = model, model.spec.context_length
         self._text = torch.empty(0, dtype=torch.long)
         self._cache = model.new_cache() if model.can_cache else None

@@ -7,7 +7,7 @@ import torch
 
 from archwright.generation.defaults import sampling
 from archwright.generation.sampling import sample
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.runs.load import OpenRun
 from archwright.text.tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ def generate(
 
 
 def stream(
-    model: Decoder,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     prompt: str = "",
     *,

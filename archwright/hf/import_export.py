@@ -10,7 +10,7 @@ from archwright import checkpoint
 from archwright.hf.families import FAMILIES
 from archwright.hf.loading import CAME_FROM, Origin, load
 from archwright.hf.saving import save
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.runs.folder import RunFolder
 from archwright.runs.load import open_model
 from archwright.spec.errors import UserError
@@ -25,7 +25,7 @@ OF_MODEL = (GENERATION, TOKEN_IDS)
 """Companion files that a model without a tokenizer keeps itself."""
 
 
-def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Decoder]:
+def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, LanguageModel]:
     """Make a run folder of a foreign one: its spec, its weights in the dtype that they have, its tokenizer;
     return it with the model. A run folder that holds just that already is left as it is.
 
@@ -80,7 +80,7 @@ def export_run(run: str | Path, folder: str | Path, family: str = "") -> str:
     )
 
 
-def _is_same(run: RunFolder, spec: ModelSpec, model: Decoder) -> bool:
+def _is_same(run: RunFolder, spec: ModelSpec, model: LanguageModel) -> bool:
     """Tell whether a run is an import of this very model, its weights equal bit for bit."""
     if not (run.finished and run.model_file.is_file() and run.spec.model.hash() == spec.hash()):
         return False

@@ -21,7 +21,7 @@ from archwright.hf.tokenizers import read_files, read_tokenizer
 from archwright.hf.weight_map import Slot
 from archwright.hf.weights_reader import Store, opened
 from archwright.model.build import build_uninitialized
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.progress import Progress
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -50,14 +50,14 @@ class Origin:
     """Companion files; see `archwright.text.companions`."""
 
 
-CAME_FROM: WeakKeyDictionary[Decoder, Origin] = WeakKeyDictionary()
+CAME_FROM: WeakKeyDictionary[LanguageModel, Origin] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A model loaded from a Hugging Face folder."""
 
-    model: Decoder
+    model: LanguageModel
     spec: ModelSpec
     tokenizer: Tokenizer | None
     """None where the folder has no tokenizer."""
@@ -185,7 +185,7 @@ def _checked(
     return {name: (in_file[name], slot) for name, slot in slots.items() if name in in_file}
 
 
-def tensors_of(model: Decoder) -> dict[str, Tensor]:
+def tensors_of(model: LanguageModel) -> dict[str, Tensor]:
     """Return what a checkpoint holds of a model, by our names; a tied head is the embedding."""
     tensors = dict(model.state_dict())
     if model.spec.head.tied:
@@ -220,7 +220,7 @@ def _repeated(family: Family, spec: ModelSpec) -> set[str]:
     return {f"{name}.weight" for name in heads} if spec.head.tied else set()
 
 
-def _fill(model: Decoder, slots: Mapping[str, tuple[str, Slot]], store: Store) -> None:
+def _fill(model: LanguageModel, slots: Mapping[str, tuple[str, Slot]], store: Store) -> None:
     tensors = tensors_of(model)
     total = sum(store.num_bytes(name) for name, _ in slots.values())
     with torch.no_grad(), Progress("Reading the weights", total) as progress:

@@ -18,7 +18,7 @@ from archwright.hf.family import Family
 from archwright.hf.loading import CAME_FROM, Origin, tensors_of
 from archwright.hf.weight_map import Slot
 from archwright.hf.weights_reader import INDEX, WEIGHTS
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.text.companions import GENERATION, TOKEN_IDS, as_text, table
@@ -29,7 +29,7 @@ SHARD = 5 * 10**9
 
 
 def save(
-    model: Decoder,
+    model: LanguageModel,
     folder: str | Path,
     tokenizer: Tokenizer | None = None,
     *,
@@ -70,7 +70,7 @@ def save(
 
 
 def _is_export(
-    folder: Path, model: Decoder, family: Family, tokenizer: Tokenizer | None, most: int
+    folder: Path, model: LanguageModel, family: Family, tokenizer: Tokenizer | None, most: int
 ) -> bool:
     """Tell whether `folder` holds what would be written into it, value by value, and nothing else."""
     if not folder.is_dir():
@@ -105,7 +105,7 @@ def _holds(file: Path, shard: Mapping[str, Slot], tensors: Mapping[str, Tensor])
 
 
 def _write_small_files(
-    model: Decoder, family: Family, folder: Path, tokenizer: Tokenizer | None
+    model: LanguageModel, family: Family, folder: Path, tokenizer: Tokenizer | None
 ) -> None:
     """Write all but the weights."""
     files = _came_from(model).files if tokenizer is None else _files(tokenizer)
@@ -116,7 +116,7 @@ def _write_small_files(
         (folder / TOKEN_IDS).unlink(missing_ok=True)  # which stand in config.json
 
 
-def _came_from(model: Decoder) -> Origin:
+def _came_from(model: LanguageModel) -> Origin:
     return CAME_FROM.get(model, Origin("", {}))
 
 
@@ -132,7 +132,7 @@ def _write_index(
 
 
 def _weight_files(
-    model: Decoder, family: Family, most: int
+    model: LanguageModel, family: Family, most: int
 ) -> Iterator[tuple[str, dict[str, Slot]]]:
     """Yield the name of each file of tensors, and what it holds."""
     tensors = tensors_of(model)
@@ -177,7 +177,7 @@ def _dtype(slot: Slot, tensors: Mapping[str, Tensor]) -> torch.dtype:
     return tensors[own].dtype
 
 
-def _config(model: Decoder, family: Family) -> dict[str, Any]:
+def _config(model: LanguageModel, family: Family) -> dict[str, Any]:
     """Return config.json of a model, without the ids of tokens."""
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return config_of(model.spec, family) | {"dtype": dtype, "torch_dtype": dtype}

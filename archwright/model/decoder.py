@@ -1,7 +1,6 @@
 """The decoder: tokens in, logits out."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import cast
 
 import torch.nn.functional as F
@@ -9,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.model.cache import Cache
+from archwright.model.language_model import LanguageModel, Output
 from archwright.model.layer import Layer
 from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
@@ -20,15 +20,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.summaries import one_line
 
 
-@dataclass(frozen=True)
-class Output:
-    """Model outputs."""
-
-    logits: Float[Tensor, "batch length vocab"]
-    """Unnormalised log-probabilities of the next token."""
-
-
-class Decoder(nn.Module):
+class Decoder(LanguageModel):
     """A stack of layers between an embedding and a head; `archwright.build` makes it from a spec.
 
     Args:
@@ -162,10 +154,6 @@ class Decoder(nn.Module):
         for mixer in self.mixers():
             mixer.use_kernel(name)
         return self
-
-    def num_parameters(self) -> int:
-        """Return the number of parameters; a tied table counts once."""
-        return sum(p.numel() for p in self.parameters())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({one_line(self.spec, self.num_parameters())})"

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.parts.embeddings import TokenEmbedding
 from archwright.parts.linear import Linear
 from archwright.parts.norms import LayerNorm, RMSNorm
@@ -28,7 +28,7 @@ class Stack(nn.Module):
         ValueError: a model that `why_not_ensembled` names a reason for.
     """
 
-    def __init__(self, models: Sequence[Decoder]) -> None:
+    def __init__(self, models: Sequence[LanguageModel]) -> None:
         super().__init__()
         if why := why_not_ensembled(models[0]):
             raise ValueError(why)
@@ -51,7 +51,7 @@ class Stack(nn.Module):
         """Return the stacked parameters [K, ...] by the name that each model has for its own."""
         return dict(self.body.named_parameters())
 
-    def _replace(self, path: str, module: nn.Module, models: Sequence[Decoder]) -> None:
+    def _replace(self, path: str, module: nn.Module, models: Sequence[LanguageModel]) -> None:
         """Put a stacked module in the place of one, and let each model's parameters be views into it."""
         own = [name for name, _ in module.named_parameters(recurse=False)]
         values = {
@@ -66,7 +66,7 @@ class Stack(nn.Module):
         self.body.set_submodule(path, stacked)
 
 
-def why_not_ensembled(model: Decoder) -> str:
+def why_not_ensembled(model: LanguageModel) -> str:
     """Return why models of this shape cannot be computed as one, in a sentence; empty where they can."""
     for path, module in model.named_modules():
         place = f"{path} ({type(module).__name__})"
@@ -105,9 +105,11 @@ class _StackedLinear(Linear):
         self.number = number
 
     def forward(self, x: Float[Tensor, "rows *length d_in"]) -> Float[Tensor, "rows *length d_out"]:
+        # [number, rows * length, d_out]
         y = _by_run(x, self.number).flatten(1, -2) @ self.weight.mT
         if self.bias is not None:
             y = y + self.bias[:, None].to(y.dtype)
+        # [number * rows, length, d_out]
         return y.view(*x.shape[:-1], -1)
 
 
@@ -122,6 +124,7 @@ class _StackedEmbedding(_Stacked):
     def forward(self, index: Int[Tensor, "rows length"]) -> Float[Tensor, "rows length dim"]:
         assert self.weight is not None
         first = torch.arange(self.number, device=index.device) * self.weight.shape[1]
+        # Rows of one table [number * vocab, dim], at indices [number * rows, length].
         x = F.embedding(
             (_by_run(index, self.number) + first[:, None, None]).flatten(0, 1),
             self.weight.flatten(0, 1),
@@ -153,12 +156,14 @@ class _StackedNorm(_Stacked):
             y = y * _beside(weight, y).to(y.dtype)
         if self.bias is not None:
             y = y + _beside(self.bias, y)
+        # [number * rows, length, dim]
         found: Tensor = y.to(x.dtype).flatten(0, 1)
         return found
 
 
 def _by_run(x: Tensor, number: int) -> Tensor:
     """View [number * rows, ...] as [number, rows, ...]."""
+    # [number, rows, ...]
     found: Tensor = x.unflatten(0, (number, -1))
     return found
 
@@ -166,6 +171,7 @@ def _by_run(x: Tensor, number: int) -> Tensor:
 def _beside(parameter: Tensor, x: Tensor) -> Tensor:
     """View a parameter [number, *shape] so that it goes with x [number, rows, ..., *shape]."""
     between = x.ndim - parameter.ndim
+    # [number, 1, ..., *shape]
     return parameter.view(parameter.shape[0], *[1] * between, *parameter.shape[1:])
 
 

@@ -146,14 +146,17 @@ class Experts(nn.Module):
         self.load: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        # [tokens, dim]
         rows = x.flatten(0, -2)
         logits = self._logits(rows)
         chosen, weights = self.route(logits)
+        # [tokens * top_k]
         sorted_experts, order = chosen.flatten().sort(stable=True)
         numbers = torch.arange(self.spec.num_experts, device=x.device)
         ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
         sent = rows[order // self.spec.top_k]
         if self.spec.router_weight_on == "input":
+            # [tokens * top_k, dim]
             sent = sent * weights.flatten()[order, None].to(sent.dtype)
         found = self.experts(sent, sorted_experts, ends)
         # Put back and summed by token, not added up where they fall, whose order a GPU leaves to chance.
@@ -167,6 +170,7 @@ class Experts(nn.Module):
             if self.spec.selection_bias_update_rate:
                 self.load = sent_to if self.load is None else self.load + sent_to
         out = self._with_shared(rows, out)
+        # [..., dim]
         return (out if self.bias is None else out + self.bias.to(out.dtype)).view(x.shape)
 
     def route(

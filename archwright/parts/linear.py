@@ -8,9 +8,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-transposing = False
-"""Whether compiled maps may transpose, which some compilers do wrongly; `training.compiling` knows."""
-
 
 class Linear(nn.Module):
     """y = x W^T + b, with W of shape [d_out, d_in] and an optional bias b of shape [d_out].
@@ -24,10 +21,13 @@ class Linear(nn.Module):
         active_fraction: the share of the weight that a token is multiplied with.
         init_gain: what the weight an initialisation draws is multiplied by (DeepNorm).
         is_lm_head: the map is the head.
+        transposed_backward: whether its backward pass may transpose a factor beforehand where it is compiled, which
+            some compilers do wrongly.
     """
 
     is_lm_head = False
     active_fraction = 1.0
+    transposed_backward = False
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, transposed_backward=self.transposed_backward)
 
     def extra_repr(self) -> str:
         return f"{self.d_in} -> {self.d_out}" + (", bias" if self.bias is not None else "")
@@ -108,10 +108,12 @@ def linear(
     x: Float[Tensor, "*batch d_in"],
     weight: Float[Tensor, "d_out d_in"],
     bias: Float[Tensor, " d_out"] | None = None,
+    *,
+    transposed_backward: bool = False,
 ) -> Float[Tensor, "*batch d_out"]:
-    """Return x W^T + b; compiled for bfloat16 on a CPU, with a backward pass of its own."""
+    """Return x W^T + b; compiled for bfloat16 on a CPU, with a backward pass of its own if that is asked for."""
     # Square maps are no faster by it on two threads, or slower.
-    if weight.shape[0] != weight.shape[1] and _transposes(x):
+    if transposed_backward and weight.shape[0] != weight.shape[1] and _gains_by_transposing(x):
         y: Tensor = _Product.apply(*_narrowed(x, weight, bias))  # type: ignore[no-untyped-call]
         return y
     return F.linear(x, weight, bias)
@@ -124,15 +126,16 @@ def linears_joint_backward(
 
     Maps wider than x stay apart: one of them is product enough for all cores.
     """
-    if len(maps) > 1 and all(m.d_out <= m.d_in for m in maps) and _transposes(x):
+    narrow = all(m.transposed_backward and m.d_out <= m.d_in for m in maps)
+    if len(maps) > 1 and narrow and _gains_by_transposing(x):
         x, *given = _narrowed(x, *(m.weight for m in maps), *(m.bias for m in maps))
         return list(_Products.apply(x, len(maps), *given))  # type: ignore[no-untyped-call]
     return [m(x) for m in maps]
 
 
-def _transposes(x: Tensor) -> bool:
-    """Whether gradients of weights are computed from a factor that is transposed beforehand."""
-    if not (transposing and torch.compiler.is_compiling() and torch.is_grad_enabled()):
+def _gains_by_transposing(x: Tensor) -> bool:
+    """Whether gradients of weights are faster from a factor that is transposed beforehand."""
+    if not (torch.compiler.is_compiling() and torch.is_grad_enabled()):
         return False
     on_cpu = x.device.type == "cpu"
     return on_cpu and to_autocast_dtype(x).dtype == torch.bfloat16 and x[..., 0].numel() % 32 == 0
@@ -160,6 +163,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
+        # [rows, d_in] and [rows, d_out]
         rows, of_rows = x.flatten(0, -2), grad.flatten(0, -2)
         if x.shape[-1] <= grad.shape[-1]:
             of_weight = (_apart(rows.t()) @ of_rows).t().contiguous()
@@ -185,7 +189,9 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
         widths, grad = [len(w) for w in weights], torch.cat(grads, -1)
+        # [rows, sum of d_out]
         of_rows = grad.flatten(0, -2)
+        # [d_in, sum of d_out], cut up by map
         of_weights = (_apart(x.flatten(0, -2).t()) @ of_rows).split(widths, -1)
         of_biases = zip(ctx.biased, of_rows.split(widths, -1), strict=True)
         return (
@@ -216,7 +222,8 @@ def fused_linears(
         return [m(x) for m in maps]
     biases = [m.weight.new_zeros(m.d_out) if m.bias is None else m.bias for m in maps]
     bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None
-    y = linear(x, torch.cat([m.weight for m in maps]), bias)
+    transposed = all(m.transposed_backward for m in maps)
+    y = linear(x, torch.cat([m.weight for m in maps]), bias, transposed_backward=transposed)
     return list(y.split([m.d_out for m in maps], dim=-1))
 
 

@@ -125,10 +125,12 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         grad, grad_weight = grads[0], None
         with _no_autocast(x.device.type):
+            # [rows, dim]
             by_row = (grad * x).reshape(-1, x.shape[-1])
             if weight is None:
                 along = by_row.sum(-1).view_as(scale)
             else:
+                # [dim]
                 grad_weight = by_row.t().mv(scale.flatten())
                 along = by_row.mv(weight).view_as(scale)
         pull = along.mul_(scale.pow(3)).div_(-x.shape[-1])

@@ -153,10 +153,12 @@ def _in_best_groups(spec: spec.Experts, ranks: Tensor) -> Tensor:
     """Hide experts out of groups that are not among the best."""
     if spec.num_groups == 1:
         return ranks
+    # [tokens, num_groups, experts of a group]
     grouped: Tensor = ranks.unflatten(-1, (spec.num_groups, -1))
     best = grouped.amax(-1) if spec.group_score == "max" else grouped.topk(2).values.sum(-1)
     kept = torch.zeros_like(best, dtype=torch.bool)
     kept = kept.scatter(-1, best.topk(spec.top_groups, sorted=False).indices, True)
+    # [tokens, num_experts]
     return grouped.masked_fill(~kept[..., None], -math.inf).flatten(-2)
 
 

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.parts.linear import Linear
 
 BACKWARD = 2
@@ -32,7 +32,7 @@ def active_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters()) - round(sum(unused))
 
 
-def flops_per_token(model: Decoder, length: int) -> float:
+def flops_per_token(model: LanguageModel, length: int) -> float:
     """Return the FLOPs of training on one token in a text of `length` tokens: forward and backward.
 
     3 * (2 * weights of all matrix products + 2 * num_heads * (key's and value's width) * visible keys
@@ -45,6 +45,6 @@ def flops_per_token(model: Decoder, length: int) -> float:
     return (1 + BACKWARD) * (2.0 * products + mixer_flops(model, length))
 
 
-def mixer_flops(model: Decoder, length: int) -> float:
+def mixer_flops(model: LanguageModel, length: int) -> float:
     """Return the FLOPs per token of all mixers beside their maps, such as scores and their use, forward."""
     return sum((mixer.flops_per_token(length) for mixer in model.mixers()), 0.0)

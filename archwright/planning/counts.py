@@ -1,7 +1,7 @@
 """Numbers of parameters of any model, counted from the built one."""
 
 from archwright.model.build import build
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import active_parameters, parameters_by_part
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.parameter_counts import Counts
@@ -13,11 +13,11 @@ def counts_of(spec: ModelSpec) -> Counts:
     """Return a model's numbers of parameters, built without memory: those of each part, and how many one
     token meets."""
     model = build(spec, device="meta")
-    assert isinstance(model, Decoder)
+    assert isinstance(model, LanguageModel)
     return counted(model)
 
 
-def counted(model: Decoder) -> Counts:
+def counted(model: LanguageModel) -> Counts:
     """Return the numbers of parameters of a model that is built."""
     parts: dict[str, int] = {}
     for name, number in parameters_by_part(model).items():

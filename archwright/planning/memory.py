@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 
 PER_PARAMETER = 16
 """Bytes: weight, gradient and AdamW's two moments in float32."""
@@ -33,7 +33,7 @@ class LeastMemory:
         return self.model + self.logits + self.activations
 
 
-def least_memory(model: Decoder, rows: int, *, whole_logits: bool = True) -> LeastMemory:
+def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) -> LeastMemory:
     """Return the bytes that a step on `rows` full rows needs at least; the model may be a meta one."""
     logits = logit_bytes(model, rows)
     values = rows * model.spec.context_length * model.spec.dim * model.spec.num_layers
@@ -44,14 +44,14 @@ def least_memory(model: Decoder, rows: int, *, whole_logits: bool = True) -> Lea
     )
 
 
-def cache_bytes(model: Decoder, length: int, itemsize: int = 2) -> int:
+def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
     """Return the bytes that a cache needs to hold what the mixers keep of a text of `length` tokens, with numbers
     of `itemsize` bytes: keys and values of all tokens, or of as many of the last as a mask reaches back; a latent
     and a rotary key; the state of a recurrence."""
     return sum(mixer.state_bytes(length, itemsize) for mixer in model.mixers())
 
 
-def logit_bytes(model: Decoder, rows: int) -> int:
+def logit_bytes(model: LanguageModel, rows: int) -> int:
     """Return the bytes of float32 logits of `rows` full rows."""
     assert model.spec.vocab_size != "auto"
     return rows * model.spec.context_length * model.spec.vocab_size * PER_LOGIT

@@ -12,7 +12,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
-    from archwright.model.decoder import Decoder
+    from archwright.model.language_model import LanguageModel
     from archwright.text.tokenizer import Tokenizer
 
 
@@ -22,7 +22,7 @@ class OpenRun:
 
     folder: RunFolder
     spec: RunSpec
-    model: Decoder
+    model: LanguageModel
     tokenizer: Tokenizer
 
 
@@ -40,7 +40,7 @@ def open_run(path: str | Path) -> OpenRun:
     return OpenRun(folder, folder.spec, _filled(folder, file, tokenizer.vocab_size), tokenizer)
 
 
-def open_model(path: str | Path) -> Decoder:
+def open_model(path: str | Path) -> LanguageModel:
     """Return the model of the run at `path`, which may lack a tokenizer.
 
     Raises:
@@ -60,7 +60,7 @@ def _weights(folder: RunFolder) -> Path:
     return saved / "model.safetensors"
 
 
-def _filled(folder: RunFolder, file: Path, vocab_size: int | None) -> Decoder:
+def _filled(folder: RunFolder, file: Path, vocab_size: int | None) -> LanguageModel:
     from archwright.model.build import build_uninitialized
 
     model = build_uninitialized(folder.spec.model.resolved(vocab_size))

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from archwright.model.decoder import Decoder
-from archwright.parts import linear
+from archwright.model.language_model import LanguageModel
+from archwright.parts.linear import Linear
 
 TRANSPOSED = "-fno-ipa-cp"
 """Keeps GCC 12 from a fault of its optimizer: of two bfloat16 matrices that one kernel transposes, with AVX-512,
 neither is right."""
 
 
-def compile_parts(model: Decoder, wanted: str, *, whole_loss: bool) -> tuple[str, str]:
+def compile_parts(model: LanguageModel, wanted: str, *, whole_loss: bool) -> tuple[str, str]:
     """Compile each layer, and the head where it gives all logits at once, if wanted and possible; return what was
     done, and why.
 
@@ -28,7 +28,10 @@ def compile_parts(model: Decoder, wanted: str, *, whole_loss: bool) -> tuple[str
     on_cpu = next(model.parameters()).device.type == "cpu"
     if on_cpu and not has_compiler():
         return "none", "no C++ compiler is here, which compiling for a CPU needs"
-    work_around_compiler_bugs()
+    transposes = work_around_compiler_bugs()
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.transposed_backward = transposes
     for part in (*model.layers, *([model.head] if whole_loss else [])):
         part.compile()
     return wanted, "asked for"
@@ -39,7 +42,7 @@ def has_compiler() -> bool:
     return bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
 
 
-def uncompile_parts(model: Decoder) -> None:
+def uncompile_parts(model: LanguageModel) -> None:
     """Take back what `compile_parts` did."""
     for part in (*model.layers, model.head):
         part._compiled_call_impl = None
@@ -55,18 +58,18 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def work_around_compiler_bugs() -> None:
-    """Switch off what is known to compute wrong numbers, and let maps transpose where that is then right."""
+def work_around_compiler_bugs() -> bool:
+    """Switch off what is known to compute wrong numbers; return whether transposed matrices are then right."""
     from torch._inductor import config, cpp_builder
 
     # A fault in some versions' fused reductions gives wrong gradients (pytorch issue 193061).
     if hasattr(config.triton, "mix_order_reduction"):
         config.triton.mix_order_reduction = False
     on_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    linear.transposing = not (on_x86 and cpp_builder.is_gcc())
-    if not linear.transposing and hasattr(
-        config.cpp, "march"
-    ):  # which takes further options with it
-        march = config.cpp.march or "native"
-        config.cpp.march = march if TRANSPOSED in march else f"{march} {TRANSPOSED}"
-        linear.transposing = True
+    if not (on_x86 and cpp_builder.is_gcc()):
+        return True
+    if not hasattr(config.cpp, "march"):
+        return False
+    march = config.cpp.march or "native"  # which takes further options with it
+    config.cpp.march = march if TRANSPOSED in march else f"{march} {TRANSPOSED}"
+    return True

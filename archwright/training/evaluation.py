@@ -14,7 +14,7 @@ from archwright.data.objectives import Examples, Vocabulary
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.losses import cross_entropy
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.runs.load import OpenRun
 from archwright.spec.objectives import Objective
 from archwright.text.corpus import Document, open_texts
@@ -62,7 +62,7 @@ def held_out_windows(
 
 
 @torch.inference_mode()
-def evaluate(model: Decoder, windows: HeldOut, precision: Precision) -> Evaluation:
+def evaluate(model: LanguageModel, windows: HeldOut, precision: Precision) -> Evaluation:
     """Return what a model reaches on held-out windows."""
     was_training = model.training
     model.eval()

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from archwright.format import size
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.parts.context import Context
 from archwright.parts.mixers import AttentionMixer
 from archwright.parts.token_layout import token_layout
@@ -118,7 +118,7 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
     return found
 
 
-def decide_kernel(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
+def decide_kernel(decisions: Decisions, model: LanguageModel, run: RunSpec) -> None:
     """Choose the fastest attention kernel for one layer of this model on rows of this run."""
     attentions = [m for m in model.mixers() if isinstance(m, AttentionMixer)]
     if decisions.machine.kernel == "auto" and not attentions:
@@ -133,7 +133,7 @@ def decide_kernel(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
     model.use_kernel(decisions.machine.kernel)
 
 
-def decide_loss(decisions: Decisions, model: Decoder, run: RunSpec) -> None:
+def decide_loss(decisions: Decisions, model: LanguageModel, run: RunSpec) -> None:
     """Compute the loss in chunks where the logits of a part of a batch are many."""
     if decisions.machine.loss == "auto":
         logits = logit_bytes(model, -(-run.batch_size // run.grad_accum_steps))
@@ -263,7 +263,7 @@ def _measured(
 
 
 def _kernel_times(
-    attention: AttentionMixer, model: Decoder, run: RunSpec, decisions: Decisions
+    attention: AttentionMixer, model: LanguageModel, run: RunSpec, decisions: Decisions
 ) -> tuple[Measurement, dict[str, str]]:
     """Return the seconds of a layer's attention with each kernel, and why one has none."""
     names = RIVALS[decisions.machine.device]
@@ -296,13 +296,13 @@ def _kernel_times(
     return _measured(decisions, question, names, times), failed
 
 
-def _kernel_shape(model: Decoder, run: RunSpec) -> tuple[int, int, int]:
+def _kernel_shape(model: LanguageModel, run: RunSpec) -> tuple[int, int, int]:
     """Return rows, length and width of a part of a batch."""
     return -(-run.batch_size // run.grad_accum_steps), model.spec.context_length, model.spec.dim
 
 
 def _kernel_call(
-    name: str, attention: AttentionMixer, model: Decoder, run: RunSpec, decisions: Decisions
+    name: str, attention: AttentionMixer, model: LanguageModel, run: RunSpec, decisions: Decisions
 ) -> Callable[[], None]:
     """Return what computes one layer's attention, forward and backward, on a part of a batch."""
     device, dtype = torch.device(decisions.machine.device), DTYPES[decisions.machine.precision]

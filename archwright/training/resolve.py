@@ -9,7 +9,7 @@ from archwright.data.batches import Batches
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.format import size
 from archwright.model.build import build
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.optim import warmup_steps
 from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import least_memory, total_memory
@@ -108,7 +108,7 @@ def resolved_session(folder: RunFolder, material: Material) -> tuple[Session, De
     return Session(run, model, make_batches(run, material)), decisions
 
 
-def make_model(run: RunSpec, material: Material, machine: MachineSpec) -> Decoder:
+def make_model(run: RunSpec, material: Material, machine: MachineSpec) -> LanguageModel:
     """Return the run's model with its initial weights.
 
     Raises:
@@ -156,7 +156,7 @@ def make_batches(run: RunSpec, material: Material) -> Batches:
     )
 
 
-def resolved(run: RunSpec, model: Decoder) -> RunSpec:
+def resolved(run: RunSpec, model: LanguageModel) -> RunSpec:
     """Replace what follows from other values."""
     update: dict[str, Any] = {
         "model": model.spec,
@@ -226,7 +226,7 @@ def weights_file(source: Path) -> Path:
     return file
 
 
-def _take_weights(model: Decoder, file: Path, progress: Progress) -> None:
+def _take_weights(model: LanguageModel, file: Path, progress: Progress) -> None:
     """Start from existing weights, and name what is taken and what is new."""
     taken, new = checkpoint.take_weights(model, checkpoint.read_model(file))
     progress.say(f"init.from {file}: {len(taken)} tensors taken, {len(new)} new")

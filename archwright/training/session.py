@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from archwright import checkpoint
 from archwright.data.batches import Batches
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers, build_optimizers, learning_rate, warmup_steps
 from archwright.runs.records import Count, Seconds
 from archwright.spec.run_spec import RunSpec
@@ -52,7 +52,7 @@ class TrainerState:
 class Session:
     """A model in training. `step()` trains on the next batch."""
 
-    def __init__(self, run: RunSpec, model: Decoder, batches: Batches) -> None:
+    def __init__(self, run: RunSpec, model: LanguageModel, batches: Batches) -> None:
         self.run, self.model, self.batches = run, model, batches
         self.device = torch.device(run.machine.device)
         self.standing = TrainerState()

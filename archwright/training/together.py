@@ -9,7 +9,7 @@ from torch import Tensor
 
 from archwright.data.inputs import Batch, Inputs
 from archwright.losses import Loss, cross_entropy, linear_cross_entropy
-from archwright.model.decoder import Decoder
+from archwright.model.language_model import LanguageModel
 from archwright.model.stack import Stack, why_not_ensembled
 from archwright.spec.run_spec import RunSpec
 from archwright.training.session import Session, median_step
@@ -68,7 +68,7 @@ class Together:
                 parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
 
 
-def reason_alone(run: RunSpec, model: Decoder) -> str:
+def reason_alone(run: RunSpec, model: LanguageModel) -> str:
     """Return why a run cannot be trained in a stack, in a sentence; empty where it can."""
     if run.machine.device == "cuda":
         return "only runs on a CPU are stacked"

@@ -8,6 +8,7 @@ import pytest
 
 from tests.house import choices, comments, imports, llama, sizes, suite, vocabulary
 from tests.house.source import Count, Source, read
+from tests.tiny import ROOT
 
 SPEC = {
     "spec/choice.py": "class Choice: ...",
@@ -244,6 +245,12 @@ def test_what_tests_reach_into() -> None:
     ]
     assert sorted(places) == ["A()._b", "_f", "_f", "a._f"]
     assert rows["patches in tests"].number == 2
+
+
+def test_every_reshape_says_what_shape_it_makes() -> None:
+    inside = [source for source in read(ROOT) if source.room in comments.TENSORS]
+    rows = {row.what: row.places for row in comments.counts(inside)}
+    assert rows["reshapes there without one"] == ()
 
 
 def test_the_way_to_a_llamas_attention() -> None:

@@ -258,7 +258,7 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
                 if valid[q] and valid[k] and documents[q] == documents[k]:
                     start = documents.index(documents[q])
                     places = [sum(valid[start:n]) for n in (q, k)]
-                    heads = range(number := int(attention.num_heads))
+                    heads = range(number := int(getattr(attention, "num_heads", 1)))
                     step[q, k] |= any(sees(mask, *places, h, number) for h in heads)
         reach = (step.float() @ reach.float()) > 0
     return reach

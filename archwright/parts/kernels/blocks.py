@@ -101,6 +101,7 @@ def _cut(view: AttentionMask, size: int) -> Blocks:
             table.append(Block(*of_all, first, stop, *keys, used, *hidden.shape[:2]))
             used += part.numel()
             pairs += len(rows) * (stop - first) * (key_stop - key_first)
+    # Stretch after stretch: [hidden].
     flat = [part.flatten() for part in mask_bias]
     hides = torch.cat(flat) if flat else torch.zeros(0, dtype=torch.bool, device=device)
     added = torch.zeros(hides.shape, dtype=torch.bfloat16, device=device)
@@ -129,6 +130,7 @@ def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[range, int, int]]:
 
 def _stretch(hidden: Tensor) -> tuple[int, int]:
     """Return the range of keys that holds all that is hidden, in whole vectors."""
+    # Columns that any row, head or query does not see: [keys].
     masked = hidden.any(-2).flatten(0, 1).any(0).nonzero()
     if not len(masked):
         return 0, 0

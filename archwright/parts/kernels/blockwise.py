@@ -85,12 +85,17 @@ def by_autograd(
         if first not in known:
             known[first] = ~view.block(*block)
         seen = slice(*block[2:])
+        # [b, kv, group, queries, d]
         q = query[:, first:stop].transpose(1, 2).unflatten(1, (kv, heads // kv))
         products = q @ k[:, :, None, seen].transpose(-1, -2)  # [b, kv, group, queries, keys]
         bias = None if scores.bias is None else scores.bias.block(*block)
+        # As [b, heads, queries, keys], where masks and biases are written.
         weights = scores.weights(products.flatten(1, 2), known[first], bias).to(v.dtype)
+        # [b, kv, group, queries, keys]
         weights = F.dropout(weights, scores.dropout).unflatten(1, (kv, heads // kv))
+        # [b, heads, queries, e]
         parts.append((weights @ v[:, :, None, seen]).flatten(1, 2))
+    # [b, t, heads, e]
     return torch.cat(parts, 2).transpose(1, 2)
 
 
@@ -106,7 +111,9 @@ def _bias_band(bias: Any, queries: int, least: int, most: int, dtype: torch.dtyp
     [heads, queries, columns]. Every block reads its part of it."""
     of_distance = bias.at_distances(least - queries + 1, most + 1).to(dtype)
     # As rows of one number less, copies of a row move by one column from query to query.
+    # [heads, queries * distances]
     copies = of_distance[:, None].expand(-1, queries, -1).flatten(1)
+    # [heads, queries, distances - 1]
     moved: Tensor = copies[:, :-queries].unflatten(1, (queries, -1))
     return moved[..., queries - 1 :]
 
@@ -181,9 +188,11 @@ def attend(
     spare = query.new_empty(max(p.size for p in tiles))
     for tile in tiles:
         scores = _view(spare[: tile.size], tile, kv)
+        # [rows * kv, d, keys]
         to_keys = _seen(k, tile, sinks).transpose(1, 2)
         added = bias_band is not None and softcap is None and sinks is None
         if bias_band is not None and added:  # the product is added to the bias, which saves a pass
+            # [rows, heads, queries, keys]
             scores.view(tile.shape).copy_(_of_block(bias_band, tile.block, least))
         factor = 1 / (softcap or 1)
         scores.baddbmm_(_asking(q, tile, kv), to_keys, beta=int(added), alpha=factor)
@@ -194,6 +203,7 @@ def attend(
                 _view(kept[1, tile.kept], tile, kv).copy_(scores)
             scores.mul_(softcap)
         bias = None if added else bias_band
+        # [rows, heads, queries, keys]
         _add_to(scores.view(tile.shape), tile.block, bias, least, mask_bias, sinks)
         weights = torch.softmax(
             scores, -1, out=_view(kept[0, tile.kept], tile, kv) if save else scores
@@ -223,6 +233,7 @@ def _add_to(
     if block.masked_first < block.masked_stop:
         shape = (block.mask_rows, block.mask_heads, queries, block.masked_stop - block.masked_first)
         part = mask_bias[block.mask_at :][: shape[0] * shape[1] * shape[2] * shape[3]]
+        # [mask_rows, mask_heads, queries, masked keys]
         scores[..., block.masked_first : block.masked_stop].add_(part.view(shape))
     if sinks is not None:
         scores[..., num_keys:] = -torch.inf
@@ -263,6 +274,7 @@ def attend_backward(
 ) -> list[Tensor]:
     """Return the gradients of query, key, value, then those of the strip, if it is learned, and of sinks."""
     kv, dtype, grad_out = k.shape[1], q.dtype, grad_out.to(q.dtype)
+    # [b, t, heads, d]
     query = q.transpose(1, 2)
     wide = torch.promote_types(dtype, torch.float32)
     grad_q = q.new_empty(query.shape)
@@ -283,14 +295,18 @@ def attend_backward(
         heads = slice(tile.rows.start * kv, tile.rows.stop * kv)
         g = _rows(grad_out[tile.rows, tile.queries], kv)
         dropped = dropped if dropout else weights
+        # [rows * kv, keys, group * queries]
         to_values = dropped[..., :num_keys].transpose(1, 2)
+        # [b * kv, keys, e]
         grad_v.flatten(0, 1)[heads, tile.keys].baddbmm_(to_values, g, beta=beta)
         grad_weights = _view(spare[0, : tile.size], tile, kv)
+        # [rows * kv, group * queries, keys]
         grad_weights.baddbmm_(g, _seen(v, tile, sinks).transpose(1, 2), beta=0)
         if dropout:
             grad_weights.mul_(dropped != 0).div_(1 - dropout)
         grad = _view(spare[1, : tile.size], tile, kv)  # of scores; in float32 or wider inside
         torch.ops.aten._softmax_backward_data.out(grad_weights, weights, -1, dtype, grad_input=grad)
+        # [rows, heads, queries, keys]
         by_head = grad.view(tile.shape)
         if grad_bias_band is not None:
             _of_block(grad_bias_band, block, least).add_(by_head[..., :num_keys].sum(0, dtype=wide))
@@ -302,8 +318,11 @@ def attend_backward(
         of_q.baddbmm_(grad, _seen(k, tile, sinks), beta=0, alpha=scale)
         to = grad_q[tile.rows, tile.queries]
         _unrows(to, kv).copy_(_shaped(of_q, to, kv))
+        # [rows * kv, keys, group * queries]
         to_keys = grad[..., :num_keys].transpose(1, 2)
+        # [b * kv, keys, d]
         grad_k.flatten(0, 1)[heads, tile.keys].baddbmm_(to_keys, _asking(q, tile, kv), beta=beta)
+    # [b, s, kv, width]
     by_token = [x.transpose(1, 2) for x in (grad_k, grad_v)]
     others = [(grad_bias_band, bias_band), (grad_sinks, sinks)]
     narrow = [grad.to(like.dtype) for grad, like in others if grad is not None and like is not None]
@@ -354,6 +373,7 @@ def _of_block(bias_band: Tensor, block: Block, least: int) -> Tensor:
 def _view(flat: Tensor, tile: _Tile, kv: int) -> Tensor:
     """View a block's place as [rows * kv, group * queries, keys]."""
     rows, heads, queries, keys = tile.shape
+    # [rows * kv, group * queries, keys]
     return flat.view(rows * kv, heads // kv * queries, keys)
 
 
@@ -363,11 +383,13 @@ def _seen(x: Tensor, tile: _Tile, sinks: Tensor | None) -> Tensor:
     seen = x[tile.rows, :, tile.keys]
     if sinks is not None:
         seen = F.pad(seen, (0, 0, 0, cut.ALIGNED))
+    # [rows * kv, keys, d]
     return seen.flatten(0, 1).contiguous()
 
 
 def _by_head(x: Tensor, scale: float = 1.0) -> Tensor:
     """Lay [b, s, kv, d] out as [b, kv, s, d], scaled; always anew, as an operator's results must be."""
+    # [b, kv, s, d]
     by_head = x.transpose(1, 2)
     laid = torch.empty_like(by_head, memory_format=torch.contiguous_format)
     return laid.copy_(by_head) if scale == 1 else torch.mul(by_head, scale, out=laid)
@@ -376,23 +398,28 @@ def _by_head(x: Tensor, scale: float = 1.0) -> Tensor:
 def _asking(x: Tensor, tile: _Tile, kv: int) -> Tensor:
     """Return a block's queries [rows * kv, group * queries, d] of those by head."""
     rows, heads, queries, _ = tile.shape
+    # [rows * kv, group * queries, d]
     return x[tile.rows, :, tile.queries].reshape(rows * kv, heads // kv * queries, -1)
 
 
 def _unrows(x: Tensor, kv: int) -> Tensor:
     """View [b, t, h, d] as [b, kv, group, t, d]."""
+    # [b, t, kv, group, d]
     of_groups: Tensor = x.unflatten(2, (kv, x.shape[2] // kv))
+    # [b, kv, group, t, d]
     return of_groups.permute(0, 2, 3, 1, 4)
 
 
 def _rows(x: Tensor, kv: int) -> Tensor:
     """Lay [b, t, h, d] out as [b * kv, group * t, d]."""
+    # [b * kv, group * t, d]
     return _unrows(x, kv).reshape(x.shape[0] * kv, -1, x.shape[-1])
 
 
 def _shaped(rows: Tensor, like: Tensor, kv: int) -> Tensor:
     """View [b * kv, group * t, d] as [b, kv, group, t, d] for the heads of `like`."""
     batch, _, heads, dim = like.shape
+    # [b, kv, group, t, d]
     return rows.view(batch, kv, heads // kv, -1, dim)
 
 

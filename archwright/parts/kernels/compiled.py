@@ -30,6 +30,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     _, _, workspace, rows, _, _, softcap, dropout, save = rest
     out = query.new_empty(*query.shape[:3], value.shape[-1])
+    # [b, heads, t, d]
     q, k, v = (x.new_empty(x.transpose(1, 2).shape) for x in (query, key, value))
     return out, q, k, v, workspace_for(query, workspace, rows, sinks, softcap, dropout, save)
 
@@ -44,7 +45,9 @@ def _(
     sinks: Tensor | None,
     *rest: Any,
 ) -> list[Tensor]:
+    # [b, t, heads, d]
     grads = [q.new_empty(q.transpose(1, 2).shape)]
+    # [b, s, kv, d]
     grads += [torch.empty_like(x).transpose(1, 2) for x in (k, v)]
     return grads + [
         x.new_empty(x.shape) for x in (bias_band if rest[-1] else None, sinks) if x is not None

@@ -16,5 +16,7 @@ def eager(
     k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     bias = None if scores.bias is None else scores.bias.block(0, q.shape[2], 0, k.shape[2])
     hidden = None if view.is_full else ~view.dense
+    # [b, heads, t, s]
     weights = scores.weights(q @ k.transpose(-1, -2), hidden, bias).to(v.dtype)
+    # [b, t, heads, e]
     return (F.dropout(weights, scores.dropout) @ v).transpose(1, 2)

@@ -45,6 +45,7 @@ def flex(
     if scores.sinks is not None:  # the share exp(log Z) / (exp(log Z) + exp(sink))
         share = torch.sigmoid(aux.lse - scores.sinks.to(aux.lse.dtype)[:, None])
         out = out * share[..., None].to(out.dtype)
+    # [b, t, heads, e]
     by_token: Tensor = out.transpose(1, 2)
     return by_token
 

@@ -30,6 +30,7 @@ def sdpa(
         scale=scores.scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    # [b, t, heads, e]
     return out.transpose(1, 2)
 
 

@@ -159,14 +159,18 @@ class LatentAttention(AttentionMixer):
         to_values = self.value_up.weight.unflatten(
             0, (self.num_heads, -1)
         )  # [heads, value_dim, rank]
+        # [batch, length, heads, rank + rope]
         q = torch.cat((torch.einsum("bthn,hnr->bthr", nope, to_keys), rope), -1)
+        # [batch, heads, length, keys]
         products = torch.einsum("bthr,bsr->bhts", q, kept[:, :, 0])
         bias = None
         if scores.bias is not None:
             bias = scores.bias.block(0, q.shape[1], 0, kept.shape[1])
         hidden = None if mask.is_full else ~mask.dense
         weights = F.dropout(scores.weights(products, hidden, bias).to(kept.dtype), scores.dropout)
+        # [batch, length, heads, rank]
         mixed = torch.einsum("bhts,bsr->bthr", weights, kept[:, :, 0, : self.rank])
+        # [batch, length, heads, value_dim]
         return torch.einsum("bthr,hvr->bthv", mixed, to_values)
 
     def extra_repr(self) -> str:

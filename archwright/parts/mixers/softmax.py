@@ -101,6 +101,7 @@ class SoftmaxAttention(AttentionMixer):
         q, k, v = (self._clipped(p) for p in projected[:3])
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [batch, length, heads, head_dim]
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
+        # [batch, length, num_kv_heads, value_dim]
         v = v.unflatten(-1, (self.num_kv_heads, self.value_dim))
         if self.spec.qk_norm_position == "before":
             q, k = self._qk_normed(q, k)
@@ -137,6 +138,7 @@ class SoftmaxAttention(AttentionMixer):
         if self.spec.qk_norm_over == "projection":
             # All heads at once: [batch, length, heads * head_dim].
             q = self.query_norm(q.flatten(-2)).unflatten(-1, (-1, self.head_dim))
+            # and back to [batch, length, heads, head_dim]
             return q, self.key_norm(k.flatten(-2)).unflatten(-1, (-1, self.head_dim))
         return self.query_norm(q), self.key_norm(k)
 

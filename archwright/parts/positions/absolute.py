@@ -35,6 +35,7 @@ def sines(
     pairs = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float64)
     angles = positions[..., None] * theta ** (-pairs / (period or dim))
     if interleaved:
+        # [..., dim / 2, 2], and from that [..., dim]
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :dim].float()
     return torch.cat((angles.sin(), angles.cos()[..., : dim // 2]), dim=-1).float()
 

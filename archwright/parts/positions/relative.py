@@ -106,7 +106,9 @@ class TransformerXL(nn.Module):
         least, most = _distances(view)
         distances = torch.arange(least, most + 1, device=query.device)
         vectors = sines(distances, self.dim, self.theta, interleaved=False)
+        # [distances, heads, head_dim]
         r = self.distance(vectors.to(self.distance.weight.dtype)).unflatten(-1, self.heads)
+        # [heads, head_dim]
         u, v = (b.view(self.heads).to(query.dtype) for b in (self.content_bias, self.distance_bias))
         return query + u, _DistanceBias((query + v) * scale, r.to(query.dtype), at - least, keys)
 
@@ -131,6 +133,7 @@ class _DistanceBias:
         self.query, self.r, self.queries, self.keys = query, r, queries, keys
 
     def block(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
+        # [batch, heads, queries, distances]
         of_all = torch.einsum("bqhd,nhd->bhqn", self.query[:, first:stop], self.r)
         keys = self.keys[:, None, key_first:key_stop]
         rows = (self.queries[:, first:stop, None] - keys)[:, None]

@@ -75,7 +75,9 @@ class Rotary(nn.Module):
         if self.spec.pairing == "half":
             cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         else:
+            # [rows, length, 1, 2 * pairs], the two of a pair side by side
             cos = torch.stack((cos, cos), -1).flatten(-2)
+            # [rows, length, 1, 2 * pairs]
             sin = torch.stack((-sin, sin), -1).flatten(-2)
         passthrough = self.head_dim - self.num_rotary
         return Rotation(F.pad(cos, (0, passthrough), value=1.0), F.pad(sin, (0, passthrough)))
@@ -160,6 +162,7 @@ def _partner(x: Tensor, num_rotary: int, halves: bool) -> Tensor:
     if halves:
         first, second = rotating.chunk(2, -1)
         return torch.cat((second, first, passthrough), -1)
+    # [..., pairs, 2] and back to [..., 2 * pairs]
     swapped = rotating.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     return torch.cat((swapped, passthrough), -1) if passthrough.shape[-1] else swapped
 

@@ -1,0 +1,79 @@
+"""What other rooms know of a model, whatever is inside."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from archwright.model.cache import Cache
+from archwright.model.layer import Layer
+from archwright.parts.embeddings import Head
+from archwright.parts.masks import MaskPattern
+from archwright.parts.mixers import Mixer
+from archwright.spec.model_spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Output:
+    """Model outputs."""
+
+    logits: Float[Tensor, "batch length vocab"]
+    """Unnormalised log-probabilities of each token of the vocabulary."""
+
+
+class LanguageModel(nn.Module, ABC):
+    """A stack of layers that reads tokens, and a head that gives logits; `archwright.build` makes one from a spec.
+
+    `forward` and `hidden` take tokens and, by their names, the other inputs of a batch (`archwright.data.inputs`) and
+    a cache. They are no protocol, as a protocol cannot ask for a module.
+    """
+
+    spec: ModelSpec
+    layers: nn.ModuleList
+    norm: nn.Module
+    head: Head
+    masks: Mapping[str, MaskPattern]
+    lr_scales: Mapping[str, float]
+    """What the learning rate is multiplied by, for roles of parameters that have another than 1."""
+    forward: Callable[..., Output]
+    """Returns the logits at each token."""
+    hidden: Callable[..., Tensor]
+    """Returns what the head reads, [batch, length, dim]."""
+
+    @abstractmethod
+    def new_cache(self) -> Cache:
+        """Return an empty cache, to be given to `forward`."""
+
+    @property
+    @abstractmethod
+    def can_cache(self) -> bool:
+        """Whether every mixer keeps what it has read."""
+
+    @property
+    @abstractmethod
+    def can_generate_indefinitely(self) -> bool:
+        """Whether a text may go on for ever."""
+
+    @property
+    @abstractmethod
+    def switch_lengths(self) -> tuple[int, ...]:
+        """Lengths of a text beyond which what was read of it must be read again."""
+
+    @abstractmethod
+    def mixers(self) -> Iterator[Mixer]:
+        """Yield all branches in which tokens exchange information, layer by layer."""
+
+    @property
+    @abstractmethod
+    def stack(self) -> Iterator[Layer]:
+        """Yield the layers in order, as what they are."""
+
+    @abstractmethod
+    def use_kernel(self, name: str) -> "LanguageModel":
+        """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
+
+    def num_parameters(self) -> int:
+        """Return the number of parameters; a tied table counts once."""
+        return sum(p.numel() for p in self.parameters())
