@@ -36,7 +36,7 @@ class Family:
         lenses: correspondences of config and spec; later ones count over earlier ones.
         groups: types that layers have, one of each group.
         layers: what the names of layer `{i}` begin with.
-        of_layer, of_model: which of our tensors each of theirs holds; see `keys`.
+        layer_keys, model_keys: which of our tensors each of theirs holds; see `keys`.
         prefix: what the names of the body begin with, and some published files leave out.
         ignored: patterns of names in files that are no part of the model; one with a group `layer` is of
             layers behind the last, which predict further tokens.

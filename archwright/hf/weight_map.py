@@ -138,7 +138,7 @@ def slots(
     Args:
         tensors: ours, by name; values may be on the meta device.
         layers: what the names of layer `{i}` begin with.
-        of_layer, of_model: what is held, by foreign name within a layer and within the model.
+        layer_keys, model_keys: what is held, by foreign name within a layer and within the model.
 
     Raises:
         LookupError: one of our tensors has no place.
