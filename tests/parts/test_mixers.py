@@ -1,0 +1,74 @@
+"""What attention through masks has from its base: positions, masks, and its cost."""
+
+from typing import Any
+
+import pytest
+
+from archwright.parts.mixers import AttentionMixer, LatentAttention, SoftmaxAttention
+from archwright.parts.sharing import LayerInfo, Sharing
+from archwright.spec import attention as spec
+from archwright.spec import masks, positions
+
+DIM = 32
+
+
+def softmax(mask: masks.Mask, layer: LayerInfo | None = None) -> SoftmaxAttention:
+    choice = spec.SoftmaxAttention(num_heads=4, num_kv_heads=2, value_head_dim=5, mask=mask)
+    return SoftmaxAttention(choice, DIM, layer)
+
+
+@pytest.mark.parametrize(("mask", "two_way"), [(masks.Full(), True), (masks.Causal(), False)])
+def test_distances_ahead_have_buckets_where_they_are_seen(mask: masks.Mask, two_way: bool) -> None:
+    relative: Any = softmax(mask, LayerInfo(position=positions.T5Bias())).relative
+    assert relative.value.two_way is two_way
+
+
+def test_a_mask_is_made_for_as_many_heads_as_see_differently() -> None:
+    pattern: Any = softmax(masks.BlockSparse(block_size=2, stride=4)).pattern.value
+    assert pattern.num_heads == 4
+
+
+def test_layers_share_what_is_alike() -> None:
+    sharing = Sharing()
+    first, second = (
+        softmax(masks.Causal(), LayerInfo(number, positions.RoPE(), sharing)) for number in (1, 2)
+    )
+    window = softmax(masks.Window(size=4), LayerInfo(3, positions.RoPE(theta=500.0), sharing))
+    assert first.pattern.value is second.pattern.value is not window.pattern.value
+    assert first.rotary is not None
+    assert second.rotary is not None
+    assert window.rotary is not None
+    assert first.rotary.value is second.rotary.value is not window.rotary.value
+    assert list(sharing.rotaries) == ["rotary_0", "rotary_1"]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "per_pair", "kept"),
+    [
+        (softmax(masks.Full()), 2 * 4 * (8 + 5), 2 * (8 + 5)),
+        (
+            LatentAttention(
+                spec.LatentAttention(
+                    num_heads=4, kv_rank=6, nope_head_dim=8, rope_head_dim=4, mask=masks.Full()
+                ),
+                DIM,
+            ),
+            2 * 4 * (12 + 8),
+            6 + 4,
+        ),
+    ],
+    ids=["softmax", "latent"],
+)
+def test_what_it_costs_is_that_of_all_pairs_and_of_all_that_is_kept(
+    mixer: AttentionMixer, per_pair: int, kept: int
+) -> None:
+    assert mixer.flops_per_token(10) == per_pair * 10
+    assert mixer.state_bytes(10, 4) == 10 * kept * 4
+
+
+def test_a_window_costs_less_and_keeps_no_more_than_it_sees() -> None:
+    mixer = softmax(masks.Window(size=3))
+    assert mixer.flops_per_token(4) == 2 * 4 * (8 + 5) * (1 + 2 + 3 + 3) / 4
+    assert mixer.state_bytes(10, 2) == 3 * 2 * (8 + 5) * 2
+    assert mixer.generates_indefinitely
+    assert not softmax(masks.Causal()).generates_indefinitely
