@@ -62,8 +62,8 @@ bench-full: $(PEERS)/.installed  ## the same for longer, and all other benches (
 docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m archwright.hf.record_defaults
 	$(BIN)/python -m archwright.reporting.listings
-	$(BIN)/python -m archwright.reporting.catalogue
-	$(BIN)/python -m archwright.reporting.architectures
+	$(BIN)/python -m archwright.catalogue.pages
+	$(BIN)/python -m archwright.catalogue.architectures
 
 clean:  ## remove what make has made
 	rm -rf $(VENV) $(PEERS) build *.egg-info

@@ -40,6 +40,7 @@ __version__: str
 if TYPE_CHECKING:
     from archwright.generation.sampling import sample as sample
     from archwright.generation.writing import generate as generate
+    from archwright.inspection.probes import Probes as Probes
     from archwright.lab.compare import Interrupted as Interrupted
     from archwright.lab.compare import compare as compare
     from archwright.model.build import build as build
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from archwright.spec.run_spec import RunSpec as RunSpec
     from archwright.spec.study_spec import StudySpec as StudySpec
     from archwright.training.evaluation import evaluate_text as evaluate_text
-    from archwright.training.probes import Probes as Probes
     from archwright.training.profiling import profile as profile
     from archwright.training.train import resume as resume
     from archwright.training.train import train as train
@@ -66,7 +66,7 @@ _HOMES = {
     "Interrupted": "archwright.lab.compare",
     "ModelSpec": "archwright.spec.model_spec",
     "OpenRun": "archwright.runs.load",
-    "Probes": "archwright.training.probes",
+    "Probes": "archwright.inspection.probes",
     "RunSpec": "archwright.spec.run_spec",
     "StudySpec": "archwright.spec.study_spec",
     "UserError": "archwright.spec.errors",

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from archwright.training.compiling import work_around_compiler_bugs
+from archwright.machine.compiling import work_around_compiler_bugs
 
 if TYPE_CHECKING:
     from archwright.spec.model_spec import ModelSpec
@@ -73,11 +73,11 @@ def llama_spec(shape: Shape) -> "ModelSpec":
 def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
     """Return ours, with the settings that `archwright train` takes on a CPU."""
     from archwright.data.inputs import Batch, Inputs
+    from archwright.machine.compiling import compile_parts
+    from archwright.machine.precision import Precision
     from archwright.model import build
     from archwright.optim import build_optimizers
     from archwright.spec.run_spec import AdamW
-    from archwright.training.compiling import compile_parts
-    from archwright.training.precision import Precision
     from archwright.training.step import train_step
 
     model = build(llama_spec(shape), seed=0).train()

@@ -22,6 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright.data.inputs import Batch, Inputs
+from archwright.machine.compiling import compile_parts
+from archwright.machine.decide import cpu_name
+from archwright.machine.float8 import check_float8
+from archwright.machine.liger import check_liger, fuse
+from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.planning.cost import flops_per_token
@@ -29,11 +34,6 @@ from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import AdamW, MachineSpec
-from archwright.training.compiling import compile_parts
-from archwright.training.float8 import check_float8
-from archwright.training.liger import check_liger, fuse
-from archwright.training.machine import cpu_name
-from archwright.training.precision import Precision
 from archwright.training.step import train_step
 
 if __name__ == "__main__":  # as a script, its own folder is on the path

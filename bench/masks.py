@@ -24,11 +24,11 @@ from torch import Tensor
 if __name__ == "__main__":  # as a script, its own folder is on the path
     sys.path.insert(0, str(Path(__file__).parents[1]))
 from archwright.data.inputs import Batch, Inputs
+from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.spec.read import load
 from archwright.spec.run_spec import AdamW
-from archwright.training.precision import Precision
 from archwright.training.step import train_step
 from bench import timing
 

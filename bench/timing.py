@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 import torch
 
-from archwright.training.allocator import tune_allocator
-from archwright.training.machine import cpu_name
-from archwright.training.products import float32_choice, measure_float32
+from archwright.machine.allocator import tune_allocator
+from archwright.machine.decide import cpu_name
+from archwright.machine.products import float32_choice, measure_float32
 
 CORES = psutil.cpu_count(logical=False) or 1
 PACKAGES = ("torch", "transformers", "litgpt", "x-transformers")

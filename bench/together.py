@@ -143,7 +143,7 @@ class _Trainer:
 
 
 def _train(job: Job, pipe: Connection) -> None:
-    from archwright.training.allocator import tune_allocator
+    from archwright.machine.allocator import tune_allocator
 
     tune_allocator()
     torch.set_num_threads(job.threads)
@@ -157,12 +157,12 @@ def _train(job: Job, pipe: Connection) -> None:
 
 def _stepper(job: Job) -> Callable[[], None]:
     """Return what makes one step of each of a job's runs."""
+    from archwright.ensemble.session import Together
     from archwright.runs import RunFolder
     from archwright.spec.read import load_run
     from archwright.training.data import prepare_data
     from archwright.training.progress import Silent
     from archwright.training.resolve import resolve
-    from archwright.training.together import Together
 
     common = (f"data.text={job.text}", "budget=1Msteps", f"machine.threads={job.threads}")
     run = load_run("modern").override(*common, *job.assignments)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 if __name__ == "__main__":  # as a script, its own folder is on the path
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from archwright.training.allocator import tune_allocator
+from archwright.machine.allocator import tune_allocator
 from bench import timing
 from bench.contenders import DTYPES, MODELS, SHAPES, Shape, Step, contender
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from archwright.catalogue.table import rows
 from archwright.spec.attention import LatentAttention, SoftmaxAttention
 from archwright.spec.read import load, preset_names
-from archwright.spec.table import rows
 from archwright.spec.unpublished import unpublished
 
 Cells = dict[str, str]

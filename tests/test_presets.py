@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from archwright import presets
+from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.planning.counts import counts_of
-from archwright.spec.parameter_counts import parameter_counts
 from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.rules import enforce, suspicions
 

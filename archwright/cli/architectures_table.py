@@ -5,8 +5,8 @@ import io
 import json
 from typing import Any
 
+from archwright.catalogue.architectures import Record, short, table
 from archwright.cli.parser import print_table
-from archwright.reporting.architectures import Record, short, table
 
 FORMATS = ("text", "csv", "markdown", "json")
 

@@ -3,15 +3,22 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from archwright.catalogue.diagram import diagram
+from archwright.catalogue.parameter_counts import Counts
+from archwright.catalogue.summaries import (
+    arrangement,
+    brief,
+    layer_words,
+    model_words,
+    name_of,
+    word,
+)
 from archwright.cli.parser import terminal_width
 from archwright.format import columns, count
-from archwright.spec.diagram import diagram
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import NoNorm
-from archwright.spec.parameter_counts import Counts
 from archwright.spec.positions import NoPosition
 from archwright.spec.read import Origin
-from archwright.spec.summaries import arrangement, brief, layer_words, model_words, name_of, word
 
 
 def card(spec: ModelSpec, blame: Mapping[str, Origin], file: str, counts: Counts) -> Iterator[str]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from archwright.cli.parser import Parser, add_parts_option, load_parts
+from archwright.machine.loading import loading
 from archwright.spec.errors import UserError
-from archwright.training.loading import loading
 
 ABOUT = (
     "Check TOML files of models or runs: keys, types, limits, rules between axes, doubtful values."

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from archwright.cli.parser import Parser, add_parts_option, load_parts, terminal_width
 from archwright.format import columns
-from archwright.training.loading import loading
+from archwright.machine.loading import loading
 
 ABOUT = "Show what two models chose otherwise."
 
@@ -27,9 +27,9 @@ def run(words: Sequence[str]) -> int:
     options = parser.parse(words)
     load_parts(options.parts)
     with loading():
+        from archwright.catalogue.summaries import differences
         from archwright.cli.models import load_model
         from archwright.spec.read import diff
-        from archwright.spec.summaries import differences
 
     old, new = load_model(options.old).spec, load_model(options.new).spec
     new = new.override(*options.assignments)

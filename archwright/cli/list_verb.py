@@ -7,8 +7,8 @@ from archwright.cli.architectures_table import FORMATS, print_architectures
 from archwright.cli.choices_table import print_choices, print_choices_of
 from archwright.cli.listings import listing
 from archwright.cli.parser import Parser, add_parts_option, load_parts, print_table
+from archwright.machine.loading import loading
 from archwright.spec.errors import UserError, nearest
-from archwright.training.loading import loading
 
 ABOUT = "List published models, recipes, your runs, or all choices of every axis."
 

@@ -106,7 +106,7 @@ def _run(words: list[str]) -> int:
 
 def _prepare_process() -> None:
     """Settle what must be settled before pydantic and torch are imported."""
-    from archwright.training.waiting import wait_briefly
+    from archwright.machine.waiting import wait_briefly
 
     wait_briefly()
     # Its plugins belong to other programs; looking for them takes a tenth of a short command.

@@ -3,13 +3,13 @@
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 
+from archwright.catalogue.parameter_counts import Counts, parameter_counts
 from archwright.cli.card import card
 from archwright.cli.models import load_model
 from archwright.format import columns, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.overrides import flatten, override, toml_value
-from archwright.spec.parameter_counts import Counts, parameter_counts
 from archwright.spec.read import Loaded, Origin, collapse_uniform, even_tables, preset_names
 from archwright.spec.rules import suspicions
 

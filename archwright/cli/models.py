@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from archwright.machine.loading import loading
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten
 from archwright.spec.read import Loaded, Origin, is_run, load_run, load_with_blame, preset_names
 from archwright.spec.run_spec import RunSpec
-from archwright.training.loading import loading
 
 CONFIG = "config.json"
 WEIGHTS = ("*.safetensors", "*.bin")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from archwright.cli.parser import Parser, add_parts_option, load_parts
-from archwright.training.loading import loading
+from archwright.machine.loading import loading
 
 ABOUT = """\
 Show what a model chose: its layers drawn, its choices with their sources, and where its parameters are.

@@ -145,8 +145,8 @@ def _check_parts(folder: "RunFolder", parts: Mapping[str, str]) -> None:
 
 
 def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
-    from archwright.training.allocator import tune_allocator
-    from archwright.training.loading import loading
+    from archwright.machine.allocator import tune_allocator
+    from archwright.machine.loading import loading
 
     with loading():
         from archwright.training.loop import DivergedError

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from archwright.catalogue.summaries import BELONGS
 from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.overrides import flatten, toml_value
-from archwright.spec.summaries import BELONGS
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
 """Keys that no logit depends on; layers are compared one by one."""

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+from archwright.ensemble.session import reason_alone
 from archwright.lab.plan import Arm
 from archwright.lab.plan_file import Cost
 from archwright.model.build import build
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
-from archwright.training.together import reason_alone
 
 MOST = 8
 """Runs of a stack; more gain little, and the last of a study would wait for one another."""

@@ -10,12 +10,12 @@ from archwright.lab.matching import Counts, hidden_layer
 from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.results import Variant
 from archwright.lab.variants import with_rate
+from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
 from archwright.spec.read import diff, read_run, to_toml
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.training.data import Material, reload_data
-from archwright.training.machine import Decisions, environment
 
 STUDY = "study.toml"
 """The study as it was asked for, in its folder."""

@@ -16,6 +16,7 @@ from archwright.lab.plan import Arm, Plan, evaluated, runs_each
 from archwright.lab.plan_file import Cost
 from archwright.lab.variants import Arms, arms, set_by, sized_by_user
 from archwright.lab.workers import Workers
+from archwright.machine.decide import Decisions, decide, decide_kernel, decide_loss
 from archwright.model.build import build
 from archwright.runs import RunFolder
 from archwright.spec.budget import Budget
@@ -24,7 +25,6 @@ from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec, parse_count
 from archwright.training.data import Material, prepare_data
 from archwright.training.evaluation import held_out_windows
-from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss
 from archwright.training.resolve import make_batches, resolved, with_steps
 
 USUAL_SIZE = 2e5

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from archwright.lab.results import Point, RunResult
+from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
 from archwright.spec.read import to_toml
 from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material
-from archwright.training.machine import Decisions, environment
 
 POOL = Path("studies/runs")
 """Where runs are kept when the user names no folder; studies share them."""

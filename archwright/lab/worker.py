@@ -29,11 +29,11 @@ PATIENCE = 600.0
 
 def main() -> None:
     """Do jobs until there are no more."""
-    from archwright.training.waiting import wait_briefly
+    from archwright.machine.waiting import wait_briefly
 
     wait_briefly()
-    from archwright.training.allocator import tune_allocator
-    from archwright.training.loading import loading
+    from archwright.machine.allocator import tune_allocator
+    from archwright.machine.loading import loading
 
     tune_allocator()
     with loading():
@@ -80,12 +80,12 @@ def answer_to(job: dict[str, Any]) -> Answer:
 
 
 def _train(job: dict[str, Any]) -> Answer:
+    from archwright.ensemble.train import train_together
     from archwright.lab.run_cache import DIVERGED, outcome
     from archwright.runs import RunFolder
     from archwright.training.finalize import finalize_metrics_only
     from archwright.training.loop import DivergedError
     from archwright.training.train import train_in
-    from archwright.training.train_together import train_together
 
     def lost(folder: "RunFolder", error: "DivergedError") -> None:
         folder.append({"kind": "event", "step": 0, "name": DIVERGED, "text": str(error)})
@@ -156,8 +156,8 @@ def _step_seconds(
     folder: "RunFolder", material: "Material", session: "Session", *, number: int, seconds: float
 ) -> float:
     """Return the seconds of a step, for each run of a stack."""
+    from archwright.ensemble.session import Together
     from archwright.training.resolve import resolved_session
-    from archwright.training.together import Together
 
     if number == 1:
         return session.time_step(seconds)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from archwright.catalogue.summaries import one_line
 from archwright.model.cache import Cache
 from archwright.model.language_model import LanguageModel, Output
 from archwright.model.layer import Layer
@@ -17,7 +18,6 @@ from archwright.parts.mixers import Mixer
 from archwright.parts.positions import Rotary
 from archwright.parts.token_layout import token_layout
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.summaries import one_line
 
 
 class Decoder(LanguageModel):

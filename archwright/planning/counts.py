@@ -1,10 +1,10 @@
 """Numbers of parameters of any model, counted from the built one."""
 
+from archwright.catalogue.parameter_counts import Counts
 from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import active_parameters, parameters_by_part
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.parameter_counts import Counts
 
 LAYER_PARTS = {"attention": "attention", "feedforward": "feed-forward", "residual": "norms"}
 

@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any, get_args
 
 from archwright import presets
+from archwright.catalogue.axes import Option, Section, command, quoted, refusal, sections
+from archwright.catalogue.pages import named, used_by
+from archwright.catalogue.table import COLUMNS, rows
+from archwright.catalogue.usage import Usage
 from archwright.hf.families import FAMILIES
-from archwright.reporting.catalogue import named, used_by
-from archwright.spec.catalogue import Option, Section, command, quoted, refusal, sections
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run, load_study, preset_names, study_names
@@ -17,8 +19,6 @@ from archwright.spec.renamings import RENAMINGS
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.schema import file_schema
 from archwright.spec.study_spec import OPTIONS, StudySpec
-from archwright.spec.table import COLUMNS, rows
-from archwright.spec.usage import Usage
 
 FOLDER = presets.FOLDER / "listings"
 

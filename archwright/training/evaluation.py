@@ -14,13 +14,13 @@ from archwright.data.objectives import Examples, Vocabulary
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.losses import cross_entropy
+from archwright.machine.compiling import uncompiled
+from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel
 from archwright.runs.load import OpenRun
 from archwright.spec.objectives import Objective
 from archwright.text.corpus import Document, open_texts
 from archwright.text.tokenizer import Tokenizer
-from archwright.training.compiling import uncompiled
-from archwright.training.precision import Precision
 from archwright.training.step import to_device
 
 ROW_TOKENS = 8192

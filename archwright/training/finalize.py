@@ -8,9 +8,9 @@ from archwright import checkpoint
 from archwright.data.eval_windows import HeldOut
 from archwright.format import printable
 from archwright.generation.writing import stream
+from archwright.machine.compiling import uncompiled
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
-from archwright.training.compiling import uncompiled
 from archwright.training.data import Material
 from archwright.training.evaluation import compressors, evaluate, held_out_windows
 from archwright.training.loop import Loop

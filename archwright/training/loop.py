@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from archwright.inspection.probes import STEPS, Probes
+from archwright.machine.decide import peak_memory
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
 from archwright.training.budget import Deadline
 from archwright.training.evaluation import Evaluation
 from archwright.training.interrupt import Interrupt
-from archwright.training.machine import peak_memory
-from archwright.training.probes import STEPS, Probes
 from archwright.training.progress import Progress
 from archwright.training.session import Session, is_spike
 from archwright.training.step import StepResult

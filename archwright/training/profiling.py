@@ -12,19 +12,19 @@ import torch
 
 from archwright.data.inputs import Inputs
 from archwright.data.objectives import Examples, Vocabulary
+from archwright.inspection.step_costs import StepCosts
+from archwright.inspection.step_meter import PARTS, PHASES, StepMeter, Times, metered
 from archwright.losses import cross_entropy
+from archwright.machine.decide import Decisions, decide, decide_kernel
+from archwright.machine.precision import Precision
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.optim import build_optimizers, clip_gradients, set_learning_rates
 from archwright.planning.cost import BACKWARD, mixer_flops
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
-from archwright.training.machine import Decisions, decide, decide_kernel
-from archwright.training.precision import Precision
 from archwright.training.resolve import check_memory
 from archwright.training.step import to_device
-from archwright.training.step_costs import StepCosts
-from archwright.training.step_meter import PARTS, PHASES, StepMeter, Times, metered
 
 FEWEST = 3
 """Steps that are measured at least, after one to warm up."""

@@ -8,6 +8,9 @@ from archwright import checkpoint
 from archwright.data.batches import Batches
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.format import size
+from archwright.machine.compiling import compile_parts
+from archwright.machine.decide import Decisions, decide, decide_kernel, decide_loss, decided
+from archwright.machine.liger import fuse, why_not_fusable
 from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
 from archwright.optim import warmup_steps
@@ -17,10 +20,7 @@ from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.budget import seconds_of
-from archwright.training.compiling import compile_parts
 from archwright.training.data import Material
-from archwright.training.liger import fuse, why_not_fusable
-from archwright.training.machine import Decisions, decide, decide_kernel, decide_loss, decided
 from archwright.training.progress import Progress
 from archwright.training.session import Session
 from archwright.training.trials import LONG, NOT_TRIED, compile_if_faster, fuse_if_faster

@@ -16,14 +16,14 @@ from pydantic.dataclasses import dataclass
 
 from archwright import checkpoint
 from archwright.data.batches import Batches
+from archwright.inspection.probes import PASSES, Probes
+from archwright.machine.compiling import uncompiled
+from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel
 from archwright.optim import Optimizers, build_optimizers, learning_rate, warmup_steps
 from archwright.runs.records import Count, Seconds
 from archwright.spec.run_spec import RunSpec
 from archwright.training.budget import Plan, schedule_steps
-from archwright.training.compiling import uncompiled
-from archwright.training.precision import Precision
-from archwright.training.probes import PASSES, Probes
 from archwright.training.step import LossStats, StepResult, to_device, train_step, update
 
 PROBED_TOKENS = 4096

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from archwright.data.inputs import IGNORE, Batch
 from archwright.losses import Loss, cross_entropy, linear_cross_entropy, pop_aux_losses
+from archwright.machine.liger import FusedHead, fused_cross_entropy
+from archwright.machine.precision import Precision
 from archwright.optim import clip_gradients, set_learning_rates
-from archwright.training.liger import FusedHead, fused_cross_entropy
-from archwright.training.precision import Precision
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from archwright import checkpoint
+from archwright.machine.decide import Decisions, check_machine, environment
+from archwright.machine.out_of_memory import explain_out_of_memory
 from archwright.planning.cost import flops_per_token
 from archwright.reporting.tensorboard import TensorBoardLog
 from archwright.runs import RUNS, RunFolder
@@ -25,8 +27,6 @@ from archwright.training.evaluation import Evaluation, evaluate, held_out_window
 from archwright.training.finalize import finish, report
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
-from archwright.training.machine import Decisions, check_machine, environment
-from archwright.training.out_of_memory import explain_out_of_memory
 from archwright.training.progress import Progress, progress, speaker
 from archwright.training.resolve import resolve, resolved_session, weights_file
 from archwright.training.session import Session

@@ -4,9 +4,9 @@ import math
 import time
 from collections.abc import Callable
 
+from archwright.machine.compiling import compile_parts, uncompile_parts
+from archwright.machine.liger import fuse, unfuse
 from archwright.spec.run_spec import MachineSpec
-from archwright.training.compiling import compile_parts, uncompile_parts
-from archwright.training.liger import fuse, unfuse
 from archwright.training.session import Session
 
 LONG = 600.0

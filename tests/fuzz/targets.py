@@ -309,7 +309,7 @@ def _measurements(workshop: Workshop) -> Sequence[Seed]:
 
 
 def _measured(seed: Seed | None = None) -> object:
-    from archwright.training.timing_cache import measured
+    from archwright.machine.timing_cache import measured
 
     found = measured({"shape": [1, 2]}, ("a", "b"), lambda: {"a": 1.5, "b": 2.5})
     return digest(dict(found.values))
@@ -525,7 +525,7 @@ TARGETS = (
         "measurements",
         _measurements,
         _measured,
-        ("archwright.training.timing_cache:_read",),
+        ("archwright.machine.timing_cache:_read",),
         heals=True,
     ),
     Target(

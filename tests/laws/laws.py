@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
 from archwright.planning.counts import counted
@@ -17,7 +18,6 @@ from archwright.spec.errors import UserError
 from archwright.spec.masks import Causal
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.parameter_counts import parameter_counts
 from archwright.spec.positions import DynamicNTK, LongRoPE, RoPE
 from archwright.spec.read import to_toml
 from archwright.spec.rules import RULES

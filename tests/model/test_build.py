@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from archwright.catalogue.summaries import one_line
 from archwright.model import build
 from archwright.parts.masks import pairs
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
-from archwright.spec.summaries import one_line
 
 SIZES = [(64, 2, 128, 4, 2), (96, 3, 64, 3, 1), (512, 8, 4096, 8, 2)]
 SIZED = pytest.mark.parametrize(("d", "layers", "vocab", "heads", "kv"), SIZES)

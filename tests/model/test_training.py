@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from archwright.machine.compiling import has_compiler
 from archwright.model import Decoder, build
 from archwright.spec.read import load
-from archwright.training.compiling import has_compiler
 
 TEXT = b"the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs. "
 

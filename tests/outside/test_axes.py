@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from archwright.catalogue import axes as catalogue
 from archwright.cli.choices_table import print_choices
 from archwright.cli.listings import listing
 from archwright.model import build
@@ -20,7 +21,6 @@ from archwright.parts.mixers import ATTENTIONS
 from archwright.parts.registry import Registry
 from archwright.planning.cost import flops_per_token
 from archwright.plugins import REGISTRIES, register
-from archwright.spec import catalogue
 from archwright.spec.attention import Attention
 from archwright.spec.choice import Choice
 from archwright.spec.errors import UserError

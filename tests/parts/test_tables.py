@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from archwright.catalogue import axes as catalogue
 from archwright.model import build
 from archwright.parts.norms import NORMS, RMSNorm
 from archwright.plugins import REGISTRIES, register
-from archwright.spec import catalogue, norms
+from archwright.spec import norms
 from archwright.spec.choice import Choice
 from archwright.spec.feedforward import SparseMixer
 from archwright.spec.model_spec import ModelSpec

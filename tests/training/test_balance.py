@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from archwright.checkpoint import read_model
 from archwright.data.inputs import Batch, Inputs
+from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import AdamW, RunSpec
-from archwright.training.precision import Precision
 from archwright.training.step import train_step
 from archwright.training.train import Stopped
 from tests.training.whole import at_step, leave_out, timeless, train

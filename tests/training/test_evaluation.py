@@ -10,6 +10,7 @@ import torch
 
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
+from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.model.decoder import Decoder
 from archwright.runs import RunFolder
@@ -28,7 +29,6 @@ from archwright.training.evaluation import (
     evaluate_text,
     held_out_windows,
 )
-from archwright.training.precision import Precision
 
 FP32 = Precision("fp32", torch.device("cpu"))
 END = "<|endoftext|>"

@@ -10,11 +10,11 @@ import torch
 
 import archwright
 from archwright import checkpoint
+from archwright.machine import decide as machine_room
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.training import finalize as finalize_room
-from archwright.training import machine as machine_room
 from archwright.training import resolve as resolve_room
 from archwright.training import train as train_room
 from archwright.training.loop import Loop

@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import archwright as aw
+from archwright.inspection.step_costs import StepCosts
+from archwright.inspection.step_meter import StepMeter, metered
 from archwright.losses import cross_entropy
 from archwright.parts.norms import RMSNorm
 from archwright.planning.cost import flops_per_token, mixer_flops
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec
 from archwright.training import profiling
-from archwright.training.step_costs import StepCosts
-from archwright.training.step_meter import StepMeter, metered
-from tests.training.test_probes import parts_of
+from tests.inspection.test_probes import parts_of
 
 SPEC = ModelSpec(dim=32, num_layers=2, vocab_size=64, context_length=24).override(
     "attention.num_heads=4", "attention.num_kv_heads=2"

@@ -10,15 +10,15 @@ import torch
 
 import archwright
 from archwright import checkpoint
+from archwright.machine import decide as machine_room
+from archwright.machine.decide import Decisions, decide, decide_kernel
 from archwright.parts.kernels import KERNELS
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten
 from archwright.spec.run_spec import MachineSpec, RunSpec
-from archwright.training import machine as machine_room
 from archwright.training import resolve as resolve_room
 from archwright.training.data import Material, prepare_data
-from archwright.training.machine import Decisions, decide, decide_kernel
 from archwright.training.progress import Silent
 from archwright.training.resolve import make_model, resolve
 from tests.tiny import tiny_run, write_text

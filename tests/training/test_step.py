@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from archwright import losses
 from archwright.data.inputs import Batch, Inputs
+from archwright.machine.precision import Precision
 from archwright.model import build
 from archwright.optim import build_optimizers
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import AdamW
-from archwright.training.precision import Precision
 from archwright.training.step import StepResult, train_step
 
 SPEC = ModelSpec(dim=16, num_layers=2, vocab_size=64, context_length=12).override(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import archwright
+from archwright.machine import decide as machine_room
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from archwright.training import finalize as finalize_room
-from archwright.training import machine as machine_room
 from archwright.training import train as train_room
 from archwright.training.session import Session
 from tests.tiny import tiny_run

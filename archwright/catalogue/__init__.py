@@ -1,0 +1,1 @@
+"""Specs in words: what can be chosen, and what models chose."""

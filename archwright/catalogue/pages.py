@@ -1,0 +1,202 @@
+"""`python -m archwright.catalogue.pages` writes docs/catalogue.md: every choice with its formula, its
+source, who made it, and how to ask for it."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from archwright.catalogue.axes import (
+    BASE,
+    TOP,
+    Family,
+    Kind,
+    Option,
+    Section,
+    builds,
+    command,
+    quoted,
+    refusal,
+    sections,
+)
+from archwright.catalogue.usage import Usage
+from archwright.format import listed
+
+FILE = Path(__file__).parents[2] / "docs" / "catalogue.md"
+
+MOST_NAMES = 6
+"""Presets that are named; of more, the rest is counted."""
+
+LAYERS = (
+    "model.layer_kinds.local.attention.mask.kind=window",
+    "model.layer_kinds.local.attention.mask.size=64",
+    'model.layers.cycle=["local","local","default"]',
+)
+"""An example of layers that differ."""
+
+HEAD = f"""\
+# Catalogue
+
+<!-- Written by `make docs` from the tables of choices and the presets. -->
+
+Every choice that a model can be made of: its formula, where it is from, which presets made it, and how to ask for it.
+
+A choice stands on an **axis** and is named by its `kind`; it has options of its own. Both are dotted
+keys on the command line:
+
+```sh
+archwright train {BASE} model.attention.mask.kind=window model.attention.mask.size=64
+```
+
+In a file they are tables, and in Python assignments without `model.`:
+
+```toml
+base = "{BASE}"
+
+[attention.mask]
+kind = "window"
+size = 64
+```
+
+```python
+spec = archwright.load("{BASE}").override("attention.mask.kind=window", "attention.mask.size=64")
+```
+
+A choice that is asked for without options has their defaults. `{BASE}` stands for any preset or file. All
+layers are alike unless some are given a name and a place of their own, such as two layers with a window
+for each one without:
+
+```sh
+{command(LAYERS)}
+```
+
+`archwright list choices NAME` shows any part of this page, with what `--parts FILE` adds to it, and
+`archwright train {BASE} --dry-run` the values of a run that are no choices: data, evaluation, checkpoints, machine.
+"""
+
+
+def write() -> None:
+    """Write the page into the checkout."""
+    FILE.write_text(markdown(), encoding="utf-8")
+
+
+def markdown() -> str:
+    """Return the page."""
+    usage, found = Usage(), sections()
+    lines = [HEAD, *_contents(found)]
+    for section in found:
+        lines += _section(section, usage)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def named(presets: Sequence[str]) -> str:
+    """Name a few presets, of different families where there are enough, and count the rest."""
+    if len(presets) <= MOST_NAMES:
+        return listed([*presets])
+    families = {preset.partition("-")[0]: preset for preset in reversed(presets)}
+    first = sorted(presets, key=lambda preset: preset not in families.values())[:MOST_NAMES]
+    return f"{', '.join(first)} and {len(presets) - MOST_NAMES} more"
+
+
+def used_by(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
+    """Yield who made a choice: first where its section is, then wherever else one may ask for it."""
+    for place in section.places:
+        presets = usage.presets_with_kind(place, kind.cls)
+        if presets and place == section.path:
+            yield f"Used by {named(presets)}."
+        elif presets and kind.name != "none":
+            yield f"As {place.removeprefix('model.')} by {named(presets)}."
+
+
+def _contents(found: Sequence[Section]) -> Iterator[str]:
+    """Yield a line for each section, with links to its kinds, indented below where it is asked for."""
+    yield "## Contents\n"
+    paths = {section.path for section in found}
+    for section in found:
+        above = section.path.rpartition(".")[0]
+        indent = "  " if above in paths - {"model", ""} else ""
+        links = ", ".join(f"[{kind.name}](#{section.name}-{kind.name})" for kind in section.kinds)
+        yield f"{indent}- {_link(section.name)}{': ' if links else ''}{links}"
+    yield ""
+
+
+def _section(section: Section, usage: Usage) -> Iterator[str]:
+    yield f"## {_title(section.name)}\n"
+    yield section.meaning + "\n"
+    yield from _places(section)
+    if section.kinds and section.options:
+        yield "Options of all kinds:\n"
+    yield from _options(section.options, usage)
+    for family in section.families:
+        yield f"{family.meaning} Kinds: {_which(family, section)}.\n"
+        yield from _options(family.options, usage)
+    for kind in section.kinds:
+        yield from _kind(section, kind, usage)
+
+
+def _places(section: Section) -> Iterator[str]:
+    if section.path in TOP:
+        return
+    where = listed([f"`{place}`" for place in section.places])
+    default = f", by default `{section.default}`" if section.default else ""
+    several = len(section.places) > 1 and section.default
+    yield f"Asked for at {where}{f'; the first is{default[1:]}' if several else default}.\n"
+
+
+def _which(family: Family, section: Section) -> str:
+    """Name the kinds of a family, or those that are not in it where these are fewer."""
+    others = [kind.name for kind in section.kinds if kind.name not in family.kinds]
+    most = len(others) < len(family.kinds) / 2
+    words = listed([f"`{name}`" for name in (others if most else family.kinds)])
+    return f"all but {words}" if most and others else "all" if most else words
+
+
+def _kind(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
+    yield f"### {section.name}: {kind.name}\n"
+    yield kind.meaning + "\n"
+    if users := " ".join(used_by(section, kind, usage)):
+        yield users + "\n"
+    if wrong := refusal(kind.asks):
+        yield f"Not yet: {wrong}.\n"
+        if not builds(kind.asks):
+            return
+        yield f"```python\n{_in_python(kind.asks)}\n```\n"
+    else:
+        yield f"```sh\n{command(kind.asks)}\n```\n"
+    yield from _options(kind.options, usage)
+
+
+def _in_python(asks: Sequence[str]) -> str:
+    """Return code that builds a model, laid out as formatters do."""
+    words = [f'"{ask.removeprefix("model.")}"' for ask in asks]
+    given = words[0] if len(words) == 1 else "".join(f"\n    {w}," for w in words) + "\n"
+    return f'spec = aw.load("{BASE}").override({given})\naw.build(spec)'
+
+
+def _options(options: Sequence[Option], usage: Usage) -> Iterator[str]:
+    if not options:
+        return
+    yield "| ask for it | default | values | meaning |\n|---|---|---|---|"
+    for option in options:
+        asks = f"`{quoted(option.asks)}`"
+        values = f"a {_link(option.opens, option.opens.replace('_', ' '))}"
+        presets = usage.presets_with_option(option)
+        used = f" Set by {named(presets)}." if presets else ""
+        cells = (
+            asks,
+            f"`{option.default}`" if option.default else "none: give one",
+            values if option.opens else option.values,
+            option.meaning + used,
+        )
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    yield ""
+
+
+def _link(name: str, text: str = "") -> str:
+    return f"[{text or _title(name)}](#{_title(name).lower().replace(' ', '-')})"
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,77 @@
+"""Which presets made which choices."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from archwright.catalogue.axes import Option
+from archwright.spec.choice import Choice, Spec
+from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.read import load, load_run, preset_names
+
+
+class Usage:
+    """Which presets made which choices, counting the layers that they really have."""
+
+    def __init__(self) -> None:
+        self.presets = preset_names("models")
+        self._kinds: dict[tuple[str, type[Spec]], list[str]] = {}
+        self._options: dict[tuple[type[Spec], str], list[str]] = {}
+        for name in self.presets:
+            self._add(name, _chosen_by_model(load(name)))
+        for name in preset_names("runs"):
+            run = load_run(name)
+            self._add(name, _chosen("optimizer", run.optimizer))
+            self._add(name, _chosen("schedule", run.schedule))
+
+    def presets_with_kind(self, path: str, cls: type[Spec]) -> list[str]:
+        """Return the presets that have this choice at a path."""
+        return self._kinds.get((path, cls), [])
+
+    def presets_with_option(self, option: Option) -> list[str]:
+        """Return the presets that have another value than the default, wherever that is."""
+        names = [
+            name
+            for (cls, key), names in self._options.items()
+            if issubclass(cls, option.owner) and key == option.name
+            for name in names
+        ]
+        return sorted(set(names))
+
+    def _add(self, preset: str, chosen: Iterator[tuple[str, Spec]]) -> None:
+        for path, spec in chosen:
+            _note(self._kinds, (path, type(spec)), preset)
+            for name in _differences(spec):
+                _note(self._options, (type(spec), name), preset)
+
+
+def _chosen_by_model(model: ModelSpec) -> Iterator[tuple[str, Spec]]:
+    for name in dict.fromkeys(model.layers.names(model.num_layers)):
+        layer = model.layers_by_kind[name]
+        for axis in LayerSpec.model_fields:
+            yield from _chosen(f"model.{axis}", getattr(layer, axis))
+    for name in ModelSpec.model_fields:
+        if name not in LayerSpec.model_fields and isinstance(getattr(model, name), Spec):
+            yield from _chosen(f"model.{name}", getattr(model, name))
+
+
+def _chosen(path: str, spec: Spec) -> Iterator[tuple[str, Spec]]:
+    yield path, spec
+    for name in type(spec).model_fields:
+        if isinstance(inner := getattr(spec, name), Spec):
+            yield from _chosen(f"{path}.{name}", inner)
+
+
+def _differences(spec: Spec) -> Iterator[str]:
+    """Yield the options that are not at their defaults, those of tables by dotted path."""
+    for name, field in type(spec).model_fields.items():
+        value, default = getattr(spec, name), field.get_default(call_default_factory=True)
+        if value != default:
+            yield name
+        if isinstance(value, Spec) and not isinstance(value, Choice):
+            yield from (f"{name}.{k}" for k, v in value if v != getattr(default, k))
+
+
+def _note(table: dict[Any, list[str]], key: object, preset: str) -> None:
+    names = table.setdefault(key, [])
+    if preset not in names:
+        names.append(preset)

@@ -1,0 +1,1 @@
+"""What can this machine do, and what is chosen for it?"""

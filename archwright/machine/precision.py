@@ -1,0 +1,80 @@
+"""In which precision a step computes: weights stay float32, autocast narrows the products."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archwright.machine.float8 import Float8Products
+
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+"""What autocast makes of the inputs of products; of fp8, those that are not in 8 bits."""
+
+
+class Precision:
+    """fp32, or autocast to bf16 or fp16; fp16 scales the loss, as its small gradients would vanish. fp8 is bf16
+    with the products of `Float8Products`; elsewhere than on CUDA they are emulated. `head` is the number of
+    its outputs, which those products spare.
+
+    Micikevicius et al., 2017, Mixed Precision Training, section 3.2.
+    """
+
+    def __init__(self, name: str, device: torch.device, head: int | None = None) -> None:
+        self.name, self.device, self.dtype = name, device, DTYPES[name]
+        emulated = device.type != "cuda"
+        self.products = Float8Products(head, emulated=emulated) if name == "fp8" else None
+        self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
+        if self.name == "fp32":
+            return nullcontext()
+        wide = torch.autocast(self.device.type, dtype=self.dtype)
+        return wide if self.products is None else self._both(wide, self.products)
+
+    @contextmanager
+    def _both(self, *contexts: AbstractContextManager[Any]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
+            yield
+
+    @property
+    def scales(self) -> bool:
+        """Whether losses are scaled, so that an overflow of gradients is expected now and then."""
+        return self.scaler is not None
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss to call backward on."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Bring the gradients back to their own scale, before clipping."""
+        if self.scaler is not None:
+            for optimizer in optimizers:
+                self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update, unless scaled gradients overflowed."""
+        optimizer.step() if self.scaler is None else self.scaler.step(optimizer)
+
+    def update(self) -> None:
+        """Adapt the loss scale to what the gradients did."""
+        if self.scaler is not None:
+            self.scaler.update()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {} if self.scaler is None else dict(self.scaler.state_dict())
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state)
