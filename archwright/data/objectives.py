@@ -60,9 +60,26 @@ class Examples:
         self._make: MakeBatch = OBJECTIVES.make(objective, vocabulary)
 
     def batch(self, text: Inputs, *seed: int) -> Batch:
-        """Return the batch that windows of text become: a pure function of both."""
+        """Return the batch that windows of text become: a pure function of both.
+
+        Raises:
+            UserError: the objective's part, one from outside, gives something else.
+        """
         made = self._make(text, np.random.default_rng(seed))
+        if not isinstance(made, Batch):
+            raise self._refusal(f"a {type(made).__name__}; expected a Batch of inputs and targets")
+        read = (
+            made.inputs.tokens if made.inputs.decoder_tokens is None else made.inputs.decoder_tokens
+        )
+        if made.targets.shape != read.shape:
+            raise self._refusal(
+                f"targets of shape {list(made.targets.shape)}; expected that of the tokens that are read, "
+                f"{list(read.shape)}"
+            )
         return made.map(np.ascontiguousarray)
+
+    def _refusal(self, what: str) -> UserError:
+        return UserError(f'objective.kind = "{self.objective.kind}": its part gave {what}')
 
 
 def next_token(spec: NextToken, vocabulary: Vocabulary) -> MakeBatch:

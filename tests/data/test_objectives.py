@@ -83,3 +83,24 @@ def test_a_special_token_that_is_none_is_refused_with_the_nearest() -> None:
     (line,) = caught.value.lines
     assert line.startswith('objective.mask_token: found "[MASKS]", which is no special token')
     assert line.endswith('Did you mean "[MASK]"?')
+
+
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        ([], "a list; expected a Batch of inputs and targets"),
+        (
+            Batch(Inputs(np.zeros((2, 4), int)), np.zeros((2, 3), int)),
+            "targets of shape [2, 3]; expected that of the tokens that are read, [2, 4]",
+        ),
+    ],
+)
+def test_what_is_no_batch_is_refused(visitors: None, made: object, line: str) -> None:
+    class Broken(Objective):
+        kind: Literal["broken"] = "broken"
+        causal: ClassVar[bool] = True
+
+    OBJECTIVES.add(Broken, lambda spec, vocabulary: lambda text, generator: made)
+    with pytest.raises(UserError) as caught:
+        Examples(Broken(), Vocabulary()).batch(Inputs(np.zeros((2, 4), int)), 0)
+    assert caught.value.lines == (f'objective.kind = "broken": its part gave {line}',)

@@ -162,6 +162,13 @@ def test_deepnorm_shrinks_what_is_added_and_nothing_else() -> None:
         assert weight.std().item() == pytest.approx(expected * glorot, rel=0.03)
 
 
+@pytest.mark.parametrize(("mask", "two_way"), [("causal", False), ("full", True)])
+def test_distances_have_two_directions_where_keys_ahead_are_seen(mask: str, two_way: bool) -> None:
+    words = (f"attention.mask.kind={mask}", "position.kind=t5", "num_layers=1")
+    (relative,) = build(ModelSpec().override(*words), device="meta").relatives.values()
+    assert relative.two_way is two_way
+
+
 @pytest.mark.parametrize(
     ("over", "shapes"),
     [

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from archwright.model import Decoder, build
 from archwright.parts import states
-from archwright.parts.states import KVCache, SlotTable
-from archwright.parts.token_layout import token_layout
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
@@ -113,32 +111,11 @@ class TestBytes:
         assert held == [SLOT * (FIRST_CAPACITY + 1)]
 
 
-class TestExtend:
-    """The one verb, by itself."""
-
-    @pytest.mark.parametrize("max_length", [None, 4])
-    def test_returned_are_the_keys_of_all_visible_tokens(self, max_length: int | None) -> None:
-        shelf = SlotTable(max_length)
-        state, read = KVCache(max_length), 0
-        for size in (3, 1, 6, 1, 1):
-            where = token_layout(torch.zeros(1, size, dtype=torch.long), start=read)
-            shelf.take(where, 1, read)
-            new = torch.arange(read, read + size).double()[None, :, None, None]
-            keys, values = state.update(shelf, new, -new)
-            read += size
-            assert torch.equal(values, -keys)
-            at = where if shelf.seen is None else shelf.seen
-            index = at.index_or_range()[0].tolist()
-            full = [i for i in range(len(index)) if index[i] >= 0]
-            assert keys[0, :, 0, 0][full].tolist() == [float(index[i]) for i in full]
-            first = 0 if max_length is None else max(0, read - size - max_length + 1)
-            assert set(range(first, read)) <= {index[i] for i in full}
-
-    def test_what_is_kept_carries_no_gradient(self) -> None:
-        model = build(SMALL)
-        cache = model.new_cache()
-        for piece in tokens(1, 6).split(3, 1):
-            model(piece, cache=cache).logits.sum().backward()
+def test_what_is_kept_carries_no_gradient() -> None:
+    model = build(SMALL)
+    cache = model.new_cache()
+    for piece in tokens(1, 6).split(3, 1):
+        model(piece, cache=cache).logits.sum().backward()
 
 
 class TestPieces:

@@ -1,42 +1,74 @@
-"""What attention costs, keeps and knows of distances follows from its mask."""
+"""What attention through masks has from its base: positions, masks, and its cost."""
+
+from typing import Any
 
 import pytest
 
-from archwright.model import build
-from archwright.parts.masks import max_length, pattern_of
-from archwright.parts.mixers.base import AttentionMixer
-from archwright.spec.masks import BlockSparse, Causal, Window
-from archwright.spec.model_spec import ModelSpec
+from archwright.parts.mixers import AttentionMixer, LatentAttention, SoftmaxAttention
+from archwright.parts.sharing import LayerInfo, Sharing
+from archwright.spec import attention as spec
+from archwright.spec import masks, positions
 
-SMALL = ModelSpec(dim=32, num_layers=1, context_length=32, vocab_size=64)
-
-
-def mixer(*changes: str) -> AttentionMixer:
-    (found,) = build(SMALL.override("attention.num_heads=4", *changes)).mixers()
-    assert isinstance(found, AttentionMixer)
-    return found
+DIM = 32
 
 
-def test_a_cache_keeps_what_a_mask_can_show() -> None:
-    assert max_length(pattern_of(Causal(), 4)) is None
-    assert max_length(pattern_of(Window(size=5), 4)) == 5
-    window = mixer("attention.mask={kind='window', size=5}")
-    assert window.state_bytes(20, 2) == window.state_bytes(5, 2) == 5 * 2 * 32 * 2
-    assert mixer().state_bytes(20, 2) == 20 * 2 * 32 * 2
+def softmax(mask: masks.Mask, layer: LayerInfo | None = None) -> SoftmaxAttention:
+    choice = spec.SoftmaxAttention(num_heads=4, num_kv_heads=2, value_head_dim=5, mask=mask)
+    return SoftmaxAttention(choice, DIM, layer)
 
 
-def test_a_token_costs_the_mean_of_the_keys_it_sees() -> None:
-    causal = mixer()
-    assert causal.flops_per_token(31) == pytest.approx(causal.flops_per_pair * 16)
-
-
-def test_heads_may_see_differently() -> None:
-    apart, alike = (pattern_of(BlockSparse(per_head=each), 4) for each in (True, False))
-    assert (apart.num_heads, alike.num_heads) == (4, 1)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("mask", "two_way"), [("causal", False), ("full", True)])
-def test_distances_have_two_directions_where_keys_ahead_are_seen(mask: str, two_way: bool) -> None:
-    relative = mixer(f"attention.mask.kind={mask}", "position.kind=t5").relative
-    assert relative is not None
+@pytest.mark.parametrize(("mask", "two_way"), [(masks.Full(), True), (masks.Causal(), False)])
+def test_distances_ahead_have_buckets_where_they_are_seen(mask: masks.Mask, two_way: bool) -> None:
+    relative: Any = softmax(mask, LayerInfo(position=positions.T5Bias())).relative
     assert relative.value.two_way is two_way
+
+
+def test_a_mask_is_made_for_as_many_heads_as_see_differently() -> None:
+    pattern: Any = softmax(masks.BlockSparse(block_size=2, stride=4)).pattern.value
+    assert pattern.num_heads == 4
+
+
+def test_layers_share_what_is_alike() -> None:
+    sharing = Sharing()
+    first, second = (
+        softmax(masks.Causal(), LayerInfo(number, positions.RoPE(), sharing)) for number in (1, 2)
+    )
+    window = softmax(masks.Window(size=4), LayerInfo(3, positions.RoPE(theta=500.0), sharing))
+    assert first.pattern.value is second.pattern.value is not window.pattern.value
+    assert first.rotary is not None
+    assert second.rotary is not None
+    assert window.rotary is not None
+    assert first.rotary.value is second.rotary.value is not window.rotary.value
+    assert list(sharing.rotaries) == ["rotary_0", "rotary_1"]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "per_pair", "kept"),
+    [
+        (softmax(masks.Full()), 2 * 4 * (8 + 5), 2 * (8 + 5)),
+        (
+            LatentAttention(
+                spec.LatentAttention(
+                    num_heads=4, kv_rank=6, nope_head_dim=8, rope_head_dim=4, mask=masks.Full()
+                ),
+                DIM,
+            ),
+            2 * 4 * (12 + 8),
+            6 + 4,
+        ),
+    ],
+    ids=["softmax", "latent"],
+)
+def test_what_it_costs_is_that_of_all_pairs_and_of_all_that_is_kept(
+    mixer: AttentionMixer, per_pair: int, kept: int
+) -> None:
+    assert mixer.flops_per_token(10) == per_pair * 10
+    assert mixer.state_bytes(10, 4) == 10 * kept * 4
+
+
+def test_a_window_costs_less_and_keeps_no_more_than_it_sees() -> None:
+    mixer = softmax(masks.Window(size=3))
+    assert mixer.flops_per_token(4) == 2 * 4 * (8 + 5) * (1 + 2 + 3 + 3) / 4
+    assert mixer.state_bytes(10, 2) == 3 * 2 * (8 + 5) * 2
+    assert mixer.generates_indefinitely
+    assert not softmax(masks.Causal()).generates_indefinitely

@@ -100,8 +100,9 @@ def test_a_function_within_a_module_has_its_own_time(monkeypatch: pytest.MonkeyP
         meter.begin()
         model(torch.zeros(1, 24, dtype=torch.long))
         times = meter.times()
-    assert 0.02 <= times["attention kernel", "forward"] < 0.04
-    assert times["attention projections", "forward"] < 0.02
+    # On a busy machine all parts take longer, so that they are compared with one another.
+    assert times["attention kernel", "forward"] >= 0.02
+    assert times["attention projections", "forward"] < times["attention kernel", "forward"]
     assert {part for part, _ in times} >= {
         "embedding",
         "positions",
