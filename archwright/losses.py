@@ -1,4 +1,4 @@
-"""What is minimised: cross-entropy with z-loss, summed over valid tokens, then divided."""
+"""Losses: cross-entropy with z-loss, summed over valid tokens, then divided."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Loss:
     """A loss by its parts; only `total` carries a gradient. Nats throughout."""
 
     total: Float[Tensor, ""]
-    """What is minimised: (nll_sum + z_loss * sum of squared log Z) / num_valid."""
+    """The loss: (nll_sum + z_loss * sum of squared log Z) / num_valid."""
     nll_sum: Float[Tensor, ""]
     """Negative log-likelihood, summed over this batch's valid targets."""
     z_term: Float[Tensor, ""]

@@ -1,4 +1,4 @@
-"""What general compressors reach on a text: the mark for a language model to beat."""
+"""Bits per byte of general compressors on a text: the mark for a language model to beat."""
 
 import lzma
 import zlib

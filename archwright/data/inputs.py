@@ -1,4 +1,4 @@
-"""What a batch gives a model, and what it asks back."""
+"""Inputs of a model, and the targets of a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields

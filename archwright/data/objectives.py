@@ -20,7 +20,7 @@ drawn, is drawn from the generator."""
 
 
 class Vocabulary(NamedTuple):
-    """What an objective may know of the tokenizer."""
+    """The tokenizer, as far as an objective may know it."""
 
     size: int = 0
     """One more than the largest id."""

@@ -54,7 +54,7 @@ class Arrays(_Values):
 
 
 class Index(_Values):
-    """What `index.json` says about a store; offsets and bytes of documents are arrays beside it."""
+    """Contents of `index.json`; offsets and bytes of documents are arrays beside it."""
 
     dtype: Literal["uint16", "uint32"]
     num_tokens: Count

@@ -181,4 +181,4 @@ STACKED: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {
     LayerNorm: _StackedNorm,
     RMSNorm: _StackedNorm,
 }
-"""What the parts with parameters become, made from one of them and the number of models."""
+"""Stacked parts, made from one of them and the number of models."""

@@ -1,4 +1,4 @@
-"""What goes on inside a model, seen from outside: attached for a step, gone after it, nothing in between.
+"""Probes of a model's inside: attached for a step, gone after it, nothing in between.
 
 To add a probe, write a function that tells its watch what to look at, and put it into a table:
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from archwright.inspection.attention_scores import largest_logit, mean_entropy
 
 Values = dict[str, dict[str, float]]
-"""What probes saw: by probe, then by the path of a layer, module or matrix."""
+"""Records of probes: by probe, then by the path of a layer, module or matrix."""
 Optimizers = Iterable[torch.optim.Optimizer]
 
 DEAD = 1e-6
@@ -81,13 +81,13 @@ class Probes:
 
     @property
     def values(self) -> Values:
-        """What was seen, as numbers."""
+        """Measurements, as numbers."""
         return {name: _numbers(seen) for name, seen in self._seen.items() if seen}
 
 
 @dataclass
 class Watch:
-    """What one probe looks at, and what it has seen: a number for each row, such as a layer's path."""
+    """One probe and its measurements: a number for each row, such as a layer's path."""
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]

@@ -1,4 +1,4 @@
-"""What the machine decides, once, by measurement; it is printed, recorded, and never decided again."""
+"""Decisions of the machine, made once, by measurement: printed, recorded, and never made again."""
 
 import math
 import os

@@ -125,7 +125,7 @@ PLAIN: dict[type[nn.Module], type[nn.Module]] = {
     FusedLayerNorm: LayerNorm,
     FusedHead: Head,
 }
-"""What each of them stands in for."""
+"""Functions that each of them replaces."""
 
 
 def fused_cross_entropy(

@@ -15,7 +15,7 @@ DTYPES = {
     "fp16": torch.float16,
     "fp8": torch.bfloat16,
 }
-"""What autocast makes of the inputs of products; of fp8, those that are not in 8 bits."""
+"""Dtype that autocast gives to inputs of matrix products; of fp8, those that are not in 8 bits."""
 
 
 class Precision:

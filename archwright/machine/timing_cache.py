@@ -32,7 +32,7 @@ class Measurement(NamedTuple):
 
 
 class _Kept(BaseModel):
-    """What a file holds. The question is there for people: the file's name is its hash."""
+    """Contents of a file. The question is there for people: the file's name is its hash."""
 
     question: dict[str, Any]
     values: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]

@@ -1,4 +1,4 @@
-"""What a model has read of a batch of texts: where their next tokens stand, and the state of each mixer.
+"""KV cache and states of mixers: where the next tokens of a batch of texts stand, and the state of each mixer.
 
 How many keys and values are kept follows from a layer's mask: all, or as many of the last as it reaches back.
 
@@ -23,7 +23,7 @@ from archwright.spec.errors import UserError
 
 
 class Cache:
-    """What a model has read of a batch of texts; `Decoder.new_cache` makes one, `forward` fills it.
+    """The cache of a batch of texts; `Decoder.new_cache` makes one, `forward` fills it.
 
     Rows may have padding on either side, in any call. What is kept of a row is its real tokens.
 

@@ -14,7 +14,7 @@ from archwright.parts.states import LayerState
 from archwright.spec.errors import UserError
 
 States = Mapping[str, LayerState]
-"""What the mixers of a layer keep of earlier tokens, by the names of their branches."""
+"""States of a layer's mixers, by the names of their branches."""
 
 
 class Layer(nn.Module):

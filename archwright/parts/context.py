@@ -43,7 +43,7 @@ class Context:
 
     @property
     def given(self) -> set[str]:
-        """What this pass has beside its tokens that mixers must not ignore."""
+        """Inputs of this pass beside its tokens that mixers must not ignore."""
         found = {
             "position_ids": self.layout.position_ids is not self.layout.index,
             "segment_ids": self.layout.segment_ids is not None,

@@ -100,9 +100,9 @@ class RouterAuxLoss(NamedTuple):
     mean_score: Float[Tensor, " experts"]
     """p_e, the mean score of each."""
     factor: float
-    """What the sum of f_e p_e is multiplied by."""
+    """Factor of the sum of f_e p_e."""
     rest: Tensor
-    """What the layer asks for by itself."""
+    """Loss that the layer asks for by itself."""
 
 
 class Experts(nn.Module):

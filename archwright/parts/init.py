@@ -21,13 +21,13 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 class Init(ABC):
-    """What all initialisations have: the deviations that weights are drawn with, and, for widths to share
+    """Base of all initialisations: the deviations that weights are drawn with, and, for widths to share
     their lr_scales, factors of AdamW's rates and a divisor of logits."""
 
     lr_scales: Mapping[str, float] = MappingProxyType({})
-    """What AdamW's rate is multiplied by, for roles of parameters that have another than 1."""
+    """Factor of AdamW's learning rate, for roles of parameters that have another than 1."""
     divisor: float = 1.0
-    """What the model divides its logits by."""
+    """Divisor of the logits."""
 
     def __init__(self, spec: Any, num_layers: int, dim: int) -> None:
         open_still = [name for name, value in spec.model_dump().items() if value == "auto"]

@@ -46,7 +46,7 @@ def pairs(pattern: MaskPattern, length: int) -> float:
 
 
 class _Reaching:
-    """What follows from how far a mask reaches, for masks that reach alike from every query."""
+    """Reach of masks that reach alike from every query."""
 
     lookback: int | None = None
     lookahead: int | None = 0

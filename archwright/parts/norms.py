@@ -21,7 +21,7 @@ class NoNorm(nn.Identity):
 
 
 class _Weighted(nn.Module):
-    """What norms share: a weight w or 1 + w and a bias, for all heads together or for each."""
+    """Base of norms: a weight w or 1 + w and a bias, for all heads together or for each."""
 
     def __init__(
         self, spec: spec.LayerNorm | spec.RMSNorm, dim: int, heads: int | None, *, bias: bool

@@ -39,12 +39,12 @@ class Wired(Protocol):
 
 
 Branches = Mapping[str, Wired]
-"""What a layer computes of a vector x, by name and in order."""
+"""Branches of a layer, by name and in order."""
 NewNorm = Callable[[], nn.Module]
 
 
 class Wiring(nn.Module):
-    """What all wirings share: a norm for each branch, and what happens to a branch before it is added."""
+    """Base of wirings: a norm for each branch, and what happens to a branch before it is added."""
 
     def __init__(self, spec: spec.Residual, branches: list[str], new_norm: NewNorm) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the layers of a model share: patterns of masks, rotary angles, and tables of distances."""
+"""Modules that the layers of a model share: patterns of masks, rotary angles, and tables of distances."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Shared(Generic[T]):
     """A reference to what several layers share. A module in it is registered by its owner, and not again here."""
 
     name: str
-    """What a compiled layer knows it by: the same in every model of one shape. Empty: no other layer shares it."""
+    """Key by which a compiled layer knows it: the same in every model of one shape. Empty: no other layer shares it."""
     value: T
 
 
@@ -32,7 +32,7 @@ class Sharing:
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
     relatives: dict[str, nn.Module] = field(default_factory=dict)
     _choices: dict[str, Any] = field(default_factory=dict)
-    """What each of them was made from."""
+    """The spec that each of them was made from."""
 
     def named(
         self, axis: str, made: dict[str, Any], choice: Any, new: Callable[[], Any]
@@ -48,7 +48,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """What a mixer may ask when it is made: which layer it stands in, its positions, and what layers share.
+    """Site of a mixer when it is made: which layer it stands in, its positions, and what layers share.
 
     Without arguments it is that of a mixer alone: in the first layer, without positions.
     """

@@ -1,4 +1,4 @@
-"""What mixers keep of the tokens they have read, so that the next ones need not read them again.
+"""States of mixers: KV caches and recurrent states, so that tokens need not be read again.
 
 The contract is one verb, `update`. Keys and values are extended, a recurrent state is replaced. Both skip padding
 and begin again with a document, as the layout of the pass says.
@@ -22,7 +22,7 @@ EMPTY = -1
 
 @runtime_checkable
 class LayerState(Protocol):
-    """What one mixer has kept of a batch of texts; its own `update` says what it takes."""
+    """State of one mixer for a batch of texts; its own `update` says what it takes."""
 
     @property
     def num_bytes(self) -> int:

@@ -65,7 +65,7 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class Read:
-    """What was read before a batch: per row, where the next token of the same document stands."""
+    """Tokens read before a batch: per row, where the next token of the same document stands."""
 
     next_index: Int[Tensor, " batch"]
     document: Int[Tensor, " batch"] | None

@@ -1,4 +1,4 @@
-"""What a run is made of before there is a model: a tokenizer and two token stores."""
+"""Data of a run: a tokenizer and two token stores."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run leaves behind: weights, a full evaluation, a sample, and its page."""
+"""The end of a run: weights, a full evaluation, a sample, and its page."""
 
 import contextlib
 import shutil

@@ -15,7 +15,7 @@ class Interrupt:
 
     @property
     def name(self) -> str:
-        """What stopped the run, in a user's words."""
+        """The reason why the run stopped, in a user's words."""
         assert self.signal is not None
         return "Ctrl-C" if self.signal == signal.SIGINT else self.signal.name
 

@@ -34,7 +34,7 @@ RATE = 1e-3
 
 @dataclass(frozen=True)
 class PartProfile:
-    """What a part of a training step takes: seconds, FLOPs and bytes of one step."""
+    """Cost of a part of a training step: seconds, FLOPs and bytes of one step."""
 
     name: str
     forward: float

@@ -1,4 +1,4 @@
-"""What the user sees of a run while it goes: a live bar on a terminal, now and then a line elsewhere."""
+"""Progress of a run: a live bar on a terminal, now and then a line elsewhere."""
 
 import time
 from collections.abc import Iterator

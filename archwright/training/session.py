@@ -1,4 +1,4 @@
-"""What a training holds in its hands: model, optimizers, batches, and where it stands."""
+"""A training session: model, optimizers, batches, and step."""
 
 import itertools
 import statistics

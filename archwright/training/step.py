@@ -17,7 +17,7 @@ from archwright.optim import clip_gradients, set_learning_rates
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step saw: means in nats per token, and the gradient's norm before clipping."""
+    """Results of a step: means in nats per token, and the gradient's norm before clipping."""
 
     loss: float
     z_loss: float
@@ -25,12 +25,12 @@ class StepResult:
     finite: bool
     """Whether loss and gradient are numbers; if not, nothing was updated."""
     router_loss: float = 0.0
-    """What routers of experts asked to be minimised besides."""
+    """Auxiliary losses of routers."""
 
 
 @dataclass(frozen=True)
 class LossStats:
-    """What a pass over a batch came to: means in nats per token."""
+    """Results of a pass over a batch: means in nats per token."""
 
     loss: float
     z_loss: float

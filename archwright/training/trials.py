@@ -1,4 +1,4 @@
-"""What is tried before the first step of a long run, and kept where steps are then faster."""
+"""Trials before the first step of a long run, kept where steps are then faster."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What a mask shows, cut into blocks: some rows of the batch, some queries, and the keys they may see."""
+"""Blocks of a mask: some rows of the batch, some queries, and the keys they may see."""
 
 import sys
 from collections.abc import Hashable, Iterator

@@ -424,4 +424,4 @@ def _shaped(rows: Tensor, like: Tensor, kv: int) -> Tensor:
 
 
 LEFT_OUT: dict[str, Callable[..., Any]] = {"blocks_of": blocks_of, "by_autograd": by_autograd}
-"""What a compiler must leave as it is."""
+"""Functions that a compiler must leave as they are."""

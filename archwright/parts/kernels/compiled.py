@@ -67,4 +67,4 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
 attend.register_autograd(_backward, setup_context=_setup)
 
 LEFT_OUT: dict[str, Any] = {name: torch.compiler.disable(call) for name, call in CALLS.items()}
-"""What the compiler must leave as it is."""
+"""Functions that the compiler must leave as they are."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Bias(Protocol):
-    """What a position encoding adds to scores, block by block."""
+    """Terms that a position encoding adds to scores, block by block."""
 
     def block(
         self, first: int, stop: int, key_first: int, key_stop: int

@@ -67,7 +67,7 @@ class Mixer(Branch, ABC):
 
 
 class AttentionMixer(Mixer):
-    """What attention of queries to keys shares: its mask, its positions, its kernel, and its cache.
+    """Base of attention of queries to keys: its mask, its positions, its kernel, and its cache.
 
     Args:
         mask: which keys a query may see.
@@ -105,7 +105,7 @@ class AttentionMixer(Mixer):
 
     @property
     def own_position(self) -> nn.Module | None:
-        """What adds to scores, if layers do not share it; a mixer registers it as `position`, after its maps."""
+        """Module that adds to scores, if layers do not share it; a mixer registers it as `position`, after its maps."""
         return None if self.relative is None or self.relative.name else self.relative.value
 
     @property

@@ -1,4 +1,4 @@
-"""What q k^T is multiplied by, and what queries are multiplied by as the text grows longer."""
+"""Factors of q k^T, and of queries as the text grows longer."""
 
 import math
 from collections.abc import Callable
@@ -51,7 +51,7 @@ SCORE_SCALES = Registry(
         spec.NoScale: unscaled,
     },
 )
-"""What q k^T is multiplied by in a layer; layers are counted from 1."""
+"""Factor of q k^T in a layer; layers are counted from 1."""
 
 
 def log_temperature(scale: spec.LogQueryTemperature) -> Temperature:

@@ -15,7 +15,7 @@ from archwright.spec.positions import rotary_dim
 
 
 class Rotation(NamedTuple):
-    """What turns a head at each position, in float32: cosines of the angles, and sines with the sign they
+    """Rotation of a head at each position, in float32: cosines of the angles, and sines with the sign they
     take, each of shape [rows, length, 1, head_dim].
 
     Coordinates that do not turn have cosine 1 and sine 0.

@@ -1,4 +1,4 @@
-"""What is done to the frequencies of rotary positions for texts longer than those trained on."""
+"""Scalings of the frequencies of rotary positions for texts longer than those trained on."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ Frequencies = Float[Tensor, " pairs"]
 
 
 class RoPEScaling:
-    """What is done to the frequencies f of RoPE: what all scalings have; here, nothing.
+    """Base of the scalings of RoPE's frequencies f; scales nothing.
 
     Args:
         rope: the position encoding that the scaling belongs to.
@@ -25,7 +25,7 @@ class RoPEScaling:
     switch_length: int | None = None
     """The length of a text beyond which all its frequencies are others at once; None where there is none."""
     attention_factor: float = 1.0
-    """What cosines and sines are multiplied by."""
+    """Factor of cosines and sines."""
 
     def __init__(self, spec: Any, rope: spec.RoPE) -> None:
         self.spec, self.rope = spec, rope
