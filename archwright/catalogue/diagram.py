@@ -1,7 +1,6 @@
 """A layer drawn in text: how its branches join the stream, from the residual's flow."""
 
 from archwright.spec.model_spec import LayerSpec
-from archwright.spec.norms import NoNorm
 from archwright.spec.residuals import PerBranch, Residual
 
 BRANCHES = {"attention": "attention", "feedforward": "feed-forward"}
@@ -17,7 +16,7 @@ def diagram(layer: LayerSpec, norm: str) -> list[str]:
     branches = [name for name in BRANCHES if getattr(layer, name).kind != "none"]
     if not residual.flow:
         return [(type(residual).__doc__ or residual.kind).split("\n\n")[0].strip()]
-    norm = "" if isinstance(layer.norm, NoNorm) else norm
+    norm = "" if layer.norm.is_none else norm
     if residual.at_once and len(branches) > 1:
         return _side_by_side(residual, branches, norm)
     return _one_after_another(residual, branches, norm)

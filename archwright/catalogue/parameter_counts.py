@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.model_spec import LayerSpec, ModelSpec
-from archwright.spec.sizes import heads, key_dim
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def _relatives(layers: list[LayerSpec], dim: int) -> int:
     for layer in layers:
         attention = layer.attention
         if layer.position.is_shared and isinstance(attention, MaskedAttention):
-            sizes = heads(attention, dim)["num_heads"], key_dim(attention, dim)
+            sizes = attention.heads(dim)["num_heads"], attention.key_dim(dim)
             found[layer.position, *sizes, attention.mask.causal] = _position(layer, dim)
     return sum(found.values())
 
@@ -83,8 +82,8 @@ def _position(layer: LayerSpec, dim: int) -> int:
     """Return the number of parameters of positions inside the attention of a layer."""
     if not isinstance(layer.attention, MaskedAttention):
         return 0
-    num_heads = heads(layer.attention, dim)["num_heads"]
-    return layer.position.num_parameters(dim, num_heads, key_dim(layer.attention, dim))
+    num_heads = layer.attention.heads(dim)["num_heads"]
+    return layer.position.num_parameters(dim, num_heads, layer.attention.key_dim(dim))
 
 
 def _is_ours(spec: Spec) -> bool:

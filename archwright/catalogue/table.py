@@ -11,8 +11,8 @@ from archwright.spec.attention import Attention, LatentAttention, SoftmaxAttenti
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.masks import Causal
 from archwright.spec.model_spec import LayerSpec, ModelSpec
-from archwright.spec.norms import LayerNorm, NoNorm
-from archwright.spec.positions import NoPosition, Position, RoPE
+from archwright.spec.norms import LayerNorm
+from archwright.spec.positions import Position, RoPE
 from archwright.spec.read import load, preset_names
 from archwright.spec.residuals import Residual
 from archwright.spec.unpublished import unpublished
@@ -84,7 +84,7 @@ def _each(spec: ModelSpec, say: Callable[[LayerSpec], str]) -> str:
 
 
 def _position(position: Position) -> str:
-    if isinstance(position, NoPosition):
+    if position.is_none:
         return "NoPE"
     if isinstance(position, RoPE) and position.fraction < 1:
         return f"{word(position.kind)} {Fraction(position.fraction).limit_denominator(99)}"
@@ -156,7 +156,7 @@ def _bias_switches(layer: LayerSpec) -> Iterator[tuple[str, bool]]:
 
 def _qk_norm(attention: Attention) -> str:
     norm = getattr(attention, "qk_norm", None)
-    if norm is None or isinstance(norm, NoNorm) or not isinstance(attention, SoftmaxAttention):
+    if norm is None or norm.is_none or not isinstance(attention, SoftmaxAttention):
         return ""
     over = {"head": "head", "per_head": "each head", "projection": "all heads"}
     return f"{word(norm.kind)} over {over[attention.qk_norm_over]}, {attention.qk_norm_position} positions"
@@ -180,7 +180,7 @@ def _tricks(spec: ModelSpec) -> str:
         "pre+post norm" if spec.residual.kind == "sandwich" else "",
         "DeepNorm" if spec.residual.kind == "deepnorm" else "",
         "QK-norm" if any(_qk_norm(layer.attention) for layer in layers(spec)) else "",
-        "" if isinstance(spec.embedding.norm, NoNorm) else "embedding norm",
+        "" if spec.embedding.norm.is_none else "embedding norm",
         _number("score cap {:g}", (getattr(n.attention, "softcap", "none") for n in layers(spec))),
         _number("logit cap {:g}", [spec.head.softcap]),
         _number("QKV clip {:g}", (getattr(n.attention, "qkv_clip", "none") for n in layers(spec))),

@@ -16,7 +16,6 @@ from archwright.catalogue.summaries import (
 from archwright.cli.parser import terminal_width
 from archwright.format import columns, count
 from archwright.spec.model_spec import LayerSpec, ModelSpec
-from archwright.spec.norms import NoNorm
 from archwright.spec.positions import NoPosition
 from archwright.spec.read import Origin
 
@@ -38,8 +37,8 @@ def _stream(spec: ModelSpec) -> str:
         "tokens",
         "embedding",
         "" if spec.embedding.scale == "none" else f"× {_scale(spec)}",
-        "" if isinstance(position, NoPosition) else f"+ {word(position.kind)} positions",
-        "" if isinstance(norm, NoNorm) else word(norm.kind),
+        "" if position.is_none else f"+ {word(position.kind)} positions",
+        "" if norm.is_none else word(norm.kind),
         f"{spec.num_layers} layers",
         _norm(spec) if spec.residual.final_norm else "",
         "head",
@@ -54,7 +53,7 @@ def _scale(spec: ModelSpec) -> str:
 
 
 def _norm(layer: LayerSpec) -> str:
-    return "" if isinstance(layer.norm, NoNorm) else word(layer.norm.kind)
+    return "" if layer.norm.is_none else word(layer.norm.kind)
 
 
 def _layers(spec: ModelSpec) -> Iterator[str]:

@@ -5,7 +5,6 @@ import math
 from archwright.parts.masks import pairs, pattern_of
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.masks import Causal, Full, Mask
-from archwright.spec.sizes import heads
 
 EXTENTS = (("size", "dilation"), ("local_blocks", "block_size"), ("stride",), ("radius",))
 """Fields whose product is how far a mask reaches, in tokens."""
@@ -22,7 +21,7 @@ def effective(attention: MaskedAttention, dim: int, length: int) -> Mask:
     """Return the mask that is seen in texts of up to `length` tokens: where one shows as many pairs as the causal
     mask or as the full one, it is that."""
     mask = attention.mask
-    seen = pairs(pattern_of(mask, heads(attention, dim)["num_heads"]), length)
+    seen = pairs(pattern_of(mask, attention.heads(dim)["num_heads"]), length)
     if seen == length * (length + 1) / 2 and (mask.causal or length == 1):
         return Causal()
     return Full() if seen == length**2 else mask

@@ -15,7 +15,6 @@ from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.rules import enforce
-from archwright.spec.sizes import heads
 from archwright.spec.study_spec import Match
 
 TOLERANCE = 0.005
@@ -172,7 +171,7 @@ def _head_candidates(
     A model's size is a straight line in head_dim.
     """
     assert isinstance(spec.attention, SoftmaxAttention)
-    num_heads = heads(spec.attention, spec.dim)["num_heads"]
+    num_heads = spec.attention.heads(spec.dim)["num_heads"]
     found = []
     for dim in dims:
         usual = max(2, 2 * round(dim / num_heads / 2))

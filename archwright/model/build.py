@@ -14,10 +14,7 @@ from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
 from archwright.parts.residuals import RESIDUALS
 from archwright.parts.sharing import LayerInfo, Sharing
-from archwright.spec.attention import NoAttention
-from archwright.spec.embeddings import NoTransform
 from archwright.spec.errors import UserError
-from archwright.spec.feedforward import NoFeedForward
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import Norm
 
@@ -152,7 +149,7 @@ def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
     assert spec.vocab_size != "auto"
     assert spec.embedding.dim != "auto"
     width, transform = spec.embedding.dim, None
-    if not isinstance(choice := spec.head.transform, NoTransform):
+    if not (choice := spec.head.transform).is_none:
         transform = TRANSFORMS.make(choice, spec.dim, width)
     return Head(
         spec.head,
@@ -169,11 +166,11 @@ def _layer(layer: LayerSpec, dim: int, number: int, sharing: Sharing) -> Layer:
     """Return layer `number`, counted from 1: the branches that it has, in order, and their wiring."""
     branches: dict[str, nn.Module] = {}
     takes = {}
-    if not isinstance(layer.attention, NoAttention):
+    if not layer.attention.is_none:
         info = LayerInfo(number, layer.position, sharing)
         branches["attention"] = ATTENTIONS.make(layer.attention, dim, info)
         takes["attention"] = layer.attention.takes
-    if not isinstance(layer.feedforward, NoFeedForward):
+    if not layer.feedforward.is_none:
         branches["feedforward"] = FEEDFORWARDS.make(layer.feedforward, dim)
     for branch in branches.values():
         for module in branch.modules():

@@ -18,7 +18,6 @@ from archwright.parts.residuals import Branch
 from archwright.parts.routing import ROUTINGS, Router
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
-from archwright.spec.sizes import hidden_dim
 
 Activation = Callable[[Tensor], Tensor]
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +32,7 @@ class Plain(Branch):
 
     def __init__(self, spec: spec.Plain, dim: int) -> None:
         super().__init__()
-        width = hidden_dim(spec, dim)
+        width = spec.width(dim)
         self.spec, self.activation = spec, ACTIVATIONS.make(spec)
         self.up = Linear(dim, width, bias=spec.bias.up)
         self.down = Linear(width, dim, bias=spec.bias.down, is_residual_output=True)
@@ -66,7 +65,7 @@ class Gated(Branch):
 
     def __init__(self, spec: spec.Gated, dim: int) -> None:
         super().__init__()
-        width = hidden_dim(spec, dim)
+        width = spec.width(dim)
         self.spec, self.activation = spec, GATES.make(spec)
         self.gate = Linear(dim, width, bias=spec.bias.up)
         self.up = Linear(dim, width, bias=spec.bias.up)
@@ -134,7 +133,7 @@ class Experts(nn.Module):
         if spec.shared != "none":
             width = spec.shared_hidden_dim
             if width == "auto":
-                width = hidden_dim(spec.expert, dim)
+                width = spec.expert.width(dim)
             shared = spec.expert.model_copy(update={"hidden_dim": width})
             self.shared = FEEDFORWARDS.make(shared, dim)
         self.bias = nn.Parameter(torch.zeros(dim)) if spec.out_bias else None
@@ -243,7 +242,7 @@ class GroupedExperts(nn.Module):
         active_fraction: float,
     ) -> None:
         super().__init__()
-        width = hidden_dim(spec, dim)
+        width = spec.width(dim)
         self.spec, self.activation = spec, _activation(spec)
 
         def stack(*sizes: int, bias: bool, is_residual_output: bool = False) -> GroupedLinear:

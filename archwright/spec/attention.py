@@ -1,6 +1,7 @@
 """Attention: how tokens exchange information."""
 
-from typing import Any, ClassVar, Literal
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -9,6 +10,7 @@ from archwright.spec.choice import (
     AutoWidth,
     BoolGroup,
     Choice,
+    ModelSizes,
     OptionalFloat,
     Probability,
     Tokens,
@@ -16,6 +18,9 @@ from archwright.spec.choice import (
 )
 from archwright.spec.masks import Causal, Mask
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
+
+AUTO_HEAD_DIM = 64
+"""Least width of a head where neither num_heads nor head_dim is given."""
 
 ALL_INPUTS = frozenset(
     {"position", "position_ids", "segment_ids", "padding_mask", "attention_mask"}
@@ -41,6 +46,10 @@ class ScoreScale(Choice):
 
     axis: ClassVar[str] = "scale"
 
+    def numbers_of_heads(self, key_dim: int) -> dict[str, Any]:
+        """Return what stands in place of each "auto", for queries and keys of this width."""
+        return {}
+
 
 class SqrtScale(ScoreScale):
     """dim^-0.5, with the width of a head for dim unless another is given (Vaswani et al., 2017)."""
@@ -48,6 +57,9 @@ class SqrtScale(ScoreScale):
     kind: Literal["sqrt"] = "sqrt"
     dim: AutoWidth = Field("auto", examples=[256])
     """The width that counts; auto: head_dim; Gemma 2 and 3 give another (query_pre_attn_scalar)."""
+
+    def numbers_of_heads(self, key_dim: int) -> dict[str, Any]:
+        return {"dim": key_dim} if self.dim == "auto" else {}
 
 
 class InverseScale(ScoreScale):
@@ -142,7 +154,33 @@ class NoAttention(Attention):
         return ""
 
 
-class SoftmaxAttention(Attention):
+class MaskedAttention(Attention):
+    """Attention of queries to keys through a mask: what has scores, and keeps what it has read in a cache."""
+
+    if TYPE_CHECKING:
+        num_heads: AutoCount
+        mask: Mask
+        scale: ScoreScale
+        softcap: OptionalFloat
+
+    @abstractmethod
+    def heads(self, dim: int) -> dict[str, int]:
+        """Return the number of heads and their widths as numbers, by the names of their fields."""
+
+    @abstractmethod
+    def key_dim(self, dim: int) -> int:
+        """Return the width of a head's query and key."""
+
+    @abstractmethod
+    def rotary_dim(self, dim: int) -> int:
+        """Return the width of the part of a head that rotary positions act on."""
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        scale = self.scale.numbers_of_heads(self.key_dim(sizes.dim))
+        return {**self.heads(sizes.dim), "scale": scale}
+
+
+class SoftmaxAttention(MaskedAttention):
     """softmax(q k^T / sqrt(head_dim)) v in heads (Vaswani et al., 2017), with key-value heads
     shared by groups of query heads (Ainslie et al., 2023)."""
 
@@ -192,6 +230,22 @@ class SoftmaxAttention(Attention):
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
 
+    def heads(self, dim: int) -> dict[str, int]:
+        num_heads = _num_heads(self.num_heads, self.head_dim, dim)
+        head_dim = _given(self.head_dim, max(1, dim // num_heads))
+        return {
+            "num_heads": num_heads,
+            "num_kv_heads": _given(self.num_kv_heads, num_heads),
+            "head_dim": head_dim,
+            "value_head_dim": _given(self.value_head_dim, head_dim),
+        }
+
+    def key_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    def rotary_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
     @property
     def one_line(self) -> str:
         line = f"{self.mask.kind} attention in {self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}"
@@ -230,7 +284,7 @@ class LatentBias(BoolGroup):
     """A bias after the projection of the heads' results."""
 
 
-class LatentAttention(Attention):
+class LatentAttention(MaskedAttention):
     """Keys and values of all heads are made from one narrow latent, beside one rotary key that all heads
     share; a cache keeps these two alone (DeepSeek-AI, 2024, DeepSeek-V2, section 2.1)."""
 
@@ -261,6 +315,25 @@ class LatentAttention(Attention):
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
 
+    def heads(self, dim: int) -> dict[str, int]:
+        """Widths that are left open have the proportions of DeepSeek-V2, section 2.1.4."""
+        num_heads = _num_heads(self.num_heads, self.nope_head_dim, dim)
+        nope = _given(self.nope_head_dim, max(1, dim // num_heads))
+        return {
+            "num_heads": num_heads,
+            "kv_rank": _given(self.kv_rank, 4 * nope),
+            "nope_head_dim": nope,
+            "rope_head_dim": _given(self.rope_head_dim, max(2, nope // 4 * 2)),
+            "value_head_dim": _given(self.value_head_dim, nope),
+        }
+
+    def key_dim(self, dim: int) -> int:
+        sizes = self.heads(dim)
+        return sizes["nope_head_dim"] + sizes["rope_head_dim"]
+
+    def rotary_dim(self, dim: int) -> int:
+        return self.heads(dim)["rope_head_dim"]
+
     @property
     def one_line(self) -> str:
         widths = f"{self.nope_head_dim} + {self.rope_head_dim}, latent {self.kv_rank}"
@@ -279,5 +352,14 @@ class LatentAttention(Attention):
         return queries + latent + keys + values + (heads * value + self.bias.out) * dim
 
 
-MaskedAttention = SoftmaxAttention | LatentAttention
-"""Attention of queries to keys through a mask: what has scores, and keeps what it has read in a cache."""
+def _num_heads(number: AutoWidth, width: AutoWidth, dim: int) -> int:
+    if number != "auto":
+        return number
+    if width != "auto":
+        return max(1, dim // width)
+    most = max(1, dim // AUTO_HEAD_DIM)
+    return next(n for n in range(most, 0, -1) if dim % n == 0)
+
+
+def _given(value: AutoWidth, auto: int) -> int:
+    return auto if value == "auto" else value

@@ -1,6 +1,6 @@
 """The ground of all specs: frozen, strict data, and axes whose choices are named by `kind`."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -115,6 +115,14 @@ class BoolGroup(Uniform):
         }
 
 
+class ModelSizes(NamedTuple):
+    """What numbers of a choice that are left open follow from."""
+
+    dim: int
+    num_layers: int
+    context_length: int
+
+
 class Choice(Spec):
     """One named choice on an axis. The axis is the subclass that sets `axis`; below it stand its
     choices.
@@ -147,6 +155,15 @@ class Choice(Spec):
                     f"give {cls.__module__}.{cls.__name__} another kind"
                 )
             cls.kinds[kind] = cls
+
+    @property
+    def is_none(self) -> bool:
+        """Whether it leaves its part out."""
+        return self.kind == "none"
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        """Return what stands in place of each "auto", by field, tables within tables."""
+        return {}
 
     @classmethod
     def is_axis(cls) -> bool:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from archwright.spec.choice import AutoWidth, BoolGroup, Choice, Count, Probability
+from archwright.spec.choice import AutoWidth, BoolGroup, Choice, Count, ModelSizes, Probability
 from archwright.spec.norms import NoNorm, Norm
 
 
@@ -66,6 +66,17 @@ class Hidden(FeedForward):
     BitNet b1.58); experts of a layer share it."""
     dropout: Probability = 0.0
     """Share of hidden values dropped in training."""
+
+    def width(self, dim: int) -> int:
+        """Return the hidden width as a number."""
+        if self.hidden_dim != "auto":
+            return self.hidden_dim
+        if self.ratio != "none":
+            return max(8, 8 * round(self.ratio * dim / 8))
+        return round_up(round(self.usual_ratio * dim), 64)
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return {"hidden_dim": self.width(sizes.dim), "ratio": "none"}
 
     @property
     def one_line(self) -> str:
@@ -299,6 +310,15 @@ class Experts(FeedForward):
         """Whether numbers are added to scores for choosing alone."""
         return self.selection_bias or self.selection_bias_update_rate > 0
 
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        width = self.expert.width(sizes.dim)
+        shared = {"shared_hidden_dim": width} if self.shared_hidden_dim == "auto" else {}
+        return {
+            "expert": self.expert.numbers(sizes),
+            "selection_bias": self.has_selection_bias,
+            **shared,
+        }
+
     @property
     def one_line(self) -> str:
         return f"{self.top_k} of {self.num_experts} experts {self.expert.one_line}"
@@ -324,3 +344,8 @@ class Experts(FeedForward):
     def _kind_of_expert(cls, value: object) -> Any:
         """Let `expert.hidden_dim` be given alone, beside the default kind."""
         return {"kind": "swiglu"} | value if isinstance(value, dict) else value
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple

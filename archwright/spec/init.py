@@ -13,6 +13,10 @@ class Init(Choice):
 
     axis: ClassVar[str] = "init"
 
+    def auto_embedding_std(self, embedding_dim: int, *, tied: bool) -> float:
+        """Return the standard deviation of embeddings where that is left open."""
+        return embedding_dim**-0.5 if tied else 1.0
+
 
 class Glorot(Init):
     """Matrices: normal, variance 2 / (d_in + d_out), cut at 3 sigma (Glorot and Bengio, 2010)."""
@@ -38,6 +42,9 @@ class GPT2(Init):
     residual_output_init: Literal["alike", "depth", "layer", "zero"] = "depth"
     """Maps that end a branch: drawn as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
     counted from 1, or zero, so that every layer begins as the identity."""
+
+    def auto_embedding_std(self, embedding_dim: int, *, tied: bool) -> float:
+        return self.std
 
 
 class MuP(Init):

@@ -6,29 +6,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from archwright.spec.attention import Attention, MaskedAttention, SoftmaxAttention
-from archwright.spec.choice import AutoWidth, Choice, Layers, Spec, Tokens, Width
+from archwright.spec.attention import Attention, SoftmaxAttention
+from archwright.spec.choice import AutoWidth, Choice, Layers, ModelSizes, Spec, Tokens, Width
 from archwright.spec.embeddings import Embedding, Head
 from archwright.spec.errors import UserError
-from archwright.spec.feedforward import Experts, FeedForward, Hidden, SwiGLU
+from archwright.spec.feedforward import FeedForward, SwiGLU, round_up
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.init import Glorot, Init
 from archwright.spec.merge import merge, validated
 from archwright.spec.norms import Norm, RMSNorm
 from archwright.spec.overrides import override
 from archwright.spec.positions import Position, RoPE
-from archwright.spec.residuals import DeepNorm, PreNorm, Residual
+from archwright.spec.residuals import PreNorm, Residual
 from archwright.spec.rules import enforce
 from archwright.spec.scale_down import tiny
-from archwright.spec.sizes import (
-    attention_factor,
-    embedding_dim,
-    embedding_std,
-    heads,
-    hidden_dim,
-    key_dim,
-    round_up,
-)
 
 DEFAULT_VOCAB_SIZE = 4096
 """Stands in for vocab_size = "auto" where no tokenizer is at hand."""
@@ -171,6 +162,11 @@ class ModelSpec(StackSpec):
             found["embedding"] = self.embedding.model_copy(update={"dim": "auto"})
         return found
 
+    @property
+    def embedding_dim(self) -> int:
+        """Width of the table of embeddings as a number."""
+        return self.dim if self.embedding.dim == "auto" else self.embedding.dim
+
     def override(self, *assignments: str) -> "ModelSpec":
         """Return this spec with dotted values replaced: `spec.override("dim=256", "num_layers=4")`.
 
@@ -188,16 +184,18 @@ class ModelSpec(StackSpec):
             UserError: what rules between axes forbid, one line each.
         """
         enforce(self)
-        values = self.model_dump()
-        values.update(_resolved_layer(self.layers_by_kind["default"], self))
+        values, layers = self.model_dump(), self.layers_by_kind
+        sizes = ModelSizes(self.dim, self.num_layers, self.context_length)
+        values.update(_resolved_layer(layers["default"], sizes))
         values["layer_kinds"] = {
-            name: _resolved_layer(self.layers_by_kind[name], self) for name in self.layer_kinds
+            name: _resolved_layer(layers[name], sizes) for name in self.layer_kinds
         }
         if self.vocab_size == "auto":
             values["vocab_size"] = round_up(vocab_size or DEFAULT_VOCAB_SIZE, 64)
-        values["embedding"]["dim"] = embedding_dim(self)
+        values["embedding"]["dim"] = self.embedding_dim
         if values["init"].get("embedding_std") == "auto":
-            values["init"]["embedding_std"] = embedding_std(self)
+            std = self.init.auto_embedding_std(self.embedding_dim, tied=self.head.tied)
+            values["init"]["embedding_std"] = std
         return validated(ModelSpec, values)
 
     def tiny(self) -> "ModelSpec":
@@ -225,30 +223,6 @@ def _as_tables(value: object) -> Any:
     return [_as_tables(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _resolved_layer(layer: LayerSpec, model: ModelSpec) -> dict[str, Any]:
-    """Replace "auto" in one layer's values."""
-    values = layer.model_dump()
-    if isinstance(layer.attention, MaskedAttention):
-        values["attention"].update(heads(layer.attention, model.dim))
-        _fill(values["attention"]["scale"], dim=key_dim(layer.attention, model.dim))
-    if isinstance(layer.feedforward, Hidden):
-        width = hidden_dim(layer.feedforward, model.dim)
-        values["feedforward"].update(hidden_dim=width, ratio="none")
-    if isinstance(layer.feedforward, Experts):
-        width = hidden_dim(layer.feedforward.expert, model.dim)
-        values["feedforward"]["expert"].update(hidden_dim=width, ratio="none")
-        _fill(values["feedforward"], shared_hidden_dim=width)
-        values["feedforward"]["selection_bias"] = layer.feedforward.has_selection_bias
-    if isinstance(layer.position, RoPE):
-        scaling = values["position"]["scaling"]
-        _fill(scaling, original_length=model.context_length)
-        _fill(scaling, attention_factor=attention_factor(scaling))
-    if isinstance(layer.residual, DeepNorm):
-        alpha, gain = (2 * model.num_layers) ** 0.25, (8 * model.num_layers) ** -0.25
-        _fill(values["residual"], alpha=alpha, gain=gain)
-    return values
-
-
-def _fill(table: dict[str, Any], **numbers: float) -> None:
-    """Put numbers in the place of "auto"."""
-    table.update({key: n for key, n in numbers.items() if table.get(key) == "auto"})
+def _resolved_layer(layer: LayerSpec, sizes: ModelSizes) -> dict[str, Any]:
+    """Replace "auto" in one layer's values, as its choices say."""
+    return {axis: merge(choice.model_dump(), choice.numbers(sizes)) for axis, choice in layer}

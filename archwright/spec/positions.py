@@ -1,10 +1,11 @@
 """Positions: how a token knows where it stands."""
 
-from typing import ClassVar, Literal
+import math
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import AutoFloat, AutoTokens, Choice, Floats
+from archwright.spec.choice import AutoFloat, AutoTokens, Choice, Floats, ModelSizes
 
 
 class Scaling(Choice):
@@ -13,6 +14,20 @@ class Scaling(Choice):
     axis: ClassVar[str] = "scaling"
     spans_head: ClassVar[bool] = False
     """Whether pairs span the whole head, of which only the fraction of RoPE rotates."""
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        values, length = self.model_dump(), sizes.context_length
+        found: dict[str, Any] = {}
+        if values.get("original_length") == "auto":
+            found["original_length"] = length
+        if values.get("attention_factor") == "auto":
+            original = {"original_length": length, **values, **found}["original_length"]
+            found["attention_factor"] = self.auto_attention_factor(original)
+        return found
+
+    def auto_attention_factor(self, original_length: int) -> float:
+        """Return what cosines and sines are multiplied by where that is left open."""
+        return 1.0
 
 
 class NoScaling(Scaling):
@@ -58,6 +73,9 @@ class YaRN(Scaling):
     truncate: bool = True
     """Round the ends of the blended stretch to whole frequencies."""
 
+    def auto_attention_factor(self, original_length: int) -> float:
+        return 0.1 * math.log(self.factor) + 1
+
 
 class Llama3Scaling(Scaling):
     """Long wavelengths are divided by the factor, short ones kept, those between are blended
@@ -89,6 +107,9 @@ class LongRoPE(Scaling):
     """The length that was trained on, in tokens; auto: context_length."""
     attention_factor: AutoFloat = Field("auto", examples=[1.0])
     """Multiplies cosines and sines; auto: sqrt(1 + ln(factor) / ln(original_length))."""
+
+    def auto_attention_factor(self, original_length: int) -> float:
+        return math.sqrt(1 + math.log(self.factor) / math.log(max(2, original_length)))
 
 
 class Proportional(Scaling):
@@ -179,6 +200,9 @@ class RoPE(Position):
     """Which coordinates form a pair: (i, i + r/2) as in Llama, or (2i, 2i + 1) as in the paper."""
     scaling: Scaling = Field(NoScaling(), examples=[{"kind": "yarn", "factor": 4.0}])
     """Scaling of the frequencies for longer texts."""
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return {"scaling": self.scaling.numbers(sizes)}
 
 
 class ALiBi(Position):

@@ -7,7 +7,7 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from archwright.spec.choice import AutoFloat, Choice, Probability, Uniform
+from archwright.spec.choice import AutoFloat, Choice, ModelSizes, Probability, Uniform
 
 
 class PerBranch(Uniform):
@@ -145,6 +145,11 @@ class DeepNorm(Residual):
     """Weight of the stream; auto: (2 num_layers)^(1/4)."""
     gain: AutoFloat = Field("auto", examples=[0.5])
     """Multiplies the initial values of value, out and feed-forward maps; auto: (8 num_layers)^(-1/4)."""
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        alpha, gain = (2 * sizes.num_layers) ** 0.25, (8 * sizes.num_layers) ** -0.25
+        found = {"alpha": alpha} if self.alpha == "auto" else {}
+        return found | ({"gain": gain} if self.gain == "auto" else {})
 
     @property
     def init_gain(self) -> float:

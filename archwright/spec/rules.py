@@ -10,7 +10,6 @@ from archwright.spec.attention import (
     InverseScale,
     LatentAttention,
     MaskedAttention,
-    NoAttention,
     SoftmaxAttention,
 )
 from archwright.spec.errors import UserError, nearest
@@ -25,7 +24,6 @@ from archwright.spec.positions import (
     T5Bias,
     rotary_dim,
 )
-from archwright.spec.sizes import embedding_dim, heads, hidden_dim, key_dim, turning_dim
 
 if TYPE_CHECKING:
     from archwright.spec.model_spec import LayerSpec, ModelSpec
@@ -115,7 +113,7 @@ MOST_PARAMETERS = 10**15
 @_rule("A model has parameters that can be counted.")
 def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
     # The large parts, by what decides their size: no norm, no bias, no gate.
-    width = embedding_dim(spec)
+    width = spec.embedding_dim
     sizes = {"vocab_size": width * (0 if spec.vocab_size == "auto" else spec.vocab_size)}
     if isinstance(spec.position, Learned):
         sizes["context_length"] = spec.dim * (spec.context_length + spec.position.offset)
@@ -123,14 +121,14 @@ def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
         matrix = spec.dim * standing[at.removeprefix("layer_kinds.").removesuffix(".") or "default"]
         if isinstance(layer.attention, MaskedAttention):
-            widths = heads(layer.attention, spec.dim)
+            widths = layer.attention.heads(spec.dim)
             widest = max(width for name, width in widths.items() if name.endswith("_dim"))
             sizes[f"{at}attention"] = matrix * widths["num_heads"] * widest
         if isinstance(branch := layer.feedforward, Experts):
-            hidden = branch.num_experts * hidden_dim(branch.expert, spec.dim)
+            hidden = branch.num_experts * branch.expert.width(spec.dim)
             sizes[f"{at}feedforward"] = matrix * hidden
         elif isinstance(branch, Hidden):
-            sizes[f"{at}feedforward"] = matrix * hidden_dim(branch, spec.dim)
+            sizes[f"{at}feedforward"] = matrix * branch.width(spec.dim)
     if (total := sum(sizes.values())) > MOST_PARAMETERS:
         key = max(sizes, key=lambda name: sizes[name])
         yield f"{key}: the model has about {total:.1e} parameters; expected at most 1e15"
@@ -139,7 +137,7 @@ def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
 @_rule("Query heads are shared out evenly over key-value heads.")
 def kv_heads_divide_heads(spec: "ModelSpec") -> Iterator[str]:
     for at, attention in _softmaxes(spec):
-        sizes = heads(attention, spec.dim)
+        sizes = attention.heads(spec.dim)
         if sizes["num_heads"] % sizes["num_kv_heads"]:
             yield (
                 f"{at}attention.num_kv_heads: found {sizes['num_kv_heads']}; expected a divisor of "
@@ -150,7 +148,7 @@ def kv_heads_divide_heads(spec: "ModelSpec") -> Iterator[str]:
 @_rule("Without a head_dim of its own, the heads share out dim evenly.")
 def heads_divide_dim(spec: "ModelSpec") -> Iterator[str]:
     for at, attention in _softmaxes(spec):
-        num_heads = heads(attention, spec.dim)["num_heads"]
+        num_heads = attention.heads(spec.dim)["num_heads"]
         if attention.head_dim == "auto" and spec.dim % num_heads:
             yield (
                 f"{at}attention.num_heads: found {num_heads}; expected a divisor of "
@@ -163,7 +161,7 @@ def rope_needs_pairs(spec: "ModelSpec") -> Iterator[str]:
     for at, layer, attention in _attentions(spec):
         if not isinstance(layer.position, RoPE):
             continue
-        width, position = turning_dim(attention, spec.dim), layer.position
+        width, position = attention.rotary_dim(spec.dim), layer.position
         rotary = rotary_dim(position, width)
         if rotary % 2 or width * position.fraction < 2:
             field = "rope_head_dim" if isinstance(attention, LatentAttention) else "head_dim"
@@ -178,7 +176,7 @@ def _ropes(spec: "ModelSpec") -> Iterator[tuple[str, RoPE, int]]:
     """Yield every rotary position with the width that it acts on."""
     for at, layer, attention in _attentions(spec):
         if isinstance(layer.position, RoPE):
-            yield at, layer.position, turning_dim(attention, spec.dim)
+            yield at, layer.position, attention.rotary_dim(spec.dim)
 
 
 @_rule("LongRoPE has a divisor for each pair of coordinates.")
@@ -371,9 +369,7 @@ def arrangement_fits(spec: "ModelSpec") -> Iterator[str]:
 @_rule("A layer has at least one branch.")
 def layer_has_a_branch(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
-        if isinstance(layer.attention, NoAttention) and isinstance(
-            layer.feedforward, NoFeedForward
-        ):
+        if layer.attention.is_none and isinstance(layer.feedforward, NoFeedForward):
             yield (
                 f'{at}attention.kind: found "none" beside feedforward.kind "none"; '
                 "expected one branch at least"
@@ -389,7 +385,7 @@ def no_encoder_yet(spec: "ModelSpec") -> Iterator[str]:
 @_suspicion("Matrix kernels want head_dim to be a multiple of 8.")
 def odd_head_dim(spec: "ModelSpec") -> Iterator[str]:
     for at, _, attention in _attentions(spec):
-        width = key_dim(attention, spec.dim)
+        width = attention.key_dim(spec.dim)
         latent = isinstance(attention, LatentAttention)
         field = "nope_head_dim + rope_head_dim" if latent else "head_dim"
         if width % 8:
@@ -413,7 +409,7 @@ def odd_shape(spec: "ModelSpec") -> Iterator[str]:
 def odd_hidden_dim(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
         if isinstance(layer.feedforward, Hidden):
-            ratio = hidden_dim(layer.feedforward, spec.dim) / spec.dim
+            ratio = layer.feedforward.width(spec.dim) / spec.dim
             usual = layer.feedforward.usual_ratio
             if not usual / 2 <= ratio <= usual * 2:
                 yield (
@@ -447,7 +443,7 @@ def large_tied_embedding(spec: "ModelSpec") -> Iterator[str]:
     if not (spec.head.tied and isinstance(spec.init, Glorot)):
         return
     std = spec.init.embedding_std
-    dim = embedding_dim(spec)
+    dim = spec.embedding_dim
     if std != "auto" and std > 3 * dim**-0.5:
         yield (
             f"init.embedding_std is {std:g} with a tied head: first logits will be about "

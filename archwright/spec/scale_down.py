@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.merge import validated
 from archwright.spec.positions import RoPE, rotary_dim
-from archwright.spec.sizes import heads
 
 if TYPE_CHECKING:
     from archwright.spec.model_spec import Arrangement, ModelSpec
@@ -51,7 +50,7 @@ def narrowed(
     num_heads = max(1, dim // head_dim)
     old = {"num_heads": 1}
     if isinstance(spec.attention, MaskedAttention):
-        old = heads(spec.attention, spec.dim)
+        old = spec.attention.heads(spec.dim)
     for name, partial in values["layer_kinds"].items():
         if "kind" in (mask := partial.get("attention", {}).get("mask", {})):
             whole = spec.layers_by_kind[name].attention.model_dump()["mask"]

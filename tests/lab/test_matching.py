@@ -15,7 +15,6 @@ from archwright.spec.positions import Position
 from archwright.spec.read import load, load_run, preset_names
 from archwright.spec.residuals import Residual
 from archwright.spec.run_spec import RunSpec
-from archwright.spec.sizes import embedding_dim
 from archwright.spec.study_spec import Match, StudySpec
 
 KINDS = [
@@ -214,7 +213,7 @@ def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
     assert (
         found.embedding.model_copy(update={"dim": published.embedding.dim}) == published.embedding
     )
-    assert embedding_dim(found) / found.dim == embedding_dim(published) / published.dim
+    assert found.embedding_dim / found.dim == published.embedding_dim / published.dim
 
 
 @pytest.mark.parametrize("name", ["modern", "textbook"])

@@ -22,8 +22,9 @@ from archwright.parts.registry import Registry
 from archwright.planning.cost import flops_per_token
 from archwright.plugins import REGISTRIES, register
 from archwright.spec.attention import Attention
-from archwright.spec.choice import Choice
+from archwright.spec.choice import AutoWidth, Choice, ModelSizes
 from archwright.spec.errors import UserError
+from archwright.spec.feedforward import FeedForward
 from archwright.spec.norms import Norm, RMSNorm
 from archwright.spec.read import load_run
 from archwright.spec.residuals import Residual
@@ -290,3 +291,18 @@ class TestAttention:
 
             class Wrong(Attention):
                 takes: ClassVar[frozenset[str]] = frozenset({"tokens"})
+
+
+@pytest.mark.usefixtures("visitors")
+def test_a_choice_from_outside_fills_in_what_it_leaves_open() -> None:
+    class Wide(FeedForward):
+        kind: Literal["wide"] = "wide"
+        width: AutoWidth = "auto"
+
+        def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+            return {"width": 3 * sizes.dim} if self.width == "auto" else {}
+
+    spec = BASE.model.override("feedforward.kind=wide")
+    assert spec.resolved().feedforward.model_dump() == {"kind": "wide", "width": 3 * spec.dim}
+    given = spec.override("feedforward.width=7").resolved()
+    assert given.feedforward.model_dump()["width"] == 7

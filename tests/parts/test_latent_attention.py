@@ -17,7 +17,6 @@ from archwright.parts.token_layout import token_layout
 from archwright.spec import attention as spec
 from archwright.spec import positions
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.sizes import heads
 from tests.parts.plain_attention import linear, normed, turned
 
 DIM, HEADS, LENGTH, THETA = 10, 3, 9, 16.0
@@ -249,7 +248,7 @@ def translated(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_what_is_left_open_has_the_proportions_of_deepseek_v2() -> None:
     """Section 2.1.4: the latent is 4 heads wide and the rotary part half of one, with 128 heads of 128."""
     choice = spec.LatentAttention(num_heads=128, nope_head_dim=128)
-    assert heads(choice, 5120) == {
+    assert choice.heads(5120) == {
         "num_heads": 128, "kv_rank": 512, "nope_head_dim": 128, "rope_head_dim": 64, "value_head_dim": 128
     }  # fmt: skip
     for dim in range(1, 200):

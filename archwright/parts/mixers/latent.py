@@ -18,7 +18,6 @@ from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.spec import attention as spec
-from archwright.spec.sizes import heads
 
 
 class LatentAttention(AttentionMixer):
@@ -41,7 +40,7 @@ class LatentAttention(AttentionMixer):
     def __init__(
         self, spec: spec.LatentAttention, dim: int, layer: LayerInfo | None = None
     ) -> None:
-        layer, sizes = layer or LayerInfo(), heads(spec, dim)
+        layer, sizes = layer or LayerInfo(), spec.heads(dim)
         num_heads, widths = sizes["num_heads"], (sizes["nope_head_dim"], sizes["rope_head_dim"])
         super().__init__(
             spec.mask, dim, layer, num_heads, key_dim=sum(widths), rotary_dim=widths[1]

@@ -18,7 +18,6 @@ from archwright.parts.states import KVCache
 from archwright.spec import attention as spec
 from archwright.spec.attention import NoQueryTemperature
 from archwright.spec.norms import Norm
-from archwright.spec.sizes import heads
 
 
 class SoftmaxAttention(AttentionMixer):
@@ -39,7 +38,7 @@ class SoftmaxAttention(AttentionMixer):
     def __init__(
         self, spec: spec.SoftmaxAttention, dim: int, layer: LayerInfo | None = None
     ) -> None:
-        layer, sizes = layer or LayerInfo(), heads(spec, dim)
+        layer, sizes = layer or LayerInfo(), spec.heads(dim)
         num_heads, num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
         head_dim, value_dim = sizes["head_dim"], sizes["value_head_dim"]
         super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
