@@ -71,6 +71,10 @@ class Registry(dict[Any, Any]):
         """
         if self.get(choice, part) is not part:
             raise ValueError(f"{choice.__name__}: has its part {self[choice].__name__} already")
+        if missing := sorted(getattr(choice, "__abstractmethods__", ())):
+            raise ValueError(
+                f"{choice.__name__}: lacks {', '.join(missing)}, which each choice below its base has"
+            )
         for name in sorted(choice.__class_vars__):
             if not hasattr(choice, name):
                 raise ValueError(

@@ -21,7 +21,7 @@ from archwright.parts.mixers import ATTENTIONS
 from archwright.parts.registry import Registry
 from archwright.planning.cost import flops_per_token
 from archwright.plugins import REGISTRIES, register
-from archwright.spec.attention import Attention
+from archwright.spec.attention import Attention, MaskedAttention
 from archwright.spec.choice import AutoWidth, Choice, ModelSizes
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import FeedForward
@@ -72,7 +72,8 @@ def cases() -> list[Any]:
 
 def twin(choice: type[Choice], kind: str) -> type[Choice]:
     """Return a class like a choice of the package, but of another kind, and related to it only by its axis."""
-    base = next(above for above in choice.__mro__ if issubclass(above, Choice) and above.is_axis())
+    axes = {registry.base for registry in REGISTRIES}
+    base = next(above for above in choice.__mro__ if above in axes)
     own = {n: f for n, f in choice.model_fields.items() if n not in {"kind", *base.model_fields}}
     annotations = {name: field.annotation for name, field in own.items()}
     annotations |= {"kind": Literal[kind], **dict.fromkeys(flags(choice), ClassVar[Any])}
@@ -210,6 +211,13 @@ class TestRefusals:
             kind: Literal["outside"] = "outside"
 
         with pytest.raises(ValueError, match="Outside: lacks final_norm, which each residual"):
+            register(Outside, nn.Identity)
+
+    def test_what_a_base_leaves_to_its_choices_is_there(self) -> None:
+        class Outside(MaskedAttention):
+            kind: Literal["outside"] = "outside"
+
+        with pytest.raises(ValueError, match="Outside: lacks heads, key_dim, rotary_dim"):
             register(Outside, nn.Identity)
 
     def test_an_optimizer_moves_every_parameter(self) -> None:
