@@ -70,7 +70,7 @@ class Reader:
     """Reads a text on and on, and says what may follow.
 
     What was read is kept in a cache. A model that reaches back without limit never sees more than it was
-    trained on: at context_length it begins anew with the last half, so that a token costs the same however
+    trained on: at context_length it begins again with the last half, so that a token costs the same however
     long the text. One that sees only so far back reads on for ever. An attention without a cache
     reads the last context_length tokens again for every one. Where a text grows beyond a length from which
     all angles are others (LongRoPE), it is read again as a whole.
@@ -93,7 +93,7 @@ class Reader:
         return logits
 
     def _with_context(self, tokens: Tensor) -> Tensor:
-        """Return what is to be read: the new tokens, behind some of those before where it begins anew."""
+        """Return what is to be read: the new tokens, behind some of those before where it begins again."""
         cache, num_new = self._cache, len(tokens)
         endless = cache is not None and self.model.can_generate_indefinitely
         if cache is not None and endless and cache.num_read > max(self._switches, default=-1):

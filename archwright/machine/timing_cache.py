@@ -21,7 +21,7 @@ KEPT = timedelta(days=7)
 """How long a measurement holds: a neighbour's noise should not stay for ever."""
 
 ANEW = "ARCHWRIGHT_REMEASURE"
-"""Variable of the environment that asks for measuring anew; what is found takes the place of what was kept."""
+"""Variable of the environment that asks for measuring again; what is found takes the place of what was kept."""
 
 
 class Measurement(NamedTuple):

@@ -1,7 +1,7 @@
 """A budget in time: the number of steps is settled again and again while a run trains, so that it ends in time.
 
 How long steps will take is not known beforehand: other programs come and go. So every fiftieth of the budget, the
-number of steps is settled anew from the steps of the last tenth. Each plan is recorded before it counts, and one that
+number of steps is settled again from the steps of the last tenth. Each plan is recorded before it counts, and one that
 was recorded is never made again: a run that was cut off goes on with the plans that it had.
 """
 
@@ -137,7 +137,7 @@ class Deadline:
         end = max(TRAINING * self.seconds, self.seconds - self.spent - closing)
         left = math.floor(max(0.0, end - trained) / per_step + 0.5)
         reason = (
-            f"what a budget of {self.closing.run.budget} pays for, settled anew at step {step} with "
+            f"what a budget of {self.closing.run.budget} pays for, settled again at step {step} with "
             f"{1e3 * per_step:.1f} ms a step and {closing:.1f} s for the end"
         )
         return step + left, reason

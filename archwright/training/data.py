@@ -50,7 +50,7 @@ def prepare_data(run: RunSpec, folder: RunFolder) -> Material:
 
 
 def reload_data(run: RunSpec, folder: RunFolder) -> Material:
-    """Return the material of a run that was begun; its tokens are made again if they are gone.
+    """Return the material of a run that was started; its tokens are made again if they are gone.
 
     Raises:
         UserError: the text or the tokenizer is not the same any more.
@@ -85,7 +85,7 @@ def _recorded(folder: RunFolder) -> dict[str, Any]:
         return found
     raise UserError(
         f'{folder.environment_file}: found no record of the text under "data"; nothing can tell '
-        "whether it is the same. Train anew with another --out"
+        "whether it is the same. Train again with another --out"
     )
 
 
@@ -110,7 +110,7 @@ def _differs(store: TokenStore, recorded: dict[str, Any]) -> bool:
 def _changed(folder: RunFolder, what: str) -> str:
     return (
         f"{folder.path}: the {what} has changed since this run began; "
-        f"bring the old {what} back, or train anew with another --out"
+        f"bring the old {what} back, or train again with another --out"
     )
 
 

@@ -85,14 +85,14 @@ class Lines(shown.Lines, Progress):
 
     def __init__(self, num_steps: int = 0, start: int = 0) -> None:
         self.num_steps, self._first = num_steps, start
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         self._shown = -LINE_EVERY
 
     def expect(self, num_steps: int) -> None:
         self.num_steps = num_steps
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        passed = time.monotonic() - self._begun
+        passed = time.monotonic() - self._started
         if passed - self._shown < LINE_EVERY and step < self.num_steps:
             return
         self._shown = passed

@@ -59,7 +59,7 @@ class Session:
         self._begin()
 
     def _begin(self) -> None:
-        """Start the optimizers, the loss scale and the random numbers of dropout anew."""
+        """Start the optimizers, the loss scale and the random numbers of dropout again."""
         self.precision = Precision(self.run.machine.precision, self.device, self.model.head.d_out)
         self.optimizers: Optimizers = build_optimizers(
             self.model, self.run.optimizer, precision=self.precision.dtype

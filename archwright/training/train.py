@@ -193,7 +193,7 @@ def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
 
 @contextmanager
 def _tensorboard(folder: RunFolder) -> Iterator[Callable[[Record], None]]:
-    """Yield what takes records for TensorBoard, if the run wants it; earlier ones are written anew,
+    """Yield what takes records for TensorBoard, if the run wants it; earlier ones are written again,
     as the metrics may have been cut back."""
     if not folder.spec.tensorboard:
         yield lambda record: None

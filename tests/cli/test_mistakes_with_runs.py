@@ -168,7 +168,7 @@ def test_a_text_that_changed(
     try:
         assert said(capsys, "train", "--resume", "run") == [
             "run: the text has changed since this run began; bring the old text back, or train "
-            "anew with another --out"
+            "again with another --out"
         ]
     finally:
         (trained / "text.txt").write_text(kept)

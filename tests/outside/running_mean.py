@@ -1,4 +1,4 @@
-"""An attention from outside the package: the mean of what a document said so far.
+"""An attention from outside the package: the mean of the tokens of a document so far.
 
 archwright train modern --parts running_mean.py model.attention.kind=running_mean model.position.kind=none
 """

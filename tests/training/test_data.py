@@ -56,7 +56,7 @@ def test_another_tokenizer_is_refused(run: RunSpec, folder: RunFolder) -> None:
         reload_data(run, folder)
     assert str(caught.value) == (
         f"{folder.path}: the tokenizer has changed since this run began; bring the old tokenizer "
-        "back, or train anew with another --out"
+        "back, or train again with another --out"
     )
 
 

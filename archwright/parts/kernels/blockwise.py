@@ -388,7 +388,7 @@ def _seen(x: Tensor, tile: _Tile, sinks: Tensor | None) -> Tensor:
 
 
 def _by_head(x: Tensor, scale: float = 1.0) -> Tensor:
-    """Lay [b, s, kv, d] out as [b, kv, s, d], scaled; always anew, as an operator's results must be."""
+    """Lay [b, s, kv, d] out as [b, kv, s, d], scaled; always a new tensor, as an operator's results must be."""
     # [b, kv, s, d]
     by_head = x.transpose(1, 2)
     laid = torch.empty_like(by_head, memory_format=torch.contiguous_format)
