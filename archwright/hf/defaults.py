@@ -1,5 +1,5 @@
-"""Defaults of the configuration classes of `transformers` for keys that a config.json leaves out, as recorded by
-`record_defaults.py`."""
+"""Defaults of the configuration classes of `transformers` for keys that a config.json leaves out, and their other words
+for keys, as recorded by `record_defaults.py`."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,8 @@ FILE = Path(__file__).with_name("defaults.json")
 
 @cache
 def recorded() -> dict[str, Any]:
-    """Return the file: the release of `transformers` it was made from, and the defaults by `model_type`."""
+    """Return the file: the release of `transformers` it was made from, and by `model_type` the defaults, and the keys
+    that have other words."""
     table: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
     return table
 
@@ -20,4 +21,10 @@ def recorded() -> dict[str, Any]:
 def class_defaults(model_type: str) -> Mapping[str, Any]:
     """Return the defaults of the class of a `model_type`; none of a type that was not recorded."""
     found: Mapping[str, Any] = recorded()["defaults"].get(model_type, {})
+    return found
+
+
+def class_key_aliases(model_type: str) -> Mapping[str, str]:
+    """Return the other words that the class of a `model_type` has for keys, with the keys."""
+    found: Mapping[str, str] = recorded()["key_aliases"].get(model_type, {})
     return found

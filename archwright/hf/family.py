@@ -9,7 +9,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from archwright.hf.defaults import class_defaults
+from archwright.hf.defaults import class_defaults, class_key_aliases
 from archwright.hf.layer_types import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
 from archwright.hf.weight_map import Mapped, Slot, slots
@@ -40,7 +40,7 @@ class Family:
         prefix: what the names of the body begin with, and some published files leave out.
         ignored: patterns of names in files that are no part of the model; one with a group `layer` is of
             layers behind the last, which predict further tokens.
-        spellings: other words for keys, with the words that lenses use.
+        further_aliases: other words for keys that the class of `transformers` does not declare, with those of lenses.
         endings: how names of old files end, and how they would today.
         undeclared: defaults of keys for which the class of `transformers` declares nothing, or null.
     """
@@ -54,7 +54,7 @@ class Family:
     groups: Sequence[Layers] = ()
     prefix: str = "model."
     ignored: Sequence[str] = ()
-    key_aliases: Mapping[str, str] = field(default_factory=dict)
+    further_aliases: Mapping[str, str] = field(default_factory=dict)
     endings: Mapping[str, str] = field(default_factory=dict)
     undeclared: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,6 +62,11 @@ class Family:
     def defaults(self) -> Mapping[str, Any]:
         """Values of keys that a config leaves out."""
         return _filled(class_defaults(self.model_type), self.undeclared)
+
+    @cached_property
+    def key_aliases(self) -> Mapping[str, str]:
+        """Other words for keys, with the words that lenses use."""
+        return {**class_key_aliases(self.model_type), **self.further_aliases}
 
     def derive(
         self,

@@ -16,11 +16,15 @@ def generate(model_types: Iterable[str]) -> dict[str, Any]:
     """Return the table of the file, from the installed release of `transformers`."""
     import transformers
 
-    classes = transformers.CONFIG_MAPPING
-    return {
-        "transformers": transformers.__version__,
-        "defaults": {name: _declared(classes[name]) for name in model_types},
+    classes = {name: transformers.CONFIG_MAPPING[name] for name in model_types}
+    defaults = {name: _declared(config_class) for name, config_class in classes.items()}
+    aliases = {
+        # Qwen3MoeConfig maps a key away that it declares itself.
+        name: {word: key for word, key in map_.items() if word not in defaults[name]}
+        for name, config_class in classes.items()
+        if (map_ := config_class.attribute_map)
     }
+    return {"transformers": transformers.__version__, "defaults": defaults, "key_aliases": aliases}
 
 
 def _declared(config_class: Any) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from torch import Tensor
 
 from archwright.checkpoint.started import StartRecord, drafted
@@ -17,7 +18,7 @@ from archwright.hf.exporting import exportable
 from archwright.hf.family import Family
 from archwright.hf.loading import CAME_FROM, Origin, tensors_of
 from archwright.hf.weight_map import Slot
-from archwright.hf.weights_reader import INDEX, WEIGHTS
+from archwright.hf.weights_reader import INDEX
 from archwright.model.language_model import LanguageModel
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -60,12 +61,11 @@ def save(
         raise UserError(f"{folder}: expected the name of a new folder")
     with drafted(folder, "export") as draft:
         tensors = tensors_of(model)
-        shards = list(_weight_files(model, chosen, max_shard_bytes))
-        for file, shard in shards:
-            foreign = {name: _foreign(slot, tensors) for name, slot in shard.items()}
+        slots, split = chosen.slots(model.spec, tensors), _split(model, chosen, max_shard_bytes)
+        for file, names in split.filename_to_tensors.items():
+            foreign = {name: _foreign(slots[name], tensors) for name in names}
             write_tensors(draft / file, foreign, {"format": "pt"})
-        _write_index(draft, shards, tensors)
-        _write_small_files(model, chosen, draft, tokenizer)
+        _write_small_files(model, chosen, split, draft, tokenizer)
     return chosen.model_type
 
 
@@ -77,18 +77,22 @@ def _is_export(
         return False
     started = StartRecord(folder)
     there = started.others() if started.names is not None else [p.name for p in folder.iterdir()]
-    shards = list(_weight_files(model, family, most))
+    split = _split(model, family, most)
     with tempfile.TemporaryDirectory() as scratch:
-        _write_small_files(model, family, Path(scratch), tokenizer)
-        _write_index(Path(scratch), shards, tensors_of(model))
+        _write_small_files(model, family, split, Path(scratch), tokenizer)
         written = [path for path in Path(scratch).rglob("*") if path.is_file()]
         small = {path.relative_to(scratch): path.read_bytes() for path in written}
-    if {*there} != {name.parts[0] for name in small} | {file for file, _ in shards}:
+    if {*there} != {name.parts[0] for name in small} | split.filename_to_tensors.keys():
         return False
+    tensors = tensors_of(model)
+    slots = family.slots(model.spec, tensors)
     return all(
         (folder / name).is_file() and (folder / name).read_bytes() == content
         for name, content in small.items()
-    ) and all(_holds(folder / file, shard, tensors_of(model)) for file, shard in shards)
+    ) and all(
+        _holds(folder / file, {name: slots[name] for name in names}, tensors)
+        for file, names in split.filename_to_tensors.items()
+    )
 
 
 def _holds(file: Path, shard: Mapping[str, Slot], tensors: Mapping[str, Tensor]) -> bool:
@@ -105,9 +109,16 @@ def _holds(file: Path, shard: Mapping[str, Slot], tensors: Mapping[str, Tensor])
 
 
 def _write_small_files(
-    model: LanguageModel, family: Family, folder: Path, tokenizer: Tokenizer | None
+    model: LanguageModel,
+    family: Family,
+    split: StateDictSplit,
+    folder: Path,
+    tokenizer: Tokenizer | None,
 ) -> None:
-    """Write all but the weights."""
+    """Write all but the weights: of several files of these, which one holds which tensor."""
+    if split.is_sharded:
+        weight_map = dict(sorted(split.tensor_to_filename.items()))
+        _write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": weight_map})
     files = _came_from(model).files if tokenizer is None else _files(tokenizer)
     _write_json(folder / "config.json", _config(model, family) | table(files, TOKEN_IDS))
     (folder / GENERATION).write_text(files.get(GENERATION, "{}\n"), "utf-8")
@@ -120,44 +131,15 @@ def _came_from(model: LanguageModel) -> Origin:
     return CAME_FROM.get(model, Origin("", {}))
 
 
-def _write_index(
-    folder: Path, shards: list[tuple[str, dict[str, Slot]]], tensors: Mapping[str, Tensor]
-) -> None:
-    """Say which file holds which tensor, where there are several."""
-    if len(shards) > 1:
-        total = sum(_num_bytes(slot, tensors) for _, shard in shards for slot in shard.values())
-        names = {name: file for file, shard in shards for name in shard}
-        table = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
-        _write_json(folder / INDEX, table)
-
-
-def _weight_files(
-    model: LanguageModel, family: Family, most: int
-) -> Iterator[tuple[str, dict[str, Slot]]]:
-    """Yield the name of each file of tensors, and what it holds."""
+def _split(model: LanguageModel, family: Family, most: int) -> StateDictSplit:
+    """Return which file holds which tensors, by their sizes alone."""
     tensors = tensors_of(model)
-    shards = _shards(family.slots(model.spec, tensors), tensors, most)
-    for i, shard in enumerate(shards):
-        yield (
-            WEIGHTS if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors",
-            shard,
-        )
-
-
-def _shards(
-    slots: Mapping[str, Slot], tensors: Mapping[str, Tensor], most: int
-) -> list[dict[str, Slot]]:
-    """Cut the tensors into files, in order."""
-    shards: list[dict[str, Slot]] = [{}]
-    size = 0
-    for name, slot in slots.items():
-        own = _num_bytes(slot, tensors)
-        if shards[-1] and size + own > most:
-            shards.append({})
-            size = 0
-        shards[-1][name] = slot
-        size += own
-    return shards
+    return split_state_dict_into_shards_factory(
+        family.slots(model.spec, tensors),
+        get_storage_size=lambda slot: _num_bytes(slot, tensors),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=most,
+    )
 
 
 def _num_bytes(slot: Slot, tensors: Mapping[str, Tensor]) -> int:

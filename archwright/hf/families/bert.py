@@ -272,10 +272,4 @@ XLNET = Family(
         "lm_loss": "head",
     },
     prefix="transformer.",
-    key_aliases={
-        "n_token": "vocab_size",
-        "hidden_size": "d_model",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    },
 )

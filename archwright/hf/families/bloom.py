@@ -43,10 +43,6 @@ BLOOM = Family(
         "lm_head": "head",
     },
     prefix="transformer.",
-    key_aliases={
-        "n_embed": "hidden_size",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    },
+    further_aliases={"n_embed": "hidden_size"},
     undeclared={"seq_length": 2048},
 )

@@ -259,15 +259,6 @@ GPT_SIZES = (
 )
 
 
-USUAL_WORDS = {
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
-    "max_position_embeddings": "n_positions",
-}
-"""The words of other families, which classes with words of their own understand, too."""
-
-
 GPT_DROPOUTS = (
     Field("embd_pdrop", "embedding.dropout"),
     Field("resid_pdrop", "residual.dropout"),

@@ -90,12 +90,6 @@ DBRX = Family(
         "lm_head": "head",
     },
     prefix="transformer.",
-    key_aliases={
-        "hidden_size": "d_model",
-        "num_attention_heads": "n_heads",
-        "num_hidden_layers": "n_layers",
-        "max_position_embeddings": "max_seq_len",
-    },
     undeclared={"ffn_config": {"ffn_act_fn": {"name": "silu"}}},
 )
 
@@ -151,9 +145,4 @@ MPT = Family(
     },
     model_keys={"transformer.wte": "embedding", "transformer.norm_f": "norm", "lm_head": "head"},
     prefix="transformer.",
-    key_aliases={
-        "hidden_size": "d_model",
-        "num_attention_heads": "n_heads",
-        "num_hidden_layers": "n_layers",
-    },
 )

@@ -126,7 +126,6 @@ DEEPSEEK_V2 = BASE.derive(
         ),
     ),
     layer_keys=LATENT_NAMES | EXPERT_NAMES | {"mlp.gate.e_score_correction_bias": None},
-    key_aliases={"num_experts": "n_routed_experts"},
     undeclared={"scoring_func": "softmax", "moe_layer_freq": 1},
 )
 
@@ -141,6 +140,5 @@ DEEPSEEK_V3 = BASE.derive(
     groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
     layer_keys=LATENT_NAMES | EXPERT_NAMES,
     ignored=(*BASE.ignored, FURTHER),
-    key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1},
 )

@@ -10,7 +10,6 @@ from archwright.hf.families.common import (
     NO_QKV_BIASES,
     QKV,
     SIZES,
-    USUAL_WORDS,
     bias,
     by_head,
     hidden,
@@ -81,7 +80,6 @@ GPT_NEO = Family(
     model_keys=GPT2.model_keys,
     prefix="transformer.",
     ignored=(r".*\.attn\.attention\.(bias|masked_bias)",),
-    key_aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
     undeclared={"attention_types": [[["global", "local"], 12]]},
 )
 
@@ -126,7 +124,6 @@ GPT_J = Family(
     model_keys={"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"},
     prefix="transformer.",
     ignored=(r".*\.attn\.(bias|masked_bias|causal_mask)",),
-    key_aliases=USUAL_WORDS,
 )
 
 

@@ -78,6 +78,5 @@ ERNIE4_5_MOE = BASE.derive(
         **gated("mlp.shared_experts", "feedforward.shared"),
     },
     ignored=(*BASE.ignored, r".*mtp.*"),
-    key_aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     undeclared={"attention_dropout": 0.0},
 )

@@ -90,11 +90,6 @@ XGLM = Family(
     layer_keys=LAYER_KEYS,
     model_keys={"model.embed_tokens": "embedding", "model.layer_norm": "norm", "lm_head": "head"},
     ignored=(r".*embed_positions\.weights",),
-    key_aliases={
-        "hidden_size": "d_model",
-        "num_attention_heads": "attention_heads",
-        "num_hidden_layers": "num_layers",
-    },
 )
 
 

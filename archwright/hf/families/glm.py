@@ -62,7 +62,6 @@ GLM4_MOE = BASE.derive(
     groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
     layer_keys={**EXPERT_NAMES, **QUERY_KEY_NORM},
     ignored=(*BASE.ignored, FURTHER),
-    key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={"partial_rotary_factor": 0.5},
 )
 

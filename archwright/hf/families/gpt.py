@@ -11,7 +11,6 @@ from archwright.hf.families.common import (
     NO_DENSE,
     QKV,
     ROLES,
-    USUAL_WORDS,
     balance,
     conv1d,
     hidden,
@@ -73,7 +72,6 @@ GPT2 = Family(
     },
     prefix="transformer.",
     ignored=(r".*\.attn\.(bias|masked_bias)",),
-    key_aliases=USUAL_WORDS,
 )
 
 
@@ -146,5 +144,4 @@ GPT_OSS = BASE.derive(
         "mlp.experts.down_proj": Fused(("feedforward.experts.down.weight",), Transposed()),
         "mlp.experts.down_proj_bias": "feedforward.experts.down.bias",
     },
-    key_aliases={"num_experts": "num_local_experts"},
 )

@@ -79,7 +79,6 @@ HY_V3 = BASE.derive(
         **QUERY_KEY_NORM,
     },
     ignored=(*BASE.ignored, FURTHER),
-    key_aliases={"num_local_experts": "num_experts"},
 )
 
 
@@ -145,6 +144,5 @@ HUNYUAN_V1_MOE = BASE.derive(
         **EXPERTS,
         **gated("mlp.shared_mlp", "feedforward.shared"),
     },
-    key_aliases={"num_local_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
     undeclared={"num_shared_expert": 1},
 )

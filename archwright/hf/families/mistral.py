@@ -38,7 +38,6 @@ MIXTRAL = BASE.derive(
     layer_keys=NO_DENSE
     | {"block_sparse_moe.gate": "feedforward.router"}
     | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
-    key_aliases={"num_experts": "num_local_experts"},
 )
 
 

@@ -39,7 +39,6 @@ OLMOE = BASE.derive(
     layer_keys=NO_DENSE
     | {"mlp.gate": "feedforward.router", **QUERY_KEY_NORM}
     | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    key_aliases={"num_local_experts": "num_experts"},
 )
 
 
@@ -61,7 +60,6 @@ FLEX_OLMO = BASE.derive(
         **QUERY_KEY_NORM,
     }
     | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-    key_aliases={"num_local_experts": "num_experts"},
 )
 
 

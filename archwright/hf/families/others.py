@@ -200,7 +200,6 @@ DOTS1 = BASE.derive(
         sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),
     ),
     layer_keys={**EXPERT_NAMES, **QUERY_KEY_NORM},
-    key_aliases={"num_local_experts": "n_routed_experts"},
 )
 
 
@@ -210,7 +209,6 @@ SOLAR_OPEN = BASE.derive(
     QKV_BIAS_SWITCH,
     *routed("n_routed_experts", shared("n_shared_experts")),
     layer_keys=NO_DENSE | EXPERT_NAMES,
-    key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={"intermediate_size": 11008},
 )
 
@@ -238,7 +236,6 @@ MINIMAX_M2 = BASE.derive(
         **QUERY_KEY_NORM,
     }
     | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
-    key_aliases={"num_experts": "num_local_experts"},
     undeclared={"rotary_dim": None},
 )
 
@@ -341,7 +338,6 @@ MIMO_V2_FLASH = BASE.derive(
         "self_attn.attention_sink_bias": "attention.sinks",
     },
     ignored=(*BASE.ignored, r"model\.mtp\..*"),
-    key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={
         "partial_rotary_factor": 0.334,
         "rope_parameters": {

@@ -113,7 +113,8 @@ QWEN3_MOE = BASE.derive(
         **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
         **QUERY_KEY_NORM,
     },
-    key_aliases={"num_local_experts": "num_experts"},
+    # Files say num_experts, which the class calls num_local_experts.
+    further_aliases={"num_local_experts": "num_experts"},
 )
 
 

@@ -1,6 +1,6 @@
 """Salesforce: CTRL with positions of its kind, and CodeGen."""
 
-from archwright.hf.families.common import ALL_BIASES, GPT_SIZES, LAYER_NORM, USUAL_WORDS
+from archwright.hf.families.common import ALL_BIASES, GPT_SIZES, LAYER_NORM
 from archwright.hf.families.eleuther import GPT_J
 from archwright.hf.family import Family
 from archwright.hf.layouts import ByGroup
@@ -50,5 +50,4 @@ CTRL = Family(
     },
     model_keys={"transformer.w": "embedding", "transformer.layernorm": "norm", "lm_head": "head"},
     prefix="transformer.",
-    key_aliases=USUAL_WORDS,
 )
