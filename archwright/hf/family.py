@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from archwright.hf.defaults import class_defaults, class_key_aliases
 from archwright.hf.layer_types import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
-from archwright.hf.weight_map import Mapped, Slot, slots
+from archwright.hf.weight_map import Constant, Fused, Mapped, Slot, When, slots
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
@@ -74,26 +74,39 @@ class Family:
         architecture: str,
         *lenses: Lens,
         undeclared: Mapping[str, object] | None = None,
-        layer_keys: Mapping[str, Mapped | None] | None = None,
-        model_keys: Mapping[str, Mapped | None] | None = None,
+        layer_keys: Mapping[str, Mapped] | None = None,
+        model_keys: Mapping[str, Mapped] | None = None,
         without: Sequence[Lens | str] = (),
         **changes: Any,
     ) -> Family:
-        """Return a family like this one with further lenses, and other defaults and names; None takes a
-        name away, and `without` are lenses that it does not have, or their keys."""
+        """Return a family like this one with further lenses, and other defaults and names.
+
+        What is new takes the place of what it had: a lens, of those with its key; a name, of that for the same
+        tensors; a `prefix`, of its own in names. Lenses of keys that the other class does not have are left
+        out, and those in `without`, or with their keys.
+        """
+        undeclared = {**self.undeclared, **(undeclared or {})}
+        known = _filled(class_defaults(model_type), undeclared) if model_type else self.defaults
+        groups = changes.get("groups", ())
+        gone = [*without, *map(_key, (*lenses, *(one for group in groups for one in group.lenses)))]
         kept = [
             lens
             for lens in self.lenses
-            if lens not in without and getattr(lens, "key", None) not in without
+            if lens not in gone
+            and ((key := _key(lens)) is None or (key not in gone and key.split(".")[0] in known))
         ]
+        renamed = partial(_renamed, old=self.prefix, new=changes.get("prefix", self.prefix))
+        changes.setdefault("layers", renamed(self.layers))
+        changes.setdefault("ignored", tuple(renamed(pattern) for pattern in self.ignored))
+        own_model_keys = {renamed(name): held for name, held in self.model_keys.items()}
         return replace(
             self,
             model_type=model_type,
             architecture=architecture,
-            undeclared={**self.undeclared, **(undeclared or {})},
+            undeclared=undeclared,
             lenses=(*kept, *lenses),
-            layer_keys=_changed(self.layer_keys, layer_keys),
-            model_keys=_changed(self.model_keys, model_keys),
+            layer_keys=_replaced(self.layer_keys, layer_keys or {}),
+            model_keys=_replaced(own_model_keys, model_keys or {}),
             **changes,
         )
 
@@ -221,11 +234,38 @@ def _unstretched(spec: ModelSpec) -> ModelSpec:
     return spec
 
 
-def _changed(
-    held: Mapping[str, Mapped], by: Mapping[str, Mapped | None] | None
-) -> dict[str, Mapped]:
-    changed: dict[str, Any] = {**held, **(by or {})}
-    return {name: value for name, value in changed.items() if value is not None}
+def _key(lens: Lens) -> str | None:
+    """Return the key of a config that a lens is of, if it is of one."""
+    return getattr(lens, "key", None)
+
+
+def _renamed(name: str, old: str, new: str) -> str:
+    """Return a name with the beginning that another family has."""
+    for start, other in ((old, new), (re.escape(old), re.escape(new))):
+        if old != new and name.startswith(start):
+            return other + name.removeprefix(start)
+    return name
+
+
+def _replaced(held: Mapping[str, Mapped], new: Mapping[str, Mapped]) -> dict[str, Mapped]:
+    """Return names with new ones, in the place of those for the same tensors."""
+    own = [part + "." for contents in new.values() for part in _contents(contents)]
+    kept = {
+        name: contents
+        for name, contents in held.items()
+        if not any(one.startswith(part + ".") for part in _contents(contents) for one in own)
+    }
+    return {**kept, **new}
+
+
+def _contents(held: Mapped) -> tuple[str, ...]:
+    """Return our modules and tensors that a name of a checkpoint stands for."""
+    if isinstance(held, str | When):
+        return (held if isinstance(held, str) else held.ours,)
+    if isinstance(held, Constant):
+        return ()
+    parts = held.ours if isinstance(held, Fused) else held
+    return tuple(name for part in parts for name in _contents(part))
 
 
 def _filled(declared: Mapping[str, Any], undeclared: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,11 @@ class Layers:
     pattern: MaskPattern
     roles: Mapping[str, Role]
 
+    @property
+    def lenses(self) -> list[Lens]:
+        """Lenses of all roles."""
+        return [lens for role in self.roles.values() for lens in role.lenses]
+
     def names(self, config: Config, num_layers: int) -> list[str]:
         """Return the role of each layer of a config."""
         names = self.pattern.read(config, num_layers)

@@ -140,12 +140,17 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Either:
-    """One of two groups of lenses: the first where `given(config)`, and on the way out where `then(get)`."""
+    """One of two groups of lenses: the first where `given(config)`, and on the way out where `then(get)`.
+
+    Args:
+        key: the key of the config that this is all about, if there is one.
+    """
 
     given: Callable[[Config], bool]
     then: Callable[[Get], bool]
     first: Sequence[Lens]
     second: Sequence[Lens] = ()
+    key: str | None = None
 
     def read(self, config: Config) -> Table:
         return read_all(self.first if self.given(config) else self.second, config)

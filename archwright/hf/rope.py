@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from archwright.hf.lenses import MISSING, Config, Get, Table, refused
 from archwright.spec.errors import UserError
@@ -34,6 +34,7 @@ class Rope:
     scaled: bool = True
     kinds: tuple[str, ...] = ()
     renamed: Mapping[str, str] | None = None
+    key: ClassVar[str] = "rope_parameters"
 
     def read(self, config: Config) -> Table:
         # What one dict says of this type of layer, the older key before the newer one.

@@ -2,7 +2,6 @@
 
 from archwright.hf.families.common import (
     ATTENTION_BIAS,
-    GATED,
     NEAR_TURNED,
     QUERY_KEY_NORM,
     SIGMOID,
@@ -13,11 +12,11 @@ from archwright.hf.families.common import (
     shared,
     sparse,
 )
-from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, every_by
 from archwright.hf.lenses import Activation, Field, Refuse, Set, Switch
 
-AFMOE = BASE.derive(
+AFMOE = LLAMA.derive(
     "afmoe",
     "AfmoeForCausalLM",
     ATTENTION_BIAS,
@@ -65,6 +64,4 @@ ARCEE = LLAMA.derive(
     "arcee",
     "ArceeForCausalLM",
     PLAIN,
-    without=(GATED,),
-    layer_keys={"mlp.gate_proj": None},
 )

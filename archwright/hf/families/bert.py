@@ -139,7 +139,6 @@ ROBERTA = BERT.derive(
     Set({"head.transform.activation": "gelu"}),
     layers="roberta.encoder.layer.{i}.",
     model_keys={
-        **dict.fromkeys(BERT.model_keys),
         "roberta.embeddings.word_embeddings.weight": "embedding.weight",
         "roberta.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
         "roberta.embeddings.position_embeddings": "position.table",
@@ -185,7 +184,6 @@ ROFORMER = BERT.derive(
     Computed(_read_width, lambda get: {"embedding_size": get("dim")}),
     layers="roformer.encoder.layer.{i}.",
     model_keys={
-        **dict.fromkeys(BERT.model_keys),
         "roformer.embeddings.word_embeddings.weight": "embedding.weight",
         "roformer.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
         "roformer.embeddings.LayerNorm": "embedding_norm",

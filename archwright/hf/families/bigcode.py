@@ -26,8 +26,6 @@ GPT_BIGCODE = GPT2.derive(
         "mlp.c_fc": "feedforward.up",
         "mlp.c_proj": "feedforward.down",
     },
-    without=("scale_attn_by_inverse_layer_idx",),
-    undeclared={"scale_attn_by_inverse_layer_idx": False},
 )
 
 
@@ -48,11 +46,7 @@ STARCODER2 = LLAMA.derive(
     Switch("use_bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}),
     groups=(Layers(ALL_OR_NONE, ROLES),),
     layer_keys={
-        "mlp.gate_proj": None,
-        "mlp.up_proj": None,
-        "mlp.down_proj": None,
         "mlp.c_fc": "feedforward.up",
         "mlp.c_proj": "feedforward.down",
     },
-    without=("rms_norm_eps", "hidden_act", "intermediate_size", "attention_bias", "mlp_bias"),
 )

@@ -5,20 +5,15 @@ from typing import Any
 from archwright.hf.families.common import (
     ATTENTION_BIAS,
     CAUSAL,
-    EPS,
     EXPERTS,
     HEAD_NORM_NAMES,
-    MLP_BIAS,
-    NO_MLP_BIAS,
-    PRE_RMS,
-    ROPE,
     WINDOW,
     dense,
     experts,
     gated,
     shared,
 )
-from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every_by
 from archwright.hf.lenses import Config, Either, Field, Set, Switch, Write
 from archwright.hf.rope import Rope
@@ -49,11 +44,8 @@ COHERE = LLAMA.derive(
         },
     ),
     Field("logit_scale", "head.logit_scale"),
-    NO_MLP_BIAS,
-    without=(PRE_RMS, EPS, ROPE, MLP_BIAS),
     layer_keys={
         "input_layernorm": "residual.norms.shared",
-        "post_attention_layernorm": None,
         **HEAD_NORM_NAMES,
     },
 )
@@ -66,7 +58,6 @@ COHERE2 = COHERE.derive(
         INTERLEAVED,
         *(lens for lens in COHERE.lenses if isinstance(lens, Switch) and lens.key == "use_qk_norm"),
     ),
-    layer_keys=dict.fromkeys(HEAD_NORM_NAMES),
     groups=(
         Layers(
             Listed(otherwise=every_by("sliding_window_pattern")),
@@ -167,7 +158,7 @@ def _roles() -> dict[str, Role]:
     }
 
 
-COHERE2_MOE = BASE.derive(
+COHERE2_MOE = LLAMA.derive(
     "cohere2_moe",
     "Cohere2MoeForCausalLM",
     ATTENTION_BIAS,
@@ -189,7 +180,6 @@ COHERE2_MOE = BASE.derive(
     groups=(Layers(CustomPattern(_read_types, _write_types), _roles()),),
     layer_keys={
         "input_layernorm": "residual.norms.shared",
-        "post_attention_layernorm": None,
         "mlp.gate": "feedforward.router",
         **EXPERTS,
         **gated("mlp.shared_experts", "feedforward.shared"),

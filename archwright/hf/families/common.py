@@ -108,12 +108,6 @@ ATTENTION_BIAS = bias("attention_bias", "attention", "query", "key", "value", "o
 MLP_BIAS = bias("mlp_bias", "feedforward", "up", "down")
 
 
-NO_ATTENTION_BIAS = Set(NO_QKV_BIAS | {"attention.bias.out": False})
-
-
-NO_MLP_BIAS = Set({"feedforward.bias.up": False, "feedforward.bias.down": False})
-
-
 QUERY_KEY_NORM = {
     "self_attn.q_norm": "attention.query_norm",
     "self_attn.k_norm": "attention.key_norm",
@@ -162,7 +156,7 @@ def balance(key: str = "router_aux_loss_coef", top_k: str = "num_experts_per_tok
 
 def dense(*lenses: Lens, hidden: str = "intermediate_size") -> Role:
     """Return the role of layers without experts; the last of its group, as nothing tells it."""
-    return Role({}, (GATED, Field(hidden, "feedforward.hidden_dim"), NO_MLP_BIAS, *lenses))
+    return Role({}, (GATED, Field(hidden, "feedforward.hidden_dim"), *lenses))
 
 
 def sparse(pattern: MaskPattern, *lenses: Lens, other: Role | None = None) -> Layers:
@@ -180,10 +174,6 @@ def listed(prefix: str, gate: str, up: str, down: str) -> dict[str, Mapped]:
 def gated(prefix: str, ours: str) -> dict[str, Mapped]:
     """Return the names of one gated feed-forward."""
     return {f"{prefix}.{name}_proj": f"{ours}.{name}" for name in ("gate", "up", "down")}
-
-
-NO_DENSE: dict[str, Mapped | None] = dict.fromkeys(gated("mlp", "feedforward"))
-"""Takes away the names of Llama's feed-forward."""
 
 
 HEAD_NORMS = {
@@ -285,6 +275,7 @@ def hidden(key: str, dim: str) -> Either:
         lambda get: True,
         (Field(key, "feedforward.hidden_dim"),),
         (Field(dim, "feedforward.hidden_dim", times=4),),
+        key=key,
     )
 
 
@@ -356,11 +347,15 @@ FIRST_OF_LIST = Listed(
 )
 
 
-EXPERT_NAMES = {
+EXPERTS = listed("mlp.experts", "gate_proj", "up_proj", "down_proj")
+UNBIASED_EXPERT_NAMES = {
     "mlp.gate": "feedforward.router",
-    "mlp.gate.e_score_correction_bias": "feedforward.selection_bias",
-    **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    **EXPERTS,
     **gated("mlp.shared_experts", "feedforward.shared"),
+}
+EXPERT_NAMES = {
+    **UNBIASED_EXPERT_NAMES,
+    "mlp.gate.e_score_correction_bias": "feedforward.selection_bias",
 }
 """Names of a mixture's tensors in files of most of these families."""
 
@@ -373,9 +368,6 @@ EXPERTS_GATE_UP = ("feedforward.experts.gate", "feedforward.experts.up")
 
 
 EXPERTS_GATE_UP_WEIGHTS = tuple(f"{name}.weight" for name in EXPERTS_GATE_UP)
-
-
-EXPERTS = listed("mlp.experts", "gate_proj", "up_proj", "down_proj")
 
 
 NEAR = Role({**WINDOW.values, "position.kind": "rope"}, (*WINDOW.lenses, ROPE))

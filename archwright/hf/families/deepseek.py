@@ -12,7 +12,7 @@ from archwright.hf.families.common import (
     shared,
     sparse,
 )
-from archwright.hf.families.llama import BASE
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.layouts import ByGroup, Rows
 from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Refuse, Set, Switch, Table
 from archwright.hf.rope import mscale
@@ -80,9 +80,7 @@ PAIRING = Switch(
 )
 
 
-LATENT_NAMES: dict[str, Mapped | None] = {
-    "self_attn.k_proj": None,
-    "self_attn.v_proj": None,
+LATENT_NAMES: dict[str, Mapped] = {
     "self_attn.q_a_proj": "attention.query_down",
     "self_attn.q_a_layernorm": "attention.query_norm",
     "self_attn.q_b_proj": "attention.query_up",
@@ -92,7 +90,7 @@ LATENT_NAMES: dict[str, Mapped | None] = {
 }
 
 
-DEEPSEEK_V2 = BASE.derive(
+DEEPSEEK_V2 = LLAMA.derive(
     "deepseek_v2",
     "DeepseekV2ForCausalLM",
     *LATENT,
@@ -125,12 +123,12 @@ DEEPSEEK_V2 = BASE.derive(
             shared("n_shared_experts"),
         ),
     ),
-    layer_keys=LATENT_NAMES | EXPERT_NAMES | {"mlp.gate.e_score_correction_bias": None},
+    layer_keys=LATENT_NAMES | EXPERT_NAMES,
     undeclared={"scoring_func": "softmax", "moe_layer_freq": 1},
 )
 
 
-DEEPSEEK_V3 = BASE.derive(
+DEEPSEEK_V3 = LLAMA.derive(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",
     *LATENT,
@@ -139,6 +137,6 @@ DEEPSEEK_V3 = BASE.derive(
     Refuse("moe_layer_freq", (1,)),
     groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
     layer_keys=LATENT_NAMES | EXPERT_NAMES,
-    ignored=(*BASE.ignored, FURTHER),
+    ignored=(*LLAMA.ignored, FURTHER),
     undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1},
 )

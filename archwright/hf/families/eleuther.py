@@ -201,16 +201,12 @@ GPT_NEOX_JAPANESE = GPT_NEOX.derive(
     layers="gpt_neox_japanese.layers.{i}.",
     prefix="gpt_neox_japanese.",
     model_keys={
-        "gpt_neox.embed_in": None,
-        "gpt_neox.final_layer_norm": None,
         "gpt_neox_japanese.embed_in": "embedding",
         "gpt_neox_japanese.final_layer_norm": "norm",
     },
     layer_keys={
-        "attention.dense": None,
         "attention.dense.weight": "attention.out.weight",
         "attention.dense_bias": "attention.out.bias",
     },
-    without=("use_parallel_residual", "attention_bias", "intermediate_size"),
     undeclared={"rotary_pct": 1.0},
 )

@@ -3,11 +3,7 @@
 from typing import Any
 
 from archwright.hf.families.common import (
-    ATTENTION_BIAS,
-    DROPOUT,
     EXPERTS,
-    MLP_BIAS,
-    ROPE,
     balance,
     bias,
     experts,
@@ -15,7 +11,7 @@ from archwright.hf.families.common import (
     shared,
     sparse,
 )
-from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern
 from archwright.hf.layouts import Reshaped
 from archwright.hf.lenses import Config, Field, Refuse, Set
@@ -28,7 +24,6 @@ ERNIE4_5 = LLAMA.derive(
     Rope(pairing="interleaved", fraction=""),
     bias("use_bias", "attention", "query", "key", "value", "out"),
     bias("use_bias", "feedforward", "up", "down"),
-    without=(ROPE, ATTENTION_BIAS, MLP_BIAS, DROPOUT),
 )
 
 
@@ -55,7 +50,7 @@ def _write_stretch(roles: list[str]) -> dict[str, Any]:
     return {}
 
 
-ERNIE4_5_MOE = BASE.derive(
+ERNIE4_5_MOE = LLAMA.derive(
     "ernie4_5_moe",
     "Ernie4_5_MoeForCausalLM",
     Set({"position.pairing": "interleaved"}),
@@ -77,6 +72,6 @@ ERNIE4_5_MOE = BASE.derive(
         **EXPERTS,
         **gated("mlp.shared_experts", "feedforward.shared"),
     },
-    ignored=(*BASE.ignored, r".*mtp.*"),
+    ignored=(*LLAMA.ignored, r".*mtp.*"),
     undeclared={"attention_dropout": 0.0},
 )

@@ -2,26 +2,20 @@
 
 from archwright.hf.families.common import (
     ALL_EPS,
-    ATTENTION_BIAS,
-    EPS,
-    EXPERT_NAMES,
     FIRST_DENSE,
     HEAD_NORM_NAMES,
     HEAD_NORMS,
-    MLP_BIAS,
     NEAR_TURNED,
-    NO_ATTENTION_BIAS,
-    NO_MLP_BIAS,
-    PRE_RMS,
     QUERY_KEY_NORM,
     ROPE,
+    UNBIASED_EXPERT_NAMES,
     WINDOW,
     qk_norm,
     routed,
     shared,
     sparse,
 )
-from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.families.olmo import OUTPUT_NORM_NAMES
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every, every_by
 from archwright.hf.lenses import Config, Set
@@ -43,9 +37,6 @@ EXAONE4 = LLAMA.derive(
     Set({"residual.kind": "output", "norm.kind": "rms", "norm.scale_in": "input_dtype"}),
     Set(HEAD_NORMS),
     ALL_EPS,
-    NO_ATTENTION_BIAS,
-    NO_MLP_BIAS,
-    without=(PRE_RMS, EPS, ROPE, ATTENTION_BIAS, MLP_BIAS),
     layer_keys={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
     groups=(
         Layers(
@@ -68,7 +59,7 @@ EXAONE4 = LLAMA.derive(
 )
 
 
-EXAONE_MOE = BASE.derive(
+EXAONE_MOE = LLAMA.derive(
     "exaone_moe",
     "ExaoneMoeForCausalLM",
     *qk_norm("head"),
@@ -80,10 +71,9 @@ EXAONE_MOE = BASE.derive(
         ),
     ),
     layer_keys={
-        **EXPERT_NAMES,
+        **UNBIASED_EXPERT_NAMES,
         **QUERY_KEY_NORM,
-        "mlp.gate.e_score_correction_bias": None,
         "mlp.e_score_correction_bias": "feedforward.selection_bias",
     },
-    ignored=(*BASE.ignored, r"mtp.*"),
+    ignored=(*LLAMA.ignored, r"mtp.*"),
 )

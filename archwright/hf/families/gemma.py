@@ -3,14 +3,9 @@ and four norms in a layer."""
 
 from archwright.hf.families.common import (
     ALL_EPS,
-    EPS,
-    GATED,
     HEAD_NORM_NAMES,
     HEAD_NORMS,
-    MLP_BIAS,
-    NO_MLP_BIAS,
     ROLES,
-    ROPE,
     WINDOW,
 )
 from archwright.hf.families.llama import LLAMA
@@ -36,9 +31,7 @@ GEMMA = LLAMA.derive(
     Set({**NORM, "embedding.scale": "sqrt_dim"}),
     # Early files say "gelu" and mean its approximation.
     Activation("hidden_act", gated=True, names={"gelu_pytorch_tanh": TANH, "gelu": TANH}),
-    NO_MLP_BIAS,
     TWO_WAY,
-    without=(GATED, MLP_BIAS),
 )
 
 
@@ -50,10 +43,7 @@ VAULT_GEMMA = LLAMA.derive(
     Activation("hidden_activation", gated=True),
     Field("attn_logit_softcapping", "attention.softcap", or_none=True),
     Field("final_logit_softcapping", "head.softcap", or_none=True),
-    NO_MLP_BIAS,
-    without=(GATED, MLP_BIAS),
     layer_keys={
-        "post_attention_layernorm": None,
         "pre_feedforward_layernorm": "residual.norms.feedforward",
     },
     groups=(EVERY_SECOND,),
@@ -80,7 +70,6 @@ GEMMA3 = GEMMA2.derive(
     Set({"attention.qk_norm.weight": "unit_offset", "attention.qk_norm.scale_in": "float32"}),
     ALL_EPS,
     Refuse("attn_logit_softcapping", (None,)),  # the class has the key, and leaves it aside
-    without=(EPS, ROPE, Field("attn_logit_softcapping", "attention.softcap", or_none=True)),
     layer_keys=HEAD_NORM_NAMES,
     groups=(
         Layers(

@@ -1,17 +1,13 @@
 """GLM: half of each head turns; from GLM 4 on there are four norms in a layer, then mixtures of experts."""
 
 from archwright.hf.families.common import (
-    ATTENTION_BIAS,
     EXPERT_NAMES,
     FIRST_DENSE,
     FIRST_OF_LIST,
     FURTHER,
     GATE_UP,
-    MLP_BIAS,
-    NO_MLP_BIAS,
     QKV_BIAS_SWITCH,
     QUERY_KEY_NORM,
-    ROPE,
     bias,
     qk_norm,
     routed,
@@ -19,7 +15,7 @@ from archwright.hf.families.common import (
     sparse,
 )
 from archwright.hf.families.deepseek import DEEPSEEK_V3
-from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.lenses import Either, Refuse, Set
 from archwright.hf.rope import Rope
 
@@ -29,9 +25,7 @@ GLM = LLAMA.derive(
     Rope(pairing="interleaved"),
     bias("attention_bias", "attention", "query", "key", "value"),
     Set({"attention.bias.out": False}),
-    NO_MLP_BIAS,
-    without=(ROPE, ATTENTION_BIAS, MLP_BIAS),
-    layer_keys={"mlp.gate_proj": None, "mlp.up_proj": None, "mlp.gate_up_proj": GATE_UP},
+    layer_keys={"mlp.gate_up_proj": GATE_UP},
     undeclared={"partial_rotary_factor": 0.5},
 )
 
@@ -47,7 +41,7 @@ GLM4 = GLM.derive(
 )
 
 
-GLM4_MOE = BASE.derive(
+GLM4_MOE = LLAMA.derive(
     "glm4_moe",
     "Glm4MoeForCausalLM",
     Rope(),
@@ -58,10 +52,9 @@ GLM4_MOE = BASE.derive(
         (*qk_norm("head"), Refuse("use_qk_norm", (True,))),
         (Refuse("use_qk_norm", (False,)),),
     ),
-    without=(ROPE,),
     groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
     layer_keys={**EXPERT_NAMES, **QUERY_KEY_NORM},
-    ignored=(*BASE.ignored, FURTHER),
+    ignored=(*LLAMA.ignored, FURTHER),
     undeclared={"partial_rotary_factor": 0.5},
 )
 

@@ -8,14 +8,13 @@ from archwright.hf.families.common import (
     GPT_DROPOUTS,
     GPT_SIZES,
     LAYER_NORM,
-    NO_DENSE,
     QKV,
     ROLES,
     balance,
     conv1d,
     hidden,
 )
-from archwright.hf.families.llama import BASE
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.family import Family
 from archwright.hf.layer_types import Layers, Listed, every
 from archwright.hf.layouts import Stacked, Transposed
@@ -81,26 +80,12 @@ GPT1 = GPT2.derive(
     Set({"residual.kind": "post"}),
     Activation("afn", gated=False, names={"gelu": {"kind": "gelu", "approximate": "tanh"}}),
     Field("n_embd", "feedforward.hidden_dim", times=4),
+    Field("n_embd", "dim"),
     model_keys={
-        "transformer.wte": None,
-        "transformer.wpe": None,
-        "transformer.ln_f": None,
         "transformer.tokens_embed": "embedding",
         "transformer.positions_embed": "position.table",
     },
-    without=(
-        "activation_function",
-        "n_inner",
-        "scale_attn_weights",
-        "scale_attn_by_inverse_layer_idx",
-    ),
     ignored=(r".*\.attn\.bias", r".*position_ids"),
-    undeclared={
-        "n_inner": None,
-        "activation_function": "gelu_new",
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-    },
 )
 
 
@@ -115,7 +100,7 @@ STRETCHED = Either(
 """RoPE of a config that says nothing of it."""
 
 
-GPT_OSS = BASE.derive(
+GPT_OSS = LLAMA.derive(
     "gpt_oss",
     "GptOssForCausalLM",
     STRETCHED,
@@ -131,8 +116,7 @@ GPT_OSS = BASE.derive(
     Field("swiglu_limit", "feedforward.expert.limit"),
     balance(),
     groups=(Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES),),
-    layer_keys=NO_DENSE
-    | {
+    layer_keys={
         "self_attn.sinks": "attention.sinks",
         "mlp.router": "feedforward.router",
         "mlp.experts.gate_up_proj": Fused(

@@ -6,8 +6,6 @@ from typing import Any
 
 from archwright.hf.families.common import (
     EXPERTS_GATE_UP,
-    MLP_BIAS,
-    NO_DENSE,
     ROLES,
     ROPE,
     balance,
@@ -17,7 +15,7 @@ from archwright.hf.families.common import (
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed, first_of, getter
 from archwright.hf.layouts import Rows, Stacked
-from archwright.hf.lenses import MISSING, Config, Either, Field, Set, Table, nested
+from archwright.hf.lenses import MISSING, Config, Either, Field, Lens, Set, Table, nested
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Fused
 from archwright.spec.errors import UserError
@@ -42,6 +40,10 @@ class ThetaOfEach:
 
     key: str
     rope: Rope
+
+    @property
+    def lenses(self) -> list[Lens]:
+        return [self.rope]
 
     def names(self, config: Config, num_layers: int) -> list[str]:
         return [_turns(theta) for theta in self._thetas(config, num_layers)]
@@ -81,7 +83,6 @@ GRANITE_SWA = GRANITE.derive(
     "granite_swa",
     "GraniteSWAForCausalLM",
     Set({"attention.sinks": True}),
-    without=(ROPE,),
     layer_keys={"self_attn.sinks": "attention.sinks"},
     groups=(
         Layers(Listed(otherwise=first_of(4)), ROLES),
@@ -95,9 +96,7 @@ GRANITEMOE = GRANITE.derive(
     "GraniteMoeForCausalLM",
     *experts("num_local_experts", "intermediate_size", routing="softmax_of_chosen"),
     balance(),
-    without=(MLP_BIAS,),
-    layer_keys=NO_DENSE
-    | {
+    layer_keys={
         "block_sparse_moe.router.layer": "feedforward.router",
         "block_sparse_moe.input_linear": Fused(EXPERTS_GATE_UP, Stacked()),
         "block_sparse_moe.output_linear": "feedforward.experts.down",

@@ -3,14 +3,10 @@
 from archwright.hf.families.common import (
     ALL_EPS,
     ATTENTION_BIAS,
-    EPS,
     EXPERTS,
     FIRST_OF_LIST,
     FURTHER,
     HEAD_NORMS,
-    MLP_BIAS,
-    NO_DENSE,
-    NO_MLP_BIAS,
     QUERY_KEY_NORM,
     ROPE,
     SIGMOID,
@@ -22,7 +18,7 @@ from archwright.hf.families.common import (
     sparse,
 )
 from archwright.hf.families.deepseek import LATENT, LATENT_NAMES, PAIRING
-from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.lenses import Computed, Config, Field, Refuse, Set, Table, nested, refused
 from archwright.spec.errors import UserError
 
@@ -48,8 +44,6 @@ HUNYUAN = LLAMA.derive(
     Set({"attention.qk_norm_position": "after"}),
     ALL_EPS,
     HUNYUAN_ROPE,
-    NO_MLP_BIAS,
-    without=(EPS, ROPE, MLP_BIAS),
     layer_keys={
         "self_attn.query_layernorm": "attention.query_norm",
         "self_attn.key_layernorm": "attention.key_norm",
@@ -57,7 +51,7 @@ HUNYUAN = LLAMA.derive(
 )
 
 
-HY_V3 = BASE.derive(
+HY_V3 = LLAMA.derive(
     "hy_v3",
     "HYV3ForCausalLM",
     ATTENTION_BIAS,
@@ -78,7 +72,7 @@ HY_V3 = BASE.derive(
         **gated("mlp.shared_mlp", "feedforward.shared"),
         **QUERY_KEY_NORM,
     },
-    ignored=(*BASE.ignored, FURTHER),
+    ignored=(*LLAMA.ignored, FURTHER),
 )
 
 
@@ -87,8 +81,6 @@ YOUTU = LLAMA.derive(
     "YoutuForCausalLM",
     *LATENT,
     PAIRING,
-    NO_MLP_BIAS,
-    without=(ATTENTION_BIAS, MLP_BIAS),
     layer_keys=LATENT_NAMES,
 )
 
@@ -125,7 +117,7 @@ def _read_alpha(config: Config) -> Table:
     return {"position": {"theta": float(stretched), "scaling": {"kind": "none"}}}
 
 
-HUNYUAN_V1_MOE = BASE.derive(
+HUNYUAN_V1_MOE = LLAMA.derive(
     "hunyuan_v1_moe",
     "HunYuanMoEV1ForCausalLM",
     ATTENTION_BIAS,
@@ -136,8 +128,7 @@ HUNYUAN_V1_MOE = BASE.derive(
     _one("moe_topk", "feedforward.top_k"),
     Field("intermediate_size", ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim")),
     Computed(_read_shared, lambda get: {}),
-    layer_keys=NO_DENSE
-    | {
+    layer_keys={
         "self_attn.query_layernorm": "attention.query_norm",
         "self_attn.key_layernorm": "attention.key_norm",
         "mlp.gate.wg": "feedforward.router",

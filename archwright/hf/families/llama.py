@@ -11,8 +11,6 @@ from archwright.hf.families.common import (
     HIDDEN,
     KV_HEADS,
     MLP_BIAS,
-    NO_ATTENTION_BIAS,
-    NO_DENSE,
     PRE_RMS,
     ROLES,
     ROPE,
@@ -68,16 +66,10 @@ LLAMA = Family(
 )
 
 
-BASE = LLAMA.derive("", "", NO_ATTENTION_BIAS, without=(ATTENTION_BIAS, MLP_BIAS))
-"""Llama without the biases that it can be told of."""
-
-
 CWM = LLAMA.derive(
     "cwm",
     "CwmForCausalLM",
-    NO_ATTENTION_BIAS,
     Write({"bos_token_id": 0}),  # the class demands one
-    without=(ATTENTION_BIAS,),
     groups=(Layers(Listed(otherwise=first_of(4)), ROLES),),
     undeclared={
         "rope_parameters": {
@@ -159,7 +151,7 @@ CHUNKED = Role(
 )
 
 
-LLAMA4_TEXT = BASE.derive(
+LLAMA4_TEXT = LLAMA.derive(
     "llama4_text",
     "Llama4ForCausalLM",
     ATTENTION_BIAS,
@@ -192,8 +184,7 @@ LLAMA4_TEXT = BASE.derive(
             other=dense(hidden="intermediate_size_mlp"),
         ),
     ),
-    layer_keys=NO_DENSE
-    | gated("feed_forward", "feedforward")
+    layer_keys=gated("feed_forward", "feedforward")
     | gated("feed_forward.shared_expert", "feedforward.shared")
     | {
         "feed_forward.router": "feedforward.router",

@@ -4,17 +4,12 @@ from typing import Any
 
 from archwright.hf.families.common import (
     ALL_OR_NONE,
-    ATTENTION_BIAS,
-    MLP_BIAS,
-    NO_ATTENTION_BIAS,
-    NO_DENSE,
-    NO_MLP_BIAS,
     ROLES,
     balance,
     experts,
     listed,
 )
-from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed
 from archwright.hf.lenses import MISSING, Computed, Config, Get, Table, nested
 from archwright.spec.errors import UserError
@@ -22,21 +17,17 @@ from archwright.spec.errors import UserError
 MISTRAL = LLAMA.derive(
     "mistral",
     "MistralForCausalLM",
-    NO_ATTENTION_BIAS,
-    NO_MLP_BIAS,
-    without=(ATTENTION_BIAS, MLP_BIAS),
     groups=(Layers(ALL_OR_NONE, ROLES),),
 )
 
 
-MIXTRAL = BASE.derive(
+MIXTRAL = LLAMA.derive(
     "mixtral",
     "MixtralForCausalLM",
     *experts("num_local_experts", "intermediate_size"),
     balance(),
     groups=(Layers(ALL_OR_NONE, ROLES),),
-    layer_keys=NO_DENSE
-    | {"block_sparse_moe.gate": "feedforward.router"}
+    layer_keys={"block_sparse_moe.gate": "feedforward.router"}
     | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
 )
 

@@ -4,23 +4,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from archwright.hf.families.arcee import ARCEE, PLAIN
+from archwright.hf.families.arcee import ARCEE
 from archwright.hf.families.common import (
     ALL_EPS,
     ATTENTION_BIAS,
     CAUSAL,
-    EPS,
     EXPERT_NAMES,
     FIRST_DENSE,
     FIRST_OF_LIST,
     HEAD_NORM_NAMES,
     HEAD_NORMS,
-    KV_HEADS,
     LAYER_NORM,
-    MLP_BIAS,
-    NO_DENSE,
-    NO_MLP_BIAS,
-    PRE_RMS,
     QKV,
     QKV_BIAS_SWITCH,
     QUERY_KEY_NORM,
@@ -33,7 +27,6 @@ from archwright.hf.families.common import (
     by_head,
     embedding_scale,
     experts,
-    gated,
     listed,
     qk_norm,
     routed,
@@ -42,7 +35,7 @@ from archwright.hf.families.common import (
     switched,
 )
 from archwright.hf.families.deepseek import LATENT, LATENT_NAMES
-from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.families.phi import LAYER_QK_NORM, NO_QK_NORM, PHI
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role
 from archwright.hf.layouts import HalvesSwapped
@@ -69,7 +62,6 @@ SEED_OSS = LLAMA.derive(
     bias("attention_bias", "attention", "query", "key", "value"),
     bias("attention_out_bias", "attention", "out"),
     Field("residual_dropout", "residual.dropout"),
-    without=(ATTENTION_BIAS,),
 )
 
 
@@ -80,7 +72,6 @@ HELIUM = LLAMA.derive(
     Set({"norm.scale_in": "float32"}),
     bias("attention_bias", "attention", "query", "key", "value"),
     Set({"attention.bias.out": False}),
-    without=(ROPE, ATTENTION_BIAS),
 )
 
 
@@ -101,7 +92,6 @@ def _windows(config: Config, num_layers: int) -> list[str]:
 SMOLLM3 = LLAMA.derive(
     "smollm3",
     "SmolLM3ForCausalLM",
-    without=(ROPE,),
     groups=(
         Layers(
             CustomPattern(
@@ -126,22 +116,11 @@ PERSIMMON = PHI.derive(
     layer_keys={
         "input_layernorm": "residual.norms.attention",
         "post_attention_layernorm": "residual.norms.feedforward",
-        "self_attn.q_proj": None,
-        "self_attn.k_proj": None,
-        "self_attn.v_proj": None,
         "self_attn.query_key_value": Fused(QKV, by_head),
-        "mlp.fc1": None,
-        "mlp.fc2": None,
         "mlp.dense_h_to_4h": "feedforward.up",
         "mlp.dense_4h_to_h": "feedforward.down",
     },
-    without=("num_key_value_heads", "embd_pdrop", "resid_pdrop"),
-    undeclared={
-        "num_key_value_heads": None,
-        "partial_rotary_factor": 0.5,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-    },
+    undeclared={"partial_rotary_factor": 0.5},
 )
 
 
@@ -179,7 +158,6 @@ STABLELM = LLAMA.derive(
         "self_attn.q_layernorm.norms.{e}": "attention.query_norm",
         "self_attn.k_layernorm.norms.{e}": "attention.key_norm",
     },
-    without=(ROPE, "rms_norm_eps", "attention_bias", "mlp_bias"),
     undeclared={"partial_rotary_factor": 0.25},
 )
 
@@ -190,7 +168,7 @@ def _far(config: Config, n: int) -> list[str]:
     return ["full_attention" if i < first else "sliding_attention" for i in range(n)]
 
 
-DOTS1 = BASE.derive(
+DOTS1 = LLAMA.derive(
     "dots1",
     "Dots1ForCausalLM",
     ATTENTION_BIAS,
@@ -203,17 +181,16 @@ DOTS1 = BASE.derive(
 )
 
 
-SOLAR_OPEN = BASE.derive(
+SOLAR_OPEN = LLAMA.derive(
     "solar_open",
     "SolarOpenForCausalLM",
     QKV_BIAS_SWITCH,
     *routed("n_routed_experts", shared("n_shared_experts")),
-    layer_keys=NO_DENSE | EXPERT_NAMES,
-    undeclared={"intermediate_size": 11008},
+    layer_keys=EXPERT_NAMES,
 )
 
 
-MINIMAX_M2 = BASE.derive(
+MINIMAX_M2 = LLAMA.derive(
     "minimax_m2",
     "MiniMaxM2ForCausalLM",
     Rope(),
@@ -228,9 +205,7 @@ MINIMAX_M2 = BASE.derive(
     *qk_norm("projection"),
     *experts("num_local_experts", "intermediate_size", **SIGMOID),
     balance(),
-    without=(ROPE,),
-    layer_keys=NO_DENSE
-    | {
+    layer_keys={
         "block_sparse_moe.gate": "feedforward.router",
         "block_sparse_moe.e_score_correction_bias": "feedforward.selection_bias",
         **QUERY_KEY_NORM,
@@ -282,7 +257,6 @@ MINICPM3 = LLAMA.derive(
     embedding_scale("scale_emb"),
     Computed(_read_depth, _write_depth),
     Computed(_read_base, _write_base),
-    without=(ATTENTION_BIAS,),
     layer_keys=LATENT_NAMES,
 )
 
@@ -303,13 +277,12 @@ def _by_type(layer_type: str, sinks: bool, heads: int) -> tuple[Lens, ...]:
     )
 
 
-MIMO_V2_FLASH = BASE.derive(
+MIMO_V2_FLASH = LLAMA.derive(
     "mimo_v2_flash",
     "MiMoV2FlashForCausalLM",
     bias("attention_bias", "attention", "query", "key", "value"),
     Field("v_head_dim", "attention.value_head_dim"),
     Field("attention_value_scale", "attention.value_scale"),
-    without=(ROPE, KV_HEADS),
     groups=(
         Layers(
             Listed(
@@ -334,10 +307,9 @@ MIMO_V2_FLASH = BASE.derive(
     ),
     layer_keys={
         **EXPERT_NAMES,
-        **dict.fromkeys(gated("mlp.shared_experts", "")),
         "self_attn.attention_sink_bias": "attention.sinks",
     },
-    ignored=(*BASE.ignored, r"model\.mtp\..*"),
+    ignored=(*LLAMA.ignored, r"model\.mtp\..*"),
     undeclared={
         "partial_rotary_factor": 0.334,
         "rope_parameters": {
@@ -356,7 +328,6 @@ NEMOTRON = ARCEE.derive(
     Set({"norm.weight": "unit_offset"}),
     Field("norm_eps", "norm.eps"),
     Rope(),
-    without=(PRE_RMS, EPS, ROPE),
     undeclared={"partial_rotary_factor": 0.5},
 )
 
@@ -367,7 +338,6 @@ JAIS2 = ARCEE.derive(
     Set({"residual.kind": "pre", "norm.kind": "layer", "norm.bias": True}),
     Set({"norm.weight": "plain"}),
     Field("layer_norm_eps", "norm.eps"),
-    without=(PRE_RMS, EPS),
 )
 
 
@@ -377,11 +347,7 @@ APERTUS = ARCEE.derive(
     Activation("hidden_act", gated=False, names={"xielu": {"kind": "xielu", "beta": 0.5}}),
     Set(HEAD_NORMS),
     ALL_EPS,
-    NO_MLP_BIAS,
-    without=(PLAIN, EPS, MLP_BIAS),
     layer_keys={
-        "input_layernorm": None,
-        "post_attention_layernorm": None,
         "attention_layernorm": "residual.norms.attention",
         "feedforward_layernorm": "residual.norms.feedforward",
         "mlp.act_fn.alpha_p": "feedforward.activation.positive",
@@ -416,13 +382,9 @@ NANOCHAT = ARCEE.derive(
     Set({"attention.qk_norm_over": "head", "attention.qk_norm_position": "after"}),
     Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps", "embedding.norm.eps")),
     Field("final_logit_softcapping", "head.softcap", or_none=True),
-    NO_MLP_BIAS,
-    without=(EPS, MLP_BIAS),
     layer_keys={
         "self_attn.q_proj": Fused(("attention.query",), _swapped),
         "self_attn.k_proj": Fused(("attention.key",), _swapped),
-        "mlp.up_proj": None,
-        "mlp.down_proj": None,
         "mlp.fc1": "feedforward.up",
         "mlp.fc2": "feedforward.down",
     },

@@ -6,19 +6,14 @@ from archwright.hf.families.common import (
     ALL_BIASES,
     ALL_OR_NONE,
     ATTENTION_BIAS,
-    EPS,
     GATE_UP,
     LAYER_NORM,
-    MLP_BIAS,
-    NO_DENSE,
-    NO_MLP_BIAS,
     ROLES,
-    ROPE,
     balance,
     experts,
     listed,
 )
-from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.families.mistral import MISTRAL
 from archwright.hf.layer_types import Layers
 from archwright.hf.layouts import Rows
@@ -54,13 +49,7 @@ PHI3 = MISTRAL.derive(
     Computed(lambda config: {}, _write_original),
     Field("resid_pdrop", "residual.dropout"),
     Field("embd_pdrop", "embedding.dropout"),
-    without=(ROPE,),
     layer_keys={
-        "self_attn.q_proj": None,
-        "self_attn.k_proj": None,
-        "self_attn.v_proj": None,
-        "mlp.gate_proj": None,
-        "mlp.up_proj": None,
         "self_attn.qkv_proj": Fused(
             ("attention.query", "attention.key", "attention.value"), Rows()
         ),
@@ -75,8 +64,6 @@ BITNET = LLAMA.derive(
     Set({"attention.out_norm.kind": "rms", "attention.out_norm.scale_in": "input_dtype"}),
     Set({"feedforward.hidden_norm.kind": "rms", "feedforward.hidden_norm.scale_in": "input_dtype"}),
     Field("rms_norm_eps", ("norm.eps", "attention.out_norm.eps", "feedforward.hidden_norm.eps")),
-    NO_MLP_BIAS,
-    without=(EPS, MLP_BIAS),
     layer_keys={
         "self_attn.attn_sub_norm": "attention.out_norm",
         "mlp.ffn_sub_norm": "feedforward.norm",
@@ -120,26 +107,13 @@ PHI = LLAMA.derive(
     ),
     layer_keys={
         "input_layernorm": "residual.norms.shared",
-        "post_attention_layernorm": None,
-        "self_attn.o_proj": None,
         "self_attn.dense": "attention.out",
         "self_attn.q_layernorm": "attention.query_norm",
         "self_attn.k_layernorm": "attention.key_norm",
-        "mlp.gate_proj": None,
-        "mlp.up_proj": None,
-        "mlp.down_proj": None,
         "mlp.fc1": "feedforward.up",
         "mlp.fc2": "feedforward.down",
     },
-    model_keys={"model.norm": None, "model.final_layernorm": "norm"},
-    without=(
-        ROPE,
-        "rms_norm_eps",
-        "hidden_act",
-        "intermediate_size",
-        "attention_bias",
-        "mlp_bias",
-    ),
+    model_keys={"model.final_layernorm": "norm"},
     undeclared={"partial_rotary_factor": 0.5},
 )
 
@@ -164,7 +138,7 @@ def _write_mscale(get: Get) -> dict[str, Any]:
     return {} if factor is MISSING else {"rope_parameters": keys}
 
 
-PHIMOE = BASE.derive(
+PHIMOE = LLAMA.derive(
     "phimoe",
     "PhimoeForCausalLM",
     ATTENTION_BIAS,
@@ -179,9 +153,7 @@ PHIMOE = BASE.derive(
     Refuse("num_experts_per_tok", (2,)),
     Field("router_jitter_noise", "feedforward.jitter"),
     balance(),
-    without=(ROPE,),
     groups=(Layers(ALL_OR_NONE, ROLES),),
-    layer_keys=NO_DENSE
-    | {"block_sparse_moe.gate": "feedforward.router"}
+    layer_keys={"block_sparse_moe.gate": "feedforward.router"}
     | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
 )

@@ -3,11 +3,8 @@
 from archwright.hf.families.common import (
     ALL_EPS,
     ATTENTION_BIAS,
-    EPS,
     HEAD_NORM_NAMES,
     HEAD_NORMS,
-    MLP_BIAS,
-    NO_MLP_BIAS,
     NO_QKV_BIAS,
     QKV_BIAS,
     QUERY_KEY_NORM,
@@ -20,7 +17,7 @@ from archwright.hf.families.common import (
     sparse,
     switched,
 )
-from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed
 from archwright.hf.lenses import Config, Field, Set, Switch
 
@@ -49,7 +46,7 @@ def _alternating(config: Config, n: int) -> list[str]:
     return ["full_attention" if i % 2 or i >= near else "sliding_attention" for i in range(n)]
 
 
-QWEN2_MOE = BASE.derive(
+QWEN2_MOE = LLAMA.derive(
     "qwen2_moe",
     "Qwen2MoeForCausalLM",
     Switch("qkv_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)}),
@@ -81,7 +78,7 @@ QWEN2_MOE = BASE.derive(
 )
 
 
-QWEN3_MOE = BASE.derive(
+QWEN3_MOE = LLAMA.derive(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
     ATTENTION_BIAS,
@@ -132,8 +129,6 @@ QWEN2 = LLAMA.derive(
     "qwen2",
     "Qwen2ForCausalLM",
     Set(QKV_BIAS | {"attention.bias.out": False}),
-    NO_MLP_BIAS,
-    without=(ATTENTION_BIAS, MLP_BIAS),
     groups=(Layers(UPPER_LAYERS, ROLES),),
 )
 
@@ -143,8 +138,6 @@ QWEN3 = LLAMA.derive(
     "Qwen3ForCausalLM",
     Set(HEAD_NORMS),
     ALL_EPS,
-    NO_MLP_BIAS,
-    without=(EPS, MLP_BIAS),
     layer_keys=HEAD_NORM_NAMES,
     groups=QWEN2.groups,
 )

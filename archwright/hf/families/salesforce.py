@@ -11,9 +11,6 @@ CODEGEN = GPT_J.derive(
     "codegen",
     "CodeGenForCausalLM",
     layer_keys={
-        "attn.q_proj": None,
-        "attn.k_proj": None,
-        "attn.v_proj": None,
         # Four shards, as it was trained on four devices each.
         "attn.qkv_proj": Fused(
             ("attention.query", "attention.value", "attention.key"), ByGroup(groups=4)
