@@ -161,10 +161,15 @@ class Either:
 
 @dataclass(frozen=True)
 class Computed:
-    """A correspondence that takes arithmetic: a function each way."""
+    """A correspondence that takes arithmetic: a function each way.
+
+    Args:
+        key: the key of the config that this is all about, if there is one.
+    """
 
     reads: Callable[[Config], Table]
     writes: Callable[[Get], dict[str, Any]]
+    key: str | None = None
 
     def read(self, config: Config) -> Table:
         return self.reads(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from archwright.hf.families.common import ALL_BIASES, LAYER_NORM, SIZES
+from archwright.hf.families.common import ALL_BIASES, LAYER_NORM, SIZES, flag
 from archwright.hf.family import Family
 from archwright.hf.layouts import FirstRow, Heads, Reshaped
 from archwright.hf.lenses import (
@@ -50,7 +50,6 @@ LAYER_KEYS = {
     "output.LayerNorm": "residual.norms.feedforward",
 }
 
-
 BERT = Family(
     "bert",
     "BertLMHeadModel",
@@ -67,13 +66,7 @@ BERT = Family(
         Computed(_read_transform, lambda get: {}),
         Field("intermediate_size", "feedforward.hidden_dim"),
         Set(ALL_BIASES),
-        Switch(
-            "is_decoder",
-            {
-                True: Set({"attention.mask.kind": "causal"}),
-                False: Set({"attention.mask.kind": "full"}),
-            },
-        ),
+        flag("is_decoder", {"attention.mask.kind": "causal"}, {"attention.mask.kind": "full"}),
         Refuse("add_cross_attention", (False,)),
         Refuse("position_embedding_type", ("absolute",)),
         Refuse("tie_word_embeddings", (True,)),
@@ -100,7 +93,6 @@ BERT = Family(
     endings={".gamma": ".weight", ".beta": ".bias"},
     undeclared={"position_embedding_type": "absolute"},
 )
-
 
 BIG_BIRD = BERT.derive(
     "big_bird",

@@ -1,11 +1,19 @@
 """BigCode: SantaCoder and StarCoder."""
 
-from archwright.hf.families.common import ALL_BIASES, ALL_OR_NONE, LAYER_NORM, QKV, ROLES, by_head
+from archwright.hf.families.common import (
+    ALL_BIASES,
+    ALL_OR_NONE,
+    LAYER_NORM,
+    QKV,
+    ROLES,
+    by_head,
+    flag,
+)
 from archwright.hf.families.gpt import GPT2
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers
 from archwright.hf.layouts import Layout, Rows
-from archwright.hf.lenses import Activation, Either, Field, Set, Switch, Write
+from archwright.hf.lenses import Activation, Either, Field, Set, Write
 from archwright.hf.weight_map import Fused
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.model_spec import LayerSpec
@@ -43,7 +51,7 @@ STARCODER2 = LLAMA.derive(
     Field("residual_dropout", "residual.dropout"),
     Activation("hidden_act", gated=False),
     Field("intermediate_size", "feedforward.hidden_dim"),
-    Switch("use_bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}),
+    flag("use_bias", ALL_BIASES),
     groups=(Layers(ALL_OR_NONE, ROLES),),
     layer_keys={
         "mlp.c_fc": "feedforward.up",

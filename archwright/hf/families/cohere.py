@@ -3,14 +3,13 @@
 from typing import Any
 
 from archwright.hf.families.common import (
-    ATTENTION_BIAS,
     CAUSAL,
     EXPERTS,
-    HEAD_NORM_NAMES,
     WINDOW,
     dense,
     experts,
     gated,
+    layer_qk_norm,
     shared,
 )
 from archwright.hf.families.llama import LLAMA
@@ -22,13 +21,6 @@ from archwright.spec.errors import UserError
 INTERLEAVED = Rope(pairing="interleaved", fraction="")
 
 
-NORMS_OF_EACH = {
-    "attention.qk_norm.kind": "layer",
-    "attention.qk_norm.bias": False,
-    "attention.qk_norm_over": "per_head",
-}
-
-
 COHERE = LLAMA.derive(
     "cohere",
     "CohereForCausalLM",
@@ -36,20 +28,12 @@ COHERE = LLAMA.derive(
     Set({"norm.kind": "layer", "norm.bias": False}),
     Field("layer_norm_eps", "norm.eps"),
     INTERLEAVED,
-    Switch(
-        "use_qk_norm",
-        {
-            True: (Set(NORMS_OF_EACH), Field("layer_norm_eps", "attention.qk_norm.eps")),
-            False: Set({"attention.qk_norm.kind": "none"}),
-        },
-    ),
+    layer_qk_norm("use_qk_norm", "per_head"),
     Field("logit_scale", "head.logit_scale"),
     layer_keys={
         "input_layernorm": "residual.norms.shared",
-        **HEAD_NORM_NAMES,
     },
 )
-
 
 COHERE2 = COHERE.derive(
     "cohere2",
@@ -103,8 +87,6 @@ def _write_types(roles: list[str]) -> dict[str, Any]:
 
 
 FULL_DENSE = "full_attention_dense"
-
-
 MIXTURE = (
     *experts("num_experts", "intermediate_size", routing="softmax_of_chosen", balance_loss=0.0),
     Switch(
@@ -133,7 +115,6 @@ MIXTURE = (
     ),
 )
 
-
 DENSE = (
     *dense().lenses,
     Field("prefix_dense_intermediate_size", "feedforward.hidden_dim", same_as="intermediate_size"),
@@ -161,7 +142,6 @@ def _roles() -> dict[str, Role]:
 COHERE2_MOE = LLAMA.derive(
     "cohere2_moe",
     "Cohere2MoeForCausalLM",
-    ATTENTION_BIAS,
     Set({"residual.kind": "parallel", "residual.num_norms": 1}),
     Either(
         lambda config: config["rms_norm_eps"] is not None,
@@ -180,7 +160,6 @@ COHERE2_MOE = LLAMA.derive(
     groups=(Layers(CustomPattern(_read_types, _write_types), _roles()),),
     layer_keys={
         "input_layernorm": "residual.norms.shared",
-        "mlp.gate": "feedforward.router",
         **EXPERTS,
         **gated("mlp.shared_experts", "feedforward.shared"),
     },

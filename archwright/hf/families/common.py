@@ -1,5 +1,6 @@
 """Lenses, patterns of layers and names of tensors that families of several vendors share."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, MaskPattern, Role
@@ -33,7 +34,6 @@ SIZES = (
 )
 """Lenses of the keys that almost all families share."""
 
-
 HEAD_DIM = Either(
     lambda config: config["head_dim"] is not None,
     lambda get: True,
@@ -41,52 +41,50 @@ HEAD_DIM = Either(
 )
 """The width of heads; null leaves it to dim / num_heads."""
 
-
 KV_HEADS = Field("num_key_value_heads", "attention.num_kv_heads", same_as="num_attention_heads")
-
-
 RMS = {"norm.kind": "rms", "norm.scale_in": "input_dtype"}
-
-
 PRE_RMS = Set({"residual.kind": "pre", **RMS})
-
-
 EPS = Field("rms_norm_eps", "norm.eps")
-
-
 ROPE = Rope(fraction="")
 
 
-QKV_BIAS = {"attention.bias.query": True, "attention.bias.key": True, "attention.bias.value": True}
+def rope_in_some(without: str) -> CustomPattern:
+    """Return the pattern in which layers named `without` have no positions: 0 in a list, or each
+    `no_rope_layer_interval`-th."""
+
+    def read(config: Config, n: int) -> list[str]:
+        listed, interval = config["no_rope_layers"], config["no_rope_layer_interval"]
+        turned = listed[:n] if listed else [(i + 1) % interval for i in range(n)]
+        return ["rope" if one else without for one in turned]
+
+    return CustomPattern(
+        read, lambda roles: {"no_rope_layers": [int(role == "rope") for role in roles]}
+    )
 
 
-NO_QKV_BIAS = dict.fromkeys(QKV_BIAS, False)
+QKV_BIASES = {f"attention.bias.{part}": True for part in ("query", "key", "value")}
+NO_QKV_BIASES = dict.fromkeys(QKV_BIASES, False)
+FEEDFORWARD_BIASES = {"feedforward.bias.up": True, "feedforward.bias.down": True}
+ALL_BIASES = {**QKV_BIASES, "attention.bias.out": True, **FEEDFORWARD_BIASES}
+
+
+def llama3(theta: float, factor: float) -> dict[str, Any]:
+    """Return RoPE that is stretched from 8,192 tokens as that of Llama 3."""
+    lengths = {"original_max_position_embeddings": 8192, "factor": factor}
+    return {"rope_type": "llama3", "rope_theta": theta, **lengths} | {
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
 
 
 SOFTMAX = Set({"attention.kind": "softmax"})
-
-
 DROPOUT = Field("attention_dropout", "attention.dropout")
-
-
 GATED = Activation("hidden_act", gated=True)
-
-
 HIDDEN = Field("intermediate_size", "feedforward.hidden_dim")
-
-
 TIED = Field("tie_word_embeddings", "head.tied")
-
-
 CAUSAL = Role({"attention.mask.kind": "causal"})
-
-
 WINDOW = Role({"attention.mask.kind": "window"}, (Field("sliding_window", "attention.mask.size"),))
-
-
 ROLES = {"full_attention": CAUSAL, "sliding_attention": WINDOW}
-
-
 ALL_OR_NONE = CustomPattern(
     lambda config, n: (
         ["full_attention" if config["sliding_window"] is None else "sliding_attention"] * n
@@ -96,31 +94,36 @@ ALL_OR_NONE = CustomPattern(
 """A window in all layers, or in none."""
 
 
-def bias(key: str, path: str, *parts: str) -> Switch:
-    """Return the lens of a key that gives a module's maps their biases."""
-    values = {f"{path}.bias.{part}": True for part in parts}
-    return Switch(key, {True: Set(values), False: Set(dict.fromkeys(values, False))})
+def flag(key: str, yes: Mapping[str, Any], no: Mapping[str, Any] | None = None) -> Switch:
+    """Return the lens of a key that is true or false; where `no` is not given, it is that nothing of `yes` is true."""
+    return Switch(
+        key, {True: Set(yes), False: Set(dict.fromkeys(yes, False) if no is None else no)}
+    )
 
 
-ATTENTION_BIAS = bias("attention_bias", "attention", "query", "key", "value", "out")
+ATTENTION_BIAS = flag("attention_bias", {**QKV_BIASES, "attention.bias.out": True})
+MLP_BIAS = flag("mlp_bias", FEEDFORWARD_BIASES)
 
 
-MLP_BIAS = bias("mlp_bias", "feedforward", "up", "down")
-
-
-QUERY_KEY_NORM = {
-    "self_attn.q_norm": "attention.query_norm",
-    "self_attn.k_norm": "attention.key_norm",
-}
-
-
-def qk_norm(over: str, scale_in: str = "input_dtype", place: str = "before") -> tuple[Lens, ...]:
+def qk_norm(
+    over: str = "head", scale_in: str = "input_dtype", place: str = "before"
+) -> tuple[Lens, ...]:
     """Return the lenses of an RMS norm of queries and keys with the eps of all norms."""
     values = {"kind": "rms", "scale_in": scale_in}
     return (
         Set({f"attention.qk_norm.{key}": value for key, value in values.items()}),
         Set({"attention.qk_norm_over": over, "attention.qk_norm_position": place}),
         Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps")),
+    )
+
+
+def layer_qk_norm(key: str, over: str, *, bias: bool = False) -> Switch:
+    """Return the lens of a key that says whether queries and keys go through a LayerNorm."""
+    norm = {"attention.qk_norm.kind": "layer", "attention.qk_norm.bias": bias}
+    found = Set({**norm, "attention.qk_norm_over": over})
+    without = Set({"attention.qk_norm.kind": "none"})
+    return Switch(
+        key, {True: (found, Field("layer_norm_eps", "attention.qk_norm.eps")), False: without}
     )
 
 
@@ -165,7 +168,12 @@ def sparse(pattern: MaskPattern, *lenses: Lens, other: Role | None = None) -> La
     return Layers(pattern, roles)
 
 
-def listed(prefix: str, gate: str, up: str, down: str) -> dict[str, Mapped]:
+def listed(
+    prefix: str = "mlp.experts",
+    gate: str = "gate_proj",
+    up: str = "up_proj",
+    down: str = "down_proj",
+) -> dict[str, Mapped]:
     """Return the names of experts that have tensors of their own."""
     names = {gate: "gate", up: "up", down: "down"}
     return {f"{prefix}.{{e}}.{n}": f"feedforward.experts.{ours}" for n, ours in names.items()}
@@ -174,24 +182,6 @@ def listed(prefix: str, gate: str, up: str, down: str) -> dict[str, Mapped]:
 def gated(prefix: str, ours: str) -> dict[str, Mapped]:
     """Return the names of one gated feed-forward."""
     return {f"{prefix}.{name}_proj": f"{ours}.{name}" for name in ("gate", "up", "down")}
-
-
-HEAD_NORMS = {
-    "attention.qk_norm.kind": "rms",
-    "attention.qk_norm.scale_in": "input_dtype",
-    "attention.qk_norm_over": "head",
-    "attention.qk_norm_position": "before",
-}
-"""Norms of queries and keys, as most families have them."""
-
-
-ALL_EPS = Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps"))
-
-
-HEAD_NORM_NAMES = {
-    "self_attn.q_norm": "attention.query_norm",
-    "self_attn.k_norm": "attention.key_norm",
-}
 
 
 def switched(pattern: Listed) -> CustomPattern:
@@ -223,23 +213,7 @@ def embedding_scale(key: str) -> Computed:
 
 
 QKV = ("attention.query", "attention.key", "attention.value")
-
-
-QKV_BIASES = {f"attention.bias.{part}": True for part in ("query", "key", "value")}
-
-
-FEEDFORWARD_BIASES = {"feedforward.bias.up": True, "feedforward.bias.down": True}
-
-
-ALL_BIASES = {**QKV_BIASES, "attention.bias.out": True, **FEEDFORWARD_BIASES}
-
-
-NO_QKV_BIASES = dict.fromkeys(QKV_BIASES, False)
-
-
 LAYER_NORM = {"norm.kind": "layer", "norm.weight": "plain", "norm.bias": True}
-
-
 GPT_SIZES = (
     Field("vocab_size", "vocab_size"),
     Field("n_positions", "context_length"),
@@ -247,7 +221,6 @@ GPT_SIZES = (
     Field("n_layer", "num_layers"),
     Field("n_head", "attention.num_heads"),
 )
-
 
 GPT_DROPOUTS = (
     Field("embd_pdrop", "embedding.dropout"),
@@ -281,8 +254,7 @@ def hidden(key: str, dim: str) -> Either:
 
 SIGMOID: dict[str, Any] = {"routing": "sigmoid", "selection_bias": True, "balance_loss": 0.0}
 
-
-QKV_BIAS_SWITCH = Switch("attention_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)})
+QKV_BIAS = flag("attention_bias", QKV_BIASES)
 
 
 def shared(key: str, hidden: str = "moe_intermediate_size", *, optional: bool = False) -> Lens:
@@ -334,22 +306,29 @@ def routed(number: str, *lenses: Lens, scale: str = "routed_scaling_factor") -> 
     )
 
 
-FIRST_DENSE = CustomPattern(
-    lambda config, n: [
-        "dense" if i < config["first_k_dense_replace"] else "sparse" for i in range(n)
-    ],
-    lambda roles: {"first_k_dense_replace": [*roles, "sparse"].index("sparse")},
-)
+ROUTED = routed("n_routed_experts", shared("n_shared_experts"))
 
 
+def first_dense(key: str) -> CustomPattern:
+    """Return the pattern in which config[key] layers come before those with experts."""
+    return CustomPattern(
+        lambda config, n: ["dense" if i < config[key] else "sparse" for i in range(n)],
+        lambda roles: {key: [*roles, "sparse"].index("sparse")},
+    )
+
+
+FIRST_DENSE = first_dense("first_k_dense_replace")
 FIRST_OF_LIST = Listed(
     "mlp_layer_types", lambda config, n: ["dense" if i < 1 else "sparse" for i in range(n)]
 )
 
-
-EXPERTS = listed("mlp.experts", "gate_proj", "up_proj", "down_proj")
-UNBIASED_EXPERT_NAMES = {
+W_EXPERTS = listed("block_sparse_moe.experts", "w1", "w3", "w2")
+"""Names as Mixtral has them."""
+EXPERTS = {
     "mlp.gate": "feedforward.router",
+    **listed(),
+}
+UNBIASED_EXPERT_NAMES = {
     **EXPERTS,
     **gated("mlp.shared_experts", "feedforward.shared"),
 }
@@ -359,26 +338,15 @@ EXPERT_NAMES = {
 }
 """Names of a mixture's tensors in files of most of these families."""
 
-
 FURTHER = r"model\.layers\.(?P<layer>\d+)\..*"
 """Layers behind the last, which predict further tokens."""
 
-
 EXPERTS_GATE_UP = ("feedforward.experts.gate", "feedforward.experts.up")
-
-
 EXPERTS_GATE_UP_WEIGHTS = tuple(f"{name}.weight" for name in EXPERTS_GATE_UP)
-
-
 NEAR = Role({**WINDOW.values, "position.kind": "rope"}, (*WINDOW.lenses, ROPE))
-
-
 FAR = Role({**CAUSAL.values, "position.kind": "none"})
-
-
 NEAR_TURNED = {"sliding_attention": NEAR, "full_attention": FAR}
 """Windows with positions, and full attention without."""
-
 
 FEEDFORWARD_NAMES = {
     "mlp.dense_h_to_4h": "feedforward.up",

@@ -93,7 +93,6 @@ DBRX = Family(
     undeclared={"ffn_config": {"ffn_act_fn": {"name": "silu"}}},
 )
 
-
 MPT = Family(
     "mpt",
     "MptForCausalLM",

@@ -7,8 +7,9 @@ from archwright.hf.families.common import (
     EXPERT_NAMES,
     FIRST_DENSE,
     FURTHER,
+    ROUTED,
     experts,
-    routed,
+    flag,
     shared,
     sparse,
 )
@@ -64,21 +65,13 @@ LATENT = (
     Field("v_head_dim", "attention.value_head_dim"),
     Set({"attention.norm.kind": "rms", "attention.norm.eps": 1e-6}),
     Set({"attention.norm.scale_in": "input_dtype"}),
-    Switch(
-        "attention_bias",
-        {True: Set(dict.fromkeys(BIASES, True)), False: Set(dict.fromkeys(BIASES, False))},
-    ),
+    flag("attention_bias", dict.fromkeys(BIASES, True)),
     Computed(_read_scale, _write_scale),
     Field("attention_dropout", "attention.dropout"),
 )
 """Latent attention; the norms of its latents have an eps of their own."""
 
-
-PAIRING = Switch(
-    "rope_interleave",
-    {True: Set({"position.pairing": "interleaved"}), False: Set({"position.pairing": "half"})},
-)
-
+PAIRING = flag("rope_interleave", {"position.pairing": "interleaved"}, {"position.pairing": "half"})
 
 LATENT_NAMES: dict[str, Mapped] = {
     "self_attn.q_a_proj": "attention.query_down",
@@ -88,7 +81,6 @@ LATENT_NAMES: dict[str, Mapped] = {
     "self_attn.kv_a_layernorm": "attention.latent_norm",
     "self_attn.kv_b_proj": Fused(("attention.key_up", "attention.value_up"), _heads_apart),
 }
-
 
 DEEPSEEK_V2 = LLAMA.derive(
     "deepseek_v2",
@@ -127,7 +119,6 @@ DEEPSEEK_V2 = LLAMA.derive(
     undeclared={"scoring_func": "softmax", "moe_layer_freq": 1},
 )
 
-
 DEEPSEEK_V3 = LLAMA.derive(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",
@@ -135,7 +126,7 @@ DEEPSEEK_V3 = LLAMA.derive(
     PAIRING,
     Refuse("scoring_func", ("sigmoid",)),
     Refuse("moe_layer_freq", (1,)),
-    groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
+    groups=(sparse(FIRST_DENSE, *ROUTED),),
     layer_keys=LATENT_NAMES | EXPERT_NAMES,
     ignored=(*LLAMA.ignored, FURTHER),
     undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1},

@@ -2,6 +2,7 @@
 
 from archwright.hf.families.common import (
     ALL_BIASES,
+    ATTENTION_BIAS,
     FEEDFORWARD_BIASES,
     FEEDFORWARD_NAMES,
     GPT_DROPOUTS,
@@ -10,8 +11,8 @@ from archwright.hf.families.common import (
     NO_QKV_BIASES,
     QKV,
     SIZES,
-    bias,
     by_head,
+    flag,
     hidden,
 )
 from archwright.hf.families.gpt import GPT2
@@ -25,7 +26,6 @@ from archwright.hf.lenses import (
     Field,
     Get,
     Set,
-    Switch,
     Table,
 )
 from archwright.hf.rope import Rope
@@ -126,25 +126,22 @@ GPT_J = Family(
     ignored=(r".*\.attn\.(bias|masked_bias|causal_mask)",),
 )
 
-
 GPT_NEOX = Family(
     "gpt_neox",
     "GPTNeoXForCausalLM",
     lenses=(
         *SIZES,
-        Switch(
+        flag(
             "use_parallel_residual",
-            {
-                True: Set({"residual.kind": "parallel", "residual.num_norms": 2}),
-                False: Set({"residual.kind": "pre"}),
-            },
+            {"residual.kind": "parallel", "residual.num_norms": 2},
+            {"residual.kind": "pre"},
         ),
         Set({**LAYER_NORM, "attention.kind": "softmax"}),
         Field("layer_norm_eps", "norm.eps"),
         Rope(fraction="rotary_pct", theta="rotary_emb_base"),
         Field("hidden_dropout", "residual.dropout"),
         Field("attention_dropout", "attention.dropout"),
-        bias("attention_bias", "attention", "query", "key", "value", "out"),
+        ATTENTION_BIAS,
         Activation("hidden_act", gated=False),
         Set(FEEDFORWARD_BIASES),
         Field("intermediate_size", "feedforward.hidden_dim"),
@@ -181,11 +178,7 @@ def _write_multiple(get: Get) -> dict[str, object]:
 
 
 NO_FEEDFORWARD_BIASES = dict.fromkeys(FEEDFORWARD_BIASES, False)
-
-
 OUT_BIAS = "attention.bias.out"
-
-
 GPT_NEOX_JAPANESE = GPT_NEOX.derive(
     "gpt_neox_japanese",
     "GPTNeoXJapaneseForCausalLM",

@@ -3,10 +3,11 @@
 from typing import Any
 
 from archwright.hf.families.common import (
+    ALL_BIASES,
     EXPERTS,
     balance,
-    bias,
     experts,
+    flag,
     gated,
     shared,
     sparse,
@@ -22,8 +23,7 @@ ERNIE4_5 = LLAMA.derive(
     "ernie4_5",
     "Ernie4_5ForCausalLM",
     Rope(pairing="interleaved", fraction=""),
-    bias("use_bias", "attention", "query", "key", "value", "out"),
-    bias("use_bias", "feedforward", "up", "down"),
+    flag("use_bias", ALL_BIASES),
 )
 
 

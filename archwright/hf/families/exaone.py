@@ -1,12 +1,8 @@
 """EXAONE of LG: norms of what branches add, and positions in windows alone."""
 
 from archwright.hf.families.common import (
-    ALL_EPS,
     FIRST_DENSE,
-    HEAD_NORM_NAMES,
-    HEAD_NORMS,
     NEAR_TURNED,
-    QUERY_KEY_NORM,
     ROPE,
     UNBIASED_EXPERT_NAMES,
     WINDOW,
@@ -35,9 +31,8 @@ EXAONE4 = LLAMA.derive(
     "exaone4",
     "Exaone4ForCausalLM",
     Set({"residual.kind": "output", "norm.kind": "rms", "norm.scale_in": "input_dtype"}),
-    Set(HEAD_NORMS),
-    ALL_EPS,
-    layer_keys={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
+    *qk_norm(),
+    layer_keys=OUTPUT_NORM_NAMES,
     groups=(
         Layers(
             CustomPattern(
@@ -58,11 +53,10 @@ EXAONE4 = LLAMA.derive(
     ),
 )
 
-
 EXAONE_MOE = LLAMA.derive(
     "exaone_moe",
     "ExaoneMoeForCausalLM",
-    *qk_norm("head"),
+    *qk_norm(),
     groups=(
         Layers(Listed(otherwise=every_by("sliding_window_pattern")), NEAR_TURNED),
         sparse(
@@ -72,7 +66,6 @@ EXAONE_MOE = LLAMA.derive(
     ),
     layer_keys={
         **UNBIASED_EXPERT_NAMES,
-        **QUERY_KEY_NORM,
         "mlp.e_score_correction_bias": "feedforward.selection_bias",
     },
     ignored=(*LLAMA.ignored, r"mtp.*"),

@@ -1,15 +1,12 @@
 """Families that grew in fairseq: OPT and XGLM of Meta, BioGPT of Microsoft."""
 
-from archwright.hf.families.common import ALL_BIASES, LAYER_NORM, SIZES
+from archwright.hf.families.common import ALL_BIASES, LAYER_NORM, SIZES, flag
 from archwright.hf.family import Family
-from archwright.hf.lenses import Activation, Field, Refuse, Set, Switch
+from archwright.hf.lenses import Activation, Field, Refuse, Set
 
-EMBEDDING_SCALE = Switch(
-    "scale_embedding",
-    {True: Set({"embedding.scale": "sqrt_dim"}), False: Set({"embedding.scale": "none"})},
+EMBEDDING_SCALE = flag(
+    "scale_embedding", {"embedding.scale": "sqrt_dim"}, {"embedding.scale": "none"}
 )
-
-
 LAYER_KEYS = {
     "self_attn_layer_norm": "residual.norms.attention",
     "final_layer_norm": "residual.norms.feedforward",
@@ -21,23 +18,17 @@ LAYER_KEYS = {
     "fc2": "feedforward.down",
 }
 
-
 OPT = Family(
     "opt",
     "OPTForCausalLM",
     lenses=(
         *SIZES,
-        Switch(
-            "do_layer_norm_before",
-            {True: Set({"residual.kind": "pre"}), False: Set({"residual.kind": "post"})},
-        ),
+        flag("do_layer_norm_before", {"residual.kind": "pre"}, {"residual.kind": "post"}),
         Set({"norm.kind": "layer", "norm.eps": 1e-5}),
-        Switch(
+        flag(
             "layer_norm_elementwise_affine",
-            {
-                True: Set({"norm.weight": "plain", "norm.bias": True}),
-                False: Set({"norm.weight": "none", "norm.bias": False}),
-            },
+            {"norm.weight": "plain", "norm.bias": True},
+            {"norm.weight": "none", "norm.bias": False},
         ),
         Refuse("_remove_final_layer_norm", (False,)),
         Set({"position.kind": "learned", "position.offset": 2, "attention.kind": "softmax"}),
@@ -45,9 +36,7 @@ OPT = Family(
         Field("dropout", "residual.dropout"),
         Field("attention_dropout", "attention.dropout"),
         Activation("activation_function", gated=False),
-        Switch(
-            "enable_bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}
-        ),
+        flag("enable_bias", ALL_BIASES),
         Field("ffn_dim", "feedforward.hidden_dim"),
         Field("tie_word_embeddings", "head.tied"),
     ),
@@ -62,7 +51,6 @@ OPT = Family(
         "lm_head": "head",
     },
 )
-
 
 XGLM = Family(
     "xglm",
@@ -91,7 +79,6 @@ XGLM = Family(
     model_keys={"model.embed_tokens": "embedding", "model.layer_norm": "norm", "lm_head": "head"},
     ignored=(r".*embed_positions\.weights",),
 )
-
 
 BIOGPT = Family(
     "biogpt",

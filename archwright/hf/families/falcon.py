@@ -7,6 +7,7 @@ from archwright.hf.families.common import (
     QKV,
     SIZES,
     by_head,
+    flag,
     hidden,
 )
 from archwright.hf.family import Family
@@ -31,7 +32,7 @@ FALCON = Family(
         Field("hidden_dropout", "residual.dropout"),
         Field("attention_dropout", "attention.dropout"),
         Activation("activation", gated=False),
-        Switch("bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}),
+        flag("bias", ALL_BIASES),
         hidden("ffn_hidden_size", "hidden_size"),
         Either(
             lambda config: bool(config["new_decoder_architecture"]),
@@ -51,12 +52,10 @@ FALCON = Family(
                 Field("num_kv_heads", "attention.num_kv_heads", same_as="num_attention_heads"),
             ),
             (
-                Switch(
+                flag(
                     "parallel_attn",
-                    {
-                        True: Set({"residual.kind": "parallel", "residual.num_norms": 1}),
-                        False: Set({"residual.kind": "pre"}),
-                    },
+                    {"residual.kind": "parallel", "residual.num_norms": 1},
+                    {"residual.kind": "pre"},
                 ),
                 Switch(
                     "multi_query",

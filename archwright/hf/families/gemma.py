@@ -2,11 +2,9 @@
 and four norms in a layer."""
 
 from archwright.hf.families.common import (
-    ALL_EPS,
-    HEAD_NORM_NAMES,
-    HEAD_NORMS,
     ROLES,
     WINDOW,
+    qk_norm,
 )
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed, Role, every, every_by
@@ -14,17 +12,9 @@ from archwright.hf.lenses import Activation, Field, Refuse, Set
 from archwright.hf.rope import Rope
 
 TANH = {"kind": "geglu", "approximate": "tanh"}
-
-
 NORM = {"norm.weight": "unit_offset", "norm.scale_in": "float32"}
-
-
 TWO_WAY = Refuse("use_bidirectional_attention", (None, False))
-
-
 EVERY_SECOND = Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES)
-
-
 GEMMA = LLAMA.derive(
     "gemma",
     "GemmaForCausalLM",
@@ -33,7 +23,6 @@ GEMMA = LLAMA.derive(
     Activation("hidden_act", gated=True, names={"gelu_pytorch_tanh": TANH, "gelu": TANH}),
     TWO_WAY,
 )
-
 
 VAULT_GEMMA = LLAMA.derive(
     "vaultgemma",
@@ -50,7 +39,6 @@ VAULT_GEMMA = LLAMA.derive(
     undeclared={"use_bidirectional_attention": None},
 )
 
-
 GEMMA2 = VAULT_GEMMA.derive(
     "gemma2",
     "Gemma2ForCausalLM",
@@ -62,15 +50,12 @@ GEMMA2 = VAULT_GEMMA.derive(
     },
 )
 
-
 GEMMA3 = GEMMA2.derive(
     "gemma3_text",
     "Gemma3ForCausalLM",
-    Set(HEAD_NORMS),
-    Set({"attention.qk_norm.weight": "unit_offset", "attention.qk_norm.scale_in": "float32"}),
-    ALL_EPS,
+    *qk_norm(scale_in="float32"),
+    Set({"attention.qk_norm.weight": "unit_offset"}),
     Refuse("attn_logit_softcapping", (None,)),  # the class has the key, and leaves it aside
-    layer_keys=HEAD_NORM_NAMES,
     groups=(
         Layers(
             Listed(otherwise=every_by("sliding_window_pattern")),

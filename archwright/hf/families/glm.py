@@ -6,12 +6,9 @@ from archwright.hf.families.common import (
     FIRST_OF_LIST,
     FURTHER,
     GATE_UP,
-    QKV_BIAS_SWITCH,
-    QUERY_KEY_NORM,
-    bias,
+    QKV_BIAS,
+    ROUTED,
     qk_norm,
-    routed,
-    shared,
     sparse,
 )
 from archwright.hf.families.deepseek import DEEPSEEK_V3
@@ -23,12 +20,10 @@ GLM = LLAMA.derive(
     "glm",
     "GlmForCausalLM",
     Rope(pairing="interleaved"),
-    bias("attention_bias", "attention", "query", "key", "value"),
-    Set({"attention.bias.out": False}),
+    QKV_BIAS,
     layer_keys={"mlp.gate_up_proj": GATE_UP},
     undeclared={"partial_rotary_factor": 0.5},
 )
-
 
 GLM4 = GLM.derive(
     "glm4",
@@ -40,28 +35,26 @@ GLM4 = GLM.derive(
     },
 )
 
-
 GLM4_MOE = LLAMA.derive(
     "glm4_moe",
     "Glm4MoeForCausalLM",
     Rope(),
-    QKV_BIAS_SWITCH,
+    QKV_BIAS,
     Either(
         lambda config: config["use_qk_norm"],
         lambda get: get("attention.qk_norm.kind") != "none",
-        (*qk_norm("head"), Refuse("use_qk_norm", (True,))),
+        (*qk_norm(), Refuse("use_qk_norm", (True,))),
         (Refuse("use_qk_norm", (False,)),),
     ),
-    groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
-    layer_keys={**EXPERT_NAMES, **QUERY_KEY_NORM},
+    groups=(sparse(FIRST_DENSE, *ROUTED),),
+    layer_keys=EXPERT_NAMES,
     ignored=(*LLAMA.ignored, FURTHER),
     undeclared={"partial_rotary_factor": 0.5},
 )
 
-
 GLM4_MOE_LITE = DEEPSEEK_V3.derive(
     "glm4_moe_lite",
     "Glm4MoeLiteForCausalLM",
-    groups=(sparse(FIRST_OF_LIST, *routed("n_routed_experts", shared("n_shared_experts"))),),
+    groups=(sparse(FIRST_OF_LIST, *ROUTED),),
     undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1, "first_k_dense_replace": 3},
 )

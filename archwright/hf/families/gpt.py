@@ -2,7 +2,6 @@
 
 from archwright.hf.families.common import (
     ALL_BIASES,
-    ATTENTION_BIAS,
     EXPERTS_GATE_UP,
     EXPERTS_GATE_UP_WEIGHTS,
     GPT_DROPOUTS,
@@ -12,6 +11,7 @@ from archwright.hf.families.common import (
     ROLES,
     balance,
     conv1d,
+    flag,
     hidden,
 )
 from archwright.hf.families.llama import LLAMA
@@ -21,12 +21,9 @@ from archwright.hf.layouts import Stacked, Transposed
 from archwright.hf.lenses import Activation, Either, Field, Refuse, Set, Switch
 from archwright.hf.weight_map import Fused
 
-SCALED = Switch(
-    "scale_attn_weights",
-    {True: Set({"attention.scale.kind": "sqrt"}), False: Set({"attention.scale.kind": "none"})},
+SCALED = flag(
+    "scale_attn_weights", {"attention.scale.kind": "sqrt"}, {"attention.scale.kind": "none"}
 )
-
-
 BY_LAYER = Switch(
     "scale_attn_by_inverse_layer_idx",
     {
@@ -37,7 +34,6 @@ BY_LAYER = Switch(
         False: (),
     },
 )
-
 
 GPT2 = Family(
     "gpt2",
@@ -73,7 +69,6 @@ GPT2 = Family(
     ignored=(r".*\.attn\.(bias|masked_bias)",),
 )
 
-
 GPT1 = GPT2.derive(
     "openai-gpt",
     "OpenAIGPTLMHeadModel",
@@ -88,7 +83,6 @@ GPT1 = GPT2.derive(
     ignored=(r".*\.attn\.bias", r".*position_ids"),
 )
 
-
 STRETCHED = Either(
     lambda config: not (config.get("rope_parameters") or config.get("rope_scaling")),
     lambda get: False,
@@ -99,12 +93,10 @@ STRETCHED = Either(
 )
 """RoPE of a config that says nothing of it."""
 
-
 GPT_OSS = LLAMA.derive(
     "gpt_oss",
     "GptOssForCausalLM",
     STRETCHED,
-    ATTENTION_BIAS,
     Set({"norm.scale_in": "float32", "attention.sinks": True}),
     Set({"feedforward.kind": "experts", "feedforward.routing.kind": "softmax_of_chosen"}),
     Set({"feedforward.router_bias": True, "feedforward.expert.kind": "clamped_swiglu"}),

@@ -90,7 +90,6 @@ GRANITE_SWA = GRANITE.derive(
     ),
 )
 
-
 GRANITEMOE = GRANITE.derive(
     "granitemoe",
     "GraniteMoeForCausalLM",
@@ -102,7 +101,6 @@ GRANITEMOE = GRANITE.derive(
         "block_sparse_moe.output_linear": "feedforward.experts.down",
     },
 )
-
 
 GRANITEMOESHARED = GRANITEMOE.derive(
     "granitemoeshared",

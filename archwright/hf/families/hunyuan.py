@@ -1,13 +1,8 @@
 """Tencent: Hunyuan, dense and with experts, and Youtu."""
 
 from archwright.hf.families.common import (
-    ALL_EPS,
-    ATTENTION_BIAS,
-    EXPERTS,
     FIRST_OF_LIST,
     FURTHER,
-    HEAD_NORMS,
-    QUERY_KEY_NORM,
     ROPE,
     SIGMOID,
     experts,
@@ -19,43 +14,38 @@ from archwright.hf.families.common import (
 )
 from archwright.hf.families.deepseek import LATENT, LATENT_NAMES, PAIRING
 from archwright.hf.families.llama import LLAMA
-from archwright.hf.lenses import Computed, Config, Field, Refuse, Set, Table, nested, refused
+from archwright.hf.lenses import Computed, Config, Field, Refuse, Table, nested, refused
 from archwright.spec.errors import UserError
 
 
-def _with_alpha(config: Config) -> Table:
-    """Read a base that `alpha` stretches, for which these files say "dynamic"."""
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not scaling.get("alpha"):
+def _read_rope(config: Config) -> Table:
+    """Return RoPE whose base a fixed alpha stretches: theta alpha^(d / (d - 2)); these files call it "dynamic"."""
+    keys = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    alpha, kind = keys.get("alpha"), keys.get("rope_type") or keys.get("type")
+    if kind != "dynamic" or not alpha:
         return ROPE.read(config)
     width = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
-    theta = scaling.get("rope_theta") or config["rope_theta"]
-    stretched = theta * scaling["alpha"] ** (width / (width - 2))
-    return ROPE.read({**config, "rope_scaling": None, "rope_parameters": {"rope_theta": stretched}})
+    theta = keys.get("rope_theta") or config["rope_theta"]
+    stretched = {"rope_theta": theta * alpha ** (width / (width - 2))}
+    return ROPE.read({**config, "rope_scaling": None, "rope_parameters": stretched})
 
 
-HUNYUAN_ROPE = Computed(_with_alpha, ROPE.write)
-
-
+ALPHA_ROPE = Computed(_read_rope, ROPE.write, key=ROPE.key)
 HUNYUAN = LLAMA.derive(
     "hunyuan_v1_dense",
     "HunYuanDenseV1ForCausalLM",
-    Set(HEAD_NORMS),
-    Set({"attention.qk_norm_position": "after"}),
-    ALL_EPS,
-    HUNYUAN_ROPE,
+    *qk_norm(place="after"),
+    ALPHA_ROPE,
     layer_keys={
         "self_attn.query_layernorm": "attention.query_norm",
         "self_attn.key_layernorm": "attention.key_norm",
     },
 )
 
-
 HY_V3 = LLAMA.derive(
     "hy_v3",
     "HYV3ForCausalLM",
-    ATTENTION_BIAS,
-    *qk_norm("head"),
+    *qk_norm(),
     Refuse("mlp_bias", (False,)),
     groups=(
         sparse(
@@ -68,13 +58,11 @@ HY_V3 = LLAMA.derive(
     layer_keys={
         "mlp.router.gate": "feedforward.router",
         "mlp.expert_bias": "feedforward.selection_bias",
-        **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        **listed(),
         **gated("mlp.shared_mlp", "feedforward.shared"),
-        **QUERY_KEY_NORM,
     },
     ignored=(*LLAMA.ignored, FURTHER),
 )
-
 
 YOUTU = LLAMA.derive(
     "youtu",
@@ -105,24 +93,11 @@ def _read_shared(config: Config) -> Table:
     return {}
 
 
-def _read_alpha(config: Config) -> Table:
-    """Return the base of frequencies that a fixed alpha stretches: theta alpha^(d / (d - 2))."""
-    keys = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    alpha, kind = keys.get("alpha"), keys.get("rope_type") or keys.get("type")
-    if kind != "dynamic" or not alpha:
-        return {}
-    width = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
-    theta = keys.get("rope_theta") or config["rope_theta"]
-    stretched = theta * alpha ** (width / (width - 2))
-    return {"position": {"theta": float(stretched), "scaling": {"kind": "none"}}}
-
-
 HUNYUAN_V1_MOE = LLAMA.derive(
     "hunyuan_v1_moe",
     "HunYuanMoEV1ForCausalLM",
-    ATTENTION_BIAS,
-    Computed(_read_alpha, lambda get: {}),
-    *qk_norm("head", place="after"),
+    ALPHA_ROPE,
+    *qk_norm(place="after"),
     *experts("num_experts", "intermediate_size", "moe_topk", shared="added", balance_loss=0.0),
     _one("num_experts", "feedforward.num_experts"),
     _one("moe_topk", "feedforward.top_k"),
@@ -132,7 +107,7 @@ HUNYUAN_V1_MOE = LLAMA.derive(
         "self_attn.query_layernorm": "attention.query_norm",
         "self_attn.key_layernorm": "attention.key_norm",
         "mlp.gate.wg": "feedforward.router",
-        **EXPERTS,
+        **listed(),
         **gated("mlp.shared_mlp", "feedforward.shared"),
     },
     undeclared={"num_shared_expert": 1},

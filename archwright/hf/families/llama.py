@@ -21,6 +21,8 @@ from archwright.hf.families.common import (
     dense,
     experts,
     gated,
+    llama3,
+    rope_in_some,
     sparse,
 )
 from archwright.hf.family import Family
@@ -56,6 +58,8 @@ LLAMA = Family(
         "self_attn.k_proj": "attention.key",
         "self_attn.v_proj": "attention.value",
         "self_attn.o_proj": "attention.out",
+        "self_attn.q_norm": "attention.query_norm",
+        "self_attn.k_norm": "attention.key_norm",
         "mlp.gate_proj": "feedforward.gate",
         "mlp.up_proj": "feedforward.up",
         "mlp.down_proj": "feedforward.down",
@@ -65,36 +69,22 @@ LLAMA = Family(
     undeclared={"head_dim": None},
 )
 
-
 CWM = LLAMA.derive(
     "cwm",
     "CwmForCausalLM",
     Write({"bos_token_id": 0}),  # the class demands one
     groups=(Layers(Listed(otherwise=first_of(4)), ROLES),),
-    undeclared={
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 1000000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 8192,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-        }
-    },
+    undeclared={"rope_parameters": llama3(1e6, 16.0)},
 )
 
 
-def _turning(config: Config, n: int) -> list[str]:
-    """Return which layers have positions: 1 in a list, or all but each `no_rope_layer_interval`-th."""
-    listed, interval = config["no_rope_layers"], config["no_rope_layer_interval"]
-    turns = listed[:n] if listed else [(i + 1) % interval for i in range(n)]
-    return ["rope" if turn else "none" for turn in turns]
+ROPE_LAYERS = rope_in_some("none")
 
 
 def _near(config: Config, n: int) -> list[str]:
     """Return which layers see their own chunk alone: those with positions, where no list says it."""
     chunked = {"rope": "chunked_attention", "none": "full_attention"}
-    return [chunked[role] for role in _turning(config, n)]
+    return [chunked[role] for role in ROPE_LAYERS.read(config, n)]
 
 
 def _mixed(config: Config, n: int) -> list[str]:
@@ -117,7 +107,6 @@ WEIGHTLESS_QK_NORM = Switch(
     },
 )
 
-
 QUERY_TEMPERATURE = Either(
     lambda config: bool(config["attn_temperature_tuning"]),
     lambda get: get("attention.query_temperature.kind") == "log",
@@ -129,7 +118,6 @@ QUERY_TEMPERATURE = Either(
     ),
     (Set({"attention.query_temperature.kind": "none"}), Write({"attn_temperature_tuning": False})),
 )
-
 
 TURNING = {
     "rope": Role(
@@ -145,22 +133,17 @@ TURNING = {
     ),
 }
 
-
 CHUNKED = Role(
     {"attention.mask.kind": "chunked"}, (Field("attention_chunk_size", "attention.mask.size"),)
 )
 
-
 LLAMA4_TEXT = LLAMA.derive(
     "llama4_text",
     "Llama4ForCausalLM",
-    ATTENTION_BIAS,
     groups=(
         Layers(Listed(otherwise=_near), {"full_attention": CAUSAL, "chunked_attention": CHUNKED}),
         Layers(
-            CustomPattern(
-                _turning, lambda roles: {"no_rope_layers": [int(r == "rope") for r in roles]}
-            ),
+            ROPE_LAYERS,
             TURNING,
         ),
         sparse(

@@ -5,9 +5,9 @@ from typing import Any
 from archwright.hf.families.common import (
     ALL_OR_NONE,
     ROLES,
+    W_EXPERTS,
     balance,
     experts,
-    listed,
 )
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed
@@ -20,17 +20,14 @@ MISTRAL = LLAMA.derive(
     groups=(Layers(ALL_OR_NONE, ROLES),),
 )
 
-
 MIXTRAL = LLAMA.derive(
     "mixtral",
     "MixtralForCausalLM",
     *experts("num_local_experts", "intermediate_size"),
     balance(),
     groups=(Layers(ALL_OR_NONE, ROLES),),
-    layer_keys={"block_sparse_moe.gate": "feedforward.router"}
-    | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
+    layer_keys={"block_sparse_moe.gate": "feedforward.router"} | W_EXPERTS,
 )
-
 
 MINISTRAL = MISTRAL.derive(
     "ministral",

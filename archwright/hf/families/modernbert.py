@@ -32,8 +32,6 @@ from archwright.hf.lenses import (
 from archwright.hf.rope import Rope
 
 NORMS = ("norm", "embedding.norm", "head.transform.norm")
-
-
 FUNCTIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"}
 
 

@@ -1,16 +1,11 @@
 """OLMo: norms without weights at first, then norms of what branches add; and mixtures of experts."""
 
 from archwright.hf.families.common import (
-    ALL_EPS,
-    ATTENTION_BIAS,
     CAUSAL,
-    HEAD_NORM_NAMES,
-    HEAD_NORMS,
-    QUERY_KEY_NORM,
+    EXPERTS,
     WINDOW,
     balance,
     experts,
-    listed,
     qk_norm,
 )
 from archwright.hf.families.llama import LLAMA
@@ -24,21 +19,17 @@ OLMOE = LLAMA.derive(
     "OlmoeForCausalLM",
     # The norm of all queries has dim weights, so that heads share out dim.
     Set({"attention.head_dim": "auto"}),
-    ATTENTION_BIAS,
     *qk_norm("projection"),
     Refuse("clip_qkv", (None,)),
     *experts("num_experts", "intermediate_size"),
     Field("norm_topk_prob", "feedforward.normalize_weights"),
     balance(),
-    layer_keys={"mlp.gate": "feedforward.router", **QUERY_KEY_NORM}
-    | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    layer_keys=EXPERTS,
 )
-
 
 FLEX_OLMO = LLAMA.derive(
     "flex_olmo",
     "FlexOlmoForCausalLM",
-    ATTENTION_BIAS,
     Set({"residual.kind": "output", "norm.scale_in": "input_dtype"}),
     *qk_norm("projection"),
     *experts("num_experts", "intermediate_size"),
@@ -47,12 +38,9 @@ FLEX_OLMO = LLAMA.derive(
     layer_keys={
         "post_attention_layernorm": "residual.norms.attention",
         "post_feedforward_layernorm": "residual.norms.feedforward",
-        "mlp.gate": "feedforward.router",
-        **QUERY_KEY_NORM,
-    }
-    | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        **EXPERTS,
+    },
 )
-
 
 OLMO = LLAMA.derive(
     "olmo",
@@ -62,23 +50,18 @@ OLMO = LLAMA.derive(
     Field("clip_qkv", "attention.qkv_clip", or_none=True),
 )
 
-
 OUTPUT_NORM_NAMES: dict[str, Mapped] = {
     "post_attention_layernorm": "residual.norms.attention",
     "post_feedforward_layernorm": "residual.norms.feedforward",
 }
 
-
 OLMO2 = LLAMA.derive(
     "olmo2",
     "Olmo2ForCausalLM",
     Set({"residual.kind": "output", "norm.kind": "rms", "norm.scale_in": "float32"}),
-    Set(HEAD_NORMS),
-    Set({"attention.qk_norm_over": "projection", "attention.qk_norm.scale_in": "float32"}),
-    ALL_EPS,
-    layer_keys={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
+    *qk_norm("projection", "float32"),
+    layer_keys=OUTPUT_NORM_NAMES,
 )
-
 
 OLMO3 = OLMO2.derive(
     "olmo3",

@@ -6,38 +6,37 @@ from typing import Any
 
 from archwright.hf.families.arcee import ARCEE
 from archwright.hf.families.common import (
-    ALL_EPS,
-    ATTENTION_BIAS,
     CAUSAL,
     EXPERT_NAMES,
     FIRST_DENSE,
     FIRST_OF_LIST,
-    HEAD_NORM_NAMES,
-    HEAD_NORMS,
     LAYER_NORM,
     QKV,
-    QKV_BIAS_SWITCH,
-    QUERY_KEY_NORM,
+    QKV_BIAS,
+    QKV_BIASES,
     ROLES,
     ROPE,
+    ROUTED,
     SIGMOID,
+    W_EXPERTS,
     WINDOW,
     balance,
-    bias,
     by_head,
     embedding_scale,
     experts,
-    listed,
+    flag,
+    layer_qk_norm,
+    llama3,
     qk_norm,
+    rope_in_some,
     routed,
-    shared,
     sparse,
     switched,
 )
 from archwright.hf.families.deepseek import LATENT, LATENT_NAMES
 from archwright.hf.families.llama import LLAMA
-from archwright.hf.families.phi import LAYER_QK_NORM, NO_QK_NORM, PHI
-from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role
+from archwright.hf.families.phi import PHI
+from archwright.hf.layer_types import Layers, Listed, Role
 from archwright.hf.layouts import HalvesSwapped
 from archwright.hf.lenses import (
     MISSING,
@@ -48,7 +47,6 @@ from archwright.hf.lenses import (
     Get,
     Lens,
     Set,
-    Switch,
     Table,
     nested,
 )
@@ -59,33 +57,28 @@ from archwright.spec.model_spec import LayerSpec
 SEED_OSS = LLAMA.derive(
     "seed_oss",
     "SeedOssForCausalLM",
-    bias("attention_bias", "attention", "query", "key", "value"),
-    bias("attention_out_bias", "attention", "out"),
+    QKV_BIAS,
+    flag("attention_out_bias", {"attention.bias.out": True}),
     Field("residual_dropout", "residual.dropout"),
 )
-
 
 HELIUM = LLAMA.derive(
     "helium",
     "HeliumForCausalLM",
     Rope(pairing="interleaved", fraction=""),
     Set({"norm.scale_in": "float32"}),
-    bias("attention_bias", "attention", "query", "key", "value"),
-    Set({"attention.bias.out": False}),
+    QKV_BIAS,
 )
 
 
-def _turning(config: Config, num_layers: int) -> list[str]:
-    interval = config["no_rope_layer_interval"]
-    listed = config["no_rope_layers"] or [(i + 1) % interval for i in range(num_layers)]
-    return ["rope" if turns else "nope" for turns in listed]
+ROPE_LAYERS = rope_in_some("nope")
 
 
 def _windows(config: Config, num_layers: int) -> list[str]:
     slides = config["use_sliding_window"] and config["sliding_window"] is not None
     return [
         "sliding_attention" if slides and role == "nope" else "full_attention"
-        for role in _turning(config, num_layers)
+        for role in ROPE_LAYERS.read(config, num_layers)
     ]
 
 
@@ -94,10 +87,7 @@ SMOLLM3 = LLAMA.derive(
     "SmolLM3ForCausalLM",
     groups=(
         Layers(
-            CustomPattern(
-                _turning,
-                lambda roles: {"no_rope_layers": [int(role == "rope") for role in roles]},
-            ),
+            ROPE_LAYERS,
             {
                 "rope": Role({"position.kind": "rope"}, (ROPE,)),
                 "nope": Role({"position.kind": "none"}),
@@ -106,7 +96,6 @@ SMOLLM3 = LLAMA.derive(
         Layers(switched(Listed(otherwise=_windows)), ROLES),
     ),
 )
-
 
 PERSIMMON = PHI.derive(
     "persimmon",
@@ -123,7 +112,6 @@ PERSIMMON = PHI.derive(
     undeclared={"partial_rotary_factor": 0.5},
 )
 
-
 STABLELM = LLAMA.derive(
     "stablelm",
     "StableLmForCausalLM",
@@ -131,25 +119,13 @@ STABLELM = LLAMA.derive(
     Set(LAYER_NORM),
     Field("layer_norm_eps", "norm.eps"),
     Field("hidden_dropout", "residual.dropout"),
-    bias("use_qkv_bias", "attention", "query", "key", "value"),
-    Switch(
+    flag("use_qkv_bias", QKV_BIASES),
+    flag(
         "use_parallel_residual",
-        {
-            True: Set({"residual.kind": "parallel", "residual.num_norms": 1}),
-            False: Set({"residual.kind": "pre"}),
-        },
+        {"residual.kind": "parallel", "residual.num_norms": 1},
+        {"residual.kind": "pre"},
     ),
-    Switch(
-        "qk_layernorm",
-        {
-            True: (
-                Set({**LAYER_QK_NORM, "attention.qk_norm.bias": False}),
-                Set({"attention.qk_norm_over": "per_head"}),
-                Field("layer_norm_eps", "attention.qk_norm.eps"),
-            ),
-            False: Set(NO_QK_NORM),
-        },
-    ),
+    layer_qk_norm("qk_layernorm", "per_head"),
     layer_keys={
         "input_layernorm": (
             "residual.norms.shared",
@@ -171,24 +147,21 @@ def _far(config: Config, n: int) -> list[str]:
 DOTS1 = LLAMA.derive(
     "dots1",
     "Dots1ForCausalLM",
-    ATTENTION_BIAS,
-    *qk_norm("head"),
+    *qk_norm(),
     groups=(
         Layers(Listed(otherwise=_far), ROLES),
-        sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),
+        sparse(FIRST_DENSE, *ROUTED),
     ),
-    layer_keys={**EXPERT_NAMES, **QUERY_KEY_NORM},
+    layer_keys=EXPERT_NAMES,
 )
-
 
 SOLAR_OPEN = LLAMA.derive(
     "solar_open",
     "SolarOpenForCausalLM",
-    QKV_BIAS_SWITCH,
-    *routed("n_routed_experts", shared("n_shared_experts")),
+    QKV_BIAS,
+    *ROUTED,
     layer_keys=EXPERT_NAMES,
 )
-
 
 MINIMAX_M2 = LLAMA.derive(
     "minimax_m2",
@@ -208,9 +181,8 @@ MINIMAX_M2 = LLAMA.derive(
     layer_keys={
         "block_sparse_moe.gate": "feedforward.router",
         "block_sparse_moe.e_score_correction_bias": "feedforward.selection_bias",
-        **QUERY_KEY_NORM,
     }
-    | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
+    | W_EXPERTS,
     undeclared={"rotary_dim": None},
 )
 
@@ -280,7 +252,7 @@ def _by_type(layer_type: str, sinks: bool, heads: int) -> tuple[Lens, ...]:
 MIMO_V2_FLASH = LLAMA.derive(
     "mimo_v2_flash",
     "MiMoV2FlashForCausalLM",
-    bias("attention_bias", "attention", "query", "key", "value"),
+    QKV_BIAS,
     Field("v_head_dim", "attention.value_head_dim"),
     Field("attention_value_scale", "attention.value_scale"),
     groups=(
@@ -320,7 +292,6 @@ MIMO_V2_FLASH = LLAMA.derive(
     },
 )
 
-
 NEMOTRON = ARCEE.derive(
     "nemotron",
     "NemotronForCausalLM",
@@ -331,7 +302,6 @@ NEMOTRON = ARCEE.derive(
     undeclared={"partial_rotary_factor": 0.5},
 )
 
-
 JAIS2 = ARCEE.derive(
     "jais2",
     "Jais2ForCausalLM",
@@ -340,13 +310,11 @@ JAIS2 = ARCEE.derive(
     Field("layer_norm_eps", "norm.eps"),
 )
 
-
 APERTUS = ARCEE.derive(
     "apertus",
     "ApertusForCausalLM",
     Activation("hidden_act", gated=False, names={"xielu": {"kind": "xielu", "beta": 0.5}}),
-    Set(HEAD_NORMS),
-    ALL_EPS,
+    *qk_norm(),
     layer_keys={
         "attention_layernorm": "residual.norms.attention",
         "feedforward_layernorm": "residual.norms.feedforward",
@@ -354,18 +322,8 @@ APERTUS = ARCEE.derive(
         "mlp.act_fn.alpha_n": "feedforward.activation.negative",
         "mlp.act_fn.beta": filled(0.5),
         "mlp.act_fn.eps": filled(-1e-6),
-        **HEAD_NORM_NAMES,
     },
-    undeclared={
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 12000000.0,
-            "factor": 8.0,
-            "original_max_position_embeddings": 8192,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-        }
-    },
+    undeclared={"rope_parameters": llama3(12e6, 8.0)},
 )
 
 

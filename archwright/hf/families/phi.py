@@ -5,13 +5,14 @@ from typing import Any
 from archwright.hf.families.common import (
     ALL_BIASES,
     ALL_OR_NONE,
-    ATTENTION_BIAS,
     GATE_UP,
     LAYER_NORM,
+    QKV,
     ROLES,
+    W_EXPERTS,
     balance,
     experts,
-    listed,
+    layer_qk_norm,
 )
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.families.mistral import MISTRAL
@@ -26,7 +27,6 @@ from archwright.hf.lenses import (
     Get,
     Refuse,
     Set,
-    Switch,
     Table,
     nested,
 )
@@ -50,13 +50,10 @@ PHI3 = MISTRAL.derive(
     Field("resid_pdrop", "residual.dropout"),
     Field("embd_pdrop", "embedding.dropout"),
     layer_keys={
-        "self_attn.qkv_proj": Fused(
-            ("attention.query", "attention.key", "attention.value"), Rows()
-        ),
+        "self_attn.qkv_proj": Fused(QKV, Rows()),
         "mlp.gate_up_proj": GATE_UP,
     },
 )
-
 
 BITNET = LLAMA.derive(
     "bitnet",
@@ -71,12 +68,6 @@ BITNET = LLAMA.derive(
 )
 
 
-LAYER_QK_NORM = {"attention.qk_norm.kind": "layer", "attention.qk_norm.weight": "plain"}
-
-
-NO_QK_NORM = {"attention.qk_norm.kind": "none"}
-
-
 PHI = LLAMA.derive(
     "phi",
     "PhiForCausalLM",
@@ -89,22 +80,7 @@ PHI = LLAMA.derive(
     Activation("hidden_act", gated=False),
     Field("intermediate_size", "feedforward.hidden_dim"),
     Set(ALL_BIASES),
-    Switch(
-        "qk_layernorm",
-        {
-            True: (
-                Set(
-                    {
-                        **LAYER_QK_NORM,
-                        "attention.qk_norm.bias": True,
-                        "attention.qk_norm_over": "head",
-                    }
-                ),
-                Field("layer_norm_eps", "attention.qk_norm.eps"),
-            ),
-            False: Set(NO_QK_NORM),
-        },
-    ),
+    layer_qk_norm("qk_layernorm", "head", bias=True),
     layer_keys={
         "input_layernorm": "residual.norms.shared",
         "self_attn.dense": "attention.out",
@@ -141,7 +117,6 @@ def _write_mscale(get: Get) -> dict[str, Any]:
 PHIMOE = LLAMA.derive(
     "phimoe",
     "PhimoeForCausalLM",
-    ATTENTION_BIAS,
     Set({"norm.kind": "layer"}),
     Field("rms_norm_eps", "norm.eps"),
     Rope(fraction="", kinds=("default", "longrope")),
@@ -154,6 +129,5 @@ PHIMOE = LLAMA.derive(
     Field("router_jitter_noise", "feedforward.jitter"),
     balance(),
     groups=(Layers(ALL_OR_NONE, ROLES),),
-    layer_keys={"block_sparse_moe.gate": "feedforward.router"}
-    | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
+    layer_keys={"block_sparse_moe.gate": "feedforward.router"} | W_EXPERTS,
 )

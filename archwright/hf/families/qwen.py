@@ -1,25 +1,20 @@
 """Qwen: Llama with biases of queries, keys and values, or with their norms, and windows in the upper layers."""
 
 from archwright.hf.families.common import (
-    ALL_EPS,
-    ATTENTION_BIAS,
-    HEAD_NORM_NAMES,
-    HEAD_NORMS,
-    NO_QKV_BIAS,
-    QKV_BIAS,
-    QUERY_KEY_NORM,
+    EXPERTS,
+    QKV_BIASES,
     ROLES,
     balance,
     experts,
+    flag,
     gated,
-    listed,
     qk_norm,
     sparse,
     switched,
 )
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed
-from archwright.hf.lenses import Config, Field, Set, Switch
+from archwright.hf.lenses import Config, Field, Set
 
 
 def _stepped(config: Config, n: int) -> list[str]:
@@ -49,7 +44,7 @@ def _alternating(config: Config, n: int) -> list[str]:
 QWEN2_MOE = LLAMA.derive(
     "qwen2_moe",
     "Qwen2MoeForCausalLM",
-    Switch("qkv_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)}),
+    flag("qkv_bias", QKV_BIASES),
     groups=(
         Layers(
             CustomPattern(
@@ -70,19 +65,16 @@ QWEN2_MOE = LLAMA.derive(
         ),
     ),
     layer_keys={
-        "mlp.gate": "feedforward.router",
+        **EXPERTS,
         "mlp.shared_expert_gate": "feedforward.shared_gate",
-        **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
         **gated("mlp.shared_expert", "feedforward.shared"),
     },
 )
 
-
 QWEN3_MOE = LLAMA.derive(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
-    ATTENTION_BIAS,
-    *qk_norm("head"),
+    *qk_norm(),
     groups=(
         Layers(
             CustomPattern(
@@ -106,9 +98,7 @@ QWEN3_MOE = LLAMA.derive(
         ),
     ),
     layer_keys={
-        "mlp.gate": "feedforward.router",
-        **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
-        **QUERY_KEY_NORM,
+        **EXPERTS,
     },
     # Files say num_experts, which the class calls num_local_experts.
     further_aliases={"num_local_experts": "num_experts"},
@@ -124,20 +114,16 @@ def _upper_layers(config: Config, num_layers: int) -> list[str]:
 UPPER_LAYERS = switched(Listed(otherwise=_upper_layers))
 """Windows from layer `max_window_layers` on, if they are switched on."""
 
-
 QWEN2 = LLAMA.derive(
     "qwen2",
     "Qwen2ForCausalLM",
-    Set(QKV_BIAS | {"attention.bias.out": False}),
+    Set(QKV_BIASES),
     groups=(Layers(UPPER_LAYERS, ROLES),),
 )
-
 
 QWEN3 = LLAMA.derive(
     "qwen3",
     "Qwen3ForCausalLM",
-    Set(HEAD_NORMS),
-    ALL_EPS,
-    layer_keys=HEAD_NORM_NAMES,
+    *qk_norm(),
     groups=QWEN2.groups,
 )

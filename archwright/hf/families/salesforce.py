@@ -18,7 +18,6 @@ CODEGEN = GPT_J.derive(
     },
 )
 
-
 CTRL = Family(
     "ctrl",
     "CTRLLMHeadModel",
