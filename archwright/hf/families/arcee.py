@@ -1,7 +1,7 @@
 """Arcee: feed-forwards of two matrices, and Trinity with experts."""
 
 from archwright.hf.families.common import (
-    NEAR_TURNED,
+    ROPE,
     SIGMOID,
     experts,
     first_dense,
@@ -9,6 +9,7 @@ from archwright.hf.families.common import (
     gated,
     listed,
     qk_norm,
+    rope_in_windows,
     shared,
     sparse,
 )
@@ -25,7 +26,7 @@ AFMOE = LLAMA.derive(
     Refuse("score_func", ("sigmoid",)),
     Refuse("route_norm", (True,)),
     groups=(
-        Layers(Listed(otherwise=every_by("global_attn_every_n_layers")), NEAR_TURNED),
+        Layers(Listed(otherwise=every_by("global_attn_every_n_layers")), rope_in_windows(ROPE)),
         sparse(
             first_dense("num_dense_layers"),
             *experts("num_experts", "moe_intermediate_size", **SIGMOID),

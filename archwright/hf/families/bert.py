@@ -29,26 +29,22 @@ from archwright.spec.model_spec import LayerSpec, ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-TRANSFORMS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-TRANSFORMS |= {"relu": "relu", "silu": "silu", "swish": "silu"}
+HEAD_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Functions of a head that maps the vector once more."""
 
 
 def _read_transform(config: Config) -> Table:
     """Read the function of the head, which is that of the layers."""
-    name = TRANSFORMS.get(config["hidden_act"])
+    name = HEAD_ACTIVATIONS.get(config["hidden_act"])
     return {"head": {"transform": {"activation": name}}}
 
-
-LAYER_KEYS = {
-    "attention.self.query": "attention.query",
-    "attention.self.key": "attention.key",
-    "attention.self.value": "attention.value",
-    "attention.output.dense": "attention.out",
-    "attention.output.LayerNorm": "residual.norms.attention",
-    "intermediate.dense": "feedforward.up",
-    "output.dense": "feedforward.down",
-    "output.LayerNorm": "residual.norms.feedforward",
-}
 
 BERT = Family(
     "bert",
@@ -73,7 +69,16 @@ BERT = Family(
         Write({"type_vocab_size": 1}),
     ),
     layers="bert.encoder.layer.{i}.",
-    layer_keys=LAYER_KEYS,
+    layer_keys={
+        "attention.self.query": "attention.query",
+        "attention.self.key": "attention.key",
+        "attention.self.value": "attention.value",
+        "attention.output.dense": "attention.out",
+        "attention.output.LayerNorm": "residual.norms.attention",
+        "intermediate.dense": "feedforward.up",
+        "output.dense": "feedforward.down",
+        "output.LayerNorm": "residual.norms.feedforward",
+    },
     model_keys={
         "bert.embeddings.word_embeddings.weight": "embedding.weight",
         "bert.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
@@ -118,10 +123,7 @@ def _write_positions(get: Get) -> dict[str, object]:
     first = get("position.offset")
     if first is MISSING or not first:
         return {}
-    return {
-        "pad_token_id": first - 1,
-        "max_position_embeddings": get("context_length") + first,
-    }
+    return {"pad_token_id": first - 1, "max_position_embeddings": get("context_length") + first}
 
 
 ROBERTA = BERT.derive(
@@ -129,12 +131,7 @@ ROBERTA = BERT.derive(
     "RobertaForCausalLM",
     Computed(_read_positions, _write_positions),
     Set({"head.transform.activation": "gelu"}),
-    layers="roberta.encoder.layer.{i}.",
     model_keys={
-        "roberta.embeddings.word_embeddings.weight": "embedding.weight",
-        "roberta.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
-        "roberta.embeddings.position_embeddings": "position.table",
-        "roberta.embeddings.LayerNorm": "embedding_norm",
         "lm_head.dense": "head.transform.dense",
         "lm_head.layer_norm": "head.transform.norm",
         "lm_head.bias": "head.bias",
@@ -174,16 +171,7 @@ ROFORMER = BERT.derive(
     Set({"position.kind": "rope", "position.pairing": "interleaved"}),
     Refuse("rotary_value", (False,)),
     Computed(_read_width, lambda get: {"embedding_size": get("dim")}),
-    layers="roformer.encoder.layer.{i}.",
-    model_keys={
-        "roformer.embeddings.word_embeddings.weight": "embedding.weight",
-        "roformer.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
-        "roformer.embeddings.LayerNorm": "embedding_norm",
-        "roformer.encoder.embed_positions.weight": Constant(_sines),
-        "cls.predictions.transform.dense": "head.transform.dense",
-        "cls.predictions.transform.LayerNorm": "head.transform.norm",
-        "cls.predictions.bias": "head.bias",
-    },
+    model_keys={"roformer.encoder.embed_positions.weight": Constant(_sines)},
     prefix="roformer.",
 )
 

@@ -10,10 +10,11 @@ from archwright.hf.families.common import (
     experts,
     gated,
     layer_qk_norm,
+    rope_in_windows,
     shared,
 )
 from archwright.hf.families.llama import LLAMA
-from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every_by
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every, every_by
 from archwright.hf.lenses import Config, Either, Field, Set, Switch, Write
 from archwright.hf.rope import Rope
 from archwright.spec.errors import UserError
@@ -38,20 +39,13 @@ COHERE = LLAMA.derive(
 COHERE2 = COHERE.derive(
     "cohere2",
     "Cohere2ForCausalLM",
-    without=(
-        INTERLEAVED,
-        *(lens for lens in COHERE.lenses if isinstance(lens, Switch) and lens.key == "use_qk_norm"),
-    ),
     groups=(
         Layers(
             Listed(otherwise=every_by("sliding_window_pattern")),
-            {
-                "sliding_attention": Role(WINDOW.values, (*WINDOW.lenses, INTERLEAVED)),
-                "full_attention": Role({"attention.mask.kind": "causal", "position.kind": "none"}),
-            },
+            rope_in_windows(INTERLEAVED),
         ),
     ),
-    undeclared={"sliding_window_pattern": 4, "use_qk_norm": False},
+    undeclared={"sliding_window_pattern": 4},
 )
 
 
@@ -61,8 +55,8 @@ def _read_types(config: Config, n: int) -> list[str]:
     step = config["prefix_dense_sliding_window_pattern"]
     kinds = config["mlp_layer_types"] or ["dense" if i < first else "sparse" for i in range(n)]
     sees = config["layer_types"] or [
-        *_each(step, first),
-        *_each(config["sliding_window_pattern"], n - first),
+        *every(step, "full_attention", "sliding_attention")(config, first),
+        *every_by("sliding_window_pattern")(config, n - first),
     ]
     if len(kinds) != len(sees):
         raise UserError(
@@ -71,10 +65,6 @@ def _read_types(config: Config, n: int) -> list[str]:
     roles = [f"{see}_{kind}" for see, kind in zip(sees, kinds, strict=True)]
     turned = {FULL_DENSE: f"turned_{FULL_DENSE}"} if step == 1 else {}
     return [turned.get(role, role) for role in roles]
-
-
-def _each(step: int, n: int) -> list[str]:
-    return ["sliding_attention" if (i + 1) % step else "full_attention" for i in range(n)]
 
 
 def _write_types(roles: list[str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Lenses, patterns of layers and names of tensors that families of several vendors share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, MaskPattern, Role
@@ -85,6 +85,18 @@ TIED = Field("tie_word_embeddings", "head.tied")
 CAUSAL = Role({"attention.mask.kind": "causal"})
 WINDOW = Role({"attention.mask.kind": "window"}, (Field("sliding_window", "attention.mask.size"),))
 ROLES = {"full_attention": CAUSAL, "sliding_attention": WINDOW}
+
+
+def by_type(
+    full: Sequence[Lens], sliding: Sequence[Lens], window: Sequence[Lens] = WINDOW.lenses
+) -> dict[str, Role]:
+    """Return full attention and windows with lenses of their own each; `window` are those of its size."""
+    return {
+        "full_attention": Role(CAUSAL.values, full),
+        "sliding_attention": Role(WINDOW.values, (*window, *sliding)),
+    }
+
+
 ALL_OR_NONE = CustomPattern(
     lambda config, n: (
         ["full_attention" if config["sliding_window"] is None else "sliding_attention"] * n
@@ -343,10 +355,17 @@ FURTHER = r"model\.layers\.(?P<layer>\d+)\..*"
 
 EXPERTS_GATE_UP = ("feedforward.experts.gate", "feedforward.experts.up")
 EXPERTS_GATE_UP_WEIGHTS = tuple(f"{name}.weight" for name in EXPERTS_GATE_UP)
-NEAR = Role({**WINDOW.values, "position.kind": "rope"}, (*WINDOW.lenses, ROPE))
-FAR = Role({**CAUSAL.values, "position.kind": "none"})
-NEAR_TURNED = {"sliding_attention": NEAR, "full_attention": FAR}
-"""Windows with positions, and full attention without."""
+
+
+def rope_in_windows(rope: Rope) -> dict[str, Role]:
+    """Return windows with positions, and full attention without."""
+    return {
+        "sliding_attention": Role(
+            {**WINDOW.values, "position.kind": "rope"}, (*WINDOW.lenses, rope)
+        ),
+        "full_attention": Role({**CAUSAL.values, "position.kind": "none"}),
+    }
+
 
 FEEDFORWARD_NAMES = {
     "mlp.dense_h_to_4h": "feedforward.up",

@@ -177,12 +177,11 @@ def _write_multiple(get: Get) -> dict[str, object]:
     return {"intermediate_multiple_size": width // dim} if whole else {}
 
 
-NO_FEEDFORWARD_BIASES = dict.fromkeys(FEEDFORWARD_BIASES, False)
 OUT_BIAS = "attention.bias.out"
 GPT_NEOX_JAPANESE = GPT_NEOX.derive(
     "gpt_neox_japanese",
     "GPTNeoXJapaneseForCausalLM",
-    Set({"residual.kind": "pre", **NO_QKV_BIASES, **NO_FEEDFORWARD_BIASES}),
+    Set({"residual.kind": "pre", **dict.fromkeys(ALL_BIASES, False)}),
     Computed(_read_multiple, _write_multiple),
     # The last layer alone has a bias, that of its attention's output.
     groups=(
@@ -191,12 +190,7 @@ GPT_NEOX_JAPANESE = GPT_NEOX.derive(
             {"biased": Role({OUT_BIAS: True}), "plain": Role({OUT_BIAS: False})},
         ),
     ),
-    layers="gpt_neox_japanese.layers.{i}.",
     prefix="gpt_neox_japanese.",
-    model_keys={
-        "gpt_neox_japanese.embed_in": "embedding",
-        "gpt_neox_japanese.final_layer_norm": "norm",
-    },
     layer_keys={
         "attention.dense.weight": "attention.out.weight",
         "attention.dense_bias": "attention.out.bias",

@@ -2,11 +2,11 @@
 
 from archwright.hf.families.common import (
     FIRST_DENSE,
-    NEAR_TURNED,
     ROPE,
     UNBIASED_EXPERT_NAMES,
     WINDOW,
     qk_norm,
+    rope_in_windows,
     routed,
     shared,
     sparse,
@@ -58,7 +58,7 @@ EXAONE_MOE = LLAMA.derive(
     "ExaoneMoeForCausalLM",
     *qk_norm(),
     groups=(
-        Layers(Listed(otherwise=every_by("sliding_window_pattern")), NEAR_TURNED),
+        Layers(Listed(otherwise=every_by("sliding_window_pattern")), rope_in_windows(ROPE)),
         sparse(
             Listed("mlp_layer_types", FIRST_DENSE.reads),
             *routed("num_experts", shared("num_shared_experts")),

@@ -3,11 +3,11 @@ and four norms in a layer."""
 
 from archwright.hf.families.common import (
     ROLES,
-    WINDOW,
+    by_type,
     qk_norm,
 )
 from archwright.hf.families.llama import LLAMA
-from archwright.hf.layer_types import Layers, Listed, Role, every, every_by
+from archwright.hf.layer_types import Layers, Listed, every, every_by
 from archwright.hf.lenses import Activation, Field, Refuse, Set
 from archwright.hf.rope import Rope
 
@@ -59,24 +59,17 @@ GEMMA3 = GEMMA2.derive(
     groups=(
         Layers(
             Listed(otherwise=every_by("sliding_window_pattern")),
-            {
-                "full_attention": Role(
-                    {"attention.mask.kind": "causal"},
-                    (Rope(fraction="", layer_type="full_attention"),),
-                ),
-                "sliding_attention": Role(
-                    WINDOW.values,
-                    (
-                        *WINDOW.lenses,
-                        Rope(
-                            fraction="",
-                            theta="rope_local_base_freq",
-                            layer_type="sliding_attention",
-                            scaled=False,
-                        ),
+            by_type(
+                (Rope(fraction="", layer_type="full_attention"),),
+                (
+                    Rope(
+                        fraction="",
+                        theta="rope_local_base_freq",
+                        layer_type="sliding_attention",
+                        scaled=False,
                     ),
                 ),
-            },
+            ),
         ),
     ),
     undeclared={

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from archwright.hf.families.bert import HEAD_ACTIVATIONS
 from archwright.hf.families.common import (
     ATTENTION_BIAS,
-    CAUSAL,
     DROPOUT,
     GATE_UP,
     HIDDEN,
@@ -12,7 +12,7 @@ from archwright.hf.families.common import (
     SIZES,
     SOFTMAX,
     TIED,
-    WINDOW,
+    by_type,
 )
 from archwright.hf.family import Family
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, first_of
@@ -32,7 +32,6 @@ from archwright.hf.lenses import (
 from archwright.hf.rope import Rope
 
 NORMS = ("norm", "embedding.norm", "head.transform.norm")
-FUNCTIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"}
 
 
 def _read_window(config: Config) -> Table:
@@ -42,10 +41,6 @@ def _read_window(config: Config) -> Table:
 def _write_window(get: Get) -> dict[str, Any]:
     size = get("attention.mask.size")
     return {} if size is MISSING else {"local_attention": size * 2}
-
-
-def _one_of(config: Config, num_layers: int) -> list[str]:
-    return first_of(config["global_attn_every_n_layers"])(config, num_layers)
 
 
 MODERNBERT_DECODER = Family(
@@ -67,7 +62,7 @@ MODERNBERT_DECODER = Family(
         MLP_BIAS,
         Switch(
             "classifier_activation",
-            {key: Set({"head.transform.activation": f}) for key, f in FUNCTIONS.items()},
+            {key: Set({"head.transform.activation": f}) for key, f in HEAD_ACTIVATIONS.items()},
         ),
         Field("classifier_bias", "head.transform.bias"),
         Field("decoder_bias", "head.bias"),
@@ -96,20 +91,16 @@ MODERNBERT_DECODER = Family(
     },
     groups=(
         Layers(
-            Listed(otherwise=_one_of),
-            {
-                "full_attention": Role(
-                    CAUSAL.values,
-                    (Rope(fraction="", theta="global_rope_theta", layer_type="full_attention"),),
-                ),
-                "sliding_attention": Role(
-                    WINDOW.values,
-                    (
-                        Computed(_read_window, _write_window),
-                        Rope(fraction="", theta="local_rope_theta", layer_type="sliding_attention"),
-                    ),
-                ),
-            },
+            Listed(
+                otherwise=lambda config, n: first_of(config["global_attn_every_n_layers"])(
+                    config, n
+                )
+            ),
+            by_type(
+                (Rope(fraction="", theta="global_rope_theta", layer_type="full_attention"),),
+                (Rope(fraction="", theta="local_rope_theta", layer_type="sliding_attention"),),
+                window=(Computed(_read_window, _write_window),),
+            ),
         ),
         Layers(
             CustomPattern(lambda config, n: ["first"] + ["later"] * (n - 1), lambda roles: {}),

@@ -1,15 +1,14 @@
 """OLMo: norms without weights at first, then norms of what branches add; and mixtures of experts."""
 
 from archwright.hf.families.common import (
-    CAUSAL,
     EXPERTS,
-    WINDOW,
     balance,
+    by_type,
     experts,
     qk_norm,
 )
 from archwright.hf.families.llama import LLAMA
-from archwright.hf.layer_types import Layers, Listed, Role, every
+from archwright.hf.layer_types import Layers, Listed, every
 from archwright.hf.lenses import Field, Refuse, Set
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Mapped
@@ -69,18 +68,10 @@ OLMO3 = OLMO2.derive(
     groups=(
         Layers(
             Listed(otherwise=every(4, "full_attention", "sliding_attention")),
-            {
-                "full_attention": Role(
-                    CAUSAL.values, (Rope(fraction="", layer_type="full_attention"),)
-                ),
-                "sliding_attention": Role(
-                    WINDOW.values,
-                    (
-                        *WINDOW.lenses,
-                        Rope(fraction="", layer_type="sliding_attention", scaled=False),
-                    ),
-                ),
-            },
+            by_type(
+                (Rope(fraction="", layer_type="full_attention"),),
+                (Rope(fraction="", layer_type="sliding_attention", scaled=False),),
+            ),
         ),
     ),
 )

@@ -6,7 +6,6 @@ from typing import Any
 
 from archwright.hf.families.arcee import ARCEE
 from archwright.hf.families.common import (
-    CAUSAL,
     EXPERT_NAMES,
     FIRST_DENSE,
     FIRST_OF_LIST,
@@ -19,9 +18,9 @@ from archwright.hf.families.common import (
     ROUTED,
     SIGMOID,
     W_EXPERTS,
-    WINDOW,
     balance,
     by_head,
+    by_type,
     embedding_scale,
     experts,
     flag,
@@ -240,7 +239,7 @@ def _window(config: Config) -> Table:
     return nested("attention.mask.size", size)
 
 
-def _by_type(layer_type: str, sinks: bool, heads: int) -> tuple[Lens, ...]:
+def _mimo_type(layer_type: str, sinks: bool, heads: int) -> tuple[Lens, ...]:
     """Return what differs between windows and full attention."""
     return (
         Rope(layer_type=layer_type, scaled=False),
@@ -262,18 +261,13 @@ MIMO_V2_FLASH = LLAMA.derive(
                     "sliding_attention" if i and (i + 1) % 6 else "full_attention" for i in range(n)
                 ]
             ),
-            {
-                "full_attention": Role(CAUSAL.values, _by_type("full_attention", False, 1)),
-                "sliding_attention": Role(
-                    WINDOW.values,
-                    (
-                        Computed(
-                            _window, lambda get: {"sliding_window": get("attention.mask.size")}
-                        ),
-                        *_by_type("sliding_attention", True, 2),
-                    ),
+            by_type(
+                _mimo_type("full_attention", False, 1),
+                _mimo_type("sliding_attention", True, 2),
+                window=(
+                    Computed(_window, lambda get: {"sliding_window": get("attention.mask.size")}),
                 ),
-            },
+            ),
         ),
         sparse(FIRST_OF_LIST, *routed("n_routed_experts")),
     ),
