@@ -1,4 +1,4 @@
-"""Recorded defaults beside the classes they were read from."""
+"""Recorded defaults, and other words for keys, beside the classes they were read from."""
 
 import pytest
 

@@ -48,8 +48,4 @@ AFMOE = LLAMA.derive(
 )
 
 PLAIN = Activation("hidden_act", gated=False)
-ARCEE = LLAMA.derive(
-    "arcee",
-    "ArceeForCausalLM",
-    PLAIN,
-)
+ARCEE = LLAMA.derive("arcee", "ArceeForCausalLM", PLAIN)

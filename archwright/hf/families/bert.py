@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from archwright.hf.families.common import ALL_BIASES, LAYER_NORM, SIZES, flag
+from archwright.hf.families.common import ALL_BIASES, HIDDEN, LAYER_NORM, SIZES, TIED, flag
 from archwright.hf.family import Family
 from archwright.hf.layouts import FirstRow, Heads, Reshaped
 from archwright.hf.lenses import (
@@ -60,7 +60,7 @@ BERT = Family(
         Field("attention_probs_dropout_prob", "attention.dropout"),
         Activation("hidden_act", gated=False),
         Computed(_read_transform, lambda get: {}),
-        Field("intermediate_size", "feedforward.hidden_dim"),
+        HIDDEN,
         Set(ALL_BIASES),
         flag("is_decoder", {"attention.mask.kind": "causal"}, {"attention.mask.kind": "full"}),
         Refuse("add_cross_attention", (False,)),
@@ -226,7 +226,7 @@ XLNET = Family(
             },
         ),
         Refuse("clamp_len", (-1,)),
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     layers="transformer.layer.{i}.",
     layer_keys={

@@ -3,6 +3,7 @@
 from archwright.hf.families.common import (
     ALL_BIASES,
     ALL_OR_NONE,
+    HIDDEN,
     LAYER_NORM,
     QKV,
     ROLES,
@@ -18,6 +19,12 @@ from archwright.hf.weight_map import Fused
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.model_spec import LayerSpec
 
+
+def _one_or_by_head(layer: LayerSpec) -> Layout:
+    assert isinstance(layer.attention, SoftmaxAttention)
+    return Rows() if layer.attention.num_kv_heads == 1 else by_head(layer)
+
+
 GPT_BIGCODE = GPT2.derive(
     "gpt_bigcode",
     "GPTBigCodeForCausalLM",
@@ -29,17 +36,12 @@ GPT_BIGCODE = GPT2.derive(
     ),
     layer_keys={
         # One key-value head: queries, key, value; otherwise the three of each head together.
-        "attn.c_attn": Fused(QKV, lambda layer: _bigcode(layer)),
+        "attn.c_attn": Fused(QKV, _one_or_by_head),
         "attn.c_proj": "attention.out",
         "mlp.c_fc": "feedforward.up",
         "mlp.c_proj": "feedforward.down",
     },
 )
-
-
-def _bigcode(layer: LayerSpec) -> Layout:
-    assert isinstance(layer.attention, SoftmaxAttention)
-    return Rows() if layer.attention.num_kv_heads == 1 else by_head(layer)
 
 
 STARCODER2 = LLAMA.derive(
@@ -50,11 +52,8 @@ STARCODER2 = LLAMA.derive(
     Field("embedding_dropout", "embedding.dropout"),
     Field("residual_dropout", "residual.dropout"),
     Activation("hidden_act", gated=False),
-    Field("intermediate_size", "feedforward.hidden_dim"),
+    HIDDEN,
     flag("use_bias", ALL_BIASES),
     groups=(Layers(ALL_OR_NONE, ROLES),),
-    layer_keys={
-        "mlp.c_fc": "feedforward.up",
-        "mlp.c_proj": "feedforward.down",
-    },
+    layer_keys={"mlp.c_fc": "feedforward.up", "mlp.c_proj": "feedforward.down"},
 )

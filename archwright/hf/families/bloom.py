@@ -1,6 +1,14 @@
 """BLOOM: ALiBi, and norms of embeddings."""
 
-from archwright.hf.families.common import ALL_BIASES, FEEDFORWARD_NAMES, LAYER_NORM, QKV, by_head
+from archwright.hf.families.common import (
+    ALL_BIASES,
+    DROPOUT,
+    FEEDFORWARD_NAMES,
+    LAYER_NORM,
+    QKV,
+    TIED,
+    by_head,
+)
 from archwright.hf.family import Family
 from archwright.hf.lenses import Field, Set, Switch
 from archwright.hf.weight_map import Fused
@@ -22,11 +30,11 @@ BLOOM = Family(
         Set({"attention.kind": "softmax", "embedding.norm.kind": "layer"}),
         Field("layer_norm_epsilon", ("norm.eps", "embedding.norm.eps")),
         Field("hidden_dropout", "residual.dropout"),
-        Field("attention_dropout", "attention.dropout"),
+        DROPOUT,
         Set({"feedforward.kind": "gelu", "feedforward.approximate": "tanh", **ALL_BIASES}),
         Field("hidden_size", "feedforward.hidden_dim", times=4),
         Field("hidden_size", "dim"),
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     layers="transformer.h.{i}.",
     layer_keys={

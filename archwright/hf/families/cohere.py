@@ -31,19 +31,14 @@ COHERE = LLAMA.derive(
     INTERLEAVED,
     layer_qk_norm("use_qk_norm", "per_head"),
     Field("logit_scale", "head.logit_scale"),
-    layer_keys={
-        "input_layernorm": "residual.norms.shared",
-    },
+    layer_keys={"input_layernorm": "residual.norms.shared"},
 )
 
 COHERE2 = COHERE.derive(
     "cohere2",
     "Cohere2ForCausalLM",
     groups=(
-        Layers(
-            Listed(otherwise=every_by("sliding_window_pattern")),
-            rope_in_windows(INTERLEAVED),
-        ),
+        Layers(Listed(otherwise=every_by("sliding_window_pattern")), rope_in_windows(INTERLEAVED)),
     ),
     undeclared={"sliding_window_pattern": 4},
 )

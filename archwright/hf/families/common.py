@@ -34,17 +34,6 @@ SIZES = (
 )
 """Lenses of the keys that almost all families share."""
 
-HEAD_DIM = Either(
-    lambda config: config["head_dim"] is not None,
-    lambda get: True,
-    (Field("head_dim", "attention.head_dim"),),
-)
-"""The width of heads; null leaves it to dim / num_heads."""
-
-KV_HEADS = Field("num_key_value_heads", "attention.num_kv_heads", same_as="num_attention_heads")
-RMS = {"norm.kind": "rms", "norm.scale_in": "input_dtype"}
-PRE_RMS = Set({"residual.kind": "pre", **RMS})
-EPS = Field("rms_norm_eps", "norm.eps")
 ROPE = Rope(fraction="")
 
 
@@ -70,11 +59,9 @@ ALL_BIASES = {**QKV_BIASES, "attention.bias.out": True, **FEEDFORWARD_BIASES}
 
 def llama3(theta: float, factor: float) -> dict[str, Any]:
     """Return RoPE that is stretched from 8,192 tokens as that of Llama 3."""
-    lengths = {"original_max_position_embeddings": 8192, "factor": factor}
-    return {"rope_type": "llama3", "rope_theta": theta, **lengths} | {
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-    }
+    keys = {"rope_type": "llama3", "rope_theta": theta, "factor": factor}
+    lengths = {"original_max_position_embeddings": 8192}
+    return keys | lengths | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 SOFTMAX = Set({"attention.kind": "softmax"})
@@ -200,10 +187,7 @@ def switched(pattern: Listed) -> CustomPattern:
     """Return a pattern that says in a key of its own whether there is any window."""
     return CustomPattern(
         pattern.read,
-        lambda roles: {
-            "layer_types": roles,
-            "use_sliding_window": "sliding_attention" in roles,
-        },
+        lambda roles: {"layer_types": roles, "use_sliding_window": "sliding_attention" in roles},
     )
 
 
@@ -299,11 +283,13 @@ def _read_groups(config: Config) -> Table:
     return {"feedforward": table | ({"group_score": "top_two"} if number > 1 else {})}
 
 
-def _write_groups(get: Get) -> dict[str, Any]:
-    return {"n_group": get("feedforward.num_groups"), "topk_group": get("feedforward.top_groups")}
-
-
-GROUPS = Computed(_read_groups, _write_groups)
+GROUPS = Computed(
+    _read_groups,
+    lambda get: {
+        "n_group": get("feedforward.num_groups"),
+        "topk_group": get("feedforward.top_groups"),
+    },
+)
 """Groups of experts by their best two, of which there is none where there is one group."""
 
 
@@ -336,14 +322,8 @@ FIRST_OF_LIST = Listed(
 
 W_EXPERTS = listed("block_sparse_moe.experts", "w1", "w3", "w2")
 """Names as Mixtral has them."""
-EXPERTS = {
-    "mlp.gate": "feedforward.router",
-    **listed(),
-}
-UNBIASED_EXPERT_NAMES = {
-    **EXPERTS,
-    **gated("mlp.shared_experts", "feedforward.shared"),
-}
+EXPERTS = {"mlp.gate": "feedforward.router", **listed()}
+UNBIASED_EXPERT_NAMES = {**EXPERTS, **gated("mlp.shared_experts", "feedforward.shared")}
 EXPERT_NAMES = {
     **UNBIASED_EXPERT_NAMES,
     "mlp.gate.e_score_correction_bias": "feedforward.selection_bias",
@@ -367,7 +347,4 @@ def rope_in_windows(rope: Rope) -> dict[str, Role]:
     }
 
 
-FEEDFORWARD_NAMES = {
-    "mlp.dense_h_to_4h": "feedforward.up",
-    "mlp.dense_4h_to_h": "feedforward.down",
-}
+FEEDFORWARD_NAMES = {"mlp.dense_h_to_4h": "feedforward.up", "mlp.dense_4h_to_h": "feedforward.down"}

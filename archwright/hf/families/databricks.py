@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from archwright.hf.families.common import LAYER_NORM, QKV, ROPE, SOFTMAX, balance
+from archwright.hf.families.common import LAYER_NORM, QKV, ROPE, SOFTMAX, TIED, balance
 from archwright.hf.family import Family
 from archwright.hf.layouts import Flattened, Rows
 from archwright.hf.lenses import (
@@ -84,11 +84,7 @@ DBRX = Family(
             ("feedforward.experts.down.weight",), Flattened(transposed=True)
         ),
     },
-    model_keys={
-        "transformer.wte": "embedding",
-        "transformer.norm_f": "norm",
-        "lm_head": "head",
-    },
+    model_keys={"transformer.wte": "embedding", "transformer.norm_f": "norm", "lm_head": "head"},
     prefix="transformer.",
     undeclared={"ffn_config": {"ffn_act_fn": {"name": "silu"}}},
 )
@@ -131,7 +127,7 @@ MPT = Family(
         Set({"feedforward.kind": "gelu"}),
         Field("d_model", "feedforward.hidden_dim", times=4),
         Field("d_model", "dim"),
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     layers="transformer.blocks.{i}.",
     layer_keys={

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from archwright.hf.families.common import (
+    DROPOUT,
     EXPERT_NAMES,
     FIRST_DENSE,
     FURTHER,
@@ -67,7 +68,7 @@ LATENT = (
     Set({"attention.norm.scale_in": "input_dtype"}),
     flag("attention_bias", dict.fromkeys(BIASES, True)),
     Computed(_read_scale, _write_scale),
-    Field("attention_dropout", "attention.dropout"),
+    DROPOUT,
 )
 """Latent attention; the norms of its latents have an eps of their own."""
 

@@ -3,14 +3,17 @@
 from archwright.hf.families.common import (
     ALL_BIASES,
     ATTENTION_BIAS,
+    DROPOUT,
     FEEDFORWARD_BIASES,
     FEEDFORWARD_NAMES,
     GPT_DROPOUTS,
     GPT_SIZES,
+    HIDDEN,
     LAYER_NORM,
     NO_QKV_BIASES,
     QKV,
     SIZES,
+    TIED,
     by_head,
     flag,
     hidden,
@@ -18,16 +21,7 @@ from archwright.hf.families.common import (
 from archwright.hf.families.gpt import GPT2
 from archwright.hf.family import Family
 from archwright.hf.layer_types import CustomPattern, Layers, Role
-from archwright.hf.lenses import (
-    MISSING,
-    Activation,
-    Computed,
-    Config,
-    Field,
-    Get,
-    Set,
-    Table,
-)
+from archwright.hf.lenses import MISSING, Activation, Computed, Config, Field, Get, Set, Table
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Fused
 
@@ -43,13 +37,13 @@ GPT_NEO = Family(
         Set({"residual.kind": "pre", **LAYER_NORM, "position.kind": "learned"}),
         Field("embed_dropout", "embedding.dropout"),
         Field("resid_dropout", "residual.dropout"),
-        Field("attention_dropout", "attention.dropout"),
+        DROPOUT,
         Activation("activation_function", gated=False),
         Set({"attention.kind": "softmax", **ALL_BIASES, **NO_QKV_BIASES}),
         Set({"attention.scale.kind": "none"}),
         Field("layer_norm_epsilon", "norm.eps"),
         hidden("intermediate_size", "hidden_size"),
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     groups=(
         Layers(
@@ -109,7 +103,7 @@ GPT_J = Family(
         Set({"attention.kind": "softmax", **FEEDFORWARD_BIASES, "head.bias": True}),
         Field("layer_norm_epsilon", "norm.eps"),
         hidden("n_inner", "n_embd"),
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     layers="transformer.h.{i}.",
     layer_keys={
@@ -140,12 +134,12 @@ GPT_NEOX = Family(
         Field("layer_norm_eps", "norm.eps"),
         Rope(fraction="rotary_pct", theta="rotary_emb_base"),
         Field("hidden_dropout", "residual.dropout"),
-        Field("attention_dropout", "attention.dropout"),
+        DROPOUT,
         ATTENTION_BIAS,
         Activation("hidden_act", gated=False),
         Set(FEEDFORWARD_BIASES),
-        Field("intermediate_size", "feedforward.hidden_dim"),
-        Field("tie_word_embeddings", "head.tied"),
+        HIDDEN,
+        TIED,
     ),
     layers="gpt_neox.layers.{i}.",
     layer_keys={

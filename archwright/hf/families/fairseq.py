@@ -1,6 +1,6 @@
 """Families that grew in fairseq: OPT and XGLM of Meta, BioGPT of Microsoft."""
 
-from archwright.hf.families.common import ALL_BIASES, LAYER_NORM, SIZES, flag
+from archwright.hf.families.common import ALL_BIASES, DROPOUT, HIDDEN, LAYER_NORM, SIZES, TIED, flag
 from archwright.hf.family import Family
 from archwright.hf.lenses import Activation, Field, Refuse, Set
 
@@ -34,11 +34,11 @@ OPT = Family(
         Set({"position.kind": "learned", "position.offset": 2, "attention.kind": "softmax"}),
         Field("word_embed_proj_dim", "embedding.dim", same_as="hidden_size"),
         Field("dropout", "residual.dropout"),
-        Field("attention_dropout", "attention.dropout"),
+        DROPOUT,
         Activation("activation_function", gated=False),
         flag("enable_bias", ALL_BIASES),
         Field("ffn_dim", "feedforward.hidden_dim"),
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     layers="model.decoder.layers.{i}.",
     layer_keys=LAYER_KEYS,
@@ -66,13 +66,13 @@ XGLM = Family(
         Set({"position.spacing": "fairseq", "position.offset": 2}),
         EMBEDDING_SCALE,
         Field("dropout", ("residual.dropout", "embedding.dropout")),
-        Field("attention_dropout", "attention.dropout"),
+        DROPOUT,
         Activation("activation_function", gated=False),
         Field("activation_dropout", "feedforward.dropout"),
         Field("ffn_dim", "feedforward.hidden_dim"),
         Set(ALL_BIASES),
         Refuse("add_cross_attention", (False,)),
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     layers="model.layers.{i}.",
     layer_keys=LAYER_KEYS,
@@ -92,9 +92,9 @@ BIOGPT = Family(
         Field("attention_probs_dropout_prob", "attention.dropout"),
         Activation("hidden_act", gated=False),
         Field("activation_dropout", "feedforward.dropout"),
-        Field("intermediate_size", "feedforward.hidden_dim"),
+        HIDDEN,
         Set(ALL_BIASES),
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     layers="biogpt.layers.{i}.",
     layer_keys=LAYER_KEYS,

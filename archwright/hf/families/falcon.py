@@ -2,10 +2,12 @@
 
 from archwright.hf.families.common import (
     ALL_BIASES,
+    DROPOUT,
     FEEDFORWARD_NAMES,
     LAYER_NORM,
     QKV,
     SIZES,
+    TIED,
     by_head,
     flag,
     hidden,
@@ -30,7 +32,7 @@ FALCON = Family(
             },
         ),
         Field("hidden_dropout", "residual.dropout"),
-        Field("attention_dropout", "attention.dropout"),
+        DROPOUT,
         Activation("activation", gated=False),
         flag("bias", ALL_BIASES),
         hidden("ffn_hidden_size", "hidden_size"),
@@ -67,7 +69,7 @@ FALCON = Family(
             ),
         ),
         Field("num_attention_heads", "attention.num_heads"),
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     layers="transformer.h.{i}.",
     layer_keys={

@@ -1,11 +1,7 @@
 """Gemma: norms that multiply by 1 + w, embeddings times sqrt(dim), GEGLU, and from Gemma 2 on windows, soft-caps
 and four norms in a layer."""
 
-from archwright.hf.families.common import (
-    ROLES,
-    by_type,
-    qk_norm,
-)
+from archwright.hf.families.common import ROLES, by_type, qk_norm
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed, every, every_by
 from archwright.hf.lenses import Activation, Field, Refuse, Set
@@ -32,9 +28,7 @@ VAULT_GEMMA = LLAMA.derive(
     Activation("hidden_activation", gated=True),
     Field("attn_logit_softcapping", "attention.softcap", or_none=True),
     Field("final_logit_softcapping", "head.softcap", or_none=True),
-    layer_keys={
-        "pre_feedforward_layernorm": "residual.norms.feedforward",
-    },
+    layer_keys={"pre_feedforward_layernorm": "residual.norms.feedforward"},
     groups=(EVERY_SECOND,),
     undeclared={"use_bidirectional_attention": None},
 )

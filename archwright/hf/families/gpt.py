@@ -9,6 +9,7 @@ from archwright.hf.families.common import (
     LAYER_NORM,
     QKV,
     ROLES,
+    TIED,
     balance,
     conv1d,
     flag,
@@ -48,7 +49,7 @@ GPT2 = Family(
         hidden("n_inner", "n_embd"),
         SCALED,
         BY_LAYER,
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     layers="transformer.h.{i}.",
     layer_keys={

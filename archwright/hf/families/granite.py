@@ -84,10 +84,7 @@ GRANITE_SWA = GRANITE.derive(
     "GraniteSWAForCausalLM",
     Set({"attention.sinks": True}),
     layer_keys={"self_attn.sinks": "attention.sinks"},
-    groups=(
-        Layers(Listed(otherwise=first_of(4)), ROLES),
-        ThetaOfEach("layer_rope_theta", ROPE),
-    ),
+    groups=(Layers(Listed(otherwise=first_of(4)), ROLES), ThetaOfEach("layer_rope_theta", ROPE)),
 )
 
 GRANITEMOE = GRANITE.derive(

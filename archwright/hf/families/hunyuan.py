@@ -64,13 +64,7 @@ HY_V3 = LLAMA.derive(
     ignored=(*LLAMA.ignored, FURTHER),
 )
 
-YOUTU = LLAMA.derive(
-    "youtu",
-    "YoutuForCausalLM",
-    *LATENT,
-    PAIRING,
-    layer_keys=LATENT_NAMES,
-)
+YOUTU = LLAMA.derive("youtu", "YoutuForCausalLM", *LATENT, PAIRING, layer_keys=LATENT_NAMES)
 
 
 def _one(key: str, path: str) -> Computed:

@@ -4,14 +4,10 @@ from archwright.hf.families.common import (
     ATTENTION_BIAS,
     CAUSAL,
     DROPOUT,
-    EPS,
     EXPERTS_GATE_UP_WEIGHTS,
     GATED,
-    HEAD_DIM,
     HIDDEN,
-    KV_HEADS,
     MLP_BIAS,
-    PRE_RMS,
     ROLES,
     ROPE,
     SIZES,
@@ -32,15 +28,22 @@ from archwright.hf.lenses import Config, Either, Field, Set, Switch, Write
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Fused
 
+HEAD_DIM = Either(
+    lambda config: config["head_dim"] is not None,
+    lambda get: True,
+    (Field("head_dim", "attention.head_dim"),),
+)
+"""The width of heads; null leaves it to dim / num_heads."""
+
 LLAMA = Family(
     "llama",
     "LlamaForCausalLM",
     lenses=(
         *SIZES,
         HEAD_DIM,
-        KV_HEADS,
-        PRE_RMS,
-        EPS,
+        Field("num_key_value_heads", "attention.num_kv_heads", same_as="num_attention_heads"),
+        Set({"residual.kind": "pre", "norm.kind": "rms", "norm.scale_in": "input_dtype"}),
+        Field("rms_norm_eps", "norm.eps"),
         ROPE,
         SOFTMAX,
         ATTENTION_BIAS,
@@ -142,10 +145,7 @@ LLAMA4_TEXT = LLAMA.derive(
     "Llama4ForCausalLM",
     groups=(
         Layers(Listed(otherwise=_near), {"full_attention": CAUSAL, "chunked_attention": CHUNKED}),
-        Layers(
-            ROPE_LAYERS,
-            TURNING,
-        ),
+        Layers(ROPE_LAYERS, TURNING),
         sparse(
             CustomPattern(
                 _mixed,

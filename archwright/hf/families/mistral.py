@@ -2,23 +2,13 @@
 
 from typing import Any
 
-from archwright.hf.families.common import (
-    ALL_OR_NONE,
-    ROLES,
-    W_EXPERTS,
-    balance,
-    experts,
-)
+from archwright.hf.families.common import ALL_OR_NONE, ROLES, W_EXPERTS, balance, experts
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed
 from archwright.hf.lenses import MISSING, Computed, Config, Get, Table, nested
 from archwright.spec.errors import UserError
 
-MISTRAL = LLAMA.derive(
-    "mistral",
-    "MistralForCausalLM",
-    groups=(Layers(ALL_OR_NONE, ROLES),),
-)
+MISTRAL = LLAMA.derive("mistral", "MistralForCausalLM", groups=(Layers(ALL_OR_NONE, ROLES),))
 
 MIXTRAL = LLAMA.derive(
     "mixtral",
@@ -30,9 +20,7 @@ MIXTRAL = LLAMA.derive(
 )
 
 MINISTRAL = MISTRAL.derive(
-    "ministral",
-    "MinistralForCausalLM",
-    groups=(Layers(Listed(otherwise=ALL_OR_NONE.read), ROLES),),
+    "ministral", "MinistralForCausalLM", groups=(Layers(Listed(otherwise=ALL_OR_NONE.read), ROLES),)
 )
 
 

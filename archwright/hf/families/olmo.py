@@ -1,12 +1,6 @@
 """OLMo: norms without weights at first, then norms of what branches add; and mixtures of experts."""
 
-from archwright.hf.families.common import (
-    EXPERTS,
-    balance,
-    by_type,
-    experts,
-    qk_norm,
-)
+from archwright.hf.families.common import EXPERTS, balance, by_type, experts, qk_norm
 from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed, every
 from archwright.hf.lenses import Field, Refuse, Set

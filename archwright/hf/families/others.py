@@ -147,19 +147,12 @@ DOTS1 = LLAMA.derive(
     "dots1",
     "Dots1ForCausalLM",
     *qk_norm(),
-    groups=(
-        Layers(Listed(otherwise=_far), ROLES),
-        sparse(FIRST_DENSE, *ROUTED),
-    ),
+    groups=(Layers(Listed(otherwise=_far), ROLES), sparse(FIRST_DENSE, *ROUTED)),
     layer_keys=EXPERT_NAMES,
 )
 
 SOLAR_OPEN = LLAMA.derive(
-    "solar_open",
-    "SolarOpenForCausalLM",
-    QKV_BIAS,
-    *ROUTED,
-    layer_keys=EXPERT_NAMES,
+    "solar_open", "SolarOpenForCausalLM", QKV_BIAS, *ROUTED, layer_keys=EXPERT_NAMES
 )
 
 MINIMAX_M2 = LLAMA.derive(
@@ -271,10 +264,7 @@ MIMO_V2_FLASH = LLAMA.derive(
         ),
         sparse(FIRST_OF_LIST, *routed("n_routed_experts")),
     ),
-    layer_keys={
-        **EXPERT_NAMES,
-        "self_attn.attention_sink_bias": "attention.sinks",
-    },
+    layer_keys={**EXPERT_NAMES, "self_attn.attention_sink_bias": "attention.sinks"},
     ignored=(*LLAMA.ignored, r"model\.mtp\..*"),
     undeclared={
         "partial_rotary_factor": 0.334,

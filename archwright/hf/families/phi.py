@@ -6,6 +6,7 @@ from archwright.hf.families.common import (
     ALL_BIASES,
     ALL_OR_NONE,
     GATE_UP,
+    HIDDEN,
     LAYER_NORM,
     QKV,
     ROLES,
@@ -49,10 +50,7 @@ PHI3 = MISTRAL.derive(
     Computed(lambda config: {}, _write_original),
     Field("resid_pdrop", "residual.dropout"),
     Field("embd_pdrop", "embedding.dropout"),
-    layer_keys={
-        "self_attn.qkv_proj": Fused(QKV, Rows()),
-        "mlp.gate_up_proj": GATE_UP,
-    },
+    layer_keys={"self_attn.qkv_proj": Fused(QKV, Rows()), "mlp.gate_up_proj": GATE_UP},
 )
 
 BITNET = LLAMA.derive(
@@ -78,7 +76,7 @@ PHI = LLAMA.derive(
     Field("embd_pdrop", "embedding.dropout"),
     Field("resid_pdrop", "residual.dropout"),
     Activation("hidden_act", gated=False),
-    Field("intermediate_size", "feedforward.hidden_dim"),
+    HIDDEN,
     Set(ALL_BIASES),
     layer_qk_norm("qk_layernorm", "head", bias=True),
     layer_keys={

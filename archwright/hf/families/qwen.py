@@ -97,9 +97,7 @@ QWEN3_MOE = LLAMA.derive(
             balance(),
         ),
     ),
-    layer_keys={
-        **EXPERTS,
-    },
+    layer_keys={**EXPERTS},
     # Files say num_experts, which the class calls num_local_experts.
     further_aliases={"num_local_experts": "num_experts"},
 )
@@ -115,15 +113,7 @@ UPPER_LAYERS = switched(Listed(otherwise=_upper_layers))
 """Windows from layer `max_window_layers` on, if they are switched on."""
 
 QWEN2 = LLAMA.derive(
-    "qwen2",
-    "Qwen2ForCausalLM",
-    Set(QKV_BIASES),
-    groups=(Layers(UPPER_LAYERS, ROLES),),
+    "qwen2", "Qwen2ForCausalLM", Set(QKV_BIASES), groups=(Layers(UPPER_LAYERS, ROLES),)
 )
 
-QWEN3 = LLAMA.derive(
-    "qwen3",
-    "Qwen3ForCausalLM",
-    *qk_norm(),
-    groups=QWEN2.groups,
-)
+QWEN3 = LLAMA.derive("qwen3", "Qwen3ForCausalLM", *qk_norm(), groups=QWEN2.groups)

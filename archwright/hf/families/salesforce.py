@@ -1,6 +1,6 @@
 """Salesforce: CTRL with positions of its kind, and CodeGen."""
 
-from archwright.hf.families.common import ALL_BIASES, GPT_SIZES, LAYER_NORM
+from archwright.hf.families.common import ALL_BIASES, GPT_SIZES, LAYER_NORM, TIED
 from archwright.hf.families.eleuther import GPT_J
 from archwright.hf.family import Family
 from archwright.hf.layouts import ByGroup
@@ -14,7 +14,7 @@ CODEGEN = GPT_J.derive(
         # Four shards, as it was trained on four devices each.
         "attn.qkv_proj": Fused(
             ("attention.query", "attention.value", "attention.key"), ByGroup(groups=4)
-        ),
+        )
     },
 )
 
@@ -31,7 +31,7 @@ CTRL = Family(
         Field("embd_pdrop", "embedding.dropout"),
         Field("dff", "feedforward.hidden_dim"),
         Set(ALL_BIASES),
-        Field("tie_word_embeddings", "head.tied"),
+        TIED,
     ),
     layers="transformer.h.{i}.",
     layer_keys={
