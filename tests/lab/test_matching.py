@@ -132,6 +132,7 @@ def test_where_all_widths_are_set_nothing_is_changed() -> None:
     assert matched(other, count(base, 1024), "non_embedding", 1024, held) == (other, False)
 
 
+@pytest.mark.slow
 def test_a_width_that_a_variant_sets_for_some_layers_stays() -> None:
     own = "layer_kinds={'wide' = {feedforward = {hidden_dim = 384}}}"
     base, other = pair(f":{own}:layers.cycle=['wide', 'default']")

@@ -61,6 +61,7 @@ def test_the_bytes_of_its_state_are_those_of_the_tensors(name: str) -> None:
     assert cache.num_bytes == cache_bytes(model, length, 4) + slot
 
 
+@pytest.mark.sampled(fast=1)
 @ALL
 def test_it_trains_resumes_and_writes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

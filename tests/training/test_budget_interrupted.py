@@ -21,6 +21,8 @@ from archwright.training.train import Stopped
 from tests.tiny import write_text
 from tests.training.whole import Died, at_step, die, leave_out, run_of_twelve, timeless, train
 
+pytestmark = pytest.mark.slow
+
 
 class Steps:
     """A clock that only steps move: from step 10 on they take twice as long."""
