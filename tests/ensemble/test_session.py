@@ -21,7 +21,7 @@ from archwright.training.session import Session
 from archwright.training.train import train_in
 from tests.tiny import tiny_run
 
-STEPS = 20
+STEPS = 12
 
 
 def sessions(run: RunSpec, material: Material) -> list[Session]:

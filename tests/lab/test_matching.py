@@ -199,7 +199,7 @@ def test_shapes_have_about_the_size_and_a_sensible_proportion(size: float) -> No
     assert 6 <= dim / num_layers <= 130
 
 
-@pytest.mark.sampled(fast=4, full=40)
+@pytest.mark.sampled(fast=3, full=20)
 @pytest.mark.parametrize("name", [name for name in preset_names("models") if name != "modern"])
 def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
     base, other = pair(name)

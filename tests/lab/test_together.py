@@ -98,6 +98,7 @@ def test_stacks_that_cannot_be_are_refused_with_the_reason(place: Path) -> None:
         plan(*words("text.txt", ":residual.kind=parallel"), **STACKED)
 
 
+@pytest.mark.release
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_killed_at_any_moment_a_study_of_stacks_ends_with_the_same_numbers(
     stacked: StudyResults, place: Path

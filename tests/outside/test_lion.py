@@ -76,6 +76,7 @@ def test_it_learns_and_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.M
     assert cut.model_file.read_bytes() == whole.model_file.read_bytes()
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.usefixtures("visitors")
 def test_it_is_compared(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_it_trains_resumes_and_writes(
     assert [record["loss"] for record in whole if "loss" in record]
 
 
+@pytest.mark.sampled(full=1)
 @pytest.mark.slow
 @ALL
 def test_it_takes_part_in_compare(

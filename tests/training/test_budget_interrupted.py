@@ -106,6 +106,7 @@ def test_an_interrupted_run_goes_on_with_the_time_that_is_left(
     assert_same(train(timed, tmp_path / "run"), plain)
 
 
+@pytest.mark.sampled(full=5)
 @pytest.mark.parametrize("number", [1, 9, 17])
 @pytest.mark.parametrize("place", ["before", "after", "followed"])
 def test_dying_around_a_plan_changes_nothing(
