@@ -41,8 +41,8 @@ def effects(
     alone errs more often where differences are skewed); the first that does not ends it. With
     superiority a variant is better or worse, or below the noise where the mean is smaller than the
     noise floor; without, it is equivalent where the 90 % interval lies within the study's margin,
-    else inconclusive. So it also is where there are reservations: fewer than two pairs (then the
-    intervals are endless), a variant among the `edges`, whose best rate is at an end of its grid,
+    else inconclusive. So it also is where there are caveats: fewer than two pairs (then the
+    intervals are endless), a variant among the `edges`, whose best learning rate is at an end of its grid,
     half of the seeds lost to failed `runs`, unmatched `variants`, or a loss hardly below the
     `unigram_entropy`, in nats. Where both are one run for every seed, they are identical, and nothing was
     compared.

@@ -124,10 +124,10 @@ def results_of(made: Made) -> StudyResults:
     """Make the results of a whole study."""
     names = list(made.gains)
     runs = [
-        _run(made, name, seed, rate)
+        _run(made, name, seed, lr)
         for name in names
         for seed in range(made.seeds)
-        for rate in made.grid
+        for lr in made.grid
     ]
     replicates = [
         _replicate([r for r in runs if (r.variant, r.seed) == (name, seed)])
@@ -187,20 +187,20 @@ def _variant(name: str, index: int) -> Variant:
     )
 
 
-def _run(made: Made, variant: str, seed: int, rate: float) -> RunResult:
+def _run(made: Made, variant: str, seed: int, lr: float) -> RunResult:
     index = list(made.gains).index(variant)
-    noise = np.random.default_rng([seed, index, round(rate * 1e6)])
+    noise = np.random.default_rng([seed, index, round(lr * 1e6)])
     shared = np.random.default_rng(seed).normal(0, made.seed_noise)
-    off = math.log(rate / (3.2e-3 * 1.15 ** (index % 4)))
+    off = math.log(lr / (3.2e-3 * 1.15 ** (index % 4)))
     loss = 1.98 + made.gains[variant] + shared + noise.normal(0, made.pair_noise) + 0.03 * off**2
     flops = FLOPS_PER_TOKEN + 384 * index
     speed = 41_000 * (1 - 0.015 * index) * (1 + noise.normal(0, 0.02))
-    key = f"{index:02x}{seed:02x}{round(rate * 1e6):08x}"
+    key = f"{index:02x}{seed:02x}{round(lr * 1e6):08x}"
     return RunResult(
         key=key,
         variant=variant,
         seed=seed,
-        rate=rate,
+        lr=lr,
         loss=loss,
         bits_per_byte=loss / NATS_PER_BIT_PER_BYTE,
         initial_loss=INITIAL_LOSS,
@@ -212,7 +212,7 @@ def _run(made: Made, variant: str, seed: int, rate: float) -> RunResult:
         lengths={length: loss + 0.03 * index * math.log2(length / 64) for length in made.lengths},
         command=(
             f"archwright train modern feedforward.kind=gelu model.feedforward.hidden_dim=256 seed={seed} "
-            f"optimizer.lr={rate:g} budget={STEPS}steps --out runs/{key}"
+            f"optimizer.lr={lr:g} budget={STEPS}steps --out runs/{key}"
         ),
     )
 
@@ -230,13 +230,13 @@ def _curve(loss: float, flops: float, speed: float, noise: np.random.Generator) 
 
 def _replicate(runs: Sequence[RunResult]) -> Replicate:
     best = min(runs, key=lambda run: run.loss)
-    loss, rate = best.loss, best.rate
+    loss, lr = best.loss, best.lr
     if len(runs) >= 3:
-        a, b, c = np.polyfit([math.log(run.rate) for run in runs], [run.loss for run in runs], 2)
-        loss, rate = float(c - b * b / (4 * a)), math.exp(-b / (2 * a))
-    edges = runs[0].rate, runs[-1].rate
+        a, b, c = np.polyfit([math.log(run.lr) for run in runs], [run.loss for run in runs], 2)
+        loss, lr = float(c - b * b / (4 * a)), math.exp(-b / (2 * a))
+    edges = runs[0].lr, runs[-1].lr
     bits = loss / math.log(2)
-    return Replicate(best.variant, best.seed, loss, rate, bits, best, rate <= edges[0])
+    return Replicate(best.variant, best.seed, loss, lr, bits, best, lr <= edges[0])
 
 
 def _effect(variant: str, replicates: Sequence[Replicate], comparisons: int) -> Effect:
@@ -289,11 +289,11 @@ def _outcome(mean: float, interval: Interval, equivalence: Interval, margin: flo
 
 def _with_trouble(run: RunResult) -> RunResult:
     """Let one run fail and the highest rate of two seeds of the baseline diverge."""
-    if (run.variant, run.seed, run.rate) == ("layer norm", 1, 3e-3):
+    if (run.variant, run.seed, run.lr) == ("layer norm", 1, 3e-3):
         lost = dict.fromkeys(("loss", "bits_per_byte", "seconds", "cpu_seconds"), NAN)
         lost |= dict.fromkeys(("tokens_per_second", "memory_bytes"), NAN)
         return RunResult(**{**vars(run), **lost, "failed": "out of memory", "curve": ()})
-    if run.variant == "modern" and run.seed in (0, 3) and run.rate == 9e-3:
+    if run.variant == "modern" and run.seed in (0, 3) and run.lr == 9e-3:
         curve = [*run.curve[:4], Point(200, 409_600, 409_600 * FLOPS_PER_TOKEN, 10.0, NAN)]
         lost = {"loss": INITIAL_LOSS, "bits_per_byte": INITIAL_LOSS / NATS_PER_BIT_PER_BYTE}
         return RunResult(**{**vars(run), **lost, "diverged": True, "curve": curve})
