@@ -151,8 +151,7 @@ def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
     with loading():
         from archwright.training.loop import DivergedError
         from archwright.training.train import Stopped, resume
-    if folder.finished and not quiet:
-        print(f"{folder.path} is finished already; this is what it reached.", file=sys.stderr)
+    was_finished = folder.finished
     tune_allocator()
     try:
         resume(folder, quiet=quiet, since=since)
@@ -165,5 +164,7 @@ def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
     if not quiet:
         from archwright.reporting.terminal import print_result
 
+        if was_finished:  # not before: its weights may be gone, or damaged
+            print(f"{folder.path} is finished already; this is what it reached.", file=sys.stderr)
         print_result(folder)
     return 0

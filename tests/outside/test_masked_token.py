@@ -112,6 +112,14 @@ def test_it_trains_from_the_command_line_and_is_listed(tmp_path: Path) -> None:
     listed = archwright("list", "choices", "masked_token", *parts, cwd=tmp_path).stdout
     assert "objective: masked_token" in listed
     assert "objective.share=0.15" in listed
+    profiled = archwright(
+        "profile", "modern", *ASKED, "dim=32", "num_layers=1", "--length", "32", "--seconds", "0.01",
+        "--kernel", "eager", "--precision", "fp32", *parts, cwd=tmp_path,
+    )  # fmt: skip
+    assert "4 rows of 32 tokens" in profiled.stdout, profiled.stderr
+    refused = archwright("profile", "modern", ASKED[0], *parts, cwd=tmp_path)
+    assert refused.stderr.count("\n") == 1
+    assert 'objective.kind = "masked_token" expects a mask such as "full"' in refused.stderr
     written = archwright("generate", "runs/modern", *parts, cwd=tmp_path)
     assert written.stderr.count("\n") == 1
     assert "lets tokens see what follows them" in written.stderr
