@@ -63,7 +63,7 @@ def visitors() -> Iterator[None]:
     from archwright.plugins import REGISTRIES
     from archwright.spec.choice import Choice
 
-    tables = [axis.kinds for axis in Choice.__subclasses__()] + [*REGISTRIES]
+    tables = [axis.kinds for axis in Choice.axes()] + [*REGISTRIES]
     before = [dict(table) for table in tables]
     yield
     for table, contents in zip(tables, before, strict=True):

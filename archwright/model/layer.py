@@ -22,6 +22,7 @@ class Layer(nn.Module):
 
     Args:
         branches: modules by name. Mixers are called with x, the context and their state; others with x alone.
+        groups: the names of branches that read the same normed stream and are added; each by itself, if not given.
         takes: what mixers do not ignore of what a batch has beside its tokens, by name; all, if not given.
     """
 
@@ -29,12 +30,14 @@ class Layer(nn.Module):
         self,
         residual: nn.Module,
         branches: Mapping[str, nn.Module],
+        groups: Mapping[str, Collection[str]] | None = None,
         takes: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         super().__init__()
         self.residual, self._takes = residual, takes or {}
         self.branches = tuple(branches)
         """Names of the branches, in order."""
+        self._groups = groups or {name: (name,) for name in branches}
         for name, branch in branches.items():
             self.add_module(name, branch)
 
@@ -58,10 +61,13 @@ class Layer(nn.Module):
         if context is None:
             context = Context.alone(x, attention_mask)
             self._check(context)
-        wired: dict[str, _Branch] = {}
-        for name in self.branches:
-            wired[name] = _Branch(self.get_submodule(name), context, (states or {}).get(name))
-        out: Tensor = self.residual(x, wired)
+        groups: dict[str, dict[str, _Branch]] = {}
+        for group, names in self._groups.items():
+            groups[group] = {
+                name: _Branch(self.get_submodule(name), context, (states or {}).get(name))
+                for name in names
+            }
+        out: Tensor = self.residual(x, groups)
         return out
 
     def mixers(self) -> dict[str, Mixer]:
