@@ -17,6 +17,8 @@ from archwright.lab.page import study_page, write_page, write_tables
 from archwright.lab.page.learning_rates import best_lr
 from archwright.lab.page.styles import SHORT, series_of, short_names
 from archwright.lab.results import StudyResults
+from archwright.lab.sweep import replicate
+from archwright.lab.verdict import effects
 from archwright.reporting.document import Chart, Page, Table
 from archwright.spec.study_spec import StudySpec
 from tests.lab import made_results as made
@@ -122,6 +124,32 @@ def test_an_effect_is_drawn_and_listed_as_it_was_found() -> None:
     baseline = [r.loss for r in results.replicates if r.variant == "modern"]
     share = 100 * effect.mean / (sum(baseline) / len(baseline))
     assert said["Of the baseline's loss"] == f"{share:+.2f} %"
+
+
+def test_the_numbers_of_two_seeds_are_those_of_a_pocket_calculator() -> None:
+    """Losses 3.50 and 3.52 beside 3.29 and 3.30: d = -0.21, -0.22, so that mean d = -0.215 and s = 0.01 / sqrt(2),
+    s / sqrt(2) = 0.005; Student's t of one degree of freedom is 12.7062 for 95 %, 6.3138 for 90 %, and for
+    t = 0.215 / 0.005 = 43 p = 1 - 2 / pi atan(43) = 0.0148. The baseline's mean is 3.51, of which the margin is 1 %."""
+    one, two = made.TWELVE[:2]
+    losses = {(one, 0): 3.50, (one, 1): 3.52, (two, 0): 3.29, (two, 1): 3.30}
+    results = made.results_of(made.Made({one: 0.0, two: 0.0}, seeds=2, grid=(3e-3,), fixed=True))
+    runs = [
+        replace(run, loss=losses[run.variant, run.seed], bits_per_byte=losses[run.variant, run.seed] / 2)
+        for run in results.runs
+    ]  # fmt: skip
+    found = effects([replicate([run]) for run in runs], results.study, one, runs=runs)
+    assert cells(study_page(replace(results, runs=runs, effects=found)), "Effects") == {
+        "Variant": two,
+        "Outcome": "better",
+        "Nats per token": "−0.2150",
+        "95 % (t)": "−0.2785 to −0.1515",
+        "p (paired t)": "0.015",
+        "p, Holm": "0.015",
+        "90 %, for equivalence": "−0.2466 to −0.1834, margin 0.0351",
+        "Bits per byte": "−0.1075",
+        "Of the baseline's loss": "−6.13 %",
+        "Seeds": "2",
+    }
 
 
 def test_unknown_numbers_make_a_page_too() -> None:
