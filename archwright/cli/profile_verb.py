@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from archwright import format as fmt
-from archwright.cli.parser import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser
 from archwright.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def run(words: Sequence[str]) -> int:
         "--seconds", type=float, default=10.0, metavar="S", help="how long to measure (default: 10)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_parts_option(parser)
-    options = parser.parse(words)
-    load_parts(options.parts)
+    options, _ = parser.parse_with_parts(words)
     spec = _requested(options)
     from archwright.progress import Progress
     from archwright.spec.run_spec import MachineSpec

@@ -39,15 +39,11 @@ def key(run: RunSpec, material: Material) -> str:
             "model": run.model.model_copy(update={"name": "", "source": "", "sources": {}}),
         }
     )
-    tokens = {side: store["text"] for side, store in _stores(material)}
+    record = material.record()
+    tokens = {side: record[side]["text"] for side in ("train", "held_out")}
     fingerprint = material.tokenizer.fingerprint
     parts = (to_toml(nameless), tokens, fingerprint, torch.__version__, NUMERICS)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _stores(material: Material) -> list[tuple[str, Record]]:
-    record = material.record()
-    return [(side, record[side]) for side in ("train", "held_out")]
 
 
 def prepare(

@@ -176,13 +176,14 @@ class Execution:
 
     def _take_finished(self) -> None:
         """Read the runs that are wanted and were made before, which may make others wanted."""
-        while found := [c for c in self.wanted() if c not in self._started and self._is_there(c)]:
+        while found := [
+            cell
+            for cell in self.wanted()
+            if cell not in self._started and run_cache.outcome(self._folder(cell))
+        ]:
             for cell in found:
                 self._read(cell)
                 self.spent += self.run_seconds(cell.variant) / self.plan.workers
-
-    def _is_there(self, cell: Cell) -> bool:
-        return bool(run_cache.outcome(self._folder(cell)))
 
     def _read(self, cell: Cell) -> None:
         lr = self.plan.lr(cell.variant, cell.k)

@@ -175,7 +175,7 @@ def device_of(plan: Plan, execution: Execution) -> str:
 
 def held(plan: Plan) -> list[ControlledVariable]:
     """Return what the variants have in common, and what they could not have."""
-    base, run = plan.baseline, plan.baseline.run
+    run = plan.baseline.run
     machine, tokenizer = plan.decisions.machine, plan.material.tokenizer
     arms = plan.arms.values()
     common = [
@@ -208,7 +208,6 @@ def held(plan: Plan) -> list[ControlledVariable]:
         _held("width", {arm.name: f"{arm.run.model.dim:,}" for arm in arms}),
         _held("layers", {arm.name: f"{arm.run.model.num_layers:,}" for arm in arms}),
     ]
-    assert base
     return [*common, *measured]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from archwright import format as fmt
@@ -25,11 +25,11 @@ def learning_rates_section(results: StudyResults, series: dict[str, Series]) -> 
     if not ended:
         return None
     if not results.study.tune_lr:
-        return Section("Learning rates", [Text("Rates were not tuned."), _table(results, ended)])
+        return Section("Learning rates", [Text("Rates were not tuned."), _table(results)])
     blocks: list[Block] = [
         Key(list(series.values())),
         _chart(results, series, ended),
-        _table(results, ended),
+        _table(results),
     ]
     return Section("Learning rates", blocks)
 
@@ -163,7 +163,7 @@ def _optimum(style: Series, name: str, replicates: Sequence[Replicate]) -> Itera
             style,
             f"{name}, tuned",
             mode="markers",
-            x=[_geometric_mean([r.lr for r in replicates])],
+            x=[geometric_mean([r.lr for r in replicates])],
             y=[fmean(r.loss for r in replicates)],
             marker={
                 "size": 15,
@@ -199,7 +199,7 @@ def _grids(
             )
 
 
-def _table(results: StudyResults, ended: Sequence[RunResult]) -> Table:
+def _table(results: StudyResults) -> Table:
     head = (
         "Variant",
         "Tuned rate",
@@ -210,35 +210,27 @@ def _table(results: StudyResults, ended: Sequence[RunResult]) -> Table:
         "Diverged",
         "Failed",
     )
-    rows = [_row(results, ended, variant.name) for variant in results.variants]
+    rows = [_row(results, variant.name) for variant in results.variants]
     caption = "Tuned rate: the geometric mean of the best rates of each seed."
     return Table(caption, head, rows)
 
 
-def _row(results: StudyResults, ended: Sequence[RunResult], name: str) -> Row:
-    replicates = _replicates(results, name)
+def _row(results: StudyResults, name: str) -> Row:
+    replicates, best = _replicates(results, name), best_lr(results, name)
+    runs = [run for run in results.runs if run.variant == name]
     lrs = [replicate.lr for replicate in replicates]
     return Row(
         (
             name,
-            f"{fmt.short(_geometric_mean(lrs))}" if lrs else "–",
+            fmt.short(geometric_mean(lrs)) if lrs else "–",
             f"{fmt.short(min(lrs))} to {fmt.short(max(lrs))}" if lrs else "–",
-            _known_lr(best_lr(results, name)),
+            fmt.short(best) if math.isfinite(best) else "–",
             ", ".join(fmt.short(lr) for lr in sorted(results.grids.get(name, ()))) or "–",
             f"{sum(r.at_boundary for r in replicates)} of {len(replicates)} seeds",
-            _number_of(r.diverged for r in results.runs if r.variant == name),
-            _number_of(bool(r.failed) for r in results.runs if r.variant == name),
+            f"{sum(r.diverged for r in runs)} of {len(runs)} runs",
+            f"{sum(bool(r.failed) for r in runs)} of {len(runs)} runs",
         )
     )
-
-
-def _known_lr(lr: float) -> str:
-    return fmt.short(lr) if math.isfinite(lr) else "–"
-
-
-def _number_of(flags: Iterator[bool]) -> str:
-    found = list(flags)
-    return f"{sum(found)} of {len(found)} runs"
 
 
 def _replicates(results: StudyResults, name: str) -> list[Replicate]:
@@ -257,10 +249,6 @@ def _ticks(runs: Sequence[RunResult]) -> list[float]:
     lrs = [run.lr for run in runs]
     powers = range(math.floor(math.log10(min(lrs))), math.ceil(math.log10(max(lrs))) + 1)
     return [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(fmean(map(math.log, values)))
 
 
 def _summary(results: StudyResults, ended: Sequence[RunResult], name: str) -> str:
