@@ -12,7 +12,7 @@ from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS, RECURRENCES
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
-from archwright.parts.residuals import RESIDUALS
+from archwright.parts.residuals import RESIDUALS, Branch
 from archwright.parts.sharing import LayerInfo, Sharing
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec, ModelSpec
@@ -167,7 +167,7 @@ def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
 
 def _layer(layer: LayerSpec, dim: int, number: int, sharing: Sharing) -> Layer:
     """Return layer `number`, counted from 1: the branches that it has, in order, and their wiring."""
-    branches: dict[str, nn.Module] = {}
+    branches: dict[str, Branch] = {}
     info = LayerInfo(number, layer.position, sharing)
     for name, choice in layer.mixers.items():
         branches[name] = MIXERS[name].make(choice, dim, info)
