@@ -29,7 +29,7 @@ class Role:
     """A type of layer: what makes a layer one, and what else a config says of it.
 
     Args:
-        told_by: values by dotted path that layers of this type have and others of the same group do not.
+        values: values by dotted path that layers of this type have and others of the same group do not.
         lenses: what is read and written of it; all roles of a group speak of the same axes.
     """
 
@@ -169,18 +169,19 @@ def arranged(spec: Table, tables: Sequence[Table], names: Sequence[str]) -> None
     spec["layer_kinds"] = {name.replace("_attention", ""): table for name, table in kinds.items()}
     order = ["default" if n == default else n.replace("_attention", "") for n in names]
     # The shortest cycle, after the shortest prefix, that gives these names.
-    best: tuple[int, int] | None = None
-    for start in range(len(order)):
-        rest = order[start:]
-        for length in range(1, len(rest) + 1):
-            if all(name == rest[i % length] for i, name in enumerate(rest)):
-                if best is None or start + length < sum(best):
-                    best = (start, length)
-                break
-    assert best is not None
-    start, length = best
+    cycles = ((start, _cycle(order[start:])) for start in range(len(order)))
+    start, length = min(cycles, key=sum)
     found: Table = {"cycle": order[start : start + length]}
     spec["layers"] = found | {"prefix": order[:start]} if start else found
+
+
+def _cycle(names: Sequence[str]) -> int:
+    """Return how many names there are before they repeat."""
+    return next(
+        length
+        for length in range(1, len(names) + 1)
+        if all(name == names[i % length] for i, name in enumerate(names))
+    )
 
 
 def getter(spec: ModelSpec, layers: Sequence[int] | None = None) -> Get:

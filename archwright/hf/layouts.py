@@ -106,7 +106,7 @@ class Flattened:
 
 
 @dataclass(frozen=True)
-class ByGroup:
+class ByGroup(Rows):
     """Our tensors cut into groups of rows that take turns: in each group some rows of a, of b and of c.
 
     Query, key and value of each key-value head together (GPT-NeoX, Falcon), or of each of a few shards.
@@ -119,9 +119,6 @@ class ByGroup:
     groups: int = 0
     head_dim: int = 0
 
-    def shape(self, ours: Sequence[Tensor]) -> Shape:
-        return (sum(len(o) for o in ours), *ours[0].shape[1:])
-
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
         number = self.groups or len(ours[-1]) // self.head_dim
         sizes = [len(o) // number for o in ours]
@@ -131,13 +128,10 @@ class ByGroup:
 
 
 @dataclass(frozen=True)
-class HalvesSwapped:
+class HalvesSwapped(Same):
     """Our rows with the two halves of each head exchanged: what turns the other way (nanochat)."""
 
     head_dim: int = 0
-
-    def shape(self, ours: Sequence[Tensor]) -> Shape:
-        return tuple(ours[0].shape)
 
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
         theirs, own = (t.unflatten(0, (-1, 2, self.head_dim // 2)) for t in (foreign, ours[0]))

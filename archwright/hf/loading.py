@@ -195,7 +195,12 @@ def tensors_of(model: LanguageModel) -> dict[str, Tensor]:
 
 def _aliases(family: Family, store: Store) -> dict[str, str]:
     """Return names as the family has them, with those of the files, which may lack the body's prefix."""
-    plain = {_spelled(name, family): name for name in store.shapes}
+    plain = {name: name for name in store.shapes}
+    for old, new in family.endings.items():
+        plain = {
+            name.removesuffix(old) + new if name.endswith(old) else name: found
+            for name, found in plain.items()
+        }
     whole = any(name.startswith(family.prefix) for name in plain)
     if whole or not family.prefix:
         return plain
@@ -204,14 +209,6 @@ def _aliases(family: Family, store: Store) -> dict[str, str]:
         name if outside & {name, name.rpartition(".")[0]} else family.prefix + name: found
         for name, found in plain.items()
     }
-
-
-def _spelled(name: str, family: Family) -> str:
-    """Return a name with its ending as files have it today."""
-    for old, new in family.endings.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name
 
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:

@@ -78,39 +78,13 @@ class Rope:
 
 
 def _read_scaling(parameters: Mapping[str, Any], config: Config) -> Table:
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    readers: dict[str, Callable[[], Table]] = {
-        "default": lambda: {"kind": "none"},
-        "mrope": lambda: {"kind": "none"},  # sections tell images apart; text has one position
-        "linear": lambda: {"kind": "linear", "factor": float(parameters["factor"])},
-        "dynamic": lambda: _dynamic(parameters, config),
-        "yarn": lambda: _yarn(parameters, config),
-        "llama3": lambda: _llama3(parameters, config),
-        "longrope": lambda: _longrope(parameters, config),
-        "su": lambda: _longrope(parameters, config),
-        "proportional": lambda: {"kind": "proportional"},
-    }
-    if kind not in readers:
-        raise UserError(refused("rope_parameters.rope_type", kind, readers))
+    kind = parameters["rope_type"]
+    if kind not in SCALINGS:
+        raise UserError(refused("rope_parameters.rope_type", kind, SCALINGS))
     try:
-        return readers[kind]()
+        return SCALINGS[kind](parameters, config)
     except KeyError as error:
         raise UserError(f"config.json: rope_parameters.{error.args[0]}: missing") from None
-
-
-def _dynamic(parameters: Mapping[str, Any], config: Config) -> Table:
-    length = int(config["max_position_embeddings"])
-    return {"kind": "dynamic", "factor": float(parameters["factor"]), "original_length": length}
-
-
-def _llama3(parameters: Mapping[str, Any], config: Config) -> Table:
-    return {
-        "kind": "llama3",
-        "factor": float(parameters["factor"]),
-        "original_length": _original(parameters, config),
-        "low_freq_factor": float(parameters["low_freq_factor"]),
-        "high_freq_factor": float(parameters["high_freq_factor"]),
-    }
 
 
 def _yarn(parameters: Mapping[str, Any], config: Config) -> Table:
@@ -147,6 +121,31 @@ def _longrope(parameters: Mapping[str, Any], config: Config) -> Table:
     }
 
 
+SCALINGS: Mapping[str, Callable[[Mapping[str, Any], Config], Table]] = {
+    "default": lambda parameters, config: {"kind": "none"},
+    # Sections tell images apart; text has one position.
+    "mrope": lambda parameters, config: {"kind": "none"},
+    "linear": lambda parameters, config: {"kind": "linear", "factor": float(parameters["factor"])},
+    "dynamic": lambda parameters, config: {
+        "kind": "dynamic",
+        "factor": float(parameters["factor"]),
+        "original_length": int(config["max_position_embeddings"]),
+    },
+    "yarn": _yarn,
+    "llama3": lambda parameters, config: {
+        "kind": "llama3",
+        "factor": float(parameters["factor"]),
+        "original_length": _original(parameters, config),
+        "low_freq_factor": float(parameters["low_freq_factor"]),
+        "high_freq_factor": float(parameters["high_freq_factor"]),
+    },
+    "longrope": _longrope,
+    "su": _longrope,
+    "proportional": lambda parameters, config: {"kind": "proportional"},
+}
+"""Readers of each kind of scaling, by its name in a config."""
+
+
 def _divisors(parameters: Sequence[float]) -> list[float]:
     """Return a number for each pair; none where all are 1."""
     return [] if all(x == 1 for x in parameters) else [float(x) for x in parameters]
@@ -177,20 +176,14 @@ def _ones(get: Get) -> list[float]:
 
 
 def _write_scaling(get: Get) -> dict[str, Any]:
-    names = {
-        "factor": "factor",
-        "original_length": "original_max_position_embeddings",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "attention_factor": "attention_factor",
-        "truncate": "truncate",
-        "short": "short_factor",
-        "long": "long_factor",
-    }
+    options = (
+        *("factor", "original_length", "low_freq_factor", "high_freq_factor", "beta_fast"),
+        *("beta_slow", "attention_factor", "truncate", "short", "long"),
+    )
+    renamed = {"original_length": "original_max_position_embeddings"}
+    renamed |= {"short": "short_factor", "long": "long_factor"}
     kind = get("position.scaling.kind")
-    found = {key: get(f"position.scaling.{name}") for name, key in names.items()}
+    found = {renamed.get(name, name): get(f"position.scaling.{name}") for name in options}
     keys = {key: value for key, value in found.items() if value is not MISSING}
     if kind == "dynamic":  # counts from the length of the config
         del keys["original_max_position_embeddings"]

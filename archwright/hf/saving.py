@@ -87,12 +87,23 @@ def _is_export(
     tensors = tensors_of(model)
     slots = family.slots(model.spec, tensors)
     return all(
-        (folder / name).is_file() and (folder / name).read_bytes() == content
+        (folder / name).is_file() and _says(folder / name, content)
         for name, content in small.items()
     ) and all(
         _holds(folder / file, {name: slots[name] for name in names}, tensors)
         for file, names in split.filename_to_tensors.items()
     )
+
+
+def _says(file: Path, content: bytes) -> bool:
+    """Tell whether a file has this content; keys of JSON may stand in another order."""
+    found = file.read_bytes()
+    if found == content or file.suffix != ".json":
+        return found == content
+    try:
+        return bool(json.loads(found) == json.loads(content))
+    except (ValueError, RecursionError):
+        return False
 
 
 def _holds(file: Path, shard: Mapping[str, Slot], tensors: Mapping[str, Tensor]) -> bool:
@@ -120,7 +131,9 @@ def _write_small_files(
         weight_map = dict(sorted(split.tensor_to_filename.items()))
         _write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": weight_map})
     files = _came_from(model).files if tokenizer is None else _files(tokenizer)
-    _write_json(folder / "config.json", _config(model, family) | table(files, TOKEN_IDS))
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    config = config_of(model.spec, family) | {"dtype": dtype, "torch_dtype": dtype}
+    _write_json(folder / "config.json", config | table(files, TOKEN_IDS))
     (folder / GENERATION).write_text(files.get(GENERATION, "{}\n"), "utf-8")
     if tokenizer is not None:
         tokenizer.save(folder)
@@ -134,16 +147,16 @@ def _came_from(model: LanguageModel) -> Origin:
 def _split(model: LanguageModel, family: Family, most: int) -> StateDictSplit:
     """Return which file holds which tensors, by their sizes alone."""
     tensors = tensors_of(model)
+
+    def num_bytes(slot: Slot) -> int:
+        return torch.Size(slot.shape(tensors)).numel() * _dtype(slot, tensors).itemsize
+
     return split_state_dict_into_shards_factory(
         family.slots(model.spec, tensors),
-        get_storage_size=lambda slot: _num_bytes(slot, tensors),
+        get_storage_size=num_bytes,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=most,
     )
-
-
-def _num_bytes(slot: Slot, tensors: Mapping[str, Tensor]) -> int:
-    return torch.Size(slot.shape(tensors)).numel() * _dtype(slot, tensors).itemsize
 
 
 def _foreign(slot: Slot, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -157,12 +170,6 @@ def _dtype(slot: Slot, tensors: Mapping[str, Tensor]) -> torch.dtype:
     """Return the dtype of a foreign tensor: of ours in it, or of the model."""
     own = slot.ours[0] if slot.ours else next(iter(tensors))
     return tensors[own].dtype
-
-
-def _config(model: LanguageModel, family: Family) -> dict[str, Any]:
-    """Return config.json of a model, without the ids of tokens."""
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return config_of(model.spec, family) | {"dtype": dtype, "torch_dtype": dtype}
 
 
 def config_of(spec: ModelSpec, family: Family) -> dict[str, Any]:

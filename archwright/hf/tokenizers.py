@@ -102,7 +102,8 @@ def _inner(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tokenizer
     if (folder / FILE).is_file():
         return read_json(folder / FILE)
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
-        inner = read_byte_level(folder, settings, _added(folder / "added_tokens.json"))
+        added = folder / "added_tokens.json"
+        inner = read_byte_level(folder, settings, read_table(added) if added.is_file() else {})
         if inner is not None:
             return inner
     for name in (VOCABULARY, *OTHER_FILES):
@@ -165,7 +166,3 @@ def _begin(
     plain = inner.encode("a", add_special_tokens=False).ids
     whole = inner.encode("a", add_special_tokens=True)
     return whole.tokens[0] if whole.ids[: len(plain)] != plain else ""
-
-
-def _added(path: Path) -> dict[str, Any]:
-    return read_table(path) if path.is_file() else {}

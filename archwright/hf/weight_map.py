@@ -174,14 +174,17 @@ def _slots(
         return _slots(foreign, held.ours, prefix, tensors, layer, spec) if there else found
     if isinstance(held, Constant):
         return {foreign: Fixed((), Same(), held.values(spec), held.read)}
-    names = (held,) if isinstance(held, str) else held.ours
+    if isinstance(held, str):
+        held = Fused((held,), Same())
+    names = held.ours
     for suffix in _suffixes([prefix + name for name in names], tensors):
         ours = tuple(n for name in names if (n := prefix + name + suffix) in tensors)
         if "{e}" in foreign:
             for e in range(len(tensors[ours[0]])):
                 found[foreign.format(e=e) + suffix] = Slot(ours, Member(e))
         else:
-            found[foreign + suffix] = Slot(ours, _layout(held, layer))
+            layout = held.layout(layer) if callable(held.layout) else held.layout
+            found[foreign + suffix] = Slot(ours, layout)
     return found
 
 
@@ -196,10 +199,3 @@ def _suffixes(modules: Sequence[str], tensors: Mapping[str, Tensor]) -> list[str
         )
         found |= dict.fromkeys("." + rest for rest in inside if "." not in rest)
     return list(found)
-
-
-def _layout(held: str | Fused, layer: LayerSpec) -> Layout:
-    if isinstance(held, str):
-        return Same()
-    made = held.layout
-    return made(layer) if callable(made) else made

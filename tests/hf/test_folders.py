@@ -343,6 +343,17 @@ def test_an_export_that_was_killed_when_it_was_whole_is_done(
         hf.save(model, out, max_shard_bytes=10_000)
 
 
+def test_an_export_is_the_same_with_its_keys_in_another_order(tmp_path: Path) -> None:
+    model, path = aw.build(SPEC), tmp_path / "out" / "config.json"
+    hf.save(model, path.parent)
+    table = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(dict(reversed(table.items()))), "utf-8")
+    assert hf.save(model, path.parent) == "llama"
+    path.write_text(json.dumps(table | {"rms_norm_eps": 0.5}), "utf-8")
+    with pytest.raises(UserError, match="not empty"):
+        hf.save(model, path.parent)
+
+
 def test_an_export_is_flushed_before_it_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
