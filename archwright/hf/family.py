@@ -36,7 +36,7 @@ class Family:
         lenses: correspondences of config and spec; later ones count over earlier ones.
         groups: types that layers have, one of each group.
         layers: what the names of layer `{i}` begin with.
-        layer_keys, model_keys: which of our tensors each of theirs holds; see `keys`.
+        layer_keys, model_keys: which of our tensors each of theirs holds; see `weight_map`.
         prefix: what the names of the body begin with, and some published files leave out.
         ignored: patterns of names in files that are no part of the model; one with a group `layer` is of
             layers behind the last, which predict further tokens.
@@ -76,24 +76,22 @@ class Family:
         undeclared: Mapping[str, object] | None = None,
         layer_keys: Mapping[str, Mapped] | None = None,
         model_keys: Mapping[str, Mapped] | None = None,
-        without: Sequence[Lens | str] = (),
         **changes: Any,
     ) -> Family:
         """Return a family like this one with further lenses, and other defaults and names.
 
         What is new takes the place of what it had: a lens, of those with its key; a name, of that for the same
         tensors; a `prefix`, of its own in names. Lenses of keys that the other class does not have are left
-        out, and those in `without`, or with their keys.
+        out.
         """
         undeclared = {**self.undeclared, **(undeclared or {})}
-        known = _filled(class_defaults(model_type), undeclared) if model_type else self.defaults
-        groups = changes.get("groups", ())
-        gone = [*without, *map(_key, (*lenses, *(one for group in groups for one in group.lenses)))]
+        known = _filled(class_defaults(model_type), undeclared)
+        of_groups = [lens for group in changes.get("groups", ()) for lens in group.lenses]
+        own = {_key(lens) for lens in (*lenses, *of_groups)}
         kept = [
             lens
             for lens in self.lenses
-            if lens not in gone
-            and ((key := _key(lens)) is None or (key not in gone and key.split(".")[0] in known))
+            if (key := _key(lens)) is None or (key not in own and key.split(".")[0] in known)
         ]
         renamed = partial(_renamed, old=self.prefix, new=changes.get("prefix", self.prefix))
         changes.setdefault("layers", renamed(self.layers))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from archwright.hf.families import FAMILIES
 from archwright.hf.families.common import ROPE
 from archwright.hf.families.granite import GRANITE_SWA, ThetaOfEach
 from archwright.hf.families.llama import LLAMA
@@ -130,3 +131,21 @@ def test_numbers_that_make_no_sense_are_one_line() -> None:
 
 
 YARN = {"type": "yarn", "original_max_position_embeddings": 0, "factor": 0}
+
+
+def test_what_is_new_takes_the_place_of_what_a_family_had() -> None:
+    gate = Activation("hidden_act", gated=False)
+    names = {"self_attn.dense": "attention.out"}
+    derived = LLAMA.derive("qwen2", "New", gate, layer_keys=names, prefix="body.")
+    keys = [getattr(lens, "key", None) for lens in derived.lenses]
+    assert [lens for lens in derived.lenses if isinstance(lens, Activation)] == [gate]
+    assert "mlp_bias" not in keys  # which the class does not have
+    assert set(derived.layer_keys) == set(LLAMA.layer_keys) - {"self_attn.o_proj"} | set(names)
+    assert derived.layers == "body.layers.{i}."
+    assert set(derived.model_keys) == {"body.embed_tokens", "body.norm", "lm_head"}
+
+
+def test_other_words_for_keys_are_those_of_the_class_and_the_files() -> None:
+    for word in ("num_experts", "num_local_experts"):
+        spec = FAMILIES["qwen3_moe"].spec({word: 6, "num_experts_per_tok": 2})
+        assert spec.model_dump()["feedforward"]["num_experts"] == 6
