@@ -85,7 +85,9 @@ class Family:
         out.
         """
         undeclared = {**self.undeclared, **(undeclared or {})}
-        known = _filled(class_defaults(model_type), undeclared)
+        # A class that is not recorded yet has the keys of this one.
+        declared = class_defaults(model_type) or self.defaults
+        known = _filled(declared, undeclared)
         of_groups = [lens for group in changes.get("groups", ()) for lens in group.lenses]
         own = {_key(lens) for lens in (*lenses, *of_groups)}
         kept = [

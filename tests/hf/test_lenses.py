@@ -140,6 +140,7 @@ def test_what_is_new_takes_the_place_of_what_a_family_had() -> None:
     keys = [getattr(lens, "key", None) for lens in derived.lenses]
     assert [lens for lens in derived.lenses if isinstance(lens, Activation)] == [gate]
     assert "mlp_bias" not in keys  # which the class does not have
+    assert LLAMA.derive("house", "New").lenses == LLAMA.lenses  # of which nothing is recorded
     assert set(derived.layer_keys) == set(LLAMA.layer_keys) - {"self_attn.o_proj"} | set(names)
     assert derived.layers == "body.layers.{i}."
     assert set(derived.model_keys) == {"body.embed_tokens", "body.norm", "lm_head"}
