@@ -114,13 +114,15 @@ class Loop:
             self.session.save(self.folder.checkpoints_folder)
         self._saved_at = time.monotonic()
         if self.deadline:
-            self.deadline.closing.saving = self._saved_at - start
+            self.deadline.closing.saved(self._saved_at - start)
 
     def wants_checkpoint(self) -> bool:
         """Tell whether it is time to save."""
         every = self.session.run.checkpoint.every
         if every:
             return self.session.standing.step % every == 0
+        if self.deadline and self.deadline.closing.wants_checkpoint:
+            return True
         return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
 
     def _settle_steps(self, deadline: Deadline) -> None:
@@ -130,7 +132,7 @@ class Loop:
         if num_steps is None:
             if self.done or not deadline.due(step):
                 return
-            num_steps, reason = deadline.replan(step)
+            num_steps, reason = deadline.replan(step, self.session.num_steps)
             wall = round(deadline.trained, 4)
             self.record("plan", num_steps=num_steps, wall_seconds=wall, text=reason)
         self.session.plan(num_steps)
@@ -138,7 +140,7 @@ class Loop:
 
     def _step(self, step: Callable[[], StepResult], spent: Elapsed) -> None:
         started, standing = time.perf_counter() - spent.seconds, self.session.standing
-        number, rate = standing.step + 1, self.session.rate
+        number, lr_scale = standing.step + 1, self.session.lr_scale
         with self._probed(number) as probes:
             start = time.perf_counter() - spent.seconds
             cpu = time.process_time() - spent.cpu_seconds
@@ -157,7 +159,7 @@ class Loop:
             z_loss=result.z_loss,
             **({"router_loss": result.router_loss} if result.router_loss else {}),
             grad_norm=result.grad_norm,
-            lr=self.session.learning_rate(rate),
+            lr=self.session.learning_rate(lr_scale),
             tokens_per_second=round(speed, 1),
             utilisation=round(speed * self.flops_per_token / self.peak, 4),
             memory_bytes=peak_memory(self.session.device),

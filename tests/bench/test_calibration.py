@@ -107,7 +107,7 @@ def start_first(lines, first):
     return [lines[-first], *lines[:-first][::-1], *lines[1 - first :]]
 
 
-def write(path, losses, first=0):
+def write(path, losses, first=0, column="lr"):
     lines = [
         f"x,{seed},{0.01 * 3 ** (k + first)!r},{loss!r}\n"
         for seed, row in enumerate(losses)
@@ -115,14 +115,16 @@ def write(path, losses, first=0):
         if not math.isnan(loss)
     ]
     path.write_text(
-        "".join(["host,seed,rate,loss\n", *start_first(lines, first)]), encoding="utf-8"
+        "".join([f"host,seed,{column},loss\n", *start_first(lines, first)]), encoding="utf-8"
     )
 
 
-def test_pools_are_read_whatever_their_order(tmp_path):
+@pytest.mark.parametrize("column", ["lr", "rate"])
+def test_pools_are_read_whatever_their_order(tmp_path, column):
+    """Also those of before the learning rate's column was called lr."""
     losses = pool(8).losses.tolist()
     losses[2][1] = math.nan
-    write(tmp_path / "pool.csv", losses, first=-2)
+    write(tmp_path / "pool.csv", losses, first=-2, column=column)
     found = read_pool(tmp_path / "pool.csv")
     assert found.powers == range(-2, 3)
     assert found.limits == (-2, 2)
@@ -134,8 +136,8 @@ def test_pools_are_read_whatever_their_order(tmp_path):
     [
         ("", "columns"),
         ("seed,loss\n1,3.0\n", "columns"),
-        ("seed,rate,loss\n1,0.1,3.0\n", "equal ratios"),
-        ("seed,rate,loss\n1,0.1,3.0\n1,0.3,3.0\n1,0.4,3.0\n", "equal ratios"),
+        ("seed,lr,loss\n1,0.1,3.0\n", "equal ratios"),
+        ("seed,lr,loss\n1,0.1,3.0\n1,0.3,3.0\n1,0.4,3.0\n", "equal ratios"),
         ("seed,rate,loss\n1,0.1,3.0\n1,0.3,3.0\n", "found 1 seeds at all of 2"),
     ],
 )

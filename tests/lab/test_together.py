@@ -39,7 +39,7 @@ def stacked(place: Path) -> StudyResults:
 
 
 def losses(found: StudyResults) -> Losses:
-    return {(r.variant, r.seed, r.rate): r.loss for r in found.runs}
+    return {(r.variant, r.seed, r.lr): r.loss for r in found.runs}
 
 
 def test_runs_in_stacks_are_what_they_are_alone(stacked: StudyResults, place: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_stack_that_fails_lets_each_of_its_runs_go_on_alone(
     again = [r for r in found.runs if r.key in members and not r.failed]
     assert len(again) == 2
     for run in again:
-        expected = before[run.variant, run.seed, run.rate]
+        expected = before[run.variant, run.seed, run.lr]
         assert run.loss == pytest.approx(expected, rel=1e-5)
 
 
@@ -126,7 +126,7 @@ def test_killed_at_any_moment_a_study_of_stacks_ends_with_the_same_numbers(
     assert {key: (runs / key / "metrics.jsonl").stat().st_mtime_ns for key in kept} == written
     with (place / "killed" / "runs.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    found = {(r["variant"], int(r["seed"]), float(r["rate"])): float(r["loss"]) for r in rows}
+    found = {(r["variant"], int(r["seed"]), float(r["lr"])): float(r["loss"]) for r in rows}
     assert found == losses(stacked)
 
 

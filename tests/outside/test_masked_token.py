@@ -118,6 +118,13 @@ def test_it_trains_from_the_command_line_and_is_listed(
     listed = capsys.readouterr().out
     assert "objective: masked_token" in listed
     assert "objective.share=0.15" in listed
+    few = ("dim=32", "num_layers=1", "--length", "32", "--seconds", "0.01")
+    plain = ("--kernel", "eager", "--precision", "fp32")
+    assert main(["profile", "modern", *ASKED, *few, *plain, *parts]) == 0
+    assert "4 rows of 32 tokens" in capsys.readouterr().out
+    assert main(["profile", "modern", ASKED[0], *parts]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'objective.kind = "masked_token" expects a mask such as "full"' in line
     assert main(["generate", "runs/modern", *parts]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "lets tokens see what follows them" in line
