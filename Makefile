@@ -6,8 +6,9 @@ PEERS := .venv-peers
 # Cases of each kind of file in `make fuzz`.
 N ?= 2000
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# As many processes as there are cores; long files first, each in one process.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# As many processes as there are cores; long files first, each in one process. Bytecode is kept, whatever the
+# environment says: hundreds of processes would compile the package anew.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-fast test-slow laws mutants fuzz faults house check bench bench-full docs clean
 
@@ -17,10 +18,10 @@ help:  ## list the verbs
 demo: $(VENV)/.installed  ## train a language model on this CPU in three minutes
 	$(BIN)/archwright train demo
 
-test-fast: $(VENV)/.installed-dev  ## run the quick tests of every room (4 minutes)
+test-fast: $(VENV)/.installed-dev  ## run the quick tests of every room (about a minute)
 	$(PYTEST) -m "not slow and not release"
 
-test: $(VENV)/.installed-dev check  ## run all checks, and every test that a change must pass (14 minutes)
+test: $(VENV)/.installed-dev check  ## run all checks, and every test that a change must pass (about 10 minutes)
 	$(PYTEST) -m "not release"
 
 test-slow: $(VENV)/.installed-dev  ## run what `make test` samples: the other cases, and a thousand compositions

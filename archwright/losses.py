@@ -16,6 +16,9 @@ from archwright.parts.linear import Linear
 AUXILIARY = "auxiliary"
 """The attribute in which a module keeps what it asks to be minimised besides, of its last forward in training."""
 
+CHUNK, CUDA_CHUNK = 2**19, 2**25
+"""Logits that are read at a time: what stays near a CPU's cores, or is worth the launch of a kernel."""
+
 LINEAR_CHUNK = 2**26
 """Bytes of float32 logits at a time: enough rows for fast products, beside which adding up the gradients of
 the head costs little."""
@@ -250,7 +253,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _chunks(logits: Tensor) -> list[slice]:
-    """Cut the rows so that a chunk in float32 stays near the cores, or is worth a kernel launch."""
-    num_elements = 2**19 if logits.device.type == "cpu" else 2**25
-    size = max(1, num_elements // logits.shape[-1])
+    """Cut the rows into chunks of so many logits."""
+    size = max(1, (CHUNK if logits.device.type == "cpu" else CUDA_CHUNK) // logits.shape[-1])
     return [slice(start, start + size) for start in range(0, len(logits), size)]

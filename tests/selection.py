@@ -4,7 +4,7 @@
   `make test-fast`, as are tests in a browser.
 - `release` (cases beyond a sample): left out by `make test` as well, and run by `make test-slow`.
 - `sampled(fast=a, full=b)` gives these marks to the cases of one parametrized test beyond `a` and `b`,
-  drawn, and the same ones each time. `make test-fast` keeps three where no number is given, `make test` all.
+  drawn, and the same ones each time. `make test-fast` keeps two where no number is given, `make test` all.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ MARKS = (
 )
 
 
-FAST = 3
+FAST = 2
 """Cases that `make test-fast` keeps where a test does not ask for another number."""
 
 

@@ -31,7 +31,7 @@ def changed(spec: ModelSpec, asks: tuple[str, ...]) -> ModelSpec:
     return spec.override(*(ask.removeprefix("model.") for ask in asks))
 
 
-@pytest.mark.sampled(fast=60)
+@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize(("before", "asks"), ASKED.values(), ids=ASKED)
 def test_whatever_is_changed_is_told(before: tuple[str, ...], asks: tuple[str, ...]) -> None:
     old = changed(load("modern"), before)

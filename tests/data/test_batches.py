@@ -57,19 +57,19 @@ def test_an_epoch_predicts_tokens_once_and_covers_all_but_its_ends(
 def test_offsets_and_ends_are_as_documented(num_tokens: int) -> None:
     """What docs/pieces.md says of residues, and of tokens at the ends."""
     context = 32
-    batches = Batches(np.arange(num_tokens), context, 1, seed=1)
-    n = batches.windows_per_epoch
-    assert n == (num_tokens - context) // context
+    n = (num_tokens - context) // context
+    batches = Batches(np.arange(num_tokens), context, n, seed=1)  # an epoch at a time
+    assert batches.windows_per_epoch == n
 
-    residues = np.array(batches._starts(np.arange(6000) * n)) % context
+    residues = np.array([batches.at(epoch).inputs.tokens[0, 0] for epoch in range(2000)]) % context
     share = np.where(np.arange(context) < num_tokens % context, 2, 1)
-    expected = 6000 * share / share.sum()
+    expected = 2000 * share / share.sum()
     counts = np.bincount(residues, minlength=context)
     assert ((counts - expected) ** 2 / expected).sum() < 2 * context + 10  # chi-squared
 
     times = np.zeros(num_tokens)
     for epoch in range(200):
-        starts = np.array(batches._starts(np.arange(epoch * n, (epoch + 1) * n)))
+        starts = batches.at(epoch).inputs.tokens[:, 0]
         assert len(set(starts % context)) == 1
         predicted = range(starts.min() + 1, starts.max() + context + 1)
         assert num_tokens - len(predicted) == context + num_tokens % context

@@ -134,7 +134,7 @@ def test_a_cache_of_the_first_releases_is_used(
     assert {path: after[path] for path in before} == before
 
 
-@pytest.mark.sampled(fast=8)
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize(
     ("key", "value"),
     [

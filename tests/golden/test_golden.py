@@ -88,6 +88,7 @@ def test_other_losses_are_noticed(change: float) -> None:
     assert "renew" in complaint("01-modern", RECORDED_UNDER + 1)
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.filterwarnings("ignore:.* is now ")
 @pytest.mark.parametrize(
     "change",

@@ -155,6 +155,7 @@ def test_import_says_what_it_leaves(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "vision_tower" in lines[0]
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("name", ["gemma3", "mistral3"])
 def test_the_whole_is_verified(name: str, tmp_path: Path) -> None:
     folder = save(build(name), tmp_path)

@@ -75,7 +75,7 @@ def test_a_published_config_has_the_published_number_of_parameters(name: str) ->
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]["parameters"]
 
 
-@pytest.mark.sampled(fast=8, full=40)
+@pytest.mark.sampled(fast=3, full=40)
 @pytest.mark.parametrize("preset", preset_names("models"))
 def test_a_preset_is_written_as_the_family_of_its_model(preset: str) -> None:
     found = nearest_fit(load(preset))

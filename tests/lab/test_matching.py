@@ -35,7 +35,7 @@ def pair(word: str, size: float = 2e5) -> tuple[ModelSpec, ModelSpec]:
     return first.model, second.model
 
 
-@pytest.mark.sampled(fast=6)
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize(
     "word",
     [
@@ -60,7 +60,7 @@ def test_every_choice_can_be_made_equal_in_size(word: str) -> None:
     assert getattr(found, axis).kind == word.partition("=")[2]
 
 
-@pytest.mark.sampled(fast=4)
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("match", ["non_embedding", "parameters", "flops"])
 @pytest.mark.parametrize(
     "word", ["textbook", ":num_layers=2", ":num_layers=7", ":head.tied=true", ":dim=48"]
@@ -82,6 +82,7 @@ def test_without_a_hidden_layer_dim_is_chosen() -> None:
     assert found.dim > other.dim
 
 
+@pytest.mark.slow
 def test_what_cannot_be_equal_is_said_and_as_near_as_may_be() -> None:
     base, other = pair(":feedforward.kind=none:attention.kind=latent")
     found, equal = matched(other, count(base, 1024), "non_embedding", 1024)
@@ -151,6 +152,7 @@ def test_a_width_that_a_variant_sets_for_some_layers_stays() -> None:
     assert found.dim < alone.dim
 
 
+@pytest.mark.slow
 def test_layers_with_a_ratio_of_their_own_keep_their_share() -> None:
     own = "layer_kinds={'wide' = {feedforward = {ratio = 6}}}"
     base, other = pair(f":feedforward.ratio=3:{own}:layers.cycle=['wide', 'default']")
@@ -199,7 +201,7 @@ def test_shapes_have_about_the_size_and_a_sensible_proportion(size: float) -> No
     assert 6 <= dim / num_layers <= 130
 
 
-@pytest.mark.sampled(fast=3, full=20)
+@pytest.mark.sampled(fast=1, full=20)
 @pytest.mark.parametrize("name", [name for name in preset_names("models") if name != "modern"])
 def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
     base, other = pair(name)

@@ -119,7 +119,7 @@ def test_what_is_kept_carries_no_gradient() -> None:
 
 
 class TestPieces:
-    @pytest.mark.sampled(fast=8)
+    @pytest.mark.sampled(fast=3)
     @pytest.mark.parametrize("mask", MASKS)
     @pytest.mark.parametrize("sizes", [[3, 17, 1, 9], [20, 10], [4, 5, 6, 15], [29, 1]], ids=str)
     def test_a_piece_may_be_longer_than_the_window(self, mask: str, sizes: list[int]) -> None:

@@ -35,6 +35,7 @@ def losses(model: Decoder, steps: int, lr: float = 3e-3, narrow: bool = False) -
     return found
 
 
+@pytest.mark.sampled(full=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("narrow", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("preset", ["modern", "textbook"])
@@ -89,7 +90,7 @@ print(torch._dynamo.utils.counters["frames"]["ok"])
 @pytest.mark.parametrize(
     ("kernel", "backend"),
     [
-        ("blockwise", "aot_eager"),
+        pytest.param("blockwise", "aot_eager", marks=pytest.mark.release),
         pytest.param(
             "sdpa",
             "inductor",

@@ -149,6 +149,7 @@ def test_a_choice_from_outside_is_computed(
     assert not torch.allclose(found, of_base)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("visitors")
 def test_choices_from_outside_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     kinds = []

@@ -38,6 +38,7 @@ def test_its_steps_are_those_of_algorithm_2() -> None:
     torch.testing.assert_close(w.detach(), expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("visitors")
 def test_it_trains_from_the_command_line_and_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

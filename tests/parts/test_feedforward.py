@@ -154,7 +154,7 @@ def test_what_is_projected_already_is_not_projected_again(choice: spec.Hidden, f
     torch.testing.assert_close(found, made(choice, bias={"up": True})(x))
 
 
-@pytest.mark.sampled(fast=6)
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize(("choice", "f"), CASES, ids=IDS)
 def test_gradients(choice: spec.Hidden, f: object) -> None:
     part = made(choice, bias={"up": True, "down": True})

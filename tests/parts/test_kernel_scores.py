@@ -127,7 +127,7 @@ def test_all_masks_are_here() -> None:
     }
 
 
-@pytest.mark.sampled(fast=6)
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("narrowed", NARROWED)
 @pytest.mark.parametrize("mask", CHOICES)
 def test_values(mask: str, narrowed: str) -> None:
@@ -144,7 +144,7 @@ def test_values(mask: str, narrowed: str) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.sampled(fast=6)
+@pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("narrowed", NARROWED)
 @pytest.mark.parametrize("mask", CHOICES)
 def test_gradients(mask: str, narrowed: str) -> None:

@@ -108,7 +108,7 @@ def by_loops(part: LatentAttention, x: Tensor, position: positions.Position) -> 
     return np.stack(rows)
 
 
-@pytest.mark.sampled(fast=30)
+@pytest.mark.sampled(fast=10)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("options", OPTIONS)

@@ -164,7 +164,7 @@ def check(part: Rotary, case: str, x: Tensor, turned: Tensor, at: int, span: int
         assert (turned[a].item(), turned[b].item()) == pytest.approx((z.real, z.imag), abs=3e-5)
 
 
-@pytest.mark.sampled(fast=20)
+@pytest.mark.sampled(fast=8)
 @ALL
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 @pytest.mark.parametrize("span", [40, LENGTH, LENGTH + 1, 150])

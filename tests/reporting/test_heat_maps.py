@@ -89,6 +89,7 @@ def test_a_run_without_probes_has_no_section(made: Any) -> None:
     assert "Probes" not in [s.title for s in run_page(read_history(made.finished(20))).sections]
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("steps", [[1], [1, 20], list(range(1, 1001))])
 @pytest.mark.parametrize("layers", [1, 40])
 def test_any_number_of_steps_and_layers_has_a_page(

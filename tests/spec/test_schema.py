@@ -1,6 +1,7 @@
 """The JSON schema accepts what reading accepts, checked by a validator that knows nothing of specs."""
 
 import tomllib
+from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
@@ -15,28 +16,31 @@ from archwright.spec.run_spec import RunSpec
 from archwright.spec.schema import file_schema
 from tests.strategies import model_specs, run_specs
 
-MODEL, RUN = (jsonschema.Draft202012Validator(file_schema(cls)) for cls in (ModelSpec, RunSpec))
+
+@cache
+def validator(spec: type[ModelSpec | RunSpec]) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(file_schema(spec))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("validator", [MODEL, RUN])
-def test_it_is_a_schema(validator: jsonschema.Draft202012Validator) -> None:
-    jsonschema.Draft202012Validator.check_schema(validator.schema)
+@pytest.mark.parametrize("spec", [ModelSpec, RunSpec])
+def test_it_is_a_schema(spec: type[ModelSpec | RunSpec]) -> None:
+    jsonschema.Draft202012Validator.check_schema(validator(spec).schema)
 
 
-@pytest.mark.parametrize(("room", "validator"), [("models", MODEL), ("runs", RUN)])
-def test_it_accepts_the_presets(room: str, validator: jsonschema.Draft202012Validator) -> None:
+@pytest.mark.parametrize(("room", "spec"), [("models", ModelSpec), ("runs", RunSpec)])
+def test_it_accepts_the_presets(room: str, spec: type[ModelSpec | RunSpec]) -> None:
     for name in preset_names(room):
         file = resources.files("archwright.presets") / room / f"{name}.toml"
-        validator.validate(tomllib.loads(file.read_text()))
+        validator(spec).validate(tomllib.loads(file.read_text()))
 
 
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(model_specs(), run_specs())
 def test_it_accepts_every_spec(model: ModelSpec, run: RunSpec) -> None:
-    MODEL.validate(tomllib.loads(to_toml(model)))
-    RUN.validate(tomllib.loads(to_toml(run)))
+    validator(ModelSpec).validate(tomllib.loads(to_toml(model)))
+    validator(RunSpec).validate(tomllib.loads(to_toml(run)))
 
 
 @pytest.mark.parametrize(
@@ -47,9 +51,9 @@ def test_it_accepts_every_spec(model: ModelSpec, run: RunSpec) -> None:
     ],
 )
 def test_it_accepts_what_leaves_its_kind_to_a_base(table: dict[str, Any]) -> None:
-    MODEL.validate(table)
-    RUN.validate({"model": table})
-    RUN.validate({"model": "modern"})
+    validator(ModelSpec).validate(table)
+    validator(RunSpec).validate({"model": table})
+    validator(RunSpec).validate({"model": "modern"})
 
 
 @pytest.mark.parametrize(
@@ -68,8 +72,8 @@ def test_it_accepts_what_leaves_its_kind_to_a_base(table: dict[str, Any]) -> Non
     ],
 )
 def test_it_refuses_what_reading_refuses(table: dict[str, Any]) -> None:
-    assert not MODEL.is_valid(table)
-    assert not RUN.is_valid({"model": table})
+    assert not validator(ModelSpec).is_valid(table)
+    assert not validator(RunSpec).is_valid({"model": table})
 
 
 @pytest.mark.usefixtures("visitors")
@@ -80,7 +84,7 @@ def test_choices_from_outside_are_in_it() -> None:
         kind: Literal["peri"] = "peri"
         power: int = 2
 
-    assert not MODEL.is_valid({"norm": {"kind": "peri"}})
+    assert not validator(ModelSpec).is_valid({"norm": {"kind": "peri"}})
     schema = jsonschema.Draft202012Validator(file_schema(ModelSpec))
     schema.validate({"norm": {"kind": "peri", "power": 3}})
     assert not schema.is_valid({"norm": {"kind": "peri", "power": "3"}})

@@ -53,6 +53,7 @@ def test_every_character_is_classified_alike_by_both_libraries() -> None:
     assert [t for t, f, s in zip(texts, fast, slow, strict=True) if f.tolist() != s.ids] == []
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("tokenizer", [BPE, BYTES], ids=["bpe", "bytes"])
 @settings(max_examples=200, deadline=None)
 @given(text=TEXT)
