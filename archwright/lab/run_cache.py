@@ -12,7 +12,7 @@ from archwright.lab.results import Point, RunResult
 from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
-from archwright.spec.read import to_toml
+from archwright.spec.fingerprint import differing
 from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material
 
@@ -32,17 +32,16 @@ DIVERGED = "diverged"
 
 def key(run: RunSpec, material: Material) -> str:
     """Return the name of a run: a hash of its resolved spec, choices from outside included, and its tokens, of
-    torch's version and of NUMERICS."""
-    nameless = run.model_copy(
-        update={
-            "name": "",
-            "model": run.model.model_copy(update={"name": "", "source": "", "sources": {}}),
-        }
-    )
+    torch's version and of NUMERICS. An axis or an option that is new since, and left at its default, changes none."""
     record = material.record()
-    tokens = {side: record[side]["text"] for side in ("train", "held_out")}
-    fingerprint = material.tokenizer.fingerprint
-    parts = (to_toml(nameless), tokens, fingerprint, torch.__version__, NUMERICS)
+    parts = (
+        run.hash(),
+        differing(run.machine),
+        {side: record[side]["text"] for side in ("train", "held_out")},
+        material.tokenizer.fingerprint,
+        torch.__version__,
+        NUMERICS,
+    )
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
