@@ -117,7 +117,9 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
     diverged = outcome(folder) == DIVERGED
     steps = [r for r in records if r["kind"] == "train"]
     evaluations = [r for r in records if r["kind"] == "eval"]
-    initial = _number(steps[0].get("loss")) if steps else math.log(_vocab_size(folder))
+    vocab_size = folder.spec.model.vocab_size
+    assert vocab_size != "auto"
+    initial = _number(steps[0].get("loss")) if steps else math.log(vocab_size)
     end = math.inf if diverged or not evaluations else _number(evaluations[-1]["nats_per_token"])
     bits_per_nat = _bits_per_nat(evaluations) or math.nan
     last = steps[-1] if steps else {}
@@ -150,12 +152,6 @@ def failure(variant: str, seed: int, lr: float, key: str, why: str, command: str
     """Return the result of a run that came to no end."""
     nan = math.nan
     return RunResult(key, variant, seed, lr, nan, nan, nan, failed=why, command=command)
-
-
-def _vocab_size(folder: RunFolder) -> int:
-    size = folder.spec.model.vocab_size
-    assert size != "auto"
-    return size
 
 
 def _point(record: Record, flops_per_token: float) -> Point:

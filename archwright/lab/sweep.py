@@ -145,7 +145,9 @@ def _final_window(
             swept = [losses[seed, k] for k in window]
             moved = _moved(window, swept)
             if refine and _step(window) == 1 and is_sharp(swept):
-                moved = _halved(window, lowest(swept))
+                # As many half as far apart, around the best.
+                lowest_k = window[lowest(swept)] - (len(window) // 2) / 2
+                moved = tuple(lowest_k + i / 2 for i in range(len(window)))
             if moved == window or not moves_left or not _within(moved, limits):
                 return window, []
             window = moved
@@ -174,12 +176,6 @@ def _moved(window: Window, losses: Sequence[float]) -> Window:
     if isinstance(window, range):
         return range(window.start + steps, window.stop + steps)
     return tuple(k + steps * _step(window) for k in window)
-
-
-def _halved(window: Window, best: int) -> Window:
-    """Return as many learning rates half as far apart around the best."""
-    first = window[best] - (len(window) // 2) / 2
-    return tuple(first + i / 2 for i in range(len(window)))
 
 
 def _step(window: Window) -> float:

@@ -57,7 +57,11 @@ def effects(
     for effect, p_value in zip(measured, adjusted, strict=True):
         pair = (effect.variant, baseline)
         caveats = [
-            *_too_few(effect),
+            *(
+                []
+                if len(effect.seeds) > 1
+                else [f"{'only one' if effect.seeds else 'no'} seed has both"]
+            ),
             *(
                 f"the best learning rate of {n} is at an end of its grid"
                 for n in pair
@@ -178,11 +182,6 @@ def excludes(interval: Interval, value: float) -> bool:
 
 def _within_margin(effect: Effect) -> bool:
     return -effect.margin < effect.equivalence.low and effect.equivalence.high < effect.margin
-
-
-def _too_few(effect: Effect) -> Iterator[str]:
-    if len(effect.seeds) < 2:
-        yield "only one seed has both" if effect.seeds else "no seed has both"
 
 
 def _failures(
