@@ -32,6 +32,11 @@ settings.register_profile(
 settings.load_profile("same")
 
 
+TRAINING = {"checkpoint", "cli", "ensemble", "lab", "training"}
+"""Rooms whose tests train whole runs: checks of shapes would take a quarter of their time. Those of
+`tests/outside` train as well, and check them."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--renew-sentences",
@@ -49,6 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     selection.apply(items)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return selection.left_out(collection_path, config.getoption("-m")) or None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    jaxtyping.config.update("jaxtyping_disable", item.path.parent.name in TRAINING)
 
 
 @pytest.fixture

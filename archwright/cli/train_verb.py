@@ -1,6 +1,7 @@
 """archwright train"""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,7 @@ EXAMPLES = """\
 
 def run(words: Sequence[str]) -> int:
     """Train, resume, or show what would be trained."""
-    since = time.perf_counter()  # what a budget in time begins with
+    since = time.perf_counter() - _age(words)  # what a budget in time begins with
     parser = Parser("train", ABOUT, EXAMPLES)
     parser.add_argument("what", nargs="?", metavar="WHAT", help="recipe, model, or TOML file")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
@@ -68,6 +69,16 @@ def run(words: Sequence[str]) -> int:
         dry_run(spec)
         return 0
     return _train(spec, options.out, parts, options.quiet, since)
+
+
+def _age(words: Sequence[str]) -> float:
+    """Return the seconds since this process was started for just this command; 0 where that is not known."""
+    if sys.argv[1:] != ["train", *words] or not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0.0
+    # The 22nd field, counted after the process's name, which may have blanks: ticks since the machine was started.
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpec":

@@ -8,21 +8,23 @@ was recorded is never made again: a run that was cut off goes on with the plans 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 
 from archwright.runs.records import Record
+from archwright.spec.budget import Budget
 from archwright.spec.run_spec import RunSpec
 
 EVERY = 0.02
 """Share of the budget between two plans: what a sudden change of speed can cost is a part of it."""
 LOOK_BACK = 5
 """Plans back to which steps tell how long the next ones take."""
+REHEARSAL = 0.1
+"""Share of the budget after which the end is rehearsed: by then steps take what they take."""
+LANDING = 0.02
+"""Share of the budget that a run still trains, if it was to, when its time turns out to be over."""
 TRAINING = 0.5
 """Least share of the budget that is trained, however long the start and the end take."""
-CLOSING_SECONDS = 3.0
-"""Time for what the end takes beside evaluations and saving: baselines, a sample, the page, leaving the process."""
-
 Plan = tuple[int, int]
 """The step at which a number of steps was settled, and that number."""
 
@@ -53,42 +55,65 @@ def schedule_steps(plans: Sequence[Plan], step: int, warmup: int) -> int | float
 
 
 class Closing:
-    """Foretells how long the end of a run takes, from the evaluations and checkpoints during training."""
+    """Estimates how long the end of a run takes, from how long a little of all that is done there has taken.
 
-    def __init__(self, run: RunSpec, held_out: int) -> None:
-        self.run, self.held_out = run, held_out
-        self.saving = 0.0
-        """Seconds of a checkpoint."""
-        self._per_token: float | None = None
+    Each is kept as a number of steps, as whatever slows steps down slows the end down as well.
+
+    Args:
+        final_tokens: tokens that the evaluations of the end read.
+        rehearse: does a little of what comes after the last step, and returns about how many seconds all of it takes.
+    """
+
+    def __init__(self, final_tokens: float, rehearse: Callable[[], Mapping[str, float]]) -> None:
+        self.final_tokens, self.rehearse = final_tokens, rehearse
+        self.step_seconds = 0.0
+        """Wall time of a step, all things included, as it was last; 0 before any plan."""
+        self.rehearsed = False
+        self._steps: dict[str, float] = {}
+
+    def rehearse_once(self) -> None:
+        """Measure the end, unless this process has done so."""
+        if not self.rehearsed:
+            self.rehearsed = True
+            for work, seconds in self.rehearse().items():
+                self._note(work, seconds)
 
     def evaluated(self, seconds: float, num_tokens: int) -> None:
-        """Take note of an evaluation."""
-        self._per_token = seconds / max(1, num_tokens)
+        """Take note of an evaluation during training."""
+        self._note("evaluation", seconds * self.final_tokens / max(1, num_tokens))
 
-    def seconds(self, step_seconds: float) -> float:
-        """Return the seconds from the last step to the prompt.
-
-        Before anything was evaluated, a forward pass counts a third of a step.
-        """
-        run, overlap = self.run, self._overlap
-        forward = step_seconds / run.tokens_per_step / 3
-        per_token = overlap * forward if self._per_token is None else self._per_token
-        tokens = min(run.evaluate.final_max_tokens, self.held_out)
-        evaluations = 1 + len(run.evaluate.lengths) / overlap
-        return evaluations * tokens * per_token + 2 * self.saving + CLOSING_SECONDS
+    def saved(self, seconds: float) -> None:
+        """Take note of a checkpoint: the end writes one and, as often, the weights alone."""
+        self._note("saving", 2 * seconds)
 
     @property
-    def _overlap(self) -> float:
-        """How often an evaluation reads each token."""
-        stride = self.run.evaluate.stride
-        return 1.0 if stride == "auto" else self.run.model.context_length / stride
+    def wants_checkpoint(self) -> bool:
+        """Whether nothing tells yet how long saving takes."""
+        return self.rehearsed and "saving" not in self._steps
+
+    def seconds(self, step_seconds: float) -> float:
+        """Return the seconds from the last step to the prompt, as far as they are known."""
+        return sum(self._steps.values()) * step_seconds
+
+    def _note(self, work: str, seconds: float) -> None:
+        if self.step_seconds:
+            self._steps[work] = seconds / self.step_seconds
+
+
+def final_tokens(run: RunSpec, held_out: int) -> float:
+    """Return how many tokens of a held-out text the last evaluations read, each time that one is read."""
+    stride, context_length = run.evaluate.stride, run.model.context_length
+    overlap = 1.0 if stride == "auto" else context_length / stride
+    tokens = min(run.evaluate.final_max_tokens, held_out)
+    # In the measure of an evaluation during training, which overlaps as the last one does; those at lengths do not.
+    return tokens * (1 + len(run.evaluate.lengths) / overlap)
 
 
 class Deadline:
     """Settles a run's number of steps so that its last step, and what comes after, end with its budget.
 
     Args:
-        seconds: the budget.
+        budget: time.
         spent: what was spent of it when the first step began.
         trained: wall time since then, at the step from which this process goes on.
         recorded: the plans that are recorded, also those of later steps.
@@ -96,7 +121,7 @@ class Deadline:
 
     def __init__(
         self,
-        seconds: float,
+        budget: Budget,
         spent: float,
         trained: float,
         step: int,
@@ -104,7 +129,7 @@ class Deadline:
         recorded: Sequence[Record],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.seconds, self.spent, self.closing = seconds, spent, closing
+        self.budget, self.seconds, self.spent, self.closing = budget, budget.amount, spent, closing
         self._recorded = {plan["step"]: plan["num_steps"] for plan in recorded}
         self._last = max(self._recorded, default=0)
         self._clock, self._first = clock, clock() - trained
@@ -127,18 +152,29 @@ class Deadline:
         """Tell whether the number of steps is to be settled after `step` steps."""
         return step > self._last and self.trained - self._seen[-1][0] >= EVERY * self.seconds
 
-    def replan(self, step: int) -> tuple[int, str]:
-        """Return the number of steps that time is left for, at least `step`, and how that was found."""
+    def replan(self, step: int, planned: int) -> tuple[int, str]:
+        """Return the number of steps that time is left for, at least `step`, and how that was found.
+
+        A run that was `planned` to go on is not cut off at once: its learning rate needs some steps to its end.
+        """
         trained = self.trained
         self._seen.append((trained, step))
         before, first = self._seen[0]
-        per_step = (trained - before) / (step - first)
-        closing = self.closing.seconds(per_step)
-        end = max(TRAINING * self.seconds, self.seconds - self.spent - closing)
-        left = math.floor(max(0.0, end - trained) / per_step + 0.5)
+        closing = self.closing
+        closing.step_seconds = per_step = (trained - before) / (step - first)
+        if trained >= REHEARSAL * self.seconds:
+            closing.rehearse_once()
+            rehearsal = self.trained - trained  # which is no part of the steps around it
+            trained += rehearsal
+            self._seen = deque(((t + rehearsal, s) for t, s in self._seen), LOOK_BACK + 1)
+        # The machine may be another at the end: what steps take now counts half, what they took on the whole, half.
+        ending = closing.seconds((per_step + trained / step) / 2)
+        end = max(TRAINING * self.seconds, self.seconds - self.spent - ending)
+        landing = min(planned - step, round(LANDING * self.seconds / per_step))
+        left = max(0, landing, math.floor((end - trained) / per_step + 0.5))
         reason = (
-            f"what a budget of {self.closing.run.budget} pays for, settled again at step {step} with "
-            f"{1e3 * per_step:.1f} ms a step and {closing:.1f} s for the end"
+            f"what a budget of {self.budget} pays for, settled again at step {step} with "
+            f"{1e3 * per_step:.1f} ms a step and {ending:.1f} s for the end"
         )
         return step + left, reason
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import shutil
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from archwright import checkpoint
@@ -11,12 +13,18 @@ from archwright.generation.writing import stream
 from archwright.machine.compiling import uncompiled
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
+from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import Material
 from archwright.training.evaluation import compressors, evaluate, held_out_windows
 from archwright.training.loop import Loop
+from archwright.training.session import Session
 
 SAMPLE_TOKENS = 160
 """Length of the sample."""
+REHEARSED_TOKENS = 4096
+"""Held-out tokens that the rehearsal evaluates and compresses."""
+REHEARSED_SAMPLE = 10
+"""Tokens that the rehearsal samples."""
 
 
 def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
@@ -25,7 +33,7 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     What a process that was killed in here has recorded already is not recorded twice.
     """
     session, tokenizer = loop.session, material.tokenizer
-    windows = _windows(session.run, material)
+    windows = _windows(session.run, material, session.run.evaluate.final_max_tokens)
     final_evaluation(loop, folder, material)
     known = _known(folder, session.num_steps)
     if windows.objective.defines_bits_per_byte:
@@ -33,21 +41,63 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
             if ("baseline", baseline.name) not in known:
                 loop.record("baseline", **baseline._asdict())
     if windows.objective.generates_text:
-        with uncompiled(session.model), session.precision.autocast():
-            written = stream(
-                session.model,
-                tokenizer,
-                top_p=0.95,
-                max_tokens=SAMPLE_TOKENS,
-                seed=session.run.seed,
-            )
-            text = printable("".join(written))
+        text = printable(_sample(session, tokenizer, SAMPLE_TOKENS))
         folder.check_kept()
         folder.write_samples(text)
     metadata = {"archwright": "model", "spec": session.model.spec.hash()}
     checkpoint.write_model(folder.model_file, session.model, metadata)
     loop.record("event", name="finished", text=f"{session.num_steps} steps")
     report(folder)
+
+
+def rehearse(
+    loop: Loop, folder: RunFolder, material: Material, final_tokens: float
+) -> dict[str, float]:
+    """Return about how many seconds each thing takes that `finish` does, from a little of each; nothing is kept.
+
+    Args:
+        final_tokens: tokens that all evaluations of the end read.
+    """
+    from archwright.reporting.history import read_history
+    from archwright.reporting.page import run_page
+
+    session, seconds = loop.session, dict[str, float]()
+    windows = _windows(session.run, material, REHEARSED_TOKENS)
+    with _timed(seconds, "evaluation", final_tokens / windows.num_tokens):
+        evaluate(session.model, windows, session.precision)
+    if windows.objective.defines_bits_per_byte:
+        whole = min(len(material.held_out), session.run.evaluate.final_max_tokens)
+        with _timed(seconds, "baselines", whole / windows.num_tokens):
+            compressors(windows, material.tokenizer)
+    if windows.objective.generates_text:
+        _sample(session, material.tokenizer, 2)  # the first tokens take longer
+        with _timed(seconds, "sample", SAMPLE_TOKENS / REHEARSED_SAMPLE):
+            _sample(session, material.tokenizer, REHEARSED_SAMPLE)
+    run_page(read_history(folder))  # what draws it is loaded once
+    with _timed(seconds, "page", 1.0):
+        run_page(read_history(folder)).html()
+    return seconds
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], work: str, times: float) -> Iterator[None]:
+    """Enter into `seconds` how long the block takes, so many times."""
+    start = time.perf_counter()
+    yield
+    seconds[work] = times * (time.perf_counter() - start)
+
+
+def _sample(session: Session, tokenizer: Tokenizer, max_tokens: int) -> str:
+    with uncompiled(session.model), session.precision.autocast():
+        return "".join(
+            stream(
+                session.model,
+                tokenizer,
+                top_p=0.95,
+                max_tokens=max_tokens,
+                seed=session.run.seed,
+            )
+        )
 
 
 def report(folder: RunFolder) -> None:
@@ -71,7 +121,7 @@ def final_evaluation(loop: Loop, folder: RunFolder, material: Material) -> None:
     session = loop.session
     known = _known(folder, session.num_steps)
     if ("eval", None) not in known:
-        windows = _windows(session.run, material)
+        windows = _windows(session.run, material, session.run.evaluate.final_max_tokens)
         loop.record("eval", **evaluate(session.model, windows, session.precision).record())
     for length in session.run.evaluate.lengths:
         if ("length", str(length)) not in known:
@@ -95,14 +145,14 @@ def _at_length(loop: Loop, material: Material, length: int) -> dict[str, Any]:
     return evaluate(session.model, windows, session.precision).record()
 
 
-def _windows(run: RunSpec, material: Material) -> HeldOut:
+def _windows(run: RunSpec, material: Material, max_tokens: int) -> HeldOut:
     return held_out_windows(
         material.held_out,
         material.tokenizer,
         run.objective,
         run.model.context_length,
         stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
-        max_tokens=run.evaluate.final_max_tokens,
+        max_tokens=max_tokens,
     )
 
 

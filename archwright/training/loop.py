@@ -114,13 +114,15 @@ class Loop:
             self.session.save(self.folder.checkpoints_folder)
         self._saved_at = time.monotonic()
         if self.deadline:
-            self.deadline.closing.saving = self._saved_at - start
+            self.deadline.closing.saved(self._saved_at - start)
 
     def wants_checkpoint(self) -> bool:
         """Tell whether it is time to save."""
         every = self.session.run.checkpoint.every
         if every:
             return self.session.standing.step % every == 0
+        if self.deadline and self.deadline.closing.wants_checkpoint:
+            return True
         return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
 
     def _settle_steps(self, deadline: Deadline) -> None:
@@ -130,7 +132,7 @@ class Loop:
         if num_steps is None:
             if self.done or not deadline.due(step):
                 return
-            num_steps, reason = deadline.replan(step)
+            num_steps, reason = deadline.replan(step, self.session.num_steps)
             wall = round(deadline.trained, 4)
             self.record("plan", num_steps=num_steps, wall_seconds=wall, text=reason)
         self.session.plan(num_steps)

@@ -21,10 +21,16 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
-from archwright.training.budget import Closing, Deadline, recorded_plans, seconds_of
+from archwright.training.budget import (
+    Closing,
+    Deadline,
+    final_tokens,
+    recorded_plans,
+    seconds_of,
+)
 from archwright.training.data import Material, prepare_data, reload_data
 from archwright.training.evaluation import Evaluation, evaluate, held_out_windows
-from archwright.training.finalize import finish, report
+from archwright.training.finalize import finish, rehearse, report
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.progress import Progress, progress, speaker
@@ -128,7 +134,7 @@ def _train(folder: RunFolder, ending: Finalizer, quiet: bool, since: float) -> N
     shown = progress(session.num_steps, session.standing.step, quiet)
     with _tensorboard(folder) as log:
         loop = new_loop(folder, session, decisions, material, shown, log)
-        loop.deadline = _deadline(folder, session, material)
+        loop.deadline = _deadline(loop, folder, material)
         loop.record("event", name=started, text=f"at step {session.standing.step}")
         _run(loop, folder, say)
         say.say("evaluating on the whole held-out text")
@@ -157,18 +163,20 @@ def _begin(folder: RunFolder, say: Progress, since: float) -> tuple[Material, Se
     return material, session, decisions
 
 
-def _deadline(folder: RunFolder, session: Session, material: Material) -> Deadline | None:
+def _deadline(loop: Loop, folder: RunFolder, material: Material) -> Deadline | None:
     """Return what keeps a run within its budget in time; None where its steps are fixed."""
     budget = folder.environment().get("time_budget")
     if not budget:
         return None
-    standing = session.standing
+    run, standing = loop.session.run, loop.session.standing
+    tokens = final_tokens(run, len(material.held_out))
+    closing = Closing(tokens, lambda: rehearse(loop, folder, material, tokens))
     return Deadline(
-        budget["seconds"],
+        run.budget,
         budget["spent"],
         standing.wall_seconds,
         standing.step,
-        Closing(session.run, len(material.held_out)),
+        closing,
         recorded_plans(folder.metrics()),
     )
 

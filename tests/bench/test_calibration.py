@@ -11,6 +11,8 @@ from archwright.spec.errors import UserError
 from bench import calibration
 from bench.calibration import Pool, aa, binomial_interval, planted, read_pool, replay, table
 
+pytestmark = pytest.mark.slow
+
 SEED_NOISE = 0.03
 
 
@@ -21,7 +23,6 @@ def pool(seeds=64, valley=0.3, depth=0.03, run_noise=0.0, powers=range(-2, 3)) -
     return Pool(3.4 + depth * (np.array(powers) - valley) ** 2 + noise, powers)
 
 
-@pytest.mark.slow
 def test_equal_arms_are_told_apart_as_rarely_as_promised():
     found = aa(pool(run_noise=0.01), draws=700)
     assert binomial_interval(found.wins, found.draws, 0.99)[0] < 0.05
@@ -31,7 +32,6 @@ def test_equal_arms_are_told_apart_as_rarely_as_promised():
     assert found.edges == found.truth == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "effect"), [(3, 0.05), (5, 0.02), (5, 0.01)])
 def test_power_is_that_of_the_noncentral_t(seeds, effect):
     """Without noise of runs a tuned loss is 3.4 plus the seed's noise, whatever the window."""
@@ -93,7 +93,6 @@ def test_no_seed_is_drawn_twice_and_draws_repeat(design, monkeypatch):
     assert len({tuple(rows.flat) for rows in drawn}) == 20
 
 
-@pytest.mark.slow
 def test_one_sweep_errs_more_with_more_seeds():
     """Why every seed sweeps: the noise of one sweep's choice is not in the interval of the others."""
     noisy = pool(seeds=400, depth=0.03, valley=0.0, run_noise=0.03)
@@ -148,7 +147,6 @@ def test_other_files_are_refused(tmp_path, text, complaint):
         read_pool(tmp_path / "pool.csv")
 
 
-@pytest.mark.slow
 def test_the_table_has_every_design(tmp_path, monkeypatch, capsys):
     write(tmp_path / "pool.csv", pool(21).losses.tolist(), first=-2)
     monkeypatch.setattr(sys, "argv", ["calibration", str(tmp_path / "pool.csv"), "--draws", "10"])

@@ -15,7 +15,7 @@ from tests.lab.small import OPTIONS, words, working_in
 
 pytestmark = pytest.mark.slow
 
-ASKED = OPTIONS | {"rates": "fixed", "budget": "2steps"}
+ASKED = OPTIONS | {"tune_lr": False, "budget": "2steps"}
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ def test_there_are_examples() -> None:
     assert FILES.keys() == {"my_norms.py", "my_schedules.py", "my_optimizers.py", "my_mixers.py"}
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.usefixtures("visitors")
 @pytest.mark.parametrize(("name", "content", "line"), EXAMPLES, ids=FILES)
 def test_an_example_trains_and_is_listed(

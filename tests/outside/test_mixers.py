@@ -69,6 +69,7 @@ def test_the_bytes_of_its_state_are_those_of_the_tensors(name: str) -> None:
     assert cache.num_bytes == cache_bytes(model, length, 4) + slot
 
 
+@pytest.mark.sampled(fast=1)
 @ALL
 def test_it_trains_resumes_and_writes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -89,6 +90,7 @@ def test_it_trains_resumes_and_writes(
     assert [record["loss"] for record in whole if "loss" in record]
 
 
+@pytest.mark.sampled(full=1)
 @pytest.mark.slow
 @ALL
 def test_it_takes_part_in_compare(

@@ -21,6 +21,8 @@ from archwright.training.train import Stopped
 from tests.tiny import write_text
 from tests.training.whole import Died, at_step, die, leave_out, run_of_twelve, timeless, train
 
+pytestmark = pytest.mark.slow
+
 
 class Steps:
     """A clock that only steps move: from step 10 on they take twice as long."""
@@ -37,7 +39,8 @@ class Steps:
         patch.setattr(Session, "time_step", lambda self, seconds: 0.2)
         patch.setattr(train_room, "Deadline", partial(Deadline, clock=lambda: self.now))
         # The start took real time: let no time be left but the half that is always trained.
-        patch.setattr(budget_room, "CLOSING_SECONDS", 1e6)
+        patch.setattr(budget_room, "REHEARSAL", 0.0)
+        patch.setattr(train_room, "rehearse", lambda *_: {"sample": 1e6})
 
 
 def run_of_five_seconds(text: Path) -> RunSpec:
@@ -104,6 +107,7 @@ def test_an_interrupted_run_goes_on_with_the_time_that_is_left(
     assert_same(train(timed, tmp_path / "run"), plain)
 
 
+@pytest.mark.sampled(full=5)
 @pytest.mark.parametrize("number", [1, 9, 17])
 @pytest.mark.parametrize("place", ["before", "after", "followed"])
 def test_dying_around_a_plan_changes_nothing(
