@@ -42,7 +42,7 @@ KERNELS = ("auto", "eager", "sdpa", "blockwise")
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a table of parts and what is to be said of it."""
+    """Print a table of parts and what stands out of it."""
     parser = Parser("profile", ABOUT, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="a model or a TOML file")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
@@ -72,7 +72,7 @@ def run(words: Sequence[str]) -> int:
             length=options.length,
             machine=machine,
             seconds=options.seconds,
-            told=progress.reached,
+            on_progress=progress.reached,
         )
     print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_report(found)))
     return 0

@@ -19,7 +19,7 @@ from archwright.runs import RunFolder
 from archwright.training.interrupt import Interrupt
 
 LATE = 1.15
-"""Times the budget, beyond which seeds that have not begun are left out."""
+"""Times the budget, beyond which seeds that have not started are left out."""
 
 LEAST_SEEDS = 3
 """Seeds that are never left out."""

@@ -49,8 +49,11 @@ def effects(
     """
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
     names.pop(baseline, None)
-    of = {n: {r.seed: r for r in replicates if r.variant == n} for n in [baseline, *names]}
-    measured = [_measured(name, of[name], of[baseline], study.equivalence_margin) for name in names]
+    by_seed = {n: {r.seed: r for r in replicates if r.variant == n} for n in [baseline, *names]}
+    measured = [
+        _measured(name, by_seed[name], by_seed[baseline], study.equivalence_margin)
+        for name in names
+    ]
     adjusted = holm([effect.p_value for effect in measured])
     superior = _superior(measured)
     found = []
@@ -69,11 +72,11 @@ def effects(
             ),
             *_failures(effect, runs, pair, study),
             *_mismatches(variants, pair, study),
-            *_unlearnt({n: of[n] for n in pair}, unigram_entropy),
+            *_unlearnt({n: by_seed[n] for n in pair}, unigram_entropy),
         ]
         effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats))
         outcome = _outcome(effect, effect.variant in superior)
-        if _are_one(of[effect.variant], of[baseline]):
+        if _are_one(by_seed[effect.variant], by_seed[baseline]):
             outcome = "identical"
         effect = replace(effect, outcome=outcome)
         found.append(replace(effect, sentence=_claim(effect, baseline) + _remark(effect) + "."))

@@ -83,6 +83,7 @@ def test_what_the_machine_decided_stays(
     )
 
 
+@pytest.mark.filterwarnings("default")  # and printed, as for a user
 def test_final_weights_deleted_and_a_checkpoint_damaged(
     trained: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
