@@ -83,7 +83,6 @@ def test_what_the_machine_decided_stays(
     )
 
 
-@pytest.mark.filterwarnings("default")  # and printed, as for a user
 def test_final_weights_deleted_and_a_checkpoint_damaged(
     trained: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +204,6 @@ def test_damaged_checkpoints(unfinished: Path, capsys: pytest.CaptureFixture[str
     }
 
 
-@pytest.mark.filterwarnings("default")  # and printed, as for a user
 def test_damaged_records_are_a_warning(
     unfinished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,7 +64,6 @@ def test_a_norm_from_outside(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # and printed, as for a user
 def test_a_changed_file(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """For training it is another run; for the rest, worth a word."""
     assert typed(capsys, *words, *PARTS, "--quiet") == (0, "", "")
