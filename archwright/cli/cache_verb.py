@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from archwright.cli.parser import Parser
+from archwright.format import size
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,15 +59,11 @@ def run(words: Sequence[str]) -> int:
 
 
 def _row(name: str, found: "Sequence[Entry]") -> str:
-    from archwright.format import size
-
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(entry.used for entry in found)))
     return f"{name:<16}{size(sum(entry.size for entry in found)):>12}   last used {used}"
 
 
 def _amount(found: "Sequence[Entry]") -> str:
-    from archwright.format import size
-
     entries = "1 entry" if len(found) == 1 else f"{len(found):,} entries"
     return f"{entries}, {size(sum(entry.size for entry in found))}"
 

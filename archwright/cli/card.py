@@ -31,12 +31,13 @@ def card(spec: ModelSpec, blame: Mapping[str, Origin], file: str, counts: Counts
 
 def _stream(spec: ModelSpec) -> str:
     """Draw the way from tokens to logits."""
-    norm = spec.embedding.norm
+    norm, scale = spec.embedding.norm, spec.embedding.scale
+    factor = f"{scale:g}" if isinstance(scale, float) else "√width"
     position = spec.position if spec.position.absolute else NoPosition()
     steps = [
         "tokens",
         "embedding",
-        "" if spec.embedding.scale == "none" else f"× {_scale(spec)}",
+        "" if scale == "none" else f"× {factor}",
         "" if position.is_none else f"+ {word(position.kind)} positions",
         "" if norm.is_none else word(norm.kind),
         f"{spec.num_layers} layers",
@@ -45,11 +46,6 @@ def _stream(spec: ModelSpec) -> str:
         "logits",
     ]
     return " ─ ".join(filter(None, steps))
-
-
-def _scale(spec: ModelSpec) -> str:
-    scale = spec.embedding.scale
-    return "√width" if scale == "sqrt_dim" else f"{scale:g}"
 
 
 def _norm(layer: LayerSpec) -> str:
@@ -92,17 +88,14 @@ def _around(spec: ModelSpec) -> dict[str, str]:
 def _sources(blame: Mapping[str, Origin], file: str) -> dict[str, str]:
     """Return the sources that are stated for single values, by the path that they are stated for, with the
     base that states them."""
-    return {
-        origin.stated_for: origin.source + ("" if origin.file == file else f" ({origin.file})")
-        for origin in blame.values()
-        if origin.stated_for and _stands(origin.stated_for, blame)
-    }
-
-
-def _stands(path: str, blame: Mapping[str, Origin]) -> bool:
-    """Tell whether the choice that a source is stated for is still made, not another kind in its place."""
-    kind = blame.get(f"{path}.kind")
-    return kind is None or bool(kind.stated_for)
+    found = {}
+    for origin in blame.values():
+        kind = blame.get(f"{origin.stated_for}.kind")
+        # Not where another kind was chosen in the place of the one that the source is stated for.
+        if origin.stated_for and (kind is None or kind.stated_for):
+            place = "" if origin.file == file else f" ({origin.file})"
+            found[origin.stated_for] = origin.source + place
+    return found
 
 
 def _parameters(counts: Counts) -> dict[str, str]:

@@ -48,7 +48,12 @@ def run(words: Sequence[str]) -> int:
     options = parser.parse(words)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.dry_run:
-        return _dry_run(options, given)
+        from archwright.lab.compare import plan
+        from archwright.lab.summary import announcement
+
+        print(announcement(plan(*options.what, out=options.out, parts=options.parts, **given)))
+        print("Nothing was trained.")
+        return 0
     return _compare(options, given)
 
 
@@ -64,16 +69,6 @@ def _add_options(parser: Parser) -> list[str]:
     for name in options["old"]:
         parser.add_argument(f"--{name}", dest=name, help=argparse.SUPPRESS)
     return [*(option["name"] for option in options["today"]), *options["old"]]
-
-
-def _dry_run(options: argparse.Namespace, given: dict[str, Any]) -> int:
-    from archwright.lab.compare import plan
-    from archwright.lab.summary import announcement
-
-    found = plan(*options.what, out=options.out, parts=options.parts, **given)
-    print(announcement(found))
-    print("Nothing was trained.")
-    return 0
 
 
 def _compare(options: argparse.Namespace, given: dict[str, Any]) -> int:

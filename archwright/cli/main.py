@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings(), _printable_output() as streams:
             warnings.showwarning = _each_once()
+            # Whatever PYTHONWARNINGS says: what is worth a line is no traceback.
+            warnings.simplefilter("default", UserWarning)
             # Only a process of our own: what else goes on in another one is not known here.
             is_slow = (
                 arguments is None and words[:1] and words[0] in SLOW and "--quiet" not in words

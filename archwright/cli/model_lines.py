@@ -35,7 +35,8 @@ def print_model(options: argparse.Namespace) -> None:
         lines = card(spec, blame, f"{loaded.spec.name}.toml", counts)
     if options.exportable:
         lines = _exportable(spec)
-    print("\n".join([_title(spec, counts), *lines]))
+    title = f"{spec.name}, {parameters(counts.total)} parameters"
+    print("\n".join([*filter(None, (title, spec.source)), "", *lines]))
     for line in suspicions(spec):
         print(f"\nwarning: {line}")
 
@@ -59,7 +60,12 @@ def _values(
     """Yield a line for each value that was set, or for all of them."""
     given = flatten(spec.model_dump())
     blame = {**blame, **_set_here(options.assignments, given)}
-    tables = [path for path, equal in even_tables(spec).items() if equal and _one(path, blame)]
+    origins = {
+        path: {origin for below, origin in blame.items() if below.startswith(f"{path}.")}
+        for path, equal in even_tables(spec).items()
+        if equal
+    }
+    tables = [path for path, found in origins.items() if len(found) < 2]  # from one place
     given, blame = collapse_uniform(given, tables), collapse_uniform(blame, tables)
     rows: list[tuple[str, str, str]] = []
     for path, value in collapse_uniform(flatten(spec.resolved().model_dump()), tables).items():
@@ -72,11 +78,6 @@ def _values(
                 (path, toml_value(value) + auto, f"# {origin_text}" if options.blame else "")
             )
     yield from columns(rows) if rows else ()
-
-
-def _one(table: str, blame: Mapping[str, Origin]) -> bool:
-    """Tell whether all values of a table come from one place."""
-    return len({origin for path, origin in blame.items() if path.startswith(f"{table}.")}) < 2
 
 
 def _set_here(assignments: Sequence[str], given: Mapping[str, object]) -> dict[str, Origin]:
@@ -109,8 +110,3 @@ def _counts(spec: ModelSpec) -> Counts:
     from archwright.planning.counts import counts_of
 
     return counts_of(spec)
-
-
-def _title(spec: ModelSpec, counts: Counts) -> str:
-    title = f"{spec.name}, {parameters(counts.total)} parameters"
-    return "\n".join(filter(None, (title, spec.source))) + "\n"

@@ -42,7 +42,7 @@ KERNELS = ("auto", "eager", "sdpa", "blockwise")
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a table of parts and what is to be said of it."""
+    """Print a table of parts and what stands out of it."""
     parser = Parser("profile", ABOUT, EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="a model or a TOML file")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
@@ -72,7 +72,7 @@ def run(words: Sequence[str]) -> int:
             length=options.length,
             machine=machine,
             seconds=options.seconds,
-            told=progress.reached,
+            on_progress=progress.reached,
         )
     print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_report(found)))
     return 0
@@ -115,7 +115,8 @@ def _report(found: "Profile") -> Iterator[str]:
     machine, total = found.machine, found.total
     yield (
         f"{fmt.count(found.num_parameters)} parameters, {found.batch_size} rows of {found.length} "
-        f"tokens, {machine.precision}, {machine.kernel} kernel, {_where(found)}"
+        f"tokens, {machine.precision}, {machine.kernel} kernel, {machine.device}, "
+        f"{machine.threads} thread{'s' * (machine.threads != 1)}"
     )
     yield ""
     head = ("part", "ms", "share", "forward", "backward", "FLOPs", "bytes", "FLOP/s", "bytes/s")
@@ -130,11 +131,6 @@ def _report(found: "Profile") -> Iterator[str]:
         f"products, {fmt.rate(found.peak)}. Medians of {found.num_steps} steps."
     )
     yield from _compared(found)
-
-
-def _where(found: "Profile") -> str:
-    threads = found.machine.threads
-    return f"{found.machine.device}, {threads} thread{'s' * (threads != 1)}"
 
 
 def _row(part: "PartProfile", total: "PartProfile") -> tuple[str, ...]:

@@ -124,26 +124,23 @@ def _train(
         check_parts(RunFolder(path), parts, same=True)
     folder = RunFolder.create(path, spec)
     if folder.resolved and not quiet:
-        resolved = folder.spec
-        pairs = {
-            "machine": (spec.machine, resolved.machine),
-            "probes": (spec.probes, resolved.probes),
-        }
-        for line in (line for name in pairs for line in _ignored(name, *pairs[name])):
-            print(f"archwright: warning: {line}", file=sys.stderr)
+        _warn_of_ignored("machine", spec.machine, folder.spec.machine)
+        _warn_of_ignored("probes", spec.probes, folder.spec.probes)
     return _run(folder, quiet, since)
 
 
-def _ignored(name: str, asked: "Spec", resolved: "Spec") -> list[str]:
-    """Return what was asked, but is decided already otherwise."""
+def _warn_of_ignored(name: str, asked: "Spec", resolved: "Spec") -> None:
+    """Print what was asked, but is decided already otherwise."""
     from archwright.spec.overrides import toml_value
 
-    return [
-        f"{name}.{key}: {toml_value(value)} is ignored: this run already "
-        f"started with {toml_value(getattr(resolved, key))}"
-        for key, value in asked.model_dump().items()
-        if value not in (type(asked).model_fields[key].default, getattr(resolved, key))
-    ]
+    for key, value in asked.model_dump().items():
+        decided = getattr(resolved, key)
+        if value not in (type(asked).model_fields[key].default, decided):
+            print(
+                f"archwright: warning: {name}.{key}: {toml_value(value)} is ignored: this run already "
+                f"started with {toml_value(decided)}",
+                file=sys.stderr,
+            )
 
 
 def _run(folder: "RunFolder", quiet: bool, since: float) -> int:

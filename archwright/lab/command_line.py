@@ -8,6 +8,7 @@ from typing import Any
 from archwright.lab.plan import slug
 from archwright.lab.variants import is_variant, label, run_key, split
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.overrides import toml_value
 from archwright.spec.read import load_study, study_names
 from archwright.spec.run_spec import PartsFile
 from archwright.spec.study_spec import OPTIONS, StudySpec
@@ -25,11 +26,16 @@ def study_of(
     common = [str(w) for w in words if w not in names]
     study = _named_study(names)
     common = [run_key(word) for word in common]
-    assignments = [f"{key}={_toml(value)}" for key, value in options.items() if value is not None]
+    assignments = [
+        f"{key}={value if isinstance(value, str) else toml_value(value)}"
+        for key, value in options.items()
+        if value is not None
+    ]
     if common:
         study = study.model_copy(update={"common": (*study.common, *common)})
     study = study.override(*assignments) if assignments else study
-    return study.model_copy(update={"name": study.name or _name(study), "parts": parts})
+    name = study.name or slug("-".join([label(study.baseline), *study.variants]))
+    return study.model_copy(update={"name": name, "parts": parts})
 
 
 def command_of(
@@ -51,8 +57,11 @@ def command_of(
         value = getattr(study, name)
         if value != getattr(default, name):
             flag = name.replace("_", "-")
-            on_off = ["--" + flag if value else "--no-" + flag]
-            words += on_off if isinstance(value, bool) else [f"--{flag}", _option(value)]
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                several = isinstance(value, tuple)
+                words += [f"--{flag}", ",".join(map(str, value)) if several else str(value)]
     for file in parts:
         words += ["--parts", str(file)]
     if out:
@@ -96,17 +105,3 @@ def _named_study(names: Sequence[str | StudySpec]) -> StudySpec:
             raise UserError(f'"{rest[i]}" is named twice; there is nothing to compare')
     named = {label(words): words for words in found}
     return StudySpec(baseline=tuple(split(str(first))), variants=named)
-
-
-def _name(study: StudySpec) -> str:
-    return slug("-".join([label(study.baseline), *study.variants]))
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(list(value)) if isinstance(value, (tuple, list)) else str(value)
-
-
-def _option(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -65,11 +65,7 @@ class Plan:
     @property
     def num_runs(self) -> int:
         """Runs of the whole study, about."""
-        return round(sum(self.runs_each() for _ in self.arms))
-
-    def runs_each(self) -> float:
-        """Return how many runs a variant has, about."""
-        return runs_each(self.study)
+        return round(runs_each(self.study) * len(self.arms))
 
     def run_seconds(self, name: str) -> float:
         """Return the seconds that a run of a variant takes."""
@@ -80,7 +76,7 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Wall time of all runs."""
-        work = sum(self.run_seconds(name) * self.runs_each() for name in self.arms)
+        work = sum(map(self.run_seconds, self.arms)) * runs_each(self.study)
         return work / min(self.workers, max(1, self.num_runs))
 
     def lr(self, name: str, k: float) -> float:
@@ -93,7 +89,25 @@ class Plan:
 
     def variants(self) -> list[Variant]:
         """Return what the variants are, for the reader."""
-        return [_variant(arm, self.baseline) for arm in self.arms.values()]
+        found = []
+        for arm in self.arms.values():
+            model = arm.run.model
+            layers = [hidden_layer(layer.feedforward) for layer in model.layers_by_kind.values()]
+            found.append(
+                Variant(
+                    name=arm.name,
+                    words=arm.words,
+                    changes=[] if arm is self.baseline else diff(self.baseline.run, arm.run),
+                    parameters=arm.counts.parameters,
+                    non_embedding=arm.counts.non_embedding,
+                    flops_per_token=arm.counts.flops_per_token,
+                    dim=model.dim,
+                    num_layers=model.num_layers,
+                    hidden_dims=[int(layer.hidden_dim) for layer in layers if layer],
+                    matched=arm.matched,
+                )
+            )
+        return found
 
 
 def runs_each(study: StudySpec) -> float:
@@ -104,24 +118,6 @@ def runs_each(study: StudySpec) -> float:
 def evaluated(run: RunSpec, final: int) -> int:
     """Return the tokens that a run evaluates on, on the way and at its end."""
     return 10 * run.evaluate.max_tokens + final * (1 + len(run.evaluate.lengths))
-
-
-def _variant(arm: Arm, baseline: Arm) -> Variant:
-    model = arm.run.model
-    layers = [hidden_layer(layer.feedforward) for layer in model.layers_by_kind.values()]
-    hidden = [layer.hidden_dim for layer in layers if layer]
-    return Variant(
-        name=arm.name,
-        words=arm.words,
-        changes=[] if arm is baseline else diff(baseline.run, arm.run),
-        parameters=arm.counts.parameters,
-        non_embedding=arm.counts.non_embedding,
-        flops_per_token=arm.counts.flops_per_token,
-        dim=model.dim,
-        num_layers=model.num_layers,
-        hidden_dims=[int(h) for h in hidden],
-        matched=arm.matched,
-    )
 
 
 def save(plan: Plan, folder: RunFolder) -> None:

@@ -12,7 +12,7 @@ from archwright.lab.results import Point, RunResult
 from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
-from archwright.spec.read import to_toml
+from archwright.spec.fingerprint import differing
 from archwright.spec.run_spec import RunSpec
 from archwright.training.data import Material
 
@@ -32,17 +32,16 @@ DIVERGED = "diverged"
 
 def key(run: RunSpec, material: Material) -> str:
     """Return the name of a run: a hash of its resolved spec, choices from outside included, and its tokens, of
-    torch's version and of NUMERICS."""
-    nameless = run.model_copy(
-        update={
-            "name": "",
-            "model": run.model.model_copy(update={"name": "", "source": "", "sources": {}}),
-        }
-    )
+    torch's version and of NUMERICS. An axis or an option that is new since, and left at its default, changes none."""
     record = material.record()
-    tokens = {side: record[side]["text"] for side in ("train", "held_out")}
-    fingerprint = material.tokenizer.fingerprint
-    parts = (to_toml(nameless), tokens, fingerprint, torch.__version__, NUMERICS)
+    parts = (
+        run.hash(),
+        differing(run.machine),
+        {side: record[side]["text"] for side in ("train", "held_out")},
+        material.tokenizer.fingerprint,
+        torch.__version__,
+        NUMERICS,
+    )
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -118,7 +117,9 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
     diverged = outcome(folder) == DIVERGED
     steps = [r for r in records if r["kind"] == "train"]
     evaluations = [r for r in records if r["kind"] == "eval"]
-    initial = _number(steps[0].get("loss")) if steps else math.log(_vocab_size(folder))
+    vocab_size = folder.spec.model.vocab_size
+    assert vocab_size != "auto"
+    initial = _number(steps[0].get("loss")) if steps else math.log(vocab_size)
     end = math.inf if diverged or not evaluations else _number(evaluations[-1]["nats_per_token"])
     bits_per_nat = _bits_per_nat(evaluations) or math.nan
     last = steps[-1] if steps else {}
@@ -151,12 +152,6 @@ def failure(variant: str, seed: int, lr: float, key: str, why: str, command: str
     """Return the result of a run that came to no end."""
     nan = math.nan
     return RunResult(key, variant, seed, lr, nan, nan, nan, failed=why, command=command)
-
-
-def _vocab_size(folder: RunFolder) -> int:
-    size = folder.spec.model.vocab_size
-    assert size != "auto"
-    return size
 
 
 def _point(record: Record, flops_per_token: float) -> Point:

@@ -19,7 +19,7 @@ from archwright.runs import RunFolder
 from archwright.training.interrupt import Interrupt
 
 LATE = 1.15
-"""Times the budget, beyond which seeds that have not begun are left out."""
+"""Times the budget, beyond which seeds that have not started are left out."""
 
 LEAST_SEEDS = 3
 """Seeds that are never left out."""
@@ -217,15 +217,13 @@ class Execution:
             left_out = self.seeds.pop()
             self.notes.append(f"Seed {left_out} was left out: the runs take longer than estimated.")
             return True
-        if self.may_shift and self._complete_without_sliding():
+        grid = self.plan.study.lr_grid_size
+        complete_without_moving = not any(
+            plan_sweep(self._losses(name), self.seeds, grid, may_shift=False, refine=True).wanted
+            for name in self.plan.arms
+        )
+        if self.may_shift and complete_without_moving:
             self.may_shift = False
             self.notes.append("A grid of learning rates was not moved on: there was no time left.")
             return True
         return False
-
-    def _complete_without_sliding(self) -> bool:
-        grid = self.plan.study.lr_grid_size
-        return not any(
-            plan_sweep(self._losses(name), self.seeds, grid, may_shift=False, refine=True).wanted
-            for name in self.plan.arms
-        )

@@ -69,10 +69,14 @@ def plan_sweep(
     window, missing = _final_window(losses, seeds, _first_window(grid, limits), limits, refine)
     for slides_left in reversed(range(SLIDES + 1 if may_shift else 1)):
         missing = missing or _missing(losses, seeds, window)
-        finished = [s for s in seeds if all(_finished(losses, s, k) for k in window)]
+        finished = [
+            s for s in seeds if not any(math.isnan(losses.get((s, k), math.nan)) for k in window)
+        ]
         if missing or not finished:
             return Sweep(window, missing, finished, at_boundary=False)
-        moved = _moved(window, [_mean(losses, finished, k) for k in window])
+        moved = _moved(
+            window, [math.fsum(losses[s, k] for s in finished) / len(finished) for k in window]
+        )
         if moved == window or not slides_left or not _within(moved, limits):
             break
         window = moved
@@ -145,7 +149,9 @@ def _final_window(
             swept = [losses[seed, k] for k in window]
             moved = _moved(window, swept)
             if refine and _step(window) == 1 and is_sharp(swept):
-                moved = _halved(window, lowest(swept))
+                # As many half as far apart, around the best.
+                lowest_k = window[lowest(swept)] - (len(window) // 2) / 2
+                moved = tuple(lowest_k + i / 2 for i in range(len(window)))
             if moved == window or not moves_left or not _within(moved, limits):
                 return window, []
             window = moved
@@ -176,12 +182,6 @@ def _moved(window: Window, losses: Sequence[float]) -> Window:
     return tuple(k + steps * _step(window) for k in window)
 
 
-def _halved(window: Window, best: int) -> Window:
-    """Return as many learning rates half as far apart around the best."""
-    first = window[best] - (len(window) // 2) / 2
-    return tuple(first + i / 2 for i in range(len(window)))
-
-
 def _step(window: Window) -> float:
     return window[1] - window[0]
 
@@ -198,11 +198,3 @@ def _missing(losses: Losses, seeds: Sequence[int], window: Window) -> list[tuple
 
 def _failed(losses: Losses, seed: int, window: Window) -> bool:
     return any(math.isnan(losses.get((seed, k), 0.0)) for k in window)
-
-
-def _finished(losses: Losses, seed: int, k: float) -> bool:
-    return not math.isnan(losses.get((seed, k), math.nan))
-
-
-def _mean(losses: Losses, seeds: Sequence[int], k: float) -> float:
-    return math.fsum(losses[seed, k] for seed in seeds) / len(seeds)

@@ -21,6 +21,7 @@ ALPHA = 0.05
 """Of all variants of a study together."""
 LEARNT = 0.02
 """Share that a loss must lie below the entropy of single tokens: less was learnt from counting them."""
+AT_BOUNDARY = "the best learning rate of {} is at an end of its grid"
 SCOPE = "At this scale and horizon. No claim is made about other scales."
 
 
@@ -49,28 +50,27 @@ def effects(
     """
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
     names.pop(baseline, None)
-    of = {n: {r.seed: r for r in replicates if r.variant == n} for n in [baseline, *names]}
-    measured = [_measured(name, of[name], of[baseline], study.equivalence_margin) for name in names]
+    by_seed = {n: {r.seed: r for r in replicates if r.variant == n} for n in [baseline, *names]}
+    measured = [
+        _measured(name, by_seed[name], by_seed[baseline], study.equivalence_margin)
+        for name in names
+    ]
     adjusted = holm([effect.p_value for effect in measured])
     superior = _superior(measured)
     found = []
     for effect, p_value in zip(measured, adjusted, strict=True):
         pair = (effect.variant, baseline)
+        few = {0: ["no seed has both"], 1: ["only one seed has both"]}
         caveats = [
-            *_too_few(effect),
-            *(
-                f"the best learning rate of {n} is at an end of its grid"
-                for n in pair
-                if n in edges
-            ),
+            *few.get(len(effect.seeds), []),
+            *(AT_BOUNDARY.format(n) for n in pair if n in edges),
             *_failures(effect, runs, pair, study),
             *_mismatches(variants, pair, study),
-            *_unlearnt({n: of[n] for n in pair}, unigram_entropy),
+            *_unlearnt({n: by_seed[n] for n in pair}, unigram_entropy),
         ]
         effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats))
-        outcome = _outcome(effect, effect.variant in superior)
-        if _are_one(of[effect.variant], of[baseline]):
-            outcome = "identical"
+        same = _are_one(by_seed[effect.variant], by_seed[baseline])
+        outcome = "identical" if same else _outcome(effect, effect.variant in superior)
         effect = replace(effect, outcome=outcome)
         found.append(replace(effect, sentence=_claim(effect, baseline) + _remark(effect) + "."))
     return found
@@ -178,11 +178,6 @@ def excludes(interval: Interval, value: float) -> bool:
 
 def _within_margin(effect: Effect) -> bool:
     return -effect.margin < effect.equivalence.low and effect.equivalence.high < effect.margin
-
-
-def _too_few(effect: Effect) -> Iterator[str]:
-    if len(effect.seeds) < 2:
-        yield "only one seed has both" if effect.seeds else "no seed has both"
 
 
 def _failures(

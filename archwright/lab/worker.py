@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from archwright.runs import RunFolder
-    from archwright.training.data import Material
     from archwright.training.loop import DivergedError
-    from archwright.training.session import Session
 
 Answer = dict[str, Any]
 
@@ -124,6 +122,7 @@ def _wait_for(folder: "RunFolder") -> None:
 def _time(job: dict[str, Any]) -> Answer:
     """Return what a run costs, in seconds: to begin, for a step, and for a token that is evaluated; of one in a
     stack of `stack` runs, its share."""
+    from archwright.ensemble.session import Together
     from archwright.runs import RunFolder
     from archwright.training.data import reload_data
     from archwright.training.evaluation import evaluate, held_out_windows
@@ -144,25 +143,15 @@ def _time(job: dict[str, Any]) -> Answer:
         max_tokens=4096,
     )
     setup = time.perf_counter() - started
-    step = _step_seconds(folder, material, session, number=job["stack"], seconds=job["seconds"])
+    number, seconds = job["stack"], job["seconds"]
+    others = [resolved_session(folder, material)[0] for _ in range(number - 1)]
+    trained = Together([session, *others]) if others else session
+    step = trained.time_step(seconds) / number
     evaluate(session.model, windows, session.precision)
     started = time.perf_counter()
     evaluate(session.model, windows, session.precision)
     token = (time.perf_counter() - started) / windows.num_tokens
     return {"setup": setup, "step": step, "token": token}
-
-
-def _step_seconds(
-    folder: "RunFolder", material: "Material", session: "Session", *, number: int, seconds: float
-) -> float:
-    """Return the seconds of a step, for each run of a stack."""
-    from archwright.ensemble.session import Together
-    from archwright.training.resolve import resolved_session
-
-    if number == 1:
-        return session.time_step(seconds)
-    others = [resolved_session(folder, material)[0] for _ in range(number - 1)]
-    return Together([session, *others]).time_step(seconds) / number
 
 
 if __name__ == "__main__":

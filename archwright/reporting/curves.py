@@ -1,6 +1,6 @@
 """Curves of a run: what was measured at every step, thinned to what a screen can show."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,24 +26,20 @@ FEWEST_TO_SMOOTH = 50
 
 def axes(history: History) -> list[Axis]:
     """Return what a run's curves can be drawn against."""
-    unit, divide = time_unit(float(history.train["seconds"].max(initial=0)))
-    flops = (
-        [Axis("flops", "FLOPs", "training FLOPs", "%{x:.4s}FLOPs")]
-        if history.flops_per_token
-        else []
-    )
+    found = axes_up_to(float(history.train["seconds"].max(initial=0)), "training time")
+    return [axis for axis in found if axis.column != "flops" or history.flops_per_token]
+
+
+def axes_up_to(seconds: float, time: str) -> list[Axis]:
+    """Return what curves of a training can be drawn against, with `time` in the unit that suits its length."""
+    unit, divide = "seconds", 1.0
+    if seconds >= 600:
+        unit, divide = ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
     return [
         Axis("tokens", "Tokens", "tokens trained on", "%{x:.4s} tokens"),
-        *flops,
-        Axis("seconds", "Time", f"training time, {unit}", f"%{{x:.4~r}} {unit}", divide),
+        Axis("flops", "FLOPs", "training FLOPs", "%{x:.4s}FLOPs"),
+        Axis("seconds", "Time", f"{time}, {unit}", f"%{{x:.4~r}} {unit}", divide),
     ]
-
-
-def time_unit(seconds: float) -> tuple[str, float]:
-    """Return the unit that suits a length of time, and its seconds."""
-    if seconds < 600:
-        return "seconds", 1.0
-    return ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
 
 
 def loss_chart(history: History) -> Chart:
@@ -64,9 +60,7 @@ def loss_chart(history: History) -> Chart:
         title="Loss",
         summary=_loss_summary(history),
         traces=traces,
-        layout={
-            "shapes": _levels(history),
-        },
+        layout={"shapes": _levels(history)},
         unit="nats per token",
         marks=[
             {"along": _with_flops({k: line[k] for k in _ALONG}, history), "text": line["name"]}
@@ -78,10 +72,12 @@ def loss_chart(history: History) -> Chart:
 
 
 def step_charts(history: History) -> list[Chart]:
-    """Return rate, gradient norm, throughput and utilisation, as far as they were recorded."""
+    """Return learning rate, gradient norm, throughput and utilisation, as far as they were recorded."""
+    most = history.spec.max_grad_norm
+    clip = [level(most, f"clipped above {most:g}")] if isinstance(most, float) else []
     made = (
         _chart(history, "lr", "Learning rate", "", ".3e", smooth=False),
-        _chart(history, "grad_norm", "Gradient norm", "before clipping", ".3f", **_clip(history)),
+        _chart(history, "grad_norm", "Gradient norm", "before clipping", ".3f", shapes=clip),
         _chart(history, "tokens_per_second", "Throughput", "tokens per second", ".4s"),
         _chart(history, "utilisation", "Utilisation", "of the measured peak", ".1%"),
         _chart(history, "z_loss", "Z-loss", "z-loss, nats per token", ".3e"),
@@ -254,20 +250,25 @@ def _chart(
     unit: str,
     shown: str,
     smooth: bool = True,
-    layout: Mapping[str, object] | None = None,
+    shapes: Sequence[Mapping[str, object]] = (),
 ) -> Chart | None:
     """Return one measured column as a small chart, or None where it is empty or all zero."""
     values = history.train[column]
     finite = values[np.isfinite(values)]
     if not len(finite) or not finite.any():
         return None
-    low, high, last = (_shown(v, shown) for v in (finite.min(), finite.max(), finite[-1]))
+    ends = (finite.min(), finite.max(), finite[-1])
+    low, high, last = (fmt.count(v) if shown.endswith("s") else format(v, shown) for v in ends)
     return Chart(
         name=column.replace("_", "-"),
         title=title,
         summary=f"{title} over {fmt.exact(len(finite))} steps: from {low} to {high}, at the end {last}.",
         traces=_raw_and_smooth(history, column, title.lower(), "$training", shown, smooth),
-        layout={"showlegend": False, **(layout or {}), "yaxis": {"nticks": 6, **_ticks(column)}},
+        layout={
+            "showlegend": False,
+            **({"shapes": shapes} if shapes else {}),
+            "yaxis": {"nticks": 6, **_ticks(column)},
+        },
         unit=unit,
     )
 
@@ -281,17 +282,6 @@ def _ticks(column: str) -> dict[str, Any]:
     if column == "utilisation":
         return {"rangemode": "tozero", "tickformat": ".0%"}
     return {"rangemode": "tozero", "tickformat": "~s"}
-
-
-def _clip(history: History) -> dict[str, Any]:
-    most = history.spec.max_grad_norm
-    if not isinstance(most, float):
-        return {}
-    return {"layout": {"shapes": [level(most, f"clipped above {most:g}")]}}
-
-
-def _shown(value: float, shown: str) -> str:
-    return fmt.count(value) if shown.endswith("s") else format(value, shown)
 
 
 def _loss_summary(history: History) -> str:

@@ -48,7 +48,7 @@ def result_of(history: History) -> Result:
     finite = values[np.isfinite(values)]
     return Result(
         held_out=last,
-        train_loss=_mean(train["loss"][-max(10, steps // 100) :]),
+        train_loss=float(train["loss"][-max(10, steps // 100) :].mean()) if steps else None,
         steps=history.num_steps,
         tokens=tokens,
         seconds=float(np.nanmax(train["seconds"])) if steps else 0.0,
@@ -146,10 +146,6 @@ def _part_only(history: History, result: Result) -> str:
         f"The last evaluation read {fmt.size(read)} of the {fmt.size(whole)} "
         "of held-out text that the compressors read."
     )
-
-
-def _mean(values: NDArray[np.float64]) -> float | None:
-    return float(values.mean()) if len(values) else None
 
 
 def _warm_median(values: NDArray[np.float64]) -> float | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Line = tuple[str, str, str]
-"""A label, a value, and what is to be said of it."""
+"""A label, a value, and a comment."""
 
 SAMPLE_LINES = 12
 """Lines of the sample that are shown; its file has all."""

@@ -204,7 +204,6 @@ def test_damaged_checkpoints(unfinished: Path, capsys: pytest.CaptureFixture[str
     }
 
 
-@pytest.mark.filterwarnings("default")  # and printed, as for a user
 def test_damaged_records_are_a_warning(
     unfinished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

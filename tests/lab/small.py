@@ -1,12 +1,19 @@
 """The smallest study that is one: a tiny model, a text of a few words, seconds on one core."""
 
+import csv
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.tiny import MACHINE, SHAPE, surroundings, write_text
+from archwright.lab.results import StudyResults
+from archwright.runs import RunFolder
+from tests.tiny import MACHINE, SHAPE, command, surroundings, write_text
 
 COMMON = (
     *SHAPE,
@@ -35,3 +42,56 @@ def working_in(folder: Path) -> Iterator[Path]:
         patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
         patch.setenv("PYTHONPATH", surroundings()["PYTHONPATH"])
         yield folder
+
+
+Losses = dict[tuple[str, int, float], float]
+"""(variant, seed, lr) -> loss."""
+
+
+def losses(found: StudyResults) -> Losses:
+    """Return the loss of every run."""
+    return {(r.variant, r.seed, r.lr): r.loss for r in found.runs}
+
+
+def tabled_losses(study: Path) -> Losses:
+    """Return the loss of every run by a study's runs.csv."""
+    with (study / "runs.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return {(r["variant"], int(r["seed"]), float(r["lr"])): float(r["loss"]) for r in rows}
+
+
+def killed_twice_and_finished(
+    place: Path, variant: str, parallelism: str, *, kill_a_worker: bool = False
+) -> tuple[set[str], Losses]:
+    """Kill a study's process when one run is finished and again when five are, after one of its workers if asked; let
+    it finish, and return the runs that were there before, which it must leave as they are, and the losses."""
+    again = command(
+        "compare",
+        *words("text.txt", variant),
+        *("--budget", "20steps", "--seeds", "2", "--evaluation-tokens", "2048"),
+        *("--parallelism", parallelism, "--quiet", "--out", "killed", "--runs", "killed-runs"),
+    )
+    runs = place / "killed-runs"
+    kept: set[str] = set()
+    for goal in (1, 5):
+        process = subprocess.Popen(again, cwd=place, env=surroundings())
+        while len(finished(runs)) < goal and process.poll() is None:
+            time.sleep(0.01)
+        if kill_a_worker and process.poll() is None:
+            for worker in psutil.Process(process.pid).children()[:1]:
+                worker.kill()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        time.sleep(0.3)
+        kept |= finished(runs)
+    written = {key: (runs / key / "metrics.jsonl").stat().st_mtime_ns for key in kept}
+    done = subprocess.run(again, cwd=place, env=surroundings(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {key: (runs / key / "metrics.jsonl").stat().st_mtime_ns for key in kept} == written
+    return kept, tabled_losses(place / "killed")
+
+
+def finished(runs: Path) -> set[str]:
+    """Return the names of the runs in a folder that are finished."""
+    return {f.parent.name for f in runs.glob("*/metrics.jsonl") if RunFolder(f.parent).finished}

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import archwright as aw
-from archwright.checkpoint.started import FILE, StartRecord
 from archwright.lab.compare import compare, plan
 from archwright.lab.results import StudyResults
 from archwright.lab.summary import announcement
@@ -22,9 +21,14 @@ from archwright.lab.sweep import tuned
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Hidden
-from archwright.training.finalize import finalize_metrics_only
-from archwright.training.train import train_in
-from tests.lab.small import OPTIONS, words, working_in
+from tests.lab.small import (
+    OPTIONS,
+    killed_twice_and_finished,
+    losses,
+    tabled_losses,
+    words,
+    working_in,
+)
 from tests.outside.test_contributing import FILES
 from tests.tiny import archwright, command, surroundings
 
@@ -42,10 +46,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def results(place: Path) -> StudyResults:
     """A study of two variants, two seeds and three rates, or more where the best is at an end."""
     return compare(*words("text.txt", ":norm.kind=layer"), quiet=True, out="study", **OPTIONS)
-
-
-def losses(found: StudyResults) -> dict[tuple[str, int, float], float]:
-    return {(r.variant, r.seed, r.lr): r.loss for r in found.runs}
 
 
 def test_every_variant_has_every_seed_at_a_grid_of_equal_size(results: StudyResults) -> None:
@@ -96,11 +96,7 @@ def test_variants_differ_in_what_was_asked_alone(results: StudyResults, place: P
 
 
 def test_folders_hold_the_same_numbers_as_the_results(results: StudyResults, place: Path) -> None:
-    with (place / "study" / "runs.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert {(r["variant"], int(r["seed"]), float(r["lr"])): float(r["loss"]) for r in rows} == (
-        losses(results)
-    )
+    assert tabled_losses(place / "study") == losses(results)
     page = (place / "study" / "report.html").read_text(encoding="utf-8")
     assert results.verdict.split(":")[0] in page
 
@@ -244,32 +240,10 @@ def test_killed_at_any_moment_a_study_ends_with_the_same_numbers(
     results: StudyResults, place: Path
 ) -> None:
     """The scheduler and single workers are killed; what was finished stays, and nothing differs."""
-    again = command(
-        "compare",
-        *words("text.txt", ":norm.kind=layer"),
-        *("--budget", "20steps", "--seeds", "2", "--evaluation-tokens", "2048"),
-        *("--parallelism", "processes", "--quiet", "--out", "killed", "--runs", "killed-runs"),
+    kept, found = killed_twice_and_finished(
+        place, ":norm.kind=layer", "processes", kill_a_worker=True
     )
-    runs = place / "killed-runs"
-    kept: set[str] = set()
-    for goal in (1, 5):
-        process = subprocess.Popen(again, cwd=place, env=surroundings())
-        while len(finished(runs)) < goal and process.poll() is None:
-            time.sleep(0.01)
-        for worker in children(process.pid)[: goal % 2]:
-            os.kill(worker, signal.SIGKILL)
-        time.sleep(0.3)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kept |= finished(runs)
-    written = {key: (runs / key / "metrics.jsonl").stat().st_mtime_ns for key in kept}
     assert len(kept) >= 4
-    done = subprocess.run(again, cwd=place, env=surroundings(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert {key: (runs / key / "metrics.jsonl").stat().st_mtime_ns for key in kept} == written
-    with (place / "killed" / "runs.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    found = {(r["variant"], int(r["seed"]), float(r["lr"])): float(r["loss"]) for r in rows}
     assert found == losses(results)
 
 
@@ -294,67 +268,3 @@ def test_ctrl_c_keeps_what_is_trained_and_says_how_to_go_on(place: Path) -> None
     assert "Traceback" not in said
     started = [RunFolder(f.parent) for f in (place / "stopped-runs").glob("*/metrics.jsonl")]
     assert any(run.checkpoints() for run in started)
-
-
-def finished(runs: Path) -> set[str]:
-    return {f.parent.name for f in runs.glob("*/metrics.jsonl") if RunFolder(f.parent).finished}
-
-
-def children(pid: int) -> list[int]:
-    import psutil
-
-    try:
-        return [p.pid for p in psutil.Process(pid).children()]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def test_a_brief_run_leaves_numbers_alone(results: StudyResults, place: Path) -> None:
-    folder = RunFolder(place / "studies" / "runs" / results.runs[0].key)
-    assert not folder.model_file.exists()
-    assert not folder.checkpoints_folder.exists()
-    assert not folder.report_file.exists()
-    train_in(folder, finalize_metrics_only, quiet=True)  # once more, to the same end
-    assert [r for r in folder.metrics() if r["kind"] == "eval"][-1]["nats_per_token"] == (
-        results.runs[0].loss
-    )
-
-
-def test_a_study_written_by_hand_is_not_written_over(tmp_path: Path) -> None:
-    """It lies where the study's own file would, alone or with other files of its user."""
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "study.toml").write_text(
-        '# why\nbaseline = "modern"\n[variants]\na = ["norm.kind=layer"]\n'
-    )
-    for given in ([str(mine / "study.toml")], ["modern", ":norm.kind=layer"]):
-        with pytest.raises(UserError, match=r"not empty: it holds study\.toml"):
-            compare(*given, "data.text=none.txt", out=mine, quiet=True)
-        assert [path.name for path in mine.iterdir()] == ["study.toml"]
-        assert (mine / "study.toml").read_text().startswith("# why")
-
-
-def test_a_mistake_takes_away_no_more_than_the_study_made(tmp_path: Path) -> None:
-    words = ("modern", ":norm.kind=layer", "data.text=none.txt")
-    with pytest.raises(UserError, match=r"none\.txt"):
-        compare(*words, out=tmp_path / "a" / "b", quiet=True)
-    assert list(tmp_path.iterdir()) == []
-    study = tmp_path / "study"
-    study.mkdir()
-    with pytest.raises(UserError, match=r"none\.txt"):
-        compare(*words, out=study, quiet=True)
-    assert list(study.iterdir()) == []
-
-
-def test_a_start_that_was_killed_is_gone_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words, study = ("modern", ":norm.kind=layer", "data.text=none.txt"), tmp_path / "study"
-    with monkeypatch.context() as patch:
-        patch.setattr(StartRecord, "undo", lambda *_, **__: None)
-        with pytest.raises(UserError):
-            compare(*words, out=study, quiet=True)
-    assert {path.name for path in study.iterdir()} >= {FILE, "study.toml", "log.txt", "lock"}
-    with pytest.raises(UserError, match=r"none\.txt"):
-        compare("modern", ":norm.kind=none", "data.text=none.txt", out=study, quiet=True)
-    assert list(study.iterdir()) == []

@@ -58,6 +58,16 @@ def test_other_text_gives_another_name(
     )
 
 
+def test_names_stay_when_the_package_learns_more(
+    material: Material, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New axes and options, left at their defaults, and renamings let runs that are there be used."""
+    monkeypatch.setattr("archwright.lab.run_cache.NUMERICS", 0)
+    monkeypatch.setattr("archwright.lab.run_cache.torch.__version__", "0")
+    run = tiny_run("text.txt", "data.packing=document_mask", "model.attention.qkv_clip=8.0")
+    assert run_cache.key(run, material) == "98b757dd1885afe1"
+
+
 @pytest.mark.parametrize(
     "version", ["archwright.lab.run_cache.NUMERICS", "archwright.lab.run_cache.torch.__version__"]
 )

@@ -1,11 +1,7 @@
 """A study whose runs are trained in stacks: its numbers are those of runs alone within rounding."""
 
-import csv
 import os
 import shutil
-import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +12,12 @@ from archwright.lab.results import StudyResults
 from archwright.lab.run_cache import stack_of
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
-from tests.lab.small import OPTIONS, words, working_in
-from tests.tiny import command, surroundings
+from tests.lab.small import OPTIONS, killed_twice_and_finished, losses, words, working_in
 
 pytestmark = pytest.mark.slow
 
 VARIANT = ":norm.kind=layer"
 STACKED = OPTIONS | {"parallelism": "ensemble"}
-Losses = dict[tuple[str, int, float], float]
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +30,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def stacked(place: Path) -> StudyResults:
     return compare(*words("text.txt", VARIANT), quiet=True, out="study", **STACKED)
-
-
-def losses(found: StudyResults) -> Losses:
-    return {(r.variant, r.seed, r.lr): r.loss for r in found.runs}
 
 
 def test_runs_in_stacks_are_what_they_are_alone(stacked: StudyResults, place: Path) -> None:
@@ -103,32 +93,6 @@ def test_stacks_that_cannot_be_are_refused_with_the_reason(place: Path) -> None:
 def test_killed_at_any_moment_a_study_of_stacks_ends_with_the_same_numbers(
     stacked: StudyResults, place: Path
 ) -> None:
-    again = command(
-        "compare",
-        *words("text.txt", VARIANT),
-        *("--budget", "20steps", "--seeds", "2", "--evaluation-tokens", "2048"),
-        *("--parallelism", "ensemble", "--quiet", "--out", "killed", "--runs", "killed-runs"),
-    )
-    runs = place / "killed-runs"
-    kept: set[str] = set()
-    for goal in (1, 5):
-        process = subprocess.Popen(again, cwd=place, env=surroundings())
-        while len(finished(runs)) < goal and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        time.sleep(0.3)
-        kept |= finished(runs)
-    written = {key: (runs / key / "metrics.jsonl").stat().st_mtime_ns for key in kept}
+    kept, found = killed_twice_and_finished(place, VARIANT, "ensemble")
     assert kept
-    done = subprocess.run(again, cwd=place, env=surroundings(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert {key: (runs / key / "metrics.jsonl").stat().st_mtime_ns for key in kept} == written
-    with (place / "killed" / "runs.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    found = {(r["variant"], int(r["seed"]), float(r["lr"])): float(r["loss"]) for r in rows}
     assert found == losses(stacked)
-
-
-def finished(runs: Path) -> set[str]:
-    return {f.parent.name for f in runs.glob("*/metrics.jsonl") if RunFolder(f.parent).finished}

@@ -99,4 +99,5 @@ def test_what_is_all_zero_or_not_recorded_is_not_drawn(made: Any) -> None:
     [(300, "seconds", 1), (3600, "minutes", 60), (1e5, "hours", 3600)],
 )
 def test_units_of_time(seconds: float, unit: str, divide: float) -> None:
-    assert curves.time_unit(seconds) == (unit, divide)
+    *_, time = curves.axes_up_to(seconds, "time")
+    assert (time.title, time.divide) == (f"time, {unit}", divide)

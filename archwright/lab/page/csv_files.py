@@ -113,6 +113,7 @@ def _of(thing: object, names: Sequence[str]) -> Line:
 
 def _text(columns: Sequence[str], lines: Sequence[Mapping[str, object]]) -> str:
     """Return lines under their head; a column that only lines have comes last."""
+    assert all(line.keys() >= {*columns} for line in lines)
     more = [name for name in (lines[0] if lines else ()) if name not in columns]
     file = io.StringIO()
     writer = csv.DictWriter(file, [*columns, *more], lineterminator="\n")

@@ -10,7 +10,7 @@ from archwright import format as fmt
 from archwright.lab.page.learning_rates import best_lr
 from archwright.lab.page.styles import FEW, short_names, shortened, trace
 from archwright.lab.results import Point, RunResult, StudyResults
-from archwright.reporting.curves import time_unit
+from archwright.reporting.curves import axes_up_to
 from archwright.reporting.document import Axis, Chart, Key, Section, Series
 
 Trace = dict[str, Any]
@@ -32,14 +32,8 @@ class Spread:
 def axes(results: StudyResults) -> list[Axis]:
     """Return what loss can be drawn against."""
     seconds = [point.seconds for run in results.runs for point in run.curve]
-    unit, divide = time_unit(max(filter(math.isfinite, seconds), default=0.0))
-    return [
-        Axis("tokens", "Tokens", "tokens trained on", "%{x:.4s} tokens"),
-        Axis("flops", "FLOPs", "training FLOPs", "%{x:.4s}FLOPs"),
-        Axis(
-            "seconds", "Time", f"processor time of training, {unit}", f"%{{x:.4~r}} {unit}", divide
-        ),
-    ]
+    longest = max(filter(math.isfinite, seconds), default=0.0)
+    return axes_up_to(longest, "processor time of training")
 
 
 def curves_section(results: StudyResults, series: dict[str, Series]) -> Section | None:

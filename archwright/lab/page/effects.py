@@ -62,13 +62,16 @@ def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
         traces += [_seeds(place, effect), _mean(place, effect, series[effect.variant])]
         shapes += _grounds(place, effect)
     shapes.append(_upright(0, 0, end, {"width": 1, "color": "$ink"}))
-    cut = "An interval that leaves the chart goes on beyond it. " if _cut(results.effects) else ""
+    reach = _reach(effects)
+    ends = [abs(end) for e in effects for end in (e.interval.low, e.interval.high)]
+    is_cut = any(end > reach for end in ends)
+    cut = "An interval that leaves the chart goes on beyond it. " if is_cut else ""
     return Chart(
         name="effects",
         title=f"Difference to {shortened(results.variants[0].name)}",
         summary=" ".join(effect.sentence or _sentence(effect) for effect in effects),
         traces=traces,
-        layout=_layout(_reach(effects), places) | {"shapes": shapes},
+        layout=_layout(reach, places) | {"shapes": shapes},
         unit="held-out nats per token, below 0 is better",
         note=(
             "Diamond and line: mean over paired seeds and its 95 % interval. Circles: the seeds. "
@@ -195,11 +198,6 @@ def _reach(effects: Sequence[Effect]) -> float:
     least = max(filter(math.isfinite, inner), default=1.0)
     most = max(filter(math.isfinite, outer), default=0.0)
     return 1.08 * max(least, min(most, WIDEST * least))
-
-
-def _cut(effects: Sequence[Effect]) -> bool:
-    reach = _reach(effects)
-    return any(max(abs(e.interval.low), abs(e.interval.high)) > reach for e in effects)
 
 
 def _table(results: StudyResults) -> Table:

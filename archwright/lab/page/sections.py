@@ -102,6 +102,9 @@ def _cost_rows(results: StudyResults) -> list[Row]:
         v.name: _median(r.tokens_per_second for r in _ended(results, v.name))
         for v in results.variants
     }
+    memory = {
+        v.name: _finite(r.memory_bytes for r in _ended(results, v.name)) for v in results.variants
+    }
     baseline = speeds[results.variants[0].name]
     return [
         Row(
@@ -110,7 +113,7 @@ def _cost_rows(results: StudyResults) -> list[Row]:
                 _known(speeds[variant.name], fmt.count),
                 _known(speeds[variant.name] / (baseline or math.nan), fmt.percent),
                 _known(_median(r.seconds for r in _ended(results, variant.name)), fmt.duration),
-                _known(_largest(r.memory_bytes for r in _ended(results, variant.name)), fmt.size),
+                _known(max(memory[variant.name], default=math.nan), fmt.size),
                 fmt.exact(variant.non_embedding),
                 fmt.exact(variant.parameters),
                 fmt.flops(variant.flops_per_token),
@@ -130,10 +133,6 @@ def _finite(values: Iterable[float]) -> list[float]:
 
 def _median(values: Iterable[float]) -> float:
     return median(_finite(values) or [math.nan])
-
-
-def _largest(values: Iterable[float]) -> float:
-    return max(_finite(values), default=math.nan)
 
 
 def _known(value: float, note: Callable[[float], str]) -> str:
