@@ -24,7 +24,7 @@ from archwright.text.bpe import (
     merges_of,
     raw_bytes,
 )
-from archwright.text.bpe_process import train_bpe
+from archwright.text.bpe_training import train_bpe
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Documents
 from archwright.text.foreign import parse, read_json
