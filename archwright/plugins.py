@@ -15,7 +15,12 @@ from archwright.parts.embeddings import TRANSFORMS
 from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES
 from archwright.parts.init import INITS
 from archwright.parts.masks import MASKS
-from archwright.parts.mixers import ATTENTIONS, QUERY_TEMPERATURES, SCORE_SCALES
+from archwright.parts.mixers import (
+    ATTENTIONS,
+    QUERY_TEMPERATURES,
+    RECURRENCES,
+    SCORE_SCALES,
+)
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS, SCALINGS
 from archwright.parts.registry import Registry
@@ -30,6 +35,7 @@ REGISTRIES: tuple[Registry, ...] = (
     POSITIONS,
     SCALINGS,
     ATTENTIONS,
+    RECURRENCES,
     MASKS,
     SCORE_SCALES,
     QUERY_TEMPERATURES,
@@ -102,7 +108,7 @@ def load_parts_file(path: Path) -> str:
 
 def _check_registered(path: Path, module: str) -> None:
     """Refuse a choice without a part: it could be named, but not built."""
-    joined = [kind for axis in Choice.__subclasses__() for kind in axis.kinds.values()]
+    joined = [kind for axis in Choice.axes() for kind in axis.kinds.values()]
     joined = [choice for choice in joined if choice.__module__ == module]
     if not joined:
         raise UserError(f"--parts {path}: no choice is in it; see CONTRIBUTING.md, Adding a choice")

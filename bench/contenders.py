@@ -89,7 +89,7 @@ def archwright_step(shape: Shape, precision: str, compiled: bool) -> Step:
     def step(tokens: Tensor, targets: Tensor) -> float:
         batch = Batch(Inputs(tokens), targets)
         return train_step(
-            model, batch, optimizers, rate=1.0, precision=of_step, max_grad_norm=1.0
+            model, batch, optimizers, lr_scale=1.0, precision=of_step, max_grad_norm=1.0
         ).loss
 
     return step

@@ -150,7 +150,7 @@ def own_step(shape: Shape, device: torch.device, args: argparse.Namespace, fused
 
     def step(tokens: Tensor, targets: Tensor) -> None:
         batch = Batch(Inputs(tokens), targets)
-        train_step(model, batch, optimizers, rate=1.0, precision=of_step, chunked=chunked)
+        train_step(model, batch, optimizers, lr_scale=1.0, precision=of_step, chunked=chunked)
 
     return step
 

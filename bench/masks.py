@@ -90,7 +90,7 @@ def trainer(case: Case, kernel: str, length: int, rows: int) -> Callable[[], flo
 
     def step() -> float:
         start = timing.clock()
-        train_step(model, batch, optimizers, rate=1.0, precision=precision, max_grad_norm=1.0)
+        train_step(model, batch, optimizers, lr_scale=1.0, precision=precision, max_grad_norm=1.0)
         return timing.clock() - start
 
     step()  # warm

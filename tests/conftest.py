@@ -32,6 +32,11 @@ settings.register_profile(
 settings.load_profile("same")
 
 
+TRAINING = {"checkpoint", "cli", "ensemble", "lab", "training"}
+"""Rooms whose tests train whole runs: checks of shapes would take a quarter of their time. Those of
+`tests/outside` train as well, and check them."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--renew-sentences",
@@ -51,6 +56,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     selection.apply(items)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return selection.left_out(collection_path, config.getoption("-m")) or None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    jaxtyping.config.update("jaxtyping_disable", item.path.parent.name in TRAINING)
+
+
 @pytest.fixture
 def sentences(request: pytest.FixtureRequest) -> Sentences:
     """The exact sentences of `tests/sentences.toml`."""
@@ -63,7 +76,7 @@ def visitors() -> Iterator[None]:
     from archwright.plugins import REGISTRIES
     from archwright.spec.choice import Choice
 
-    tables = [axis.kinds for axis in Choice.__subclasses__()] + [*REGISTRIES]
+    tables = [axis.kinds for axis in Choice.axes()] + [*REGISTRIES]
     before = [dict(table) for table in tables]
     yield
     for table, contents in zip(tables, before, strict=True):

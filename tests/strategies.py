@@ -207,7 +207,8 @@ def _number_or_text(annotation: Any, metadata: list[Any], moderate: bool) -> st.
         assert gt is None
         if moderate and ge is not None and (le is None or le >= 2**12):
             return st.integers(ge, ge + 12)
-        return st.integers(ge, le if lt is None else lt - 1)
+        most = 10**30 if le is None else le  # beyond, no spec takes a number
+        return st.integers(ge, most if lt is None else lt - 1)
     if annotation is float:
         low, high = (gt if ge is None else ge), (lt if le is None else le)
         if moderate and high is None:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from archwright.cli import main
+from tests.tiny import MACHINE
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
@@ -21,7 +24,9 @@ SHORT = [
     "--no-tune-lr",
     "--evaluation-tokens=1024",
 ]
-SMALL = ["data.tokenizer.kind=bytes", "batch_size=2", "evaluate.final_max_tokens=500"]
+BYTES = "data.tokenizer.kind=bytes"
+SHORTER = "model.context_length=64"
+SMALL = [BYTES, SHORTER, "batch_size=2", "evaluate.final_max_tokens=500", *MACHINE]
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -39,22 +44,17 @@ def commands() -> list[tuple[str, str]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a text of the user's own."""
     path = tmp_path_factory.mktemp("newcomer")
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8") * 8
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8") * 2
     (path / "notes.txt").write_text(text, "utf-8")
     return path
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+@pytest.fixture
+def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That folder as the one in which commands are typed."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
+    return folder
 
 
 def test_there_are_commands_of_every_sort() -> None:
@@ -62,20 +62,30 @@ def test_there_are_commands_of_every_sort() -> None:
     assert verbs >= {"train", "compare", "generate", "eval", "list", "show", "diff"}
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("line", "output"), commands(), ids=lambda text: text[:60].strip())
-def test_a_command_does_what_it_says(folder: Path, line: str, output: str) -> None:
-    program, verb, *rest = shlex.split(line)
+def test_a_command_does_what_it_says(
+    line: str, output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, verb, *rest = shlex.split(line.replace("--seconds 5", "--seconds 0.1"))
     assert program == "archwright"
     if verb == "compare":
-        rest = [w for w in rest if w not in ("--budget", "10m", "20m", "--seeds", "5")] + SHORT
+        rest = [w for w in rest if w not in ("--budget", "10m", "20m", "--seeds", "5")]
+        rest += [*SHORT, "data.text=notes.txt", BYTES, SHORTER, *MACHINE]
+    if verb == "profile":
+        rest += [
+            *("context_length=64", "vocab_size=300"),
+            *("--precision", "fp32", "--kernel", "sdpa"),
+        ]
     if any(word.startswith("budget=") for word in rest):
         rest = [word for word in rest if not word.startswith("budget=")]
         rest += ["budget=3steps", *SMALL]
-    done = run(folder, "-m", "archwright", verb, *rest)
     wrong = output.startswith("archwright: ")
-    assert done.returncode == (2 if wrong else 0), done.stderr
+    code = main([verb, *rest])
+    printed = capsys.readouterr()
+    assert code == (2 if wrong else 0), printed.err
     if wrong:
-        assert done.stderr == output.strip() + "\n"
+        assert printed.err == output.strip() + "\n"
 
 
 @pytest.mark.parametrize(("name", "text"), [("README", README), ("pieces", PIECES)])
@@ -84,5 +94,13 @@ def test_the_python_runs(name: str, text: str, folder: Path, tmp_path: Path) -> 
     code = "\n".join(blocks(text, "python"))
     small = ", ".join(f'"{word}"' for word in ["budget=3steps", *SMALL])
     (tmp_path / "code.py").write_text(code.replace('"budget=60s"', small), "utf-8")
-    done = run(tmp_path, "code.py")
+    done = subprocess.run(
+        [sys.executable, "code.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr

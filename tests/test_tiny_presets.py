@@ -82,7 +82,7 @@ def shape(attention: LatentAttention) -> list[float]:
     return [int(width) / int(own) for width in widths]
 
 
-@pytest.mark.sampled(fast=3, full=40)
+@pytest.mark.sampled(fast=3, full=16)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_a_tiny_model_learns(name: str) -> None:
     model = build(small(name), seed=0)
@@ -100,7 +100,7 @@ def test_a_tiny_model_learns(name: str) -> None:
     assert sum(losses[-4:]) < sum(losses[:4]) - 0.4
 
 
-@pytest.mark.sampled(fast=4, full=60)
+@pytest.mark.sampled(fast=4, full=30)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_a_tiny_model_obeys_the_laws(name: str) -> None:
     """A quarter of the laws for each, in turn; all of them in `make laws`."""

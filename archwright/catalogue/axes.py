@@ -37,6 +37,7 @@ ORDER = (
     "model.attention.mask",
     "model.attention.scale",
     "model.attention.query_temperature",
+    "model.recurrence",
     "model.feedforward",
     "model.feedforward.routing",
     "model.head",
@@ -266,7 +267,7 @@ def _bases(cls: type[Spec]) -> list[type[Choice]]:
     return [
         base
         for base in cls.__mro__[1:]
-        if issubclass(base, Choice) and base is not Choice and "kind" not in base.model_fields
+        if issubclass(base, Choice) and hasattr(base, "axis") and "kind" not in base.model_fields
     ]
 
 

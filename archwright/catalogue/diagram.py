@@ -1,10 +1,12 @@
 """A layer drawn in text: how its branches join the stream, from the residual's flow."""
 
-from archwright.spec.model_spec import LayerSpec
-from archwright.spec.residuals import PerBranch, Residual
+from collections.abc import Collection
 
-BRANCHES = {"attention": "attention", "feedforward": "feed-forward"}
-"""The branches of a layer in their order, and what drawings call them."""
+from archwright.spec.model_spec import LayerSpec
+from archwright.spec.residuals import Groups, PerBranch, Residual
+
+NAMES = {"feedforward": "feed-forward"}
+"""What drawings call branches, where that is not their name."""
 
 
 def diagram(layer: LayerSpec, norm: str) -> list[str]:
@@ -12,28 +14,27 @@ def diagram(layer: LayerSpec, norm: str) -> list[str]:
 
     A wiring that joined from outside without a flow is told by its docstring.
     """
-    residual = layer.residual
-    branches = [name for name in BRANCHES if getattr(layer, name).kind != "none"]
+    residual, groups = layer.residual, layer.groups
     if not residual.flow:
         return [(type(residual).__doc__ or residual.kind).split("\n\n")[0].strip()]
     norm = "" if layer.norm.is_none else norm
-    if residual.at_once and len(branches) > 1:
-        return _side_by_side(residual, branches, norm)
-    return _one_after_another(residual, branches, norm)
+    if residual.at_once and len(groups) > 1:
+        return _side_by_side(residual, groups, norm)
+    return _one_after_another(residual, groups, norm)
 
 
-def _one_after_another(residual: Residual, branches: list[str], norm: str) -> list[str]:
-    """Draw each branch above the stream that is kept aside for it."""
+def _one_after_another(residual: Residual, groups: Groups, norm: str) -> list[str]:
+    """Draw each group of branches above the stream that is kept aside for it."""
     above, below = "x ─", "   "
-    for name in branches:
-        split = 0
+    for name, branches in groups.items():
+        split, several = 0, len(branches) > 1
         own = "" if getattr(residual, "skip_norm", "none") == name else norm
         for step in residual.flow.split():
             if step == "<":
                 split = len(above)
                 above += "┬─"
             elif step == "+":
-                above += _times(residual, "multiplier", name) + " + "
+                above += ("" if several else _times(residual, "multiplier", name)) + " + "
                 line = _times(residual, "alpha", name).strip("─ ")
                 width = len(above) - 2 - split - 1
                 below = (
@@ -43,22 +44,25 @@ def _one_after_another(residual: Residual, branches: list[str], norm: str) -> li
                     + "┘"
                 )
                 above += "─"
-            elif nodes := _node(step, name, own):
-                above += f" {nodes} ─"
+            elif step == "f":
+                above += f" {_sum(residual, branches)} ─"
+                own = f"{own} each" if own and several and "norm +" in residual.flow else own
+            elif own:
+                above += f" {own} ─"
         below = below.ljust(len(above))
     return [f"{above} x", below.rstrip()]
 
 
-def _side_by_side(residual: Residual, branches: list[str], norm: str) -> list[str]:
-    """Draw branches below each other, between the point that all start from and the one where they meet."""
+def _side_by_side(residual: Residual, groups: Groups, norm: str) -> list[str]:
+    """Draw groups of branches below each other, between the point that all start from and the one where they meet."""
     one_norm = norm and getattr(residual, "num_norms", 2) == 1
     shared = f" {norm} ─┬─" if one_norm else ""
     steps = [s for s in residual.flow.split() if s not in "<+" and not (one_norm and s == "norm")]
     paths = []
-    for name in branches:
-        nodes = [_node(step, name, norm) for step in steps]
+    for name, branches in groups.items():
+        nodes = [norm if step == "norm" else _sum(residual, branches) for step in steps]
         path = " " + " ─ ".join(filter(None, nodes)) + " ─"
-        paths.append(path + _times(residual, "multiplier", name))
+        paths.append(path + (_times(residual, "multiplier", name) if len(branches) == 1 else ""))
     width = max(map(len, paths))
     first, *others = (path.ljust(width, "─") for path in paths)
     lines = [f"x ─┬─{shared}{first} + ─ x"]
@@ -70,8 +74,13 @@ def _side_by_side(residual: Residual, branches: list[str], norm: str) -> list[st
     return lines
 
 
-def _node(step: str, name: str, norm: str) -> str:
-    return norm if step == "norm" else BRANCHES[name]
+def _sum(residual: Residual, branches: Collection[str]) -> str:
+    """Return the branches of a group: its one branch, or a sum in brackets."""
+    if len(branches) == 1:
+        return "".join(NAMES.get(name, name) for name in branches)
+    times = (_times(residual, "multiplier", name).strip("─ ") for name in branches)
+    terms = (f"{NAMES.get(f, f)} {by}".strip() for f, by in zip(branches, times, strict=True))
+    return f"({' + '.join(terms)})"
 
 
 def _times(residual: Residual, field: str, name: str) -> str:

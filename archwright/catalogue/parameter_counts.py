@@ -40,6 +40,7 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
         "relatives": _relatives(layers, dim),
         "norms": spec.norm.num_parameters(dim) if layers[-1].residual.final_norm else 0,
         "attention": 0,
+        "recurrence": 0,
         "feed-forward": 0,
         "head": spec.head.num_parameters(dim, int(spec.embedding.dim), vocab_size),
     }
@@ -56,13 +57,11 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
 
 def _layer(layer: LayerSpec, dim: int) -> dict[str, int]:
     """Return the numbers of a layer's parameters, without what it shares with others."""
-    branches = [
-        axis for axis in ("attention", "feedforward") if getattr(layer, axis).kind != "none"
-    ]
     position = 0 if layer.position.is_shared else _position(layer, dim)
     return {
-        "norms": layer.residual.norms_of(branches) * layer.norm.num_parameters(dim),
+        "norms": layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim),
         "attention": layer.attention.num_parameters(dim) + position,
+        "recurrence": layer.recurrence.num_parameters(dim),
         "feed-forward": layer.feedforward.num_parameters(dim),
     }
 

@@ -226,7 +226,7 @@ def _phrase(field: str, value: object) -> str:
         all_alike = value.one is not None
         return (name if value.one else f"no {name}") if all_alike else f"{name} of {', '.join(on)}"
     if isinstance(value, PerBranch):
-        both = ", ".join(f"{key} {number:g}" for key, number in value)
+        both = ", ".join(f"{key} {number:g}" for key, number in value.given.items())
         return f"{name} {both if value.one is None else format(value.one, 'g')}"
     if isinstance(value, Spec):
         inner = brief(value)
@@ -279,5 +279,6 @@ def one_line(spec: ModelSpec, num_parameters: int) -> str:
 def _layer_in_one_line(spec: ModelSpec, kind: str) -> str:
     layer = spec.layers_by_kind[kind]
     parts = [f"{layer.residual.kind}-norm {layer.norm.kind}", f"{layer.position.kind} positions"]
-    parts += filter(None, [layer.attention.one_line, layer.feedforward.one_line])
+    branches = (layer.attention, layer.recurrence, layer.feedforward)
+    parts += [line for branch in branches if (line := branch.one_line)]
     return ("" if kind == "default" else f"{kind}: ") + ", ".join(parts)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from archwright.cli.parser import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser
 from archwright.machine.loading import loading
 from archwright.spec.errors import UserError
 
@@ -16,9 +16,7 @@ def run(words: Sequence[str]) -> int:
     """Print what is wrong, or what is right; exit with 2 if anything is wrong."""
     parser = Parser("check", ABOUT, "  archwright check mine.toml")
     parser.add_argument("files", nargs="+", metavar="FILE.toml")
-    add_parts_option(parser)
-    options = parser.parse(words)
-    load_parts(options.parts)
+    options, _ = parser.parse_with_parts(words)
     with loading():
         from archwright.spec.read import load_run
         from archwright.spec.rules import suspicions

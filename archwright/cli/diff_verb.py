@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from archwright.cli.parser import Parser, add_parts_option, load_parts, terminal_width
+from archwright.cli.parser import Parser, terminal_width
 from archwright.format import columns
 from archwright.machine.loading import loading
 
@@ -23,9 +23,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("new", metavar="B", help="another one")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change in B")
     parser.add_argument("--values", action="store_true", help="print values, by path")
-    add_parts_option(parser)
-    options = parser.parse(words)
-    load_parts(options.parts)
+    options, _ = parser.parse_with_parts(words)
     with loading():
         from archwright.catalogue.summaries import differences
         from archwright.cli.models import load_model

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from archwright.cli.parser import Parser, add_parts_option, check_run_parts, load_parts
+from archwright.cli.parser import Parser, check_parts
 from archwright.spec.errors import UserError
 
 ABOUT = """\
@@ -26,13 +26,12 @@ def run(words: Sequence[str]) -> int:
     )
     parser.add_argument("--stride", type=int, metavar="N", help="(default: half the context)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_parts_option(parser)
-    options = parser.parse(words)
-    parts = load_parts(options.parts)
+    options, parts = parser.parse_with_parts(words)
+    from archwright.runs import RunFolder
     from archwright.runs.load import open_run
     from archwright.training.evaluation import evaluate_text
 
-    check_run_parts(options.run, parts)
+    check_parts(RunFolder.open(options.run), parts)
     opened = open_run(options.run)
     length = opened.spec.model.context_length
     if options.stride is not None and not 1 <= options.stride <= length:

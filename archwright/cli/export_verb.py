@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from archwright.cli.parser import Parser, add_parts_option, check_run_parts, load_parts
+from archwright.cli.parser import Parser, check_parts
 
 ABOUT = """\
 Write a run's model as a folder that transformers loads: config.json, generation_config.json, safetensors and
@@ -21,11 +21,11 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
     parser.add_argument("--family", default="", metavar="NAME", help="where several would do")
-    add_parts_option(parser)
-    options = parser.parse(words)
-    check_run_parts(options.run, load_parts(options.parts))
+    options, parts = parser.parse_with_parts(words)
     from archwright.hf import FAMILIES, export_run
+    from archwright.runs import RunFolder
 
+    check_parts(RunFolder.open(options.run), parts)
     before = Path(options.folder).is_dir() and any(Path(options.folder).iterdir())
     family = export_run(options.run, options.folder, options.family)
     print(f"family  {family} ({FAMILIES[family].architecture})")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from archwright.cli.parser import Parser, add_parts_option, check_run_parts, load_parts
+from archwright.cli.parser import Parser, check_parts
 from archwright.spec.errors import UserError
 
 ABOUT = """\
@@ -31,13 +31,12 @@ def run(words: Sequence[str]) -> int:
     )
     parser.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest that hold P")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
-    add_parts_option(parser)
-    options = parser.parse(words)
-    parts = load_parts(options.parts)
+    options, parts = parser.parse_with_parts(words)
     from archwright.generation.writing import stream
+    from archwright.runs import RunFolder
     from archwright.runs.load import open_run
 
-    check_run_parts(options.run, parts)
+    check_parts(RunFolder.open(options.run), parts)
     opened = open_run(options.run)
     settings = {name: getattr(options, name) for name in SETTINGS}
     try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from archwright.cli.architectures_table import FORMATS, print_architectures
 from archwright.cli.choices_table import print_choices, print_choices_of
 from archwright.cli.listings import listing
-from archwright.cli.parser import Parser, add_parts_option, load_parts, print_table
+from archwright.cli.parser import Parser, print_table
 from archwright.machine.loading import loading
 from archwright.spec.errors import UserError, nearest
 
@@ -41,9 +41,8 @@ def run(words: Sequence[str]) -> int:
         "--format", choices=FORMATS, default="text", help="of models: text, csv, markdown or json"
     )
     parser.add_argument("--wide", action="store_true", help="of models: every column")
-    add_parts_option(parser)
-    options = parser.parse(words)
-    joined = bool(load_parts(options.parts))
+    options, parts = parser.parse_with_parts(words)
+    joined = bool(parts)
     what, name = options.what, options.name
     whole = options.wide or options.format != "text"
     if what and what not in WHAT:

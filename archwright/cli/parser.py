@@ -1,12 +1,16 @@
 """How verbs read their words: options anywhere, dotted assignments between them."""
 
 import argparse
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from archwright.format import columns
 from archwright.spec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from archwright.runs import RunFolder
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +46,27 @@ class Parser(argparse.ArgumentParser):
         """Return the options; they may stand before, between and after the other words."""
         return self.parse_intermixed_args(words)
 
+    def parse_with_parts(self, words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+        """Run files of choices from outside, too; return the hash of each by its name, which a run records.
+
+        Raises:
+            UserError: a file that is missing or fails, one line each.
+        """
+        add_parts_option(self)
+        options = self.parse(words)
+        found: dict[str, str] = {}
+        lines: list[str] = []
+        for file in options.parts:
+            from archwright.plugins import load_parts_file
+
+            try:
+                found[Path(file).name] = load_parts_file(Path(file))
+            except UserError as error:
+                lines += error.lines
+        if lines:
+            raise UserError(*lines)
+        return options, found
+
 
 def add_parts_option(parser: Parser) -> None:
     """Let a verb take choices from outside the package."""
@@ -54,41 +79,25 @@ def add_parts_option(parser: Parser) -> None:
     )
 
 
-def load_parts(files: Sequence[str]) -> dict[str, str]:
-    """Run files of choices; return the hash of each by its name, which a run records.
+def check_parts(folder: "RunFolder", given: Mapping[str, str], *, same: bool = False) -> None:
+    """Hold a run to the files of choices that it was made with: they must be given, and for training be the `same`.
 
     Raises:
-        UserError: a file that is missing or fails, one line each.
+        UserError: one that is not given, or changed, one line each.
     """
-    if not files:
-        return {}
-    from archwright.plugins import load_parts_file
-
-    found: dict[str, str] = {}
-    lines: list[str] = []
-    for file in files:
-        try:
-            found[Path(file).name] = load_parts_file(Path(file))
-        except UserError as error:
-            lines += error.lines
+    lines = []
+    for name, digest in folder.parts.items():
+        if name not in given:
+            lines.append(f"{folder.path} was made with choices of {name}; add --parts {name}")
+        elif given[name] != digest and same:
+            lines.append(
+                f"--parts {name}: not the file that {folder.path} was made with (SHA-256 "
+                f"{given[name][:12]}, not {digest[:12]}); give that one, or train with another --out"
+            )
+        elif given[name] != digest:
+            warnings.warn(f"{name} has changed since {folder.path} was made with it", stacklevel=2)
     if lines:
         raise UserError(*lines)
-    return found
-
-
-def check_run_parts(run: str, given: Mapping[str, str]) -> None:
-    """Ask for the files of choices that the run in a folder was made with, if it was.
-
-    Raises:
-        UserError: no run there, or a file that is not given, one line each.
-    """
-    from archwright.runs import RunFolder
-
-    folder = RunFolder.open(run)
-    if folder.parts:
-        from archwright.cli.parts_files import check_parts
-
-        check_parts(folder, given, same=False)
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

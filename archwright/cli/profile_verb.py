@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from archwright import format as fmt
-from archwright.cli.parser import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser
 from archwright.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from archwright.spec.model_spec import ModelSpec
+    from archwright.spec.run_spec import RunSpec
     from archwright.training.profiling import PartProfile, Profile
 
 ABOUT = """\
@@ -21,13 +21,19 @@ do, takes more of the time than of the arithmetic.
 Times are medians over steps. FLOPs count a multiplication and an addition as two; those of the attention
 kernel are of the keys that are seen. Bytes are what each operation reads and writes, as if nothing stayed
 in a cache. "other" is the sums of gradients where a value was used twice, and what passes between
-operations."""
+operations.
+
+KEY=VALUE changes the model, and of a run its objective, optimizer and data.tokenizer.special_tokens."""
 
 EXAMPLES = """\
   archwright profile modern dim=256 num_layers=4
   archwright profile textbook dim=256 num_layers=4 --length 1024 --batch-size 2
   archwright profile modern norm.kind=layer --precision bf16 --seconds 30
+  archwright profile modern optimizer.kind=muon
   archwright profile mine.toml --kernel eager --json"""
+
+RUN_KEYS = ("objective.", "optimizer.", "data.tokenizer.special_tokens=")
+"""Beginnings of what a step takes of a run beside its model."""
 
 MOST = 2**30
 """Most rows, and most tokens of a row."""
@@ -52,10 +58,8 @@ def run(words: Sequence[str]) -> int:
         "--seconds", type=float, default=10.0, metavar="S", help="how long to measure (default: 10)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_parts_option(parser)
-    options = parser.parse(words)
-    load_parts(options.parts)
-    spec = _checked(options)
+    options, _ = parser.parse_with_parts(words)
+    spec = _requested(options)
     from archwright.progress import Progress
     from archwright.spec.run_spec import MachineSpec
     from archwright.training.profiling import profile
@@ -74,10 +78,12 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _checked(options: argparse.Namespace) -> "ModelSpec":
-    """Return the model, or say all that is wrong with the options."""
+def _requested(options: argparse.Namespace) -> "RunSpec":
+    """Return the run of which a step is measured, or say all that is wrong with the options."""
     from archwright.spec.read import load, preset_names
     from archwright.spec.rules import enforce
+    from archwright.spec.run_rules import enforce_run
+    from archwright.spec.run_spec import RunSpec
 
     lines = [
         f"--{name}: found {value}; expected 1 to {MOST:,}"
@@ -94,9 +100,14 @@ def _checked(options: argparse.Namespace) -> "ModelSpec":
         lines.append(f'"{options.model}" is a recipe; profile its model')
     if lines:
         raise UserError(*lines)
-    spec = load(options.model).override(*options.assignments)
-    enforce(spec)
-    return spec
+    run_keys = [word for word in options.assignments if word.startswith(RUN_KEYS)]
+    model_keys = [word for word in options.assignments if word not in run_keys]
+    model = load(options.model).override(*(key.removeprefix("model.") for key in model_keys))
+    enforce(model)
+    run = RunSpec(model=model).override(*run_keys)
+    if run_keys:  # without, a model that sees what follows is measured, too
+        enforce_run(run)
+    return run
 
 
 def _report(found: "Profile") -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from archwright.cli.parser import Parser, add_parts_option, check_run_parts, load_parts
+from archwright.cli.parser import Parser, check_parts
 
 ABOUT = """\
 Write a run's page: its result, curves, choices, sample and environment, in one file that needs no network."""
@@ -12,12 +12,11 @@ def run(words: Sequence[str]) -> int:
     """Write report.html and print its path."""
     parser = Parser("report", ABOUT, "  archwright report runs/demo")
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    add_parts_option(parser)
-    options = parser.parse(words)
-    parts = load_parts(options.parts)
+    options, parts = parser.parse_with_parts(words)
     from archwright.reporting.page import write_report
     from archwright.runs import RunFolder
 
-    check_run_parts(options.run, parts)
-    print(write_report(RunFolder.open(options.run)))
+    folder = RunFolder.open(options.run)
+    check_parts(folder, parts)
+    print(write_report(folder))
     return 0

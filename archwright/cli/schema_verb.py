@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from archwright.cli.listings import listing
-from archwright.cli.parser import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser
 from archwright.spec.errors import UserError, nearest
 
 ABOUT = (
@@ -20,9 +20,8 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "what", nargs="?", default="model", metavar="WHAT", help="model, run or study"
     )
-    add_parts_option(parser)
-    options = parser.parse(words)
-    joined = bool(load_parts(options.parts))
+    options, parts = parser.parse_with_parts(words)
+    joined = bool(parts)
     if options.what not in FILES:
         hint = nearest(options.what, FILES)
         raise UserError(f'schema "{options.what}": expected one of {", ".join(FILES)}.{hint}')

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from archwright.cli.parser import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser
 from archwright.machine.loading import loading
 
 ABOUT = """\
@@ -34,9 +34,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--exportable", action="store_true", help="say as what a trained one can be exported"
     )
-    add_parts_option(parser)
-    options = parser.parse(words)
-    load_parts(options.parts)
+    options, _ = parser.parse_with_parts(words)
     with loading():
         from archwright.cli.model_lines import print_model
 

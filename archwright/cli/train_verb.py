@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archwright.cli.parser import Parser, add_parts_option, load_parts
+from archwright.cli.parser import Parser, check_parts
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--tiny", action="store_true", help="scale the model down, choices and all")
     parser.add_argument("--dry-run", action="store_true", help="print the run and do nothing")
     parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
-    add_parts_option(parser)
-    options = parser.parse(words)
-    parts = load_parts(options.parts)
+    options, parts = parser.parse_with_parts(words)
     if options.resume:
         if options.what or options.out or options.dry_run or options.tiny:
             raise UserError(
@@ -62,7 +60,7 @@ def run(words: Sequence[str]) -> int:
         from archwright.runs import RunFolder
 
         folder = RunFolder.open(options.resume)
-        _check_parts(folder, parts)
+        check_parts(folder, parts, same=True)
         return _run(folder, options.quiet, since)
     spec = _requested(options, parts)
     if options.dry_run:
@@ -123,7 +121,7 @@ def _train(
 
     path = Path(out or RUNS / (spec.name or "run"))
     if RunFolder(path).started:
-        _check_parts(RunFolder(path), parts)
+        check_parts(RunFolder(path), parts, same=True)
     folder = RunFolder.create(path, spec)
     if folder.resolved and not quiet:
         resolved = folder.spec
@@ -148,13 +146,6 @@ def _ignored(name: str, asked: "Spec", resolved: "Spec") -> list[str]:
     ]
 
 
-def _check_parts(folder: "RunFolder", parts: Mapping[str, str]) -> None:
-    if folder.parts:
-        from archwright.cli.parts_files import check_parts
-
-        check_parts(folder, parts, same=True)
-
-
 def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
     from archwright.machine.allocator import tune_allocator
     from archwright.machine.loading import loading
@@ -162,8 +153,7 @@ def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
     with loading():
         from archwright.training.loop import DivergedError
         from archwright.training.train import Stopped, resume
-    if folder.finished and not quiet:
-        print(f"{folder.path} is finished already; this is what it reached.", file=sys.stderr)
+    was_finished = folder.finished
     tune_allocator()
     try:
         resume(folder, quiet=quiet, since=since)
@@ -176,5 +166,7 @@ def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
     if not quiet:
         from archwright.reporting.terminal import print_result
 
+        if was_finished:  # not before: its weights may be gone, or damaged
+            print(f"{folder.path} is finished already; this is what it reached.", file=sys.stderr)
         print_result(folder)
     return 0

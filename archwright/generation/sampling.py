@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from archwright.model.language_model import LanguageModel
-from archwright.parts.masks import Prefix
+from archwright.parts.masks import prefix_size
 from archwright.spec.errors import UserError
 
 
@@ -115,7 +115,7 @@ class Reader:
 
     def _prefix(self, length: int) -> Tensor | None:
         """Return how much of a prompt is prefix, for masks that have one."""
-        sizes = [mask.size for mask in self.model.masks.values() if isinstance(mask, Prefix)]
+        sizes = [size for mask in self.model.masks.values() if (size := prefix_size(mask))]
         return torch.tensor([min(length, *sizes)]) if length < max(sizes, default=0) else None
 
 

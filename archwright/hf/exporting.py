@@ -58,8 +58,12 @@ def exportable(spec: ModelSpec, family: str = "") -> Family:
 
 def nearest_fit(spec: ModelSpec) -> Fit:
     """Return the family that says most of a model: all of it, or all but the fewest values."""
-    spec = spec.resolved()
-    return min((fit(spec, family) for family in FAMILIES.values()), key=lambda f: len(f.blocking))
+    spec, fits = spec.resolved(), []
+    for family in FAMILIES.values():
+        fits.append(fit(spec, family))
+        if not fits[-1].blocking:
+            return fits[-1]
+    return min(fits, key=lambda found: len(found.blocking))
 
 
 def fit(spec: ModelSpec, family: Family) -> Fit:

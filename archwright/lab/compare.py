@@ -143,18 +143,23 @@ def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
         if not _is_planned(path):
             record.begin("compare")
             record.add(*LOCKS)
-        with folder.lock(), _planned_or_gone(path, record):
-            # First the file of a study that is not planned yet; what a killed process left is cleared away.
-            if _is_planned(path):
-                record.finish()
-            else:
-                record.undo(keep=LOCKS)
-                record.add(*FIRST)
-                if not (path / STUDY).exists():
-                    atomic_write(path / STUDY, to_toml(study))
-            sweep(path, *(re.escape(name) for name in (*LOCKS, *FIRST, *LAST)))
-            sweep(path / "variants", r".+\.toml")
-            yield folder
+        with folder.lock():
+            try:
+                # First the file of a study that is not planned yet; what a killed process left is cleared away.
+                if _is_planned(path):
+                    record.finish()
+                else:
+                    record.undo(keep=LOCKS)
+                    record.add(*FIRST)
+                    if not (path / STUDY).exists():
+                        atomic_write(path / STUDY, to_toml(study))
+                sweep(path, *(re.escape(name) for name in (*LOCKS, *FIRST, *LAST)))
+                sweep(path / "variants", r".+\.toml")
+                yield folder
+            except BaseException:
+                if not (path / PLAN).exists():
+                    record.undo()
+                raise
 
 
 def _check_place(path: Path, study: StudySpec) -> None:
@@ -190,13 +195,3 @@ def _was_asked_for(path: Path, study: StudySpec, names: Sequence[str]) -> bool:
 
 def _is_planned(path: Path) -> bool:
     return (path / STUDY).is_file() and (path / PLAN).exists()
-
-
-@contextmanager
-def _planned_or_gone(path: Path, record: StartRecord) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if not (path / PLAN).exists():
-            record.undo()
-        raise

@@ -56,8 +56,8 @@ class Sharing:
         return self._fastest(found, workers, costs, sizes)
 
     def sizes(self, variants: int, workers: int) -> list[int]:
-        """Return how many runs a stack may have, so that no worker has nothing to do: seeds where rates are fixed,
-        else whole sweeps."""
+        """Return how many runs a stack may have, so that no worker has nothing to do: seeds where learning rates
+        are fixed, else whole sweeps."""
         study = self.study
         unit, seeds = (study.lr_grid_size, study.seeds - 1) if study.tune_lr else (1, study.seeds)
         fitting = [n for n in (1, 2, 4, 8) if n <= seeds and -(-seeds // n) * variants >= workers]

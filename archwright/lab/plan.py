@@ -9,7 +9,7 @@ from archwright.lab import plan_file
 from archwright.lab.matching import Counts, hidden_layer
 from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.results import Variant
-from archwright.lab.variants import with_rate
+from archwright.lab.variants import with_lr
 from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
 from archwright.spec.read import diff, read_run, to_toml
@@ -20,7 +20,7 @@ from archwright.training.data import Material, reload_data
 STUDY = "study.toml"
 """The study as it was asked for, in its folder."""
 
-EXTRA_RATES = 1.5
+EXTRA_LRS = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
 
 
@@ -83,13 +83,13 @@ class Plan:
         work = sum(self.run_seconds(name) * self.runs_each() for name in self.arms)
         return work / min(self.workers, max(1, self.num_runs))
 
-    def rate(self, name: str, k: float) -> float:
+    def lr(self, name: str, k: float) -> float:
         """Return the k-th learning rate of a variant's lattice."""
         return float(f"{self.arms[name].run.optimizer.peak_lr * self.study.lr_ratio**k:.4g}")
 
     def run(self, name: str, seed: int, k: float) -> RunSpec:
         """Return one run of the study."""
-        return with_rate(self.arms[name].run, self.rate(name, k)).model_copy(update={"seed": seed})
+        return with_lr(self.arms[name].run, self.lr(name, k)).model_copy(update={"seed": seed})
 
     def variants(self) -> list[Variant]:
         """Return what the variants are, for the reader."""
@@ -98,7 +98,7 @@ class Plan:
 
 def runs_each(study: StudySpec) -> float:
     """Return how many runs each variant of a study has, about."""
-    return study.seeds * study.lr_grid_size + EXTRA_RATES if study.tune_lr else study.seeds
+    return study.seeds * study.lr_grid_size + EXTRA_LRS if study.tune_lr else study.seeds
 
 
 def evaluated(run: RunSpec, final: int) -> int:

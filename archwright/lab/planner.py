@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import psutil
 import torch
@@ -93,10 +94,7 @@ class Planner:
         costs, stack, why = sharing.decide(found, workers)
         steps = self._steps(found, costs, workers)
         final = self._evaluation_tokens(found)
-        done = {
-            name: Arm(arm.name, arm.words, _with_steps(arm.run, steps), arm.counts, arm.matched)
-            for name, arm in found.items()
-        }
+        done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
         decided = (workers, steps, final, costs, stack, why)
         return Plan(self.study, done, self.material, self.decisions, *decided)
 
@@ -120,11 +118,9 @@ class Planner:
         for name, run in asked.items():
             words = self.study.baseline if name == first else self.study.variants[name]
             held = {path.removeprefix("model.") for path in set_by(words)}
-            model, equal = (
-                (run.model, True)
-                if name == first
-                else matched(run.model, target, self.study.match, vocab_size, held)
-            )
+            model, equal = run.model, True
+            if name != first:
+                model, equal = matched(model, target, self.study.match, vocab_size, held)
             run = run.model_copy(update={"model": model, "machine": self.decisions.machine})
             built = build(model, device="meta", vocab_size=vocab_size)
             found[name] = Arm(name, words, resolved(run, built), count(model, vocab_size), equal)
@@ -192,8 +188,8 @@ class Planner:
             return cores
         many = self._time({f"{i}": arm for i in range(cores)}, cores)
         machine = arm.run.machine.model_copy(update={"threads": cores})
-        all_cores = Arm("", (), arm.run.model_copy(update={"machine": machine}), arm.counts, True)
-        one = self._time({"0": all_cores}, 1)["0"].step
+        all_cores = arm.run.model_copy(update={"machine": machine})
+        one = self._time({"0": replace(arm, run=all_cores)}, 1)["0"].step
         torch.set_num_threads(1)
         if cores / max(cost.step for cost in many.values()) >= 1 / one:
             return cores
@@ -202,9 +198,9 @@ class Planner:
     def _one_with_all(self, found: dict[str, Arm], cores: int, reason: str) -> int:
         """Let each run have all cores, one run at a time."""
         self.decisions.decide("threads", cores, reason)
-        for name, other in found.items():
-            run = other.run.model_copy(update={"machine": self.decisions.machine})
-            found[name] = Arm(name, other.words, run, other.counts, other.matched)
+        for name, arm in found.items():
+            run = arm.run.model_copy(update={"machine": self.decisions.machine})
+            found[name] = replace(arm, run=run)
         return 1
 
     def _size_for_budget(self, found: Mapping[str, Arm], workers: int, seconds: float) -> float:
@@ -250,6 +246,9 @@ class Planner:
     def _time(self, timed: Mapping[str, Arm], workers: int, stack: int = 1) -> dict[str, Cost]:
         """Time runs in processes as they will run, as many at once; of a stack, each run's share."""
         scratch = self.folder.path / "timing"
+        # Less where the estimate is only shown than where the number of steps follows from it.
+        least, most = TIMED_SECONDS
+        seconds = min(most, max(least, (self.study.wall_seconds or 0.0) / 100))
         found: dict[str, Cost] = {}
         waiting = list(timed.items())
         try:
@@ -263,7 +262,7 @@ class Planner:
                         scratch / str(len(waiting)), run, self.material, self.decisions, flops
                     )
                     job = {"do": "time", "folder": str(folder.path), "stack": stack}
-                    self.workers.give(name, job | {"seconds": self._timed_seconds})
+                    self.workers.give(name, job | {"seconds": seconds})
                 for done in self.workers.wait(1.0):
                     if done.state != "done":
                         raise UserError(f"{done.name}: cannot be trained: {done.why}")
@@ -273,12 +272,6 @@ class Planner:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return found
-
-    @property
-    def _timed_seconds(self) -> float:
-        """Seconds of timing: less where the estimate is only shown than where the number of steps follows from it."""
-        least, most = TIMED_SECONDS
-        return min(most, max(least, (self.study.wall_seconds or 0.0) / 100))
 
 
 def _with_steps(run: RunSpec, steps: int) -> RunSpec:

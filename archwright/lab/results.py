@@ -28,7 +28,7 @@ class RunResult:
     """Names the run folder: the hash of resolved spec, data and code."""
     variant: str
     seed: int
-    rate: float
+    lr: float
     """Peak learning rate."""
     loss: float
     """At the end, at most `initial_loss`, which is what a diverged run counts as."""
@@ -79,15 +79,15 @@ class Replicate:
     variant: str
     seed: int
     loss: float
-    """The lowest point of a parabola in the logarithm of the rate through the best rate and its neighbours,
-    or the loss at the fixed rate."""
-    rate: float
-    """The rate of that point."""
+    """The lowest point of a parabola in log(lr) through the best learning rate and its neighbours,
+    or the loss at the fixed one."""
+    lr: float
+    """The learning rate of that point."""
     bits_per_token: float
     best: RunResult
     """The run with the lowest loss."""
     at_boundary: bool = False
-    """The best rate is at an end of the grid."""
+    """The best learning rate is at an end of the grid."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Effect:
     baseline_loss: float = float("nan")
     """Mean of the baseline over the same seeds."""
     caveats: Sequence[str] = ()
-    """Reasons why the outcome is inconclusive at best, such as a rate at the end of its grid."""
+    """Reasons why the outcome is inconclusive at best, such as a learning rate at the end of its grid."""
     sentence: str = ""
     """The outcome in a sentence."""
 

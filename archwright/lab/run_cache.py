@@ -39,15 +39,11 @@ def key(run: RunSpec, material: Material) -> str:
             "model": run.model.model_copy(update={"name": "", "source": "", "sources": {}}),
         }
     )
-    tokens = {side: store["text"] for side, store in _stores(material)}
+    record = material.record()
+    tokens = {side: record[side]["text"] for side in ("train", "held_out")}
     fingerprint = material.tokenizer.fingerprint
     parts = (to_toml(nameless), tokens, fingerprint, torch.__version__, NUMERICS)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _stores(material: Material) -> list[tuple[str, Record]]:
-    record = material.record()
-    return [(side, record[side]) for side in ("train", "held_out")]
 
 
 def prepare(
@@ -116,7 +112,7 @@ def outcome(folder: RunFolder) -> str:
     return known[-1] if known and known[-1] in ("finished", DIVERGED) else ""
 
 
-def read(folder: RunFolder, variant: str, seed: int, rate: float, command: str) -> RunResult:
+def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) -> RunResult:
     """Return what a finished or diverged run came to."""
     records, environment = folder.metrics(), folder.environment()
     diverged = outcome(folder) == DIVERGED
@@ -132,7 +128,7 @@ def read(folder: RunFolder, variant: str, seed: int, rate: float, command: str) 
         key=folder.path.name,
         variant=variant,
         seed=seed,
-        rate=rate,
+        lr=lr,
         loss=min(end, initial),
         bits_per_byte=min(end, initial) * bits_per_nat,
         initial_loss=initial,
@@ -151,10 +147,10 @@ def read(folder: RunFolder, variant: str, seed: int, rate: float, command: str) 
     )
 
 
-def failure(variant: str, seed: int, rate: float, key: str, why: str, command: str) -> RunResult:
+def failure(variant: str, seed: int, lr: float, key: str, why: str, command: str) -> RunResult:
     """Return the result of a run that came to no end."""
     nan = math.nan
-    return RunResult(key, variant, seed, rate, nan, nan, nan, failed=why, command=command)
+    return RunResult(key, variant, seed, lr, nan, nan, nan, failed=why, command=command)
 
 
 def _vocab_size(folder: RunFolder) -> int:

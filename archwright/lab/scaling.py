@@ -21,7 +21,7 @@ RECIPE = (
     "schedule.kind=linear",
     "evaluate.max_tokens=8192",
 )
-"""How small models are trained well: the rate falls to nothing."""
+"""How small models are trained well: the learning rate falls to nothing."""
 
 
 def shape(size: float) -> tuple[int, int]:

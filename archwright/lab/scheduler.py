@@ -50,7 +50,7 @@ class Execution:
     seeds: list[int] = field(default_factory=list)
     """Those that are run; the last ones are left out where time runs out."""
     may_shift: bool = True
-    """Whether time allows a window of rates to move for all seeds."""
+    """Whether time allows a window of learning rates to move for all seeds."""
     spent: float = 0.0
     """Wall time of this process, and of runs that were there before it."""
 
@@ -129,7 +129,7 @@ class Execution:
         file = file_of(self.plan, self.folder, cell.variant)
         words = ["archwright", "train", str(file), f"seed={cell.seed}"]
         lr = self.plan.arms[cell.variant].run.optimizer.learning_rates[0]
-        words += [f"optimizer.{lr}={self.plan.rate(cell.variant, cell.k):g}"]
+        words += [f"optimizer.{lr}={self.plan.lr(cell.variant, cell.k):g}"]
         words += ["--out", f"runs/{file.stem}-seed{cell.seed}"]
         for part in self.plan.study.parts:
             words += ["--parts", part.name]
@@ -176,20 +176,19 @@ class Execution:
 
     def _take_finished(self) -> None:
         """Read the runs that are wanted and were made before, which may make others wanted."""
-        while found := [c for c in self.wanted() if c not in self._started and self._is_there(c)]:
+        while found := [
+            cell
+            for cell in self.wanted()
+            if cell not in self._started and run_cache.outcome(self._folder(cell))
+        ]:
             for cell in found:
                 self._read(cell)
                 self.spent += self.run_seconds(cell.variant) / self.plan.workers
 
-    def _is_there(self, cell: Cell) -> bool:
-        return bool(run_cache.outcome(self._folder(cell)))
-
     def _read(self, cell: Cell) -> None:
-        rate = self.plan.rate(cell.variant, cell.k)
+        lr = self.plan.lr(cell.variant, cell.k)
         folder = self._folder(cell)
-        self.results[cell] = run_cache.read(
-            folder, cell.variant, cell.seed, rate, self.command(cell)
-        )
+        self.results[cell] = run_cache.read(folder, cell.variant, cell.seed, lr, self.command(cell))
 
     def _end(self, done: Done, show: Display) -> None:
         assert isinstance(done.name, tuple)
@@ -202,9 +201,9 @@ class Execution:
             if done.state == "done":
                 self._read(cell)
             else:
-                rate, key = self.plan.rate(cell.variant, cell.k), self._folder(cell).path.name
+                lr, key = self.plan.lr(cell.variant, cell.k), self._folder(cell).path.name
                 self.results[cell] = run_cache.failure(
-                    cell.variant, cell.seed, rate, key, why, self.command(cell)
+                    cell.variant, cell.seed, lr, key, why, self.command(cell)
                 )
             show.ended(self.results[cell])
 

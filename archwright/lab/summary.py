@@ -51,7 +51,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         runs=runs,
         replicates=replicates,
         effects=found,
-        grids={n: [plan.rate(n, k) for k in sweep.window] for n, sweep in sweeps.items()},
+        grids={n: [plan.lr(n, k) for k in sweep.window] for n, sweep in sweeps.items()},
         held=held(plan),
         tokens_per_run=plan.tokens_per_run,
         steps=plan.steps,
@@ -77,13 +77,13 @@ def announcement(plan: Plan) -> str:
         f"{plan.evaluation_tokens:,} held-out tokens",
         *(f"  {_announced(arm, plan)}" for arm in plan.arms.values()),
         f"  each for seeds {seeds[0]} to {seeds[-1]}"
-        + (", rates moving on towards lower loss" if plan.study.tune_lr else ""),
+        + (", learning rates moving on towards lower loss" if plan.study.tune_lr else ""),
     ]
     return "\n".join(lines)
 
 
 def _announced(arm: Arm, plan: Plan) -> str:
-    """Say of one variant how large it is, which rates it is trained at, and how long a run takes."""
+    """Say of one variant how large it is, which learning rates it is trained at, and how long a run takes."""
     base = plan.baseline
     size = f"{arm.counts.non_embedding:,} parameters outside embedding and head"
     if arm is not base:
@@ -97,8 +97,10 @@ def _announced(arm: Arm, plan: Plan) -> str:
         )
     window = plan_sweep({}, [0], plan.study.lr_grid_size).window
     powers = window if plan.study.tune_lr else range(1)
-    rates = ", ".join(f"{plan.rate(arm.name, k):.3g}" for k in powers)
-    return f"{arm.name}: {size}; learning rate {rates}; {fmt.duration(plan.run_seconds(arm.name))} a run"
+    lrs = ", ".join(f"{plan.lr(arm.name, k):.3g}" for k in powers)
+    return (
+        f"{arm.name}: {size}; learning rate {lrs}; {fmt.duration(plan.run_seconds(arm.name))} a run"
+    )
 
 
 def _shape(arm: Arm, base: Arm) -> Iterator[str]:
@@ -146,7 +148,7 @@ def _is_coarse(replicates: Sequence[Replicate], runs: Collection[RunResult]) -> 
 
     def sharp(found: Replicate) -> bool:
         sweep = [r for r in runs if (r.variant, r.seed) == (found.variant, found.seed)]
-        return is_sharp([r.loss for r in sorted(sweep, key=lambda r: r.rate)])
+        return is_sharp([r.loss for r in sorted(sweep, key=lambda r: r.lr)])
 
     return sum(map(sharp, replicates)) > len(replicates) / 2
 
@@ -173,7 +175,7 @@ def device_of(plan: Plan, execution: Execution) -> str:
 
 def held(plan: Plan) -> list[ControlledVariable]:
     """Return what the variants have in common, and what they could not have."""
-    base, run = plan.baseline, plan.baseline.run
+    run = plan.baseline.run
     machine, tokenizer = plan.decisions.machine, plan.material.tokenizer
     arms = plan.arms.values()
     common = [
@@ -206,7 +208,6 @@ def held(plan: Plan) -> list[ControlledVariable]:
         _held("width", {arm.name: f"{arm.run.model.dim:,}" for arm in arms}),
         _held("layers", {arm.name: f"{arm.run.model.num_layers:,}" for arm in arms}),
     ]
-    assert base
     return [*common, *measured]
 
 

@@ -1,4 +1,4 @@
-"""How the learning rate is tuned: a window on a lattice of rates, and the lowest point of a parabola in it."""
+"""How the learning rate is tuned: a window on a lattice of values, and the lowest point of a parabola in it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ RISE = 0.05
 """Share of the lowest loss that a neighbour's may lie above it: what is higher is no parabola."""
 
 Losses = Mapping[tuple[int, float], float]
-"""(seed, k) -> held-out loss at the rate start * ratio^k; NaN where the run failed."""
+"""(seed, k) -> held-out loss at the learning rate start * ratio^k; NaN where the run failed."""
 Window = Sequence[float]
 """Neighbouring powers k: whole ones, or halves where a valley is narrow or has a steep side."""
 
@@ -25,11 +25,11 @@ class Sweep:
     """Where the tuning of one variant stands."""
 
     window: Window
-    """The rates that count, as the powers k of the ratio."""
+    """The learning rates that count, as the powers k of the ratio."""
     wanted: Sequence[tuple[int, float]]
     """Runs still missing, as (seed, k), the most urgent first. None: the sweep is complete."""
     seeds: Sequence[int]
-    """Those with a finished run at every rate of the window."""
+    """Those with a finished run at every learning rate of the window."""
     at_boundary: bool
     """The mean over these seeds is lowest at an end of the window, which may move no further."""
 
@@ -38,7 +38,7 @@ class Tuned(NamedTuple):
     """The lowest point of a sweep."""
 
     loss: float
-    rate: float
+    lr: float
     at_boundary: bool
     """The lowest loss is at an end, so that a lower one may lie outside."""
 
@@ -59,7 +59,7 @@ def plan_sweep(
     side of its lowest becomes one of half steps around that: a parabola through whole steps would miss
     the bottom of so steep a valley by more than what is to be found.
     Where the mean over all seeds is lowest at an end, it moves by one for all seeds, SLIDES
-    times at most. So every variant has equally many rates, placed by one rule, and what is found
+    times at most. So every variant has equally many learning rates, placed by one rule, and what is found
     depends on the losses alone, never on the order in which runs finished.
 
     A seed with a failed run in the window does not count; a first seed that fails on its way leaves
@@ -79,44 +79,42 @@ def plan_sweep(
     return Sweep(window, [], finished, at_boundary=moved != window)
 
 
-def tuned(losses: Sequence[float], rates: Sequence[float]) -> Tuned:
-    """Return the vertex of the parabola in log rate through the lowest loss and its neighbours.
+def tuned(losses: Sequence[float], lrs: Sequence[float]) -> Tuned:
+    """Return the vertex of the parabola in log(lr) through the lowest loss and its neighbours.
 
-    With neighbours at the distances u < 0 < v in log rate that lie a and b above the lowest loss y:
+    With neighbours at the distances u < 0 < v in log(lr) that lie a and b above the lowest loss y:
     curvature c = (b / v - a / u) / (v - u), slope s = (-b u / v + a v / u) / (v - u), and the vertex
     is at -s / 2c with the loss y - s² / 4c: within half the way to either neighbour, and not further
     below y than an eighth of the larger rise. A rise above RISE y counts as that much. Where the
     lowest loss is at an end, it is the answer itself.
     """
-    assert len(losses) == len(rates)
+    assert len(losses) == len(lrs)
     assert all(map(math.isfinite, losses))
     best = lowest(losses)
-    loss, rate = losses[best], rates[best]
+    loss, lr = losses[best], lrs[best]
     if best in (0, len(losses) - 1):
-        return Tuned(loss, rate, at_boundary=True)
-    u, v = (math.log(rates[best + side] / rate) for side in (-1, 1))
+        return Tuned(loss, lr, at_boundary=True)
+    u, v = (math.log(lrs[best + side] / lr) for side in (-1, 1))
     a, b = (min(losses[best + side] - loss, RISE * abs(loss)) for side in (-1, 1))
     curvature = (b / v - a / u) / (v - u)
     slope = (a * v / u - b * u / v) / (v - u)
     if curvature <= 0:  # all three are equal
-        return Tuned(loss, rate, at_boundary=False)
+        return Tuned(loss, lr, at_boundary=False)
     vertex = min(v / 2, max(u / 2, -slope / (2 * curvature)))
-    return Tuned(loss + slope * vertex / 2, rate * math.exp(vertex), at_boundary=False)
+    return Tuned(loss + slope * vertex / 2, lr * math.exp(vertex), at_boundary=False)
 
 
 def replicate(runs: Sequence[RunResult]) -> Replicate:
     """Return what one seed of one variant says: its sweep by `tuned`, or its only run as it is."""
-    runs = sorted(runs, key=lambda run: run.rate)
-    losses, rates = [run.loss for run in runs], [run.rate for run in runs]
+    runs = sorted(runs, key=lambda run: run.lr)
+    losses, lrs = [run.loss for run in runs], [run.lr for run in runs]
     best = runs[lowest(losses)]
-    found = (
-        tuned(losses, rates) if len(runs) > 1 else Tuned(best.loss, best.rate, at_boundary=False)
-    )
+    found = tuned(losses, lrs) if len(runs) > 1 else Tuned(best.loss, best.lr, at_boundary=False)
     return Replicate(
         variant=best.variant,
         seed=best.seed,
         loss=found.loss,
-        rate=found.rate,
+        lr=found.lr,
         bits_per_token=found.loss / math.log(2),
         best=best,
         at_boundary=found.at_boundary,
@@ -179,7 +177,7 @@ def _moved(window: Window, losses: Sequence[float]) -> Window:
 
 
 def _halved(window: Window, best: int) -> Window:
-    """Return as many rates half as far apart around the best."""
+    """Return as many learning rates half as far apart around the best."""
     first = window[best] - (len(window) // 2) / 2
     return tuple(first + i / 2 for i in range(len(window)))
 

@@ -176,6 +176,6 @@ def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:
                 )
 
 
-def with_rate(run: RunSpec, rate: float) -> RunSpec:
+def with_lr(run: RunSpec, lr: float) -> RunSpec:
     """Return a run with another peak learning rate, to which a second one keeps its ratio."""
-    return run.model_copy(update={"optimizer": run.optimizer.with_peak_lr(rate)})
+    return run.model_copy(update={"optimizer": run.optimizer.with_peak_lr(lr)})

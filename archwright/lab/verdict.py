@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from archwright.format import count, listed
+from archwright.format import count, listed, signed
 from archwright.lab.results import Effect, Interval, Outcome, Replicate, RunResult, Variant
 from archwright.lab.statistics import (
     equivalence_interval,
@@ -41,8 +41,8 @@ def effects(
     alone errs more often where differences are skewed); the first that does not ends it. With
     superiority a variant is better or worse, or below the noise where the mean is smaller than the
     noise floor; without, it is equivalent where the 90 % interval lies within the study's margin,
-    else inconclusive. So it also is where there are reservations: fewer than two pairs (then the
-    intervals are endless), a variant among the `edges`, whose best rate is at an end of its grid,
+    else inconclusive. So it also is where there are caveats: fewer than two pairs (then the
+    intervals are endless), a variant among the `edges`, whose best learning rate is at an end of its grid,
     half of the seeds lost to failed `runs`, unmatched `variants`, or a loss hardly below the
     `unigram_entropy`, in nats. Where both are one run for every seed, they are identical, and nothing was
     compared.
@@ -86,11 +86,11 @@ def verdict(
     if len(effects) == 1:
         return _claim(effects[0], baseline) + scale + _remark(effects[0]) + "."
     groups = []
-    formatted = _member if len(effects) <= FEW else _name_and_effect
+    brief = len(effects) > FEW
     for outcome, words in GROUPS.items():
-        if members := [formatted(effect) for effect in effects if effect.outcome == outcome]:
+        if members := [_member(effect, brief) for effect in effects if effect.outcome == outcome]:
             groups.append(f"{listed(members)} {words[len(members) > 1]}")
-    unit = " in nats per token" if formatted is _name_and_effect else ""
+    unit = " in nats per token" if brief else ""
     return f"Against {baseline}{unit}, {', '.join(groups)}{scale}."
 
 
@@ -143,16 +143,13 @@ def _superior(measured: Sequence[Effect]) -> set[str]:
     found: set[str] = set()
     for rank, effect in enumerate(sorted(measured, key=lambda effect: effect.p_value)):
         level = 1 - ALPHA / (len(measured) - rank)
-        if len(effect.differences) < 2 or not _excluded(effect.differences, level):
+        if len(effect.differences) < 2:
+            break
+        intervals = (method(effect.differences, level) for method in (paired_interval, t_interval))
+        if not all(excludes(interval, 0.0) for interval in intervals):
             break
         found.add(effect.variant)
     return found
-
-
-def _excluded(differences: Sequence[float], level: float) -> bool:
-    """Return whether 0 lies outside the interval that is shown, and outside Student's beside it."""
-    shown, students = paired_interval(differences, level), t_interval(differences, level)
-    return excludes(shown, 0.0) and excludes(students, 0.0)
 
 
 def _are_one(
@@ -271,18 +268,12 @@ def _range(effect: Effect) -> str:
     return f"{near:.{digits}f} to {far:.{digits}f}"
 
 
-def _name_and_effect(effect: Effect) -> str:
-    """Return a variant's name, and its mean effect where it has one."""
+def _member(effect: Effect, brief: bool) -> str:
+    """Return a variant's name, and its effect where it has one, with the interval unless `brief`."""
     if effect.outcome not in ("better", "worse"):
         return effect.variant
-    sign = "\N{MINUS SIGN}" if effect.mean < 0 else "+"
-    return f"{effect.variant} ({sign}{abs(effect.mean):.{_digits(effect)}f})"
-
-
-def _member(effect: Effect) -> str:
-    """Return a variant's name, and its effect with interval where it has one."""
-    if effect.outcome not in ("better", "worse"):
-        return effect.variant
+    if brief:
+        return f"{effect.variant} ({signed(effect.mean, _digits(effect))})"
     amount = f"{abs(effect.mean):.{_digits(effect)}f} nats per token"
     direction = "less" if effect.mean < 0 else "more"
     return f"{effect.variant} ({amount} {direction}, {_range(effect)})"

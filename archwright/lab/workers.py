@@ -10,7 +10,6 @@ import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import archwright
@@ -60,16 +59,11 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let all processes save what they do, and wait for them."""
         workers = [*self._idle, *self._busy.values()]
         for worker in workers:
-            worker.release()
+            worker.release()  # all of them first: they save at the same time
         for worker in workers:
             worker.end()
         self._log.close()
@@ -98,6 +92,7 @@ class Workers:
             worker, line = self._events.get(timeout=timeout)
             name = next((n for n, busy in self._busy.items() if busy is worker), None)
             if name is None:  # an idle process died; another will take its place
+                worker.end()
                 self._idle = [idle for idle in self._idle if idle is not worker]
                 return ()
             del self._busy[name]
@@ -151,6 +146,7 @@ class _Worker:
 
     def end(self) -> int:
         """Wait for the process, end it if it does not, and return its exit code."""
+        self.release()
         try:
             return self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -159,6 +155,7 @@ class _Worker:
 
     def _listen(self) -> None:
         assert self._process.stdout
-        for line in self._process.stdout:
-            self._events.put((self, line))
+        with self._process.stdout as lines:
+            for line in lines:
+                self._events.put((self, line))
         self._events.put((self, ""))

@@ -9,14 +9,17 @@ from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
-from archwright.parts.mixers import ATTENTIONS
+from archwright.parts.mixers import ATTENTIONS, RECURRENCES
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
-from archwright.parts.residuals import RESIDUALS
+from archwright.parts.residuals import RESIDUALS, Branch
 from archwright.parts.sharing import LayerInfo, Sharing
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import Norm
+
+MIXERS = {"attention": ATTENTIONS, "recurrence": RECURRENCES}
+"""Parts of the branches in which tokens exchange information."""
 
 
 def build(
@@ -164,20 +167,19 @@ def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
 
 def _layer(layer: LayerSpec, dim: int, number: int, sharing: Sharing) -> Layer:
     """Return layer `number`, counted from 1: the branches that it has, in order, and their wiring."""
-    branches: dict[str, nn.Module] = {}
-    takes = {}
-    if not layer.attention.is_none:
-        info = LayerInfo(number, layer.position, sharing)
-        branches["attention"] = ATTENTIONS.make(layer.attention, dim, info)
-        takes["attention"] = layer.attention.takes
+    branches: dict[str, Branch] = {}
+    info = LayerInfo(number, layer.position, sharing)
+    for name, choice in layer.mixers.items():
+        branches[name] = MIXERS[name].make(choice, dim, info)
     if not layer.feedforward.is_none:
         branches["feedforward"] = FEEDFORWARDS.make(layer.feedforward, dim)
     for branch in branches.values():
         for module in branch.modules():
             if isinstance(module, Linear) and module.deepnorm:
                 module.init_gain = layer.residual.init_gain
-    residual = RESIDUALS.make(layer.residual, [*branches], lambda: _norm(layer.norm, dim))
-    return Layer(residual, branches, takes)
+    residual = RESIDUALS.make(layer.residual, layer.groups, lambda: _norm(layer.norm, dim))
+    takes = {name: choice.takes for name, choice in layer.mixers.items()}
+    return Layer(residual, branches, layer.groups, takes)
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from archwright.parts.context import Context
-from archwright.parts.masks import MaskPattern, Prefix
+from archwright.parts.masks import MaskPattern, prefix_size
 from archwright.parts.mixers import Mixer
 from archwright.parts.states import LayerState, Past
 from archwright.parts.token_layout import Read, TokenLayout, token_layout
@@ -39,7 +39,7 @@ class Cache:
         switch_lengths: Sequence[int] = (),
     ) -> None:
         for pattern in masks.values():
-            if pattern.lookahead != 0 and not isinstance(pattern, Prefix):
+            if pattern.lookahead != 0 and not prefix_size(pattern):
                 raise UserError(
                     f"attention.mask: {type(pattern).__name__} lets tokens see what follows them, so "
                     "that nothing can be written token by token; read texts whole, without a cache"
@@ -156,11 +156,11 @@ class Cache:
             raise ValueError(
                 "prefix_lengths: found in a later call; expected in the first one alone"
             )
-        sizes = [mask.size for mask in self._masks.values() if isinstance(mask, Prefix)]
-        if not (self.num_read and sizes):
+        size = max(map(prefix_size, self._masks.values()), default=0)
+        if not (self.num_read and size):
             return
         read = torch.tensor(self.num_read) if self._read is None else self._read.next_index.cpu()
-        whole = torch.tensor(max(sizes)) if self._prefix is None else self._prefix.cpu()
+        whole = torch.tensor(size) if self._prefix is None else self._prefix.cpu()
         if (read < whole).any():
             raise ValueError(
                 f"tokens: found {int(read.min())} before these, fewer than the prefix of "

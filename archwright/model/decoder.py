@@ -15,7 +15,6 @@ from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.masks import MaskPattern
 from archwright.parts.mixers import Mixer
-from archwright.parts.positions import Rotary
 from archwright.parts.token_layout import token_layout
 from archwright.spec.model_spec import ModelSpec
 
@@ -137,8 +136,8 @@ class Decoder(LanguageModel):
     def switch_lengths(self) -> tuple[int, ...]:
         """Lengths of a text beyond which what was read of it must be read again: all angles are then others
         (LongRoPE's original_length)."""
-        rotaries = (rotary for rotary in self.rotaries.values() if isinstance(rotary, Rotary))
-        return tuple(sorted({n for rotary in rotaries if (n := rotary.switch_length) is not None}))
+        layers = self.spec.layers_by_kind.values()
+        return tuple(sorted({n for layer in layers if (n := layer.position.switch_length)}))
 
     def new_cache(self) -> Cache:
         """Return an empty cache, to be given to `forward`.

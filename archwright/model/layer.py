@@ -1,7 +1,7 @@
 """One layer: named branches, wired by a residual choice."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -22,17 +22,20 @@ class Layer(nn.Module):
 
     Args:
         branches: modules by name. Mixers are called with x, the context and their state; others with x alone.
-        takes: what mixers do not ignore of what a batch has beside its tokens, by name; all, if not given.
+        groups: names of the branches that read the same normed stream and are added.
+        mixers: names of the branches in which tokens exchange information, and what each does not ignore of what
+            a batch has beside its tokens.
     """
 
     def __init__(
         self,
         residual: nn.Module,
-        branches: Mapping[str, nn.Module],
-        takes: Mapping[str, Collection[str]] | None = None,
+        branches: Mapping[str, Branch],
+        groups: Mapping[str, Collection[str]],
+        mixers: Mapping[str, Collection[str]],
     ) -> None:
         super().__init__()
-        self.residual, self._takes = residual, takes or {}
+        self.residual, self._groups, self._takes = residual, groups, mixers
         self.branches = tuple(branches)
         """Names of the branches, in order."""
         for name, branch in branches.items():
@@ -58,16 +61,22 @@ class Layer(nn.Module):
         if context is None:
             context = Context.alone(x, attention_mask)
             self._check(context)
-        wired: dict[str, _Branch] = {}
-        for name in self.branches:
-            wired[name] = _Branch(self.get_submodule(name), context, (states or {}).get(name))
-        out: Tensor = self.residual(x, wired)
+        wired = {name: _Wired(self.branch(name)) for name in self.branches}
+        for name in self._takes:
+            wired[name].given = {"context": context, "state": (states or {}).get(name)}
+        groups = {
+            group: {name: wired[name] for name in names} for group, names in self._groups.items()
+        }
+        out: Tensor = self.residual(x, groups)
         return out
+
+    def branch(self, name: str) -> Branch:
+        """Return a branch by its name."""
+        return cast(Branch, self.get_submodule(name))
 
     def mixers(self) -> dict[str, Mixer]:
         """Return the branches in which tokens exchange information, by name."""
-        branches = ((name, self.get_submodule(name)) for name in self.branches)
-        return {name: branch for name, branch in branches if isinstance(branch, Mixer)}
+        return {name: cast(Mixer, self.get_submodule(name)) for name in self._takes}
 
     def prepare(self, context: Context) -> None:
         """Do what depends on the data of a pass, ahead of `forward`, which may be compiled.
@@ -88,21 +97,19 @@ class Layer(nn.Module):
                 )
 
 
-class _Branch:
-    """A branch with what it needs besides x."""
+class _Wired:
+    """A branch with what it is given besides x."""
 
-    def __init__(self, module: nn.Module, context: Context, state: LayerState | None) -> None:
-        self.module = module
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
         self.given: dict[str, Any] = {}
-        if isinstance(module, Mixer):
-            self.given = {"context": context, "state": state}
 
     @property
     def inputs(self) -> Sequence[Linear]:
         """Its maps that read x, which a wiring may compute together with those of other branches."""
-        return self.module.inputs if isinstance(self.module, Branch) else ()
+        return self.branch.inputs
 
     def __call__(self, x: Tensor, projected: Sequence[Tensor] | None = None) -> Tensor:
         given = self.given if projected is None else {**self.given, "projected": projected}
-        out: Tensor = self.module(x, **given)
+        out: Tensor = self.branch(x, **given)
         return out

@@ -104,7 +104,7 @@ class RouterAuxLoss(NamedTuple):
     """Loss that the layer asks for by itself."""
 
 
-class Experts(nn.Module):
+class Experts(Branch):
     """y = scale * sum over the top_k chosen e of w_e expert_e(x), + shared(x), + bias.
 
     Weights w come from router scores, such as softmax(R x) or sigmoid(R x), in float32 or wider, as a
@@ -374,7 +374,7 @@ GATES = Registry(
 FEEDFORWARDS = Registry(
     spec.FeedForward,
     "(spec, dim)",
-    nn.Module,
+    Branch,
     {spec.Plain: Plain, spec.Gated: Gated, spec.Experts: Experts},
 )
-"""Modules y = f(x), for each token by itself."""
+"""Modules below `Branch`: y = f(x), for each token by itself."""

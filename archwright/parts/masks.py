@@ -45,6 +45,11 @@ def pairs(pattern: MaskPattern, length: int) -> float:
     return float(pattern.num_keys(torch.arange(length), length).sum())
 
 
+def prefix_size(pattern: MaskPattern) -> int:
+    """Return how many tokens at the start of a text see each other whole; 0 in all but prefix masks."""
+    return pattern.spec.size if isinstance(pattern, Prefix) else 0
+
+
 class _Reaching:
     """Reach of masks that reach alike from every query."""
 

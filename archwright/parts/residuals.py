@@ -4,7 +4,7 @@ The stream keeps its dtype, float32 under autocast; a branch's narrower result i
 sum of two dtypes is slow.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch.nn.functional as F
@@ -39,122 +39,133 @@ class Wired(Protocol):
 
 
 Branches = Mapping[str, Wired]
-"""Branches of a layer, by name and in order."""
+"""Branches by name and in order."""
+Groups = Mapping[str, Branches]
+"""Branches of a layer in groups, in order. Those of a group read the same normed stream and are added."""
 NewNorm = Callable[[], nn.Module]
+Norms = nn.ModuleDict | Mapping[str, nn.Module]
 
 
 class Wiring(nn.Module):
-    """Base of wirings: a norm for each branch, and what happens to a branch before it is added."""
+    """Base of wirings: a norm for each group of branches, and what happens to a branch before it is added.
 
-    def __init__(self, spec: spec.Residual, branches: list[str], new_norm: NewNorm) -> None:
+    Args:
+        norms: names of the norms; groups, where each has one.
+    """
+
+    def __init__(self, spec: spec.Residual, norms: Iterable[str], new_norm: NewNorm) -> None:
         super().__init__()
         self.dropout, self.multiplier = spec.dropout, spec.multiplier
-        self.norms = nn.ModuleDict({name: new_norm() for name in branches})
+        self.norms = nn.ModuleDict({name: new_norm() for name in norms})
 
-    def added(self, name: str, out: Tensor, x: Stream) -> Stream:
-        """Return multiplier * dropout(out) in the dtype of the stream."""
-        out = F.dropout(out, self.dropout, self.training).to(x.dtype)
-        return out if self.multiplier[name] == 1 else out * self.multiplier[name]
+    def add(self, x: Stream, h: Tensor, branches: Branches, norms: Norms | None = None) -> Stream:
+        """Return x + sum of multiplier_f * dropout(norm_f(f(h))) over branches f, in the dtype of x.
+
+        Args:
+            norms: those of the branches' results, if there are any.
+        """
+        for name, out in outputs(h, branches).items():
+            out = out if norms is None else norms[name](out)
+            out = F.dropout(out, self.dropout, self.training).to(x.dtype)
+            x = x + (out if self.multiplier[name] == 1 else out * self.multiplier[name])
+        return x
+
+
+def outputs(h: Tensor, branches: Branches) -> dict[str, Tensor]:
+    """Return f(h) for each branch f. Where all say which maps read h, these are computed as one product."""
+    inputs = {name: branch.inputs for name, branch in branches.items()}
+    if len(branches) < 2 or not all(inputs.values()):
+        return {name: branch(h) for name, branch in branches.items()}
+    maps = [read for maps in inputs.values() for read in maps]
+    projected = iter(fused_linears(to_autocast_dtype(h), maps))
+    return {name: f(h, [next(projected) for _ in inputs[name]]) for name, f in branches.items()}
 
 
 class PostNorm(Wiring):
-    """x = norm(x + f(x)) for each branch f in turn (Vaswani et al., 2017, section 3.1)."""
+    """x = norm(x + f(x)) for each group f in turn (Vaswani et al., 2017, section 3.1)."""
 
-    def forward(self, x: Stream, branches: Branches) -> Stream:
-        for name, branch in branches.items():
-            x = self.norms[name](x + self.added(name, branch(x), x))
+    def forward(self, x: Stream, groups: Groups) -> Stream:
+        for name, branches in groups.items():
+            x = self.norms[name](self.add(x, x, branches))
         return x
 
 
 class PreNorm(Wiring):
-    """x = x + f(norm(x)) for each branch f in turn (Xiong et al., 2020, figure 1b); one may have no norm."""
+    """x = x + f(norm(x)) for each group f in turn (Xiong et al., 2020, figure 1b); one may have no norm."""
 
-    def __init__(self, spec: spec.PreNorm, branches: list[str], new_norm: NewNorm) -> None:
-        super().__init__(spec, [name for name in branches if name != spec.skip_norm], new_norm)
+    def __init__(self, spec: spec.PreNorm, groups: spec.Groups, new_norm: NewNorm) -> None:
+        super().__init__(spec, [name for name in groups if name != spec.skip_norm], new_norm)
 
-    def forward(self, x: Stream, branches: Branches) -> Stream:
-        for name, branch in branches.items():
-            read = self.norms[name](x) if name in self.norms else x
-            x = x + self.added(name, branch(read), x)
+    def forward(self, x: Stream, groups: Groups) -> Stream:
+        for name, branches in groups.items():
+            x = self.add(x, self.norms[name](x) if name in self.norms else x, branches)
         return x
 
 
 class SandwichNorm(Wiring):
-    """x = x + norm_out(f(norm_in(x))) for each branch f in turn (Ding et al., 2021, section 2.4)."""
+    """x = x + norm_out(f(norm_in(x))) for each group f in turn (Ding et al., 2021, section 2.4)."""
 
-    def __init__(self, spec: spec.SandwichNorm, branches: list[str], new_norm: NewNorm) -> None:
-        super().__init__(spec, branches, new_norm)
-        self.out_norms = nn.ModuleDict({name: new_norm() for name in branches})
+    def __init__(self, spec: spec.SandwichNorm, groups: spec.Groups, new_norm: NewNorm) -> None:
+        super().__init__(spec, groups, new_norm)
+        self.out_norms = nn.ModuleDict({f: new_norm() for group in groups.values() for f in group})
 
-    def forward(self, x: Stream, branches: Branches) -> Stream:
-        for name, branch in branches.items():
-            out = self.out_norms[name](branch(self.norms[name](x)))
-            x = x + self.added(name, out, x)
+    def forward(self, x: Stream, groups: Groups) -> Stream:
+        for name, branches in groups.items():
+            x = self.add(x, self.norms[name](x), branches, self.out_norms)
         return x
 
 
 class OutputNorm(Wiring):
-    """x = x + norm(f(x)) for each branch f in turn (OLMo 2, section 3.1)."""
+    """x = x + norm(f(x)) for each group f in turn (OLMo 2, section 3.1)."""
 
-    def forward(self, x: Stream, branches: Branches) -> Stream:
-        for name, branch in branches.items():
-            x = x + self.added(name, self.norms[name](branch(x)), x)
+    def __init__(self, spec: spec.OutputNorm, groups: spec.Groups, new_norm: NewNorm) -> None:
+        super().__init__(spec, [f for group in groups.values() for f in group], new_norm)
+
+    def forward(self, x: Stream, groups: Groups) -> Stream:
+        for branches in groups.values():
+            x = self.add(x, x, branches, self.norms)
         return x
 
 
 class Parallel(Wiring):
-    """x = x + sum of f(norm_f(x)) over all branches f, with one norm for all or one each.
+    """x = x + sum of f(norm_f(x)) over all groups f, with one norm for all or one each.
 
     With one norm, the maps that read it are computed as one product. Chowdhery et al., 2022, PaLM,
     section 2; Black et al., 2022, GPT-NeoX, section 2.1.
     """
 
-    def __init__(self, spec: spec.Parallel, branches: list[str], new_norm: NewNorm) -> None:
-        super().__init__(spec, branches if spec.num_norms == 2 else ["shared"], new_norm)
+    def __init__(self, spec: spec.Parallel, groups: spec.Groups, new_norm: NewNorm) -> None:
+        super().__init__(spec, groups if spec.num_norms == 2 else ["shared"], new_norm)
 
-    def forward(self, x: Stream, branches: Branches) -> Stream:
+    def forward(self, x: Stream, groups: Groups) -> Stream:
         if "shared" in self.norms:
-            outs = _together(self.norms["shared"](x), branches)
-        else:
-            outs = {name: branch(self.norms[name](x)) for name, branch in branches.items()}
-        for name, out in outs.items():
-            x = x + self.added(name, out, x)
+            everything = {name: f for group in groups.values() for name, f in group.items()}
+            return self.add(x, self.norms["shared"](x), everything)
+        start = x
+        for name, branches in groups.items():
+            x = self.add(x, self.norms[name](start), branches)
         return x
 
 
-def _together(x: Tensor, branches: Branches) -> dict[str, Tensor]:
-    """Return every branch of one vector, whose maps are read as one."""
-    inputs = {name: branch.inputs for name, branch in branches.items()}
-    if len(branches) < 2 or not all(inputs.values()):
-        return {name: branch(x) for name, branch in branches.items()}
-    projected = iter(
-        fused_linears(to_autocast_dtype(x), [read for maps in inputs.values() for read in maps])
-    )
-    return {
-        name: branch(x, [next(projected) for _ in inputs[name]])
-        for name, branch in branches.items()
-    }
-
-
 class NormedResidual(Wiring):
-    """h = norm(x), x = alpha h + f(h) for each branch f in turn (MiniMax-01, section 2.2)."""
+    """h = norm(x), x = alpha h + f(h) for each group f in turn (MiniMax-01, section 2.2)."""
 
-    def __init__(self, spec: spec.NormedResidual, branches: list[str], new_norm: NewNorm) -> None:
-        super().__init__(spec, branches, new_norm)
+    def __init__(self, spec: spec.NormedResidual, groups: spec.Groups, new_norm: NewNorm) -> None:
+        super().__init__(spec, groups, new_norm)
         self.alpha = spec.alpha
 
-    def forward(self, x: Stream, branches: Branches) -> Stream:
-        for name, branch in branches.items():
+    def forward(self, x: Stream, groups: Groups) -> Stream:
+        for name, branches in groups.items():
             h = self.norms[name](x)
-            x = h * self.alpha[name] + self.added(name, branch(h), h)
+            x = self.add(h * self.alpha[name], h, branches)
         return x
 
 
 class DeepNorm(Wiring):
-    """x = norm(alpha x + f(x)) for each branch f in turn (Wang et al., 2022, DeepNet, section 3)."""
+    """x = norm(alpha x + f(x)) for each group f in turn (Wang et al., 2022, DeepNet, section 3)."""
 
-    def __init__(self, spec: spec.DeepNorm, branches: list[str], new_norm: NewNorm) -> None:
-        super().__init__(spec, branches, new_norm)
+    def __init__(self, spec: spec.DeepNorm, groups: spec.Groups, new_norm: NewNorm) -> None:
+        super().__init__(spec, groups, new_norm)
         if spec.alpha == "auto":
             raise UserError(
                 'residual.alpha: found "auto", which follows from the number of layers; give a number, or take '
@@ -162,15 +173,15 @@ class DeepNorm(Wiring):
             )
         self.alpha = spec.alpha
 
-    def forward(self, x: Stream, branches: Branches) -> Stream:
-        for name, branch in branches.items():
-            x = self.norms[name](x * self.alpha + self.added(name, branch(x), x))
+    def forward(self, x: Stream, groups: Groups) -> Stream:
+        for name, branches in groups.items():
+            x = self.norms[name](self.add(x * self.alpha, x, branches))
         return x
 
 
 RESIDUALS = Registry(
     spec.Residual,
-    "(spec, branches, new_norm)",
+    "(spec, groups, new_norm)",
     nn.Module,
     {
         spec.PostNorm: PostNorm,
@@ -182,5 +193,5 @@ RESIDUALS = Registry(
         spec.DeepNorm: DeepNorm,
     },
 )
-"""Modules, best below `Wiring`: x = residual(x, branches). They are made of the branches' names and called with the
-branches themselves."""
+"""Modules, best below `Wiring`: x = residual(x, groups). They are made of the names of the branches in groups, and
+called with the branches themselves."""

@@ -6,7 +6,8 @@ from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import active_parameters, parameters_by_part
 from archwright.spec.model_spec import ModelSpec
 
-LAYER_PARTS = {"attention": "attention", "feedforward": "feed-forward", "residual": "norms"}
+LAYER_PARTS = {"feedforward": "feed-forward", "residual": "norms"}
+"""What a reader calls modules of a layer, where that is not their name."""
 
 
 def counts_of(spec: ModelSpec) -> Counts:

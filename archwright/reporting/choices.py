@@ -128,7 +128,7 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, PerBranch):
-        each = ", ".join(f"{name} {_shown(number)}" for name, number in value)
+        each = ", ".join(f"{name} {_shown(number)}" for name, number in value.given.items())
         return f"({each})" if value.one is None else _shown(value.one)
     if isinstance(value, (tuple, list)):
         return ", ".join(_shown(item) for item in value) or "none"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from archwright.spec.errors import UserError
@@ -36,13 +35,9 @@ class TensorBoardLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        """Write what is still held back."""
+        self._writer.close()
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Write one metrics line: each of its numbers under its name, an event as text."""
@@ -57,7 +52,3 @@ class TensorBoardLog:
             if key not in COORDINATES and isinstance(value, (int, float)):
                 tag = f"{group}{name}/{key}"
                 self._writer.add_scalar(tag, value, step)
-
-    def close(self) -> None:
-        """Write what is still held back."""
-        self._writer.close()

@@ -17,15 +17,11 @@ from archwright.spec.choice import (
     Width,
 )
 from archwright.spec.masks import Causal, Mask
+from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
 AUTO_HEAD_DIM = 64
 """Least width of a head where neither num_heads nor head_dim is given."""
-
-ALL_INPUTS = frozenset(
-    {"position", "position_ids", "segment_ids", "padding_mask", "attention_mask"}
-)
-"""Inputs of an attention beside x: the layer's position encoding, and what a batch has beside its tokens."""
 
 
 class AttentionBias(BoolGroup):
@@ -115,32 +111,10 @@ class LogQueryTemperature(QueryTemperature):
     """Added to positions, which count from 0: 1 in Llama 4, 0 in Ministral 3."""
 
 
-class Attention(Choice):
+class Attention(Mixer):
     """The axis of attention branches: how tokens exchange information."""
 
     axis: ClassVar[str] = "attention"
-    takes: ClassVar[frozenset[str]] = frozenset()
-    """Which of ALL_INPUTS its part does not ignore. A batch that has others is refused, as tokens would see what they
-    must not."""
-    causal: ClassVar[bool] = True
-    """Whether no token sees what follows it, whatever the mask."""
-
-    @property
-    def one_line(self) -> str:
-        """Summary of a branch whose values are resolved, in a few words."""
-        return f"{self.kind} attention"
-
-    def num_parameters(self, dim: int) -> int:
-        """Return the number of parameters of a branch whose values are resolved, positions aside."""
-        return 0
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        if unknown := sorted(cls.takes - ALL_INPUTS):
-            raise ValueError(
-                f"{cls.__name__}: takes {unknown[0]}; expected any of {', '.join(sorted(ALL_INPUTS))}"
-            )
 
 
 class NoAttention(Attention):
@@ -148,10 +122,6 @@ class NoAttention(Attention):
 
     kind: Literal["none"] = "none"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
-
-    @property
-    def one_line(self) -> str:
-        return ""
 
 
 class MaskedAttention(Attention):

@@ -166,6 +166,14 @@ class Choice(Spec):
         return {}
 
     @classmethod
+    def axes(cls) -> list[type["Choice"]]:
+        """Return the axes below this class, which some base may share."""
+        found: list[type[Choice]] = []
+        for below in cls.__subclasses__():
+            found += [below] if "axis" in below.__dict__ else below.axes()
+        return found
+
+    @classmethod
     def is_axis(cls) -> bool:
         """Tell whether this class is an axis, or what some choices of it share; not a choice."""
         return "kind" not in cls.model_fields

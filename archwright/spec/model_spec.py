@@ -14,6 +14,7 @@ from archwright.spec.feedforward import FeedForward, SwiGLU, round_up
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.init import Glorot, Init
 from archwright.spec.merge import merge, validated
+from archwright.spec.mixers import Mixer, NoRecurrence, Recurrence
 from archwright.spec.norms import Norm, RMSNorm
 from archwright.spec.overrides import override
 from archwright.spec.positions import Position, RoPE
@@ -23,6 +24,9 @@ from archwright.spec.scale_down import tiny
 
 DEFAULT_VOCAB_SIZE = 4096
 """Stands in for vocab_size = "auto" where no tokenizer is at hand."""
+
+GROUPS = (("attention", "recurrence"), ("feedforward",))
+"""Branches of a layer in order. Those of one group read the same normed stream and are added."""
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -34,7 +38,24 @@ class LayerSpec(Spec):
     residual: Residual = PreNorm()
     position: Position = RoPE()
     attention: Attention = SoftmaxAttention()
+    recurrence: Recurrence = NoRecurrence()
     feedforward: FeedForward = SwiGLU()
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The branches that the layer has, in groups, each called by its first branch."""
+        kept = (tuple(b for b in group if not getattr(self, b).is_none) for group in GROUPS)
+        return {group[0]: group for group in kept if group}
+
+    @property
+    def branches(self) -> dict[str, Choice]:
+        """The choices of the branches that the layer has, by name and in order."""
+        return {name: getattr(self, name) for group in self.groups.values() for name in group}
+
+    @property
+    def mixers(self) -> dict[str, Mixer]:
+        """The choices of the branches in which tokens exchange information, by name."""
+        return {name: b for name, b in self.branches.items() if isinstance(b, Mixer)}
 
 
 class Arrangement(Spec):

@@ -15,6 +15,11 @@ class Scaling(Choice):
     spans_head: ClassVar[bool] = False
     """Whether pairs span the whole head, of which only the fraction of RoPE rotates."""
 
+    @property
+    def switch_length(self) -> int | None:
+        """The length of a text beyond which all its angles are others at once; None where there is none."""
+        return None
+
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         values, length = self.model_dump(), sizes.context_length
         found: dict[str, Any] = {}
@@ -108,6 +113,11 @@ class LongRoPE(Scaling):
     attention_factor: AutoFloat = Field("auto", examples=[1.0])
     """Multiplies cosines and sines; auto: sqrt(1 + ln(factor) / ln(original_length))."""
 
+    @property
+    def switch_length(self) -> int | None:
+        assert self.original_length != "auto"
+        return None if self.short == self.long else self.original_length
+
     def auto_attention_factor(self, original_length: int) -> float:
         return math.sqrt(1 + math.log(self.factor) / math.log(max(2, original_length)))
 
@@ -130,6 +140,11 @@ class Position(Choice):
     """Added to attention's scores, instead of turning queries and keys."""
     ends: ClassVar[bool] = False
     """There are no positions beyond context_length."""
+
+    @property
+    def switch_length(self) -> int | None:
+        """The length of a text beyond which all its angles are others at once; None where there is none."""
+        return None
 
     def num_absolute_parameters(self, dim: int, context_length: int) -> int:
         """Return the number of parameters of what is added to the embedding."""
@@ -200,6 +215,10 @@ class RoPE(Position):
     """Which coordinates form a pair: (i, i + r/2) as in Llama, or (2i, 2i + 1) as in the paper."""
     scaling: Scaling = Field(NoScaling(), examples=[{"kind": "yarn", "factor": 4.0}])
     """Scaling of the frequencies for longer texts."""
+
+    @property
+    def switch_length(self) -> int | None:
+        return self.scaling.switch_length
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return {"scaling": self.scaling.numbers(sizes)}

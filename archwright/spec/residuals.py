@@ -1,6 +1,6 @@
 """Residual wiring: how branches join the stream that runs through the layers."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
@@ -9,24 +9,39 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from archwright.spec.choice import AutoFloat, Choice, ModelSizes, Probability, Uniform
 
+Groups = Mapping[str, Collection[str]]
+"""Names of branches, in groups that read the same normed stream."""
+
 
 class PerBranch(Uniform):
-    """A number for each branch; a plain number stands for both."""
+    """A number for each branch; a plain number stands for all."""
 
     attention: float = Field(1.0, examples=[0.5])
     """Of the attention branch."""
+    recurrence: float | Literal["attention"] = Field("attention", examples=[0.5])
+    """Of the recurrence; "attention": that of the attention branch, beside which it stands."""
     feedforward: float = Field(1.0, examples=[0.5])
     """Of the feed-forward branch."""
 
     def __getitem__(self, branch: str) -> float:
-        number: float = getattr(self, branch)
-        return number
+        number: float | str = getattr(self, branch)
+        return self.attention if isinstance(number, str) else number
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The numbers by branch, without one that follows another's."""
+        return {name: number for name, number in self if not isinstance(number, str)}
+
+    @property
+    def one(self) -> float | None:
+        numbers = {*self.given.values()}
+        return numbers.pop() if len(numbers) == 1 else None
 
     @model_validator(mode="before")
     @classmethod
     def _both_alike(cls, value: object) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return dict.fromkeys(cls.model_fields, float(value))
+            return {"attention": float(value), "feedforward": float(value)}
         if not isinstance(value, (dict, cls)):
             raise PydanticCustomError("per_branch", "expected a number or a table")
         return value
@@ -41,7 +56,8 @@ class PerBranch(Uniform):
 
 class Residual(Choice):
     """The axis of residual wirings: how branches join the stream that runs through the layers. Each is
-    stated for one branch f; a layer applies it per branch.
+    stated for one branch f; a layer applies it per branch. Branches side by side, attention and a recurrence, read
+    the same normed stream, and f is their sum; a norm of their output is each branch's own.
 
     What a branch adds to the stream, as the formulas below say it, is multiplier times its dropout.
     """
@@ -64,9 +80,9 @@ class Residual(Choice):
         """Factor of the initial values of maps in branches, other than those of queries and keys."""
         return 1.0
 
-    def norms_of(self, branches: Collection[str]) -> int:
-        """Return the number of norms of a layer with these branches."""
-        return len(branches)
+    def num_norms_of(self, groups: Groups) -> int:
+        """Return the number of norms of a layer with these groups of branches."""
+        return len(groups)
 
 
 class PostNorm(Residual):
@@ -87,8 +103,8 @@ class PreNorm(Residual):
     """A branch that reads the stream as it is: the first attention of ModernBERT, as its embedding was
     normed already."""
 
-    def norms_of(self, branches: Collection[str]) -> int:
-        return len({*branches} - {self.skip_norm})
+    def num_norms_of(self, groups: Groups) -> int:
+        return len({*groups} - {self.skip_norm})
 
 
 class SandwichNorm(Residual):
@@ -98,8 +114,8 @@ class SandwichNorm(Residual):
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "< norm f norm +"
 
-    def norms_of(self, branches: Collection[str]) -> int:
-        return 2 * len(branches)
+    def num_norms_of(self, groups: Groups) -> int:
+        return len(groups) + sum(map(len, groups.values()))
 
 
 class OutputNorm(Residual):
@@ -108,6 +124,9 @@ class OutputNorm(Residual):
     kind: Literal["output"] = "output"
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "< f norm +"
+
+    def num_norms_of(self, groups: Groups) -> int:
+        return sum(map(len, groups.values()))
 
 
 class Parallel(Residual):
@@ -121,8 +140,8 @@ class Parallel(Residual):
     num_norms: Literal[1, 2] = 1
     """One norm for both branches (GPT-J, PaLM), or one each (GPT-NeoX)."""
 
-    def norms_of(self, branches: Collection[str]) -> int:
-        return 1 if self.num_norms == 1 else len(branches)
+    def num_norms_of(self, groups: Groups) -> int:
+        return 1 if self.num_norms == 1 else len(groups)
 
 
 class NormedResidual(Residual):

@@ -13,7 +13,7 @@ from archwright.spec.attention import (
     SoftmaxAttention,
 )
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden, NoFeedForward
+from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden
 from archwright.spec.init import Glorot, MuP
 from archwright.spec.masks import Prefix, Window
 from archwright.spec.positions import (
@@ -336,12 +336,13 @@ def absolute_positions_are_global(spec: "ModelSpec") -> Iterator[str]:
 @_rule("Positions that act inside attention act in one that computes them.")
 def positions_reach_attention(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
-        position = layer.position
+        position, mixers = layer.position, layer.mixers
         inside = position.rotates or position.scores
-        if inside and "position" not in layer.attention.takes:
+        if inside and mixers and not any("position" in mixer.takes for mixer in mixers.values()):
+            name, mixer = next(iter(mixers.items()))
             yield (
-                f'{at}position.kind: found "{position.kind}", which acts inside attention, where attention.kind '
-                f'"{layer.attention.kind}" leaves it out; expected "none", or one that is added to the embedding'
+                f'{at}position.kind: found "{position.kind}", which acts inside attention, where {name}.kind '
+                f'"{mixer.kind}" leaves it out; expected "none", or one that is added to the embedding'
             )
 
 
@@ -369,9 +370,9 @@ def arrangement_fits(spec: "ModelSpec") -> Iterator[str]:
 @_rule("A layer has at least one branch.")
 def layer_has_a_branch(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
-        if layer.attention.is_none and isinstance(layer.feedforward, NoFeedForward):
+        if not layer.branches:
             yield (
-                f'{at}attention.kind: found "none" beside feedforward.kind "none"; '
+                f'{at}attention.kind: found "none" beside recurrence.kind and feedforward.kind "none"; '
                 "expected one branch at least"
             )
 

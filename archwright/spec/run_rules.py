@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from archwright.spec.attention import Attention
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask, Prefix
+from archwright.spec.mixers import Mixer
 from archwright.spec.rules import enforce
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.validation_errors import show
@@ -58,8 +58,8 @@ def _stride(run: RunSpec) -> Iterator[str]:
 
 def _visible_future(run: RunSpec) -> Iterator[str]:
     """No token sees those that it is trained to predict; a text that is read from both sides is seen whole."""
-    attentions = list(_attentions(run))
-    seers = [seer for at, attention in attentions for seer in _seers(at, attention)]
+    mixers = list(_mixers(run))
+    seers = [seer for at, mixer in mixers for seer in _seers(at, mixer)]
     if run.objective.causal:
         for path, kind in seers:
             yield (
@@ -67,8 +67,8 @@ def _visible_future(run: RunSpec) -> Iterator[str]:
                 "them; training to predict the next token expects a causal mask"
             )
     elif not seers:
-        at, attention = attentions[0]
-        path, kind = f"{at}attention", attention.kind
+        path, attention = "model.attention", run.model.attention
+        kind = attention.kind
         if isinstance(mask := getattr(attention, "mask", None), Mask):
             path, kind = f"{path}.mask", mask.kind
         yield (
@@ -77,33 +77,34 @@ def _visible_future(run: RunSpec) -> Iterator[str]:
         )
 
 
-def _seers(at: str, attention: Attention) -> Iterator[tuple[str, str]]:
+def _seers(at: str, mixer: Mixer) -> Iterator[tuple[str, str]]:
     """Yield path and kind of what lets tokens see what follows them."""
-    if not attention.causal:
-        yield f"{at}attention", attention.kind
-    mask = getattr(attention, "mask", None)
+    if not mixer.causal:
+        yield at, mixer.kind
+    mask = getattr(mixer, "mask", None)
     if isinstance(mask, Prefix) or (isinstance(mask, Mask) and not mask.causal):
-        yield f"{at}attention.mask", mask.kind
+        yield f"{at}.mask", mask.kind
 
 
 def _ignored_inputs(run: RunSpec) -> Iterator[str]:
-    """No attention ignores positions, documents or padding of a batch."""
+    """No mixer ignores documents or padding of a batch."""
     needed = {"padding_mask": "evaluation pads its last texts"}
     if run.data.packing == "document_mask":
         needed["segment_ids"] = 'data.packing = "document_mask" hides documents from one another'
-    for at, attention in _attentions(run):
+    for at, mixer in _mixers(run):
         for name, why in needed.items():
-            if name not in attention.takes:
+            if name not in mixer.takes:
                 yield (
-                    f'{at}attention.kind: found "{attention.kind}", which takes no {name}, but {why}; expected '
-                    f'"{name}" in takes of {type(attention).__name__}'
+                    f'{at}.kind: found "{mixer.kind}", which takes no {name}, but {why}; expected '
+                    f'"{name}" in takes of {type(mixer).__name__}'
                 )
 
 
-def _attentions(run: RunSpec) -> Iterator[tuple[str, Attention]]:
-    """Yield the attention of every kind of layer with the prefix of its path."""
+def _mixers(run: RunSpec) -> Iterator[tuple[str, Mixer]]:
+    """Yield the mixers of every kind of layer with their paths."""
     for name, layer in run.model.layers_by_kind.items():
-        yield "model." if name == "default" else f"model.layer_kinds.{name}.", layer.attention
+        at = "model." if name == "default" else f"model.layer_kinds.{name}."
+        yield from ((f"{at}{branch}", mixer) for branch, mixer in layer.mixers.items())
 
 
 def _tokenizer(run: RunSpec) -> Iterator[str]:

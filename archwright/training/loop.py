@@ -140,7 +140,7 @@ class Loop:
 
     def _step(self, step: Callable[[], StepResult], spent: Elapsed) -> None:
         started, standing = time.perf_counter() - spent.seconds, self.session.standing
-        number, rate = standing.step + 1, self.session.rate
+        number, lr_scale = standing.step + 1, self.session.lr_scale
         with self._probed(number) as probes:
             start = time.perf_counter() - spent.seconds
             cpu = time.process_time() - spent.cpu_seconds
@@ -159,7 +159,7 @@ class Loop:
             z_loss=result.z_loss,
             **({"router_loss": result.router_loss} if result.router_loss else {}),
             grad_norm=result.grad_norm,
-            lr=self.session.learning_rate(rate),
+            lr=self.session.learning_rate(lr_scale),
             tokens_per_second=round(speed, 1),
             utilisation=round(speed * self.flops_per_token / self.peak, 4),
             memory_bytes=peak_memory(self.session.device),

@@ -90,7 +90,7 @@ class Profile:
 
 
 def profile(
-    spec: ModelSpec,
+    run: RunSpec | ModelSpec,
     *,
     batch_size: int = 4,
     length: int | None = None,
@@ -101,6 +101,7 @@ def profile(
     """Return where the time of a training step of a model goes, on random tokens.
 
     Args:
+        run: of which model, objective, optimizer and special tokens count, or a model, to predict the next token.
         length: tokens per row; by default the model's context.
         machine: device, precision, kernel and threads; what is "auto" is decided as for a run.
         seconds: how long to measure; three steps are measured at least.
@@ -109,11 +110,12 @@ def profile(
     Raises:
         UserError: a model that breaks a rule or does not fit into memory.
     """
+    run = RunSpec(model=run) if isinstance(run, ModelSpec) else run
     if length is not None:
-        spec = spec.override(f"context_length={length}")
-    spec = spec.resolved()
+        run = run.override(f"model.context_length={length}")
+    spec = run.model.resolved()
     assert spec.vocab_size != "auto"
-    run = RunSpec(model=spec, batch_size=batch_size)
+    run = run.model_copy(update={"model": spec, "batch_size": batch_size})
     decisions = decide(machine or MachineSpec())
     check_memory(run, spec.vocab_size, decisions.machine)
     model = build(spec, device=decisions.machine.device)
@@ -142,10 +144,12 @@ class _Steps:
         self.precision = Precision(decisions.machine.precision, device, model.head.d_out)
         self.optimizers = build_optimizers(model, run.optimizer, precision=self.precision.dtype)
         set_learning_rates(self.optimizers, RATE)
-        assert model.spec.vocab_size != "auto"
+        vocab_size, special_tokens = model.spec.vocab_size, run.data.tokenizer.special_tokens
+        assert vocab_size != "auto"
         shape = (run.batch_size, run.objective.window_length(model.spec.context_length))
-        text = np.random.default_rng(0).integers(model.spec.vocab_size, size=shape)
-        examples = Examples(run.objective, Vocabulary(model.spec.vocab_size))
+        text = np.random.default_rng(0).integers(vocab_size - len(special_tokens), size=shape)
+        special_ids = {name: vocab_size - i for i, name in enumerate(special_tokens, start=1)}
+        examples = Examples(run.objective, Vocabulary(vocab_size, special_ids=special_ids))
         self.batch = to_device(examples.batch(Inputs(text), 0), device)
 
     def counted(self) -> StepCosts:

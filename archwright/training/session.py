@@ -77,7 +77,7 @@ class Session:
         return self.standing.step * self.run.tokens_per_step
 
     @property
-    def rate(self) -> float:
+    def lr_scale(self) -> float:
         """The coming step's share of the peak learning rate."""
         plans, step = self._plans, self.standing.step
         warmup = warmup_steps(self.run.schedule, plans[0][1])
@@ -100,7 +100,7 @@ class Session:
 
     def step(self) -> StepResult:
         """Train on the batch of this step."""
-        result = self._train(self.standing.step, self.rate)
+        result = self._train(self.standing.step, self.lr_scale)
         if result.finite:
             self.standing.step += 1
         return result
@@ -111,7 +111,7 @@ class Session:
             self.model,
             self.optimizers,
             seen,
-            rate=self.rate,
+            lr_scale=self.lr_scale,
             precision=self.precision,
             max_grad_norm=self._max_grad_norm,
         )
@@ -221,14 +221,14 @@ class Session:
     def _max_grad_norm(self) -> float | None:
         return None if self.run.max_grad_norm == "none" else self.run.max_grad_norm
 
-    def _train(self, step: int, rate: float) -> StepResult:
+    def _train(self, step: int, lr_scale: float) -> StepResult:
         if not self.model.training:  # an evaluation came before; this walks through all modules
             self.model.train()
         return train_step(
             self.model,
             to_device(self.batches.at(step), self.device),
             self.optimizers,
-            rate=rate,
+            lr_scale=lr_scale,
             precision=self.precision,
             max_grad_norm=self._max_grad_norm,
             z_loss=self.run.z_loss,

@@ -42,14 +42,14 @@ def train_step(
     batch: Batch,
     optimizers: Mapping[str, torch.optim.Optimizer],
     *,
-    rate: float,
+    lr_scale: float,
     precision: Precision,
     max_grad_norm: float | None = 1.0,
     z_loss: float = 0.0,
     grad_accum_steps: int = 1,
     chunked: bool = False,
 ) -> StepResult:
-    """Forward and backward over the parts of a batch, clip, update: `rate` is the share of the peak rates.
+    """Forward and backward over the parts of a batch, clip, update: `lr_scale` is the share of the peaks.
 
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
     gradients add up to the batch's. What routers ask for besides is computed on each part by itself, and
@@ -69,7 +69,7 @@ def train_step(
         z_term += of_part.z_term.item()
     seen = LossStats(loss, z_term, router_loss)
     return update(
-        model, optimizers, seen, rate=rate, precision=precision, max_grad_norm=max_grad_norm
+        model, optimizers, seen, lr_scale=lr_scale, precision=precision, max_grad_norm=max_grad_norm
     )
 
 
@@ -88,7 +88,7 @@ def update(
     optimizers: Mapping[str, torch.optim.Optimizer],
     seen: LossStats,
     *,
-    rate: float,
+    lr_scale: float,
     precision: Precision,
     max_grad_norm: float | None,
 ) -> StepResult:
@@ -98,7 +98,7 @@ def update(
     # A loss scale mends its own overflows.
     finite = math.isfinite(seen.loss) and (math.isfinite(grad_norm) or precision.scales)
     if finite:
-        set_learning_rates(optimizers, rate)
+        set_learning_rates(optimizers, lr_scale)
         for optimizer in optimizers.values():
             precision.step(optimizer)
         precision.update()

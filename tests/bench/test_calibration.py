@@ -11,6 +11,8 @@ from archwright.spec.errors import UserError
 from bench import calibration
 from bench.calibration import Pool, aa, binomial_interval, planted, read_pool, replay, table
 
+pytestmark = pytest.mark.slow
+
 SEED_NOISE = 0.03
 
 
@@ -21,7 +23,6 @@ def pool(seeds=64, valley=0.3, depth=0.03, run_noise=0.0, powers=range(-2, 3)) -
     return Pool(3.4 + depth * (np.array(powers) - valley) ** 2 + noise, powers)
 
 
-@pytest.mark.slow
 def test_equal_arms_are_told_apart_as_rarely_as_promised():
     found = aa(pool(run_noise=0.01), draws=700)
     assert binomial_interval(found.wins, found.draws, 0.99)[0] < 0.05
@@ -31,7 +32,6 @@ def test_equal_arms_are_told_apart_as_rarely_as_promised():
     assert found.edges == found.truth == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "effect"), [(3, 0.05), (5, 0.02), (5, 0.01)])
 def test_power_is_that_of_the_noncentral_t(seeds, effect):
     """Without noise of runs a tuned loss is 3.4 plus the seed's noise, whatever the window."""
@@ -93,7 +93,6 @@ def test_no_seed_is_drawn_twice_and_draws_repeat(design, monkeypatch):
     assert len({tuple(rows.flat) for rows in drawn}) == 20
 
 
-@pytest.mark.slow
 def test_one_sweep_errs_more_with_more_seeds():
     """Why every seed sweeps: the noise of one sweep's choice is not in the interval of the others."""
     noisy = pool(seeds=400, depth=0.03, valley=0.0, run_noise=0.03)
@@ -108,7 +107,7 @@ def start_first(lines, first):
     return [lines[-first], *lines[:-first][::-1], *lines[1 - first :]]
 
 
-def write(path, losses, first=0):
+def write(path, losses, first=0, column="lr"):
     lines = [
         f"x,{seed},{0.01 * 3 ** (k + first)!r},{loss!r}\n"
         for seed, row in enumerate(losses)
@@ -116,14 +115,16 @@ def write(path, losses, first=0):
         if not math.isnan(loss)
     ]
     path.write_text(
-        "".join(["host,seed,rate,loss\n", *start_first(lines, first)]), encoding="utf-8"
+        "".join([f"host,seed,{column},loss\n", *start_first(lines, first)]), encoding="utf-8"
     )
 
 
-def test_pools_are_read_whatever_their_order(tmp_path):
+@pytest.mark.parametrize("column", ["lr", "rate"])
+def test_pools_are_read_whatever_their_order(tmp_path, column):
+    """Also those of before the learning rate's column was called lr."""
     losses = pool(8).losses.tolist()
     losses[2][1] = math.nan
-    write(tmp_path / "pool.csv", losses, first=-2)
+    write(tmp_path / "pool.csv", losses, first=-2, column=column)
     found = read_pool(tmp_path / "pool.csv")
     assert found.powers == range(-2, 3)
     assert found.limits == (-2, 2)
@@ -135,8 +136,8 @@ def test_pools_are_read_whatever_their_order(tmp_path):
     [
         ("", "columns"),
         ("seed,loss\n1,3.0\n", "columns"),
-        ("seed,rate,loss\n1,0.1,3.0\n", "equal ratios"),
-        ("seed,rate,loss\n1,0.1,3.0\n1,0.3,3.0\n1,0.4,3.0\n", "equal ratios"),
+        ("seed,lr,loss\n1,0.1,3.0\n", "equal ratios"),
+        ("seed,lr,loss\n1,0.1,3.0\n1,0.3,3.0\n1,0.4,3.0\n", "equal ratios"),
         ("seed,rate,loss\n1,0.1,3.0\n1,0.3,3.0\n", "found 1 seeds at all of 2"),
     ],
 )
@@ -146,7 +147,6 @@ def test_other_files_are_refused(tmp_path, text, complaint):
         read_pool(tmp_path / "pool.csv")
 
 
-@pytest.mark.slow
 def test_the_table_has_every_design(tmp_path, monkeypatch, capsys):
     write(tmp_path / "pool.csv", pool(21).losses.tolist(), first=-2)
     monkeypatch.setattr(sys, "argv", ["calibration", str(tmp_path / "pool.csv"), "--draws", "10"])

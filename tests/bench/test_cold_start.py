@@ -7,6 +7,8 @@ from archwright.spec.read import load_run
 from bench.cold_start import STAGES, Start, row, start, words_of
 from bench.contenders import SHAPES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("name", "millions"), [("0.9M", 0.9), ("3.4M", 3.4), ("29.9M", 29.9)])
 def test_what_is_typed_is_the_shape(name: str, millions: float) -> None:

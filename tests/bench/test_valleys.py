@@ -9,6 +9,8 @@ import pytest
 from bench import valleys
 from bench.valleys import SCENARIOS, Valley, false_wins, findings, table
 
+pytestmark = pytest.mark.slow
+
 BY_NAME = {(s.name, s.seeds): s for s in SCENARIOS}
 
 

@@ -49,9 +49,10 @@ def modern(*changes: str) -> ModelSpec:
 def test_a_flow_gives_the_numbers_of_its_wiring(kind: str) -> None:
     changes = ["residual.multiplier.attention=0.3", "residual.multiplier.feedforward=0.7"]
     spec = modern(f"residual.kind={kind}", *changes).residual
-    part = RESIDUALS[type(spec)](spec, [*BRANCHES], Shift).eval()
+    groups = {name: {name: branch} for name, branch in BRANCHES.items()}
+    part = RESIDUALS[type(spec)](spec, groups, Shift).eval()
     x = torch.linspace(-1, 1, 6).view(1, 2, 3)
-    assert torch.allclose(followed(spec, part, x), part(x, BRANCHES))
+    assert torch.allclose(followed(spec, part, x), part(x, groups))
 
 
 def followed(spec: Residual, part: nn.Module, x: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def test_a_run_is_written_for_transformers(place: Path, capsys: pytest.CaptureFi
     Path("notes.txt").write_text("".join(f"{i} is a number.\n" for i in range(3000)), "utf-8")
     model = [f"model.{value}" for value in (*SMALL[:2], *HEADS)]
     words = ["train", "modern", "data.text=notes.txt", "data.tokenizer.kind=bytes", *model]
-    assert main([*words, "budget=5steps", "--quiet"]) == 0
+    assert main([*words, "budget=5steps", "--quiet", *MACHINE]) == 0
     assert main(["export", "runs/modern", "out"]) == 0
     capsys.readouterr()
     assert main(["verify", "out"]) == 0

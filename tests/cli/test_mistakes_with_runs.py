@@ -83,6 +83,21 @@ def test_what_the_machine_decided_stays(
     )
 
 
+def test_final_weights_deleted_and_a_checkpoint_damaged(
+    trained: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint before serves; only then is it said that nothing is left to train."""
+    shutil.copytree(trained / "run", place / "run")
+    folder = RunFolder(place / "run")
+    folder.model_file.unlink()
+    *_, newest = sorted(folder.checkpoints_folder.glob("*/model.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert main([*same_run(trained), "--out", "run"]) == 0
+    damaged, finished = capsys.readouterr().err.splitlines()
+    assert "is damaged: " in damaged
+    assert finished == "run is finished already; this is what it reached."
+
+
 @pytest.mark.slow
 def test_a_folder_in_use(unfinished: Path, place: Path) -> None:
     with RunFolder(unfinished).lock():
@@ -189,6 +204,7 @@ def test_damaged_checkpoints(unfinished: Path, capsys: pytest.CaptureFixture[str
     }
 
 
+@pytest.mark.filterwarnings("default")  # and printed, as for a user
 def test_damaged_records_are_a_warning(
     unfinished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from archwright.training.session import Session
 from archwright.training.train import train_in
 from tests.tiny import tiny_run
 
-STEPS = 20
+STEPS = 12
 
 
 def sessions(run: RunSpec, material: Material) -> list[Session]:
@@ -163,6 +163,7 @@ class Died(BaseException):
     """The process is gone."""
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("after", [3, 8, 11])
 def test_a_stack_that_is_cut_off_ends_in_the_same_numbers_bit_for_bit(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
@@ -197,6 +198,7 @@ def test_the_page_of_an_earlier_stop_goes(longer: RunSpec, tmp_path: Path) -> No
     assert not folder.report_file.exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_keeps_its_place_so_that_no_bit_of_the_others_changes(
     longer: RunSpec, tmp_path: Path
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_run_that_is_done_keeps_its_place_so_that_no_bit_of_the_others_changes
     assert [losses(f) for f in rest] == [losses(whole[0]), [], losses(whole[2])]
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_harms_no_other(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,7 +150,7 @@ COMPARE = [
 def _compared() -> dict[str, Any]:
     with Path("study/runs.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    losses = sorted((r["variant"], r["seed"], r["rate"], r["loss"]) for r in rows)
+    losses = sorted((r["variant"], r["seed"], r["lr"], r["loss"]) for r in rows)
     return {"losses": losses, "page": Path("study/report.html").exists()}
 
 

@@ -62,6 +62,7 @@ def problems(found: Stage, blow: Blow) -> list[str]:
     return [*verdict.problems, *(f"left over: {name}" for name in verdict.left)]
 
 
+@pytest.mark.slow
 def test_what_holds_passes_at_every_event(tmp_path: Path) -> None:
     found = stage(tmp_path, safe)
     assert found.num_events > 8

@@ -1,4 +1,4 @@
-"""`python -m tests.golden [--renew]`: print all losses, names, draws and hashes, or keep them.
+"""`python -m tests.golden [NAMES | --renew]`: print losses, names, draws and hashes, or keep those of all.
 
 Renewing is right where a composition was added, or where numbers were meant to change: the arithmetic of a choice was
 wrong, or a default was. Then say so in the commit, and raise NUMERICS in `archwright/lab/run_cache.py` first, so that
@@ -18,12 +18,12 @@ from archwright.lab.run_cache import NUMERICS
 from tests.golden.record import COMPOSITIONS, GOLDEN, other_numbers, record
 
 
-def main(renew: bool) -> None:
-    """Compute everything; print it, or write it down and say which parts have changed."""
-    new = {name: record(name) for name in COMPOSITIONS}
-    if not renew:
-        print(json.dumps(new))
+def main(*words: str) -> None:
+    """Compute the named compositions, or all, and print them; or write all down and say which parts have changed."""
+    if words != ("--renew",):
+        print(json.dumps({name: record(name) for name in words or COMPOSITIONS}))
         return
+    new = {name: record(name) for name in COMPOSITIONS}
     old = json.loads(GOLDEN.read_text(encoding="utf-8"))
     for name, kept in new.items():
         changed = [key for key, value in kept.items() if old.get(name, {}).get(key) != value]
@@ -45,4 +45,4 @@ def _json(golden: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main(renew="--renew" in sys.argv)
+    main(*sys.argv[1:])

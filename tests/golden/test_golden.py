@@ -18,9 +18,15 @@ Golden = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def found() -> Golden:
-    """All compositions as they are now, from a process that checks no shapes, which takes three times as long."""
-    command = [sys.executable, "-m", "tests.golden"]
+def found(request: pytest.FixtureRequest) -> Golden:
+    """The compositions that are asked for as they are now, from a process that checks no shapes, which takes
+    three times as long."""
+    names = {
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and "found" in item.fixturenames
+    }
+    command = [sys.executable, "-m", "tests.golden", *sorted(names)]
     done = subprocess.run(
         command, cwd=ROOT, env=surroundings(), check=True, capture_output=True, text=True
     )

@@ -31,11 +31,18 @@ SPEC = aw.load("modern").override(
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama, as it is published."""
-    hf.save(aw.build(SPEC), tmp_path / "llama")
-    return tmp_path / "llama"
+    folder = tmp_path_factory.mktemp("published") / "llama"
+    hf.save(aw.build(SPEC), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(published: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(published, tmp_path / "llama"))
 
 
 def config(folder: Path, **changes: Any) -> None:

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from archwright.hf.families.common import ROPE
 from archwright.hf.families.granite import GRANITE_SWA, ThetaOfEach
-from archwright.hf.families.llama import LLAMA, ROPE
+from archwright.hf.families.llama import LLAMA
+from archwright.hf.families.others import NEMOTRON
 from archwright.hf.families.qwen import QWEN2
-from archwright.hf.families.ungated import NEMOTRON
 from archwright.hf.family import Family
 from archwright.hf.layer_types import every_by, first_of
 from archwright.hf.layouts import Same

@@ -146,6 +146,7 @@ def test_a_wrapper_without_a_text_model_is_refused(tmp_path: Path) -> None:
     assert len(refused.value.lines) == 1
 
 
+@pytest.mark.filterwarnings("default")  # and printed, as for a user
 def test_import_says_what_it_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save(build("gemma3"), tmp_path / "gemma")
     assert main(["import", str(folder), "--out", str(tmp_path / "run")]) == 0

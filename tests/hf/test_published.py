@@ -68,14 +68,14 @@ def test_a_published_config_is_the_preset_of_its_model(preset: str) -> None:
     assert list(differences(own, spec_of(OF_PRESET[preset]))) == []
 
 
-@pytest.mark.sampled(fast=5)
+@pytest.mark.sampled(fast=5, full=60)
 @pytest.mark.parametrize("name", SIZED)
 def test_a_published_config_has_the_published_number_of_parameters(name: str) -> None:
     model = build(spec_of(name), device="meta")
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]["parameters"]
 
 
-@pytest.mark.sampled(fast=8)
+@pytest.mark.sampled(fast=8, full=40)
 @pytest.mark.parametrize("preset", preset_names("models"))
 def test_a_preset_is_written_as_the_family_of_its_model(preset: str) -> None:
     found = nearest_fit(load(preset))

@@ -1,4 +1,5 @@
-"""Results of studies that were never run: every number is from a formula and a seed."""
+"""Results of studies that were never run: losses are from a formula and a seed, and what follows from them is the lab's
+own conclusion, which `test_sweep` and `test_verdict` hold against scipy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,19 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from archwright.lab.results import (
     ControlledVariable,
-    Effect,
-    Interval,
-    Outcome,
     Point,
-    Replicate,
     RunResult,
     StudyResults,
     Variant,
 )
+from archwright.lab.sweep import replicate
+from archwright.lab.verdict import SCOPE, effects, verdict
 from archwright.spec.study_spec import StudySpec
 
 INITIAL_LOSS = math.log(256)
@@ -27,7 +25,6 @@ TOKENS_PER_STEP = 2048
 STEPS = 400
 EVALUATIONS = 10
 NATS_PER_BIT_PER_BYTE = 1.83
-NOISE = 0.0061
 NAN = float("nan")
 
 LONG_NAMES = (
@@ -98,7 +95,7 @@ def incomplete(variants: int = 3) -> StudyResults:
         whole,
         runs=runs,
         replicates=kept,
-        effects=[_effect(name, kept, variants - 1) for name in list(gains)[1:-1]],
+        effects=effects(kept, _without(whole.study, last), "modern"),
         complete=False,
         verdict="Not yet decided: 45 of 60 runs are done.",
         notes=(
@@ -124,39 +121,40 @@ def results_of(made: Made) -> StudyResults:
     """Make the results of a whole study."""
     names = list(made.gains)
     runs = [
-        _run(made, name, seed, rate)
+        _run(made, name, seed, lr)
         for name in names
         for seed in range(made.seeds)
-        for rate in made.grid
+        for lr in made.grid
     ]
     replicates = [
-        _replicate([r for r in runs if (r.variant, r.seed) == (name, seed)])
+        replicate([r for r in runs if (r.variant, r.seed) == (name, seed)])
         for name in names
         for seed in range(made.seeds)
     ]
+    study = StudySpec(
+        name="does the activation matter",
+        question="Is a gated feed-forward worth its third matrix?",
+        source="Shazeer 2020, arXiv 2002.05202",
+        variants={name: ["feedforward.kind=gelu"] for name in names[1:]},
+        seeds=made.seeds,
+        tune_lr=not made.fixed,
+        lengths=tuple(length // 64 for length in made.lengths),
+    )
+    variants = [_variant(name, i) for i, name in enumerate(names)]
+    found = effects(replicates, study, names[0], variants=variants, runs=runs)
+    tokens, device = STEPS * TOKENS_PER_STEP, "one thread of a CPU that was made up"
     return StudyResults(
-        study=StudySpec(
-            name="does the activation matter",
-            question="Is a gated feed-forward worth its third matrix?",
-            source="Shazeer 2020, arXiv 2002.05202",
-            variants={name: ["feedforward.kind=gelu"] for name in names[1:]},
-            seeds=made.seeds,
-            tune_lr=not made.fixed,
-            lengths=tuple(length // 64 for length in made.lengths),
-        ),
+        study=study,
         folder="studies/does the activation matter",
-        verdict=(
-            "gelu in place of swiglu is worse than modern by 0.024 nats per token (95 % interval 0.014 to "
-            "0.034) at 0.16 M parameters and 0.8 M tokens a run on one thread of a CPU that was made up."
-        ),
-        scope="At this scale and horizon. No claim is made about other scales.",
-        variants=[_variant(name, i) for i, name in enumerate(names)],
+        verdict=verdict(found, names[0], parameters=163_584, tokens=tokens, device=device),
+        scope=SCOPE,
+        variants=variants,
         runs=runs,
         replicates=replicates,
-        effects=[_effect(name, replicates, len(names) - 1) for name in names[1:]],
+        effects=found,
         grids=dict.fromkeys(names, made.grid),
         held=_held(names),
-        tokens_per_run=STEPS * TOKENS_PER_STEP,
+        tokens_per_run=tokens,
         steps=STEPS,
         evaluation_tokens=65_536,
         device="one thread of Made-up CPU 9000, fp32, blockwise attention",
@@ -168,6 +166,11 @@ def results_of(made: Made) -> StudyResults:
 
 def _changed(results: StudyResults, **changes: Any) -> StudyResults:
     return StudyResults(**{**vars(results), **changes})
+
+
+def _without(study: StudySpec, name: str) -> StudySpec:
+    kept = {other: words for other, words in study.variants.items() if other != name}
+    return study.model_copy(update={"variants": kept})
 
 
 def _variant(name: str, index: int) -> Variant:
@@ -187,20 +190,20 @@ def _variant(name: str, index: int) -> Variant:
     )
 
 
-def _run(made: Made, variant: str, seed: int, rate: float) -> RunResult:
+def _run(made: Made, variant: str, seed: int, lr: float) -> RunResult:
     index = list(made.gains).index(variant)
-    noise = np.random.default_rng([seed, index, round(rate * 1e6)])
+    noise = np.random.default_rng([seed, index, round(lr * 1e6)])
     shared = np.random.default_rng(seed).normal(0, made.seed_noise)
-    off = math.log(rate / (3.2e-3 * 1.15 ** (index % 4)))
+    off = math.log(lr / (3.2e-3 * 1.15 ** (index % 4)))
     loss = 1.98 + made.gains[variant] + shared + noise.normal(0, made.pair_noise) + 0.03 * off**2
     flops = FLOPS_PER_TOKEN + 384 * index
     speed = 41_000 * (1 - 0.015 * index) * (1 + noise.normal(0, 0.02))
-    key = f"{index:02x}{seed:02x}{round(rate * 1e6):08x}"
+    key = f"{index:02x}{seed:02x}{round(lr * 1e6):08x}"
     return RunResult(
         key=key,
         variant=variant,
         seed=seed,
-        rate=rate,
+        lr=lr,
         loss=loss,
         bits_per_byte=loss / NATS_PER_BIT_PER_BYTE,
         initial_loss=INITIAL_LOSS,
@@ -212,7 +215,7 @@ def _run(made: Made, variant: str, seed: int, rate: float) -> RunResult:
         lengths={length: loss + 0.03 * index * math.log2(length / 64) for length in made.lengths},
         command=(
             f"archwright train modern feedforward.kind=gelu model.feedforward.hidden_dim=256 seed={seed} "
-            f"optimizer.lr={rate:g} budget={STEPS}steps --out runs/{key}"
+            f"optimizer.lr={lr:g} budget={STEPS}steps --out runs/{key}"
         ),
     )
 
@@ -228,72 +231,13 @@ def _curve(loss: float, flops: float, speed: float, noise: np.random.Generator) 
     return points
 
 
-def _replicate(runs: Sequence[RunResult]) -> Replicate:
-    best = min(runs, key=lambda run: run.loss)
-    loss, rate = best.loss, best.rate
-    if len(runs) >= 3:
-        a, b, c = np.polyfit([math.log(run.rate) for run in runs], [run.loss for run in runs], 2)
-        loss, rate = float(c - b * b / (4 * a)), math.exp(-b / (2 * a))
-    edges = runs[0].rate, runs[-1].rate
-    bits = loss / math.log(2)
-    return Replicate(best.variant, best.seed, loss, rate, bits, best, rate <= edges[0])
-
-
-def _effect(variant: str, replicates: Sequence[Replicate], comparisons: int) -> Effect:
-    """Compare with the first variant, by formulas that are good enough for a picture."""
-    baseline = {r.seed: r.loss for r in replicates if r.variant == replicates[0].variant}
-    pairs = {
-        r.seed: r.loss - baseline[r.seed]
-        for r in replicates
-        if r.variant == variant and r.seed in baseline
-    }
-    values = np.array(list(pairs.values()))
-    mean, error, freedom = values.mean(), stats.sem(values), len(values) - 1
-    t = Interval(*map(float, stats.t.interval(0.95, freedom, mean, error)), 0.95, "t")
-    interval = t
-    if len(values) >= 10:
-        found = stats.bootstrap((values,), np.mean, n_resamples=999, rng=0).confidence_interval
-        interval = Interval(float(found.low), float(found.high), 0.95, "BCa")
-    equivalence = Interval(*map(float, stats.t.interval(0.9, freedom, mean, error)), 0.9, "t")
-    p = float(stats.ttest_1samp(values, 0).pvalue)
-    margin = 0.01 * float(np.mean(list(baseline.values())))
-    outcome = _outcome(float(mean), interval, equivalence, margin)
-    reserved = outcome == "inconclusive"
-    return Effect(
-        variant=variant,
-        outcome=outcome,
-        mean=float(mean),
-        interval=interval,
-        t_interval=t,
-        equivalence=equivalence,
-        margin=margin,
-        noise=NOISE,
-        p_value=p,
-        holm_p_value=min(1.0, comparisons * p),
-        differences=tuple(map(float, values)),
-        seeds=tuple(pairs),
-        nats_per_bit_per_byte=NATS_PER_BIT_PER_BYTE,
-        caveats=("the best rate of 1 seed is at the end of its grid",) if reserved else (),
-        sentence=f"{variant} is {outcome} than the baseline by {mean:+.4f} nats per token.",
-    )
-
-
-def _outcome(mean: float, interval: Interval, equivalence: Interval, margin: float) -> Outcome:
-    if interval.low <= 0 <= interval.high:
-        inside = -margin <= equivalence.low and equivalence.high <= margin
-        return "equivalent" if inside else "inconclusive"
-    if abs(mean) < NOISE:
-        return "below the noise"
-    return "worse" if mean > 0 else "better"
-
-
 def _with_trouble(run: RunResult) -> RunResult:
     """Let one run fail and the highest rate of two seeds of the baseline diverge."""
-    if (run.variant, run.seed, run.rate) == ("layer norm", 1, 3e-3):
+    if (run.variant, run.seed, run.lr) == ("layer norm", 1, 3e-3):
         lost = dict.fromkeys(("loss", "bits_per_byte", "seconds", "cpu_seconds"), NAN)
         lost |= dict.fromkeys(("tokens_per_second", "memory_bytes"), NAN)
         return RunResult(**{**vars(run), **lost, "failed": "out of memory", "curve": ()})
-    if run.variant == "modern" and run.seed in (0, 3) and run.rate == 9e-3:
+    if run.variant == "modern" and run.seed in (0, 3) and run.lr == 9e-3:
         curve = [*run.curve[:4], Point(200, 409_600, 409_600 * FLOPS_PER_TOKEN, 10.0, NAN)]
         lost = {"loss": INITIAL_LOSS, "bits_per_byte": INITIAL_LOSS / NATS_PER_BIT_PER_BYTE}
         return RunResult(**{**vars(run), **lost, "diverged": True, "curve": curve})

@@ -132,6 +132,7 @@ def test_where_all_widths_are_set_nothing_is_changed() -> None:
     assert matched(other, count(base, 1024), "non_embedding", 1024, held) == (other, False)
 
 
+@pytest.mark.slow
 def test_a_width_that_a_variant_sets_for_some_layers_stays() -> None:
     own = "layer_kinds={'wide' = {feedforward = {hidden_dim = 384}}}"
     base, other = pair(f":{own}:layers.cycle=['wide', 'default']")
@@ -198,7 +199,7 @@ def test_shapes_have_about_the_size_and_a_sensible_proportion(size: float) -> No
     assert 6 <= dim / num_layers <= 130
 
 
-@pytest.mark.sampled(fast=4, full=40)
+@pytest.mark.sampled(fast=3, full=20)
 @pytest.mark.parametrize("name", [name for name in preset_names("models") if name != "modern"])
 def test_every_published_model_can_be_compared_at_one_size(name: str) -> None:
     base, other = pair(name)

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from archwright.lab.page import study_page, write_page, write_tables
-from archwright.lab.page.rates import best_rate
+from archwright.lab.page.learning_rates import best_lr
 from archwright.lab.page.styles import SHORT, series_of, short_names
 from archwright.lab.results import StudyResults
+from archwright.lab.sweep import replicate
+from archwright.lab.verdict import effects
 from archwright.reporting.document import Chart, Page, Table
 from archwright.spec.study_spec import StudySpec
 from tests.lab import made_results as made
@@ -124,6 +126,32 @@ def test_an_effect_is_drawn_and_listed_as_it_was_found() -> None:
     assert said["Of the baseline's loss"] == f"{share:+.2f} %"
 
 
+def test_the_numbers_of_two_seeds_are_those_of_a_pocket_calculator() -> None:
+    """Losses 3.50 and 3.52 beside 3.29 and 3.30: d = -0.21, -0.22, so that mean d = -0.215 and s = 0.01 / sqrt(2),
+    s / sqrt(2) = 0.005; Student's t of one degree of freedom is 12.7062 for 95 %, 6.3138 for 90 %, and for
+    t = 0.215 / 0.005 = 43 p = 1 - 2 / pi atan(43) = 0.0148. The baseline's mean is 3.51, of which the margin is 1 %."""
+    one, two = made.TWELVE[:2]
+    losses = {(one, 0): 3.50, (one, 1): 3.52, (two, 0): 3.29, (two, 1): 3.30}
+    results = made.results_of(made.Made({one: 0.0, two: 0.0}, seeds=2, grid=(3e-3,), fixed=True))
+    runs = [
+        replace(run, loss=losses[run.variant, run.seed], bits_per_byte=losses[run.variant, run.seed] / 2)
+        for run in results.runs
+    ]  # fmt: skip
+    found = effects([replicate([run]) for run in runs], results.study, one, runs=runs)
+    assert cells(study_page(replace(results, runs=runs, effects=found)), "Effects") == {
+        "Variant": two,
+        "Outcome": "better",
+        "Nats per token": "−0.2150",
+        "95 % (t)": "−0.2785 to −0.1515",
+        "p (paired t)": "0.015",
+        "p, Holm": "0.015",
+        "90 %, for equivalence": "−0.2466 to −0.1834, margin 0.0351",
+        "Bits per byte": "−0.1075",
+        "Of the baseline's loss": "−6.13 %",
+        "Seeds": "2",
+    }
+
+
 def test_unknown_numbers_make_a_page_too() -> None:
     results = made.two_variants()
     nan = float("nan")
@@ -139,7 +167,7 @@ def test_unknown_numbers_make_a_page_too() -> None:
     failed = [replace(run, failed="lost", loss=nan, curve=()) for run in results.runs]
     slow = [replace(run, tokens_per_second=0.0, seconds=nan) for run in results.runs]
     diverged = [replace(run, diverged=True, curve=run.curve[:1]) for run in results.runs]
-    lost = replace(results.replicates[0], loss=nan, rate=nan)
+    lost = replace(results.replicates[0], loss=nan, lr=nan)
     for odd in (
         replace(results, effects=[effect], replicates=[lost, *results.replicates[1:]]),
         replace(results, runs=failed, replicates=(), effects=()),
@@ -174,8 +202,8 @@ def test_a_huge_interval_does_not_hide_the_rest() -> None:
 def test_curves_are_means_over_seeds_at_the_best_rate() -> None:
     results = made.two_variants()
     mean = chart(study_page(results), "loss").traces[2]
-    assert best_rate(results, "modern") == 3e-3
-    runs = [run for run in results.runs if run.variant == "modern" and run.rate == 3e-3]
+    assert best_lr(results, "modern") == 3e-3
+    runs = [run for run in results.runs if run.variant == "modern" and run.lr == 3e-3]
     for i, value in enumerate(mean["y"]):
         assert value == pytest.approx(sum(run.curve[i].loss for run in runs) / 5)
     assert mean["along"]["seconds"][-1] == pytest.approx(sum(r.curve[-1].seconds for r in runs) / 5)
@@ -184,14 +212,14 @@ def test_curves_are_means_over_seeds_at_the_best_rate() -> None:
 def test_differences_are_paired_by_seed() -> None:
     results = made.two_variants()
     line = chart(study_page(results), "difference").traces[-1]
-    at = {(r.variant, r.seed): r.curve[-1].loss for r in results.runs if r.rate == 3e-3}
+    at = {(r.variant, r.seed): r.curve[-1].loss for r in results.runs if r.lr == 3e-3}
     paired = [at["gelu in place of swiglu", seed] - at["modern", seed] for seed in range(5)]
     assert line["y"][-1] == pytest.approx(sum(paired) / 5)
 
 
 def test_what_diverged_is_marked_and_draws_no_mean() -> None:
     page = study_page(made.incomplete())
-    traces = {trace["name"]: trace for trace in chart(page, "rates").traces}
+    traces = {trace["name"]: trace for trace in chart(page, "lr").traces}
     assert traces["modern, diverged"]["x"] == [9e-3, 9e-3]
     assert math.isnan(traces["modern"]["y"][-1])
     assert max(y for t in traces.values() for y in t["y"] if y < 100 and t.get("yaxis") != "y2") < 3
@@ -203,7 +231,7 @@ def test_what_diverged_is_marked_and_draws_no_mean() -> None:
 
 def test_fixed_rates_are_only_listed() -> None:
     page = study_page(made.fixed_rates())
-    assert "rates" not in [chart.name for chart in page.charts]
+    assert "lr" not in [chart.name for chart in page.charts]
     assert "Rates were not tuned" in page.html()
 
 
@@ -278,7 +306,7 @@ def test_tables_hold_every_number_as_it_was(
     ):
         assert len(lines) == len(things)
         for line, thing in zip(lines, things, strict=True):
-            for name in line.keys() & vars(thing).keys() - {"seeds", "differences", "reservations"}:
+            for name in line.keys() & vars(thing).keys() - {"seeds", "differences", "caveats"}:
                 assert same(line[name], getattr(thing, name)), name
     assert [float(point["loss"]) for point in points] == pytest.approx(
         [p.loss for run in found.runs for p in run.curve], rel=0, abs=0, nan_ok=True

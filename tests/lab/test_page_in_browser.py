@@ -14,7 +14,7 @@ from tests.lab import made_results as made
 from tests.visitor import Visitor, of_plots, ranges, saved, style
 
 TOKENS = made.STEPS * made.TOKENS_PER_STEP
-CHARTS = ["effects", "loss", "difference", "rates", "lengths"]
+CHARTS = ["effects", "loss", "difference", "lr", "lengths"]
 LONG = made.LONG_NAMES[0]
 
 
@@ -64,7 +64,7 @@ def test_hovering_a_curve_tells_every_variant(tab: Any) -> None:
 
 def test_hovering_longer_texts_and_rates(tab: Any) -> None:
     assert hover(tab, "lengths", "modern", 2).startswith("256 tokens")
-    assert re.match(r"\S.* at 0\.001, mean of 5 seeds", hover(tab, "rates", "no rope", 0))
+    assert re.match(r"\S.* at 0\.001, mean of 5 seeds", hover(tab, "lr", "no rope", 0))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.lab.small import OPTIONS, words, working_in
 
 pytestmark = pytest.mark.slow
 
-ASKED = OPTIONS | {"rates": "fixed", "budget": "2steps"}
+ASKED = OPTIONS | {"tune_lr": False, "budget": "2steps"}
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +154,23 @@ def test_no_damage_ends_in_a_traceback(study: Path) -> None:
             lines.append(error.lines)
     assert len(lines) > 200
     assert all(len(said) == 1 for said in lines)
+
+
+def test_a_study_of_before_the_renamings_goes_on(tmp_path: Path) -> None:
+    """Its study.toml says rates, grid, ratio, margin and together; its plan has no checksum."""
+    common = [w.replace("float32_matmul_precision", "float32_products") for w in words("text.txt")]
+    options = OPTIONS | {"budget": "2steps", "tune_lr": False, "equivalence_margin": 0.02}
+    with working_in(tmp_path):
+        shutil.copytree(Path(__file__).parent / "study_of_format_1", "study")
+        found = compare(*common, ":norm.kind=layer", quiet=True, out="study", **options)
+        assert (found.complete, found.study.tune_lr, found.steps) == (True, False, 2)
+        losses = {(r.variant, r.seed, r.lr): r.loss for r in found.runs}
+    assert losses == pytest.approx(
+        {
+            ("modern", 0, 0.01): 5.3912,
+            ("modern", 1, 0.01): 5.2295,
+            ("norm.kind=layer", 0, 0.01): 5.3802,
+            ("norm.kind=layer", 1, 0.01): 5.2081,
+        },
+        abs=1e-4,
+    )

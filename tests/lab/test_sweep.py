@@ -244,11 +244,11 @@ def test_the_window_knows_no_unit(table, factor):
 
 def test_the_vertex_of_a_parabola_is_found_exactly():
     for centre in (-0.49, -0.2, 0.0, 0.3, 0.5):
-        rates = [1e-3 * 3.0**k for k in range(-2, 3)]
+        lrs = [1e-3 * 3.0**k for k in range(-2, 3)]
         losses = [3.0 + 0.02 * (k - centre) ** 2 for k in range(-2, 3)]
-        found = tuned(losses, rates)
+        found = tuned(losses, lrs)
         assert found.loss == pytest.approx(3.0, abs=1e-12)
-        assert found.rate == pytest.approx(1e-3 * 3.0**centre, rel=1e-9)
+        assert found.lr == pytest.approx(1e-3 * 3.0**centre, rel=1e-9)
         assert not found.at_boundary
 
 
@@ -263,32 +263,32 @@ def test_the_vertex_is_that_of_polyfit(best, rises, gaps):
     c, s, y = np.polyfit(logs, losses, 2)
     found = tuned(losses, [*np.exp(logs - 6)])
     assert found.loss == pytest.approx(y - s * s / (4 * c), abs=1e-9)
-    assert math.log(found.rate) + 6 == pytest.approx(-s / (2 * c), abs=1e-7)
+    assert math.log(found.lr) + 6 == pytest.approx(-s / (2 * c), abs=1e-7)
 
 
 def test_an_unstable_neighbour_pulls_no_more_than_a_rise():
-    rates = [1.0, 2.0, 4.0]
-    wild, capped = tuned([3.1, 3.0, 6.0], rates), tuned([3.1, 3.0, 3.0 * (1 + RISE)], rates)
+    lrs = [1.0, 2.0, 4.0]
+    wild, capped = tuned([3.1, 3.0, 6.0], lrs), tuned([3.1, 3.0, 3.0 * (1 + RISE)], lrs)
     assert wild == pytest.approx(capped)
     assert 3.0 - wild.loss < 0.002
-    assert 3.0 - tuned([3.0, 3.0, 60.0], rates).loss == pytest.approx(3.0 * RISE / 8)
+    assert 3.0 - tuned([3.0, 3.0, 60.0], lrs).loss == pytest.approx(3.0 * RISE / 8)
 
 
 @given(st.lists(LOSSES, min_size=3, max_size=7), st.floats(1.4, 10), st.data())
 def test_what_every_tuned_loss_promises(losses, ratio, data):
-    rates = [1e-3 * ratio**k for k in range(len(losses))]
-    found, best = tuned(losses, rates), lowest(losses)
+    lrs = [1e-3 * ratio**k for k in range(len(losses))]
+    found, best = tuned(losses, lrs), lowest(losses)
     assert (1 - RISE / 8) * losses[best] - 1e-12 <= found.loss <= min(losses)
     assert found.at_boundary == (best in (0, len(losses) - 1))
     if found.at_boundary:
-        assert (found.loss, found.rate) == (losses[best], rates[best])
+        assert (found.loss, found.lr) == (losses[best], lrs[best])
     else:
         half = math.sqrt(ratio) * (1 + 1e-12)
-        assert rates[best] / half <= found.rate <= rates[best] * half
+        assert lrs[best] / half <= found.lr <= lrs[best] * half
     factor = data.draw(st.sampled_from([0.5, 4.0]))
-    scaled = tuned([factor * loss for loss in losses], rates)
+    scaled = tuned([factor * loss for loss in losses], lrs)
     assert scaled.loss == pytest.approx(factor * found.loss, rel=1e-12)
-    assert scaled.rate == pytest.approx(found.rate, rel=1e-9)
+    assert scaled.lr == pytest.approx(found.lr, rel=1e-9)
 
 
 def test_ties_go_to_the_middle():
@@ -298,13 +298,13 @@ def test_ties_go_to_the_middle():
 
 
 def test_a_replicate_is_a_sweep_or_its_only_run():
-    def run(rate, loss):
-        return RunResult("key", "a", 4, rate, loss, bits_per_byte=1.0, initial_loss=5.5)
+    def run(lr, loss):
+        return RunResult("key", "a", 4, lr, loss, bits_per_byte=1.0, initial_loss=5.5)
 
     runs = [run(4.0, 3.1), run(1.0, 3.3), run(2.0, 3.0)]
     found = replicate(runs)
-    assert (found.loss, found.rate, found.at_boundary) == tuned([3.3, 3.0, 3.1], [1.0, 2.0, 4.0])
+    assert (found.loss, found.lr, found.at_boundary) == tuned([3.3, 3.0, 3.1], [1.0, 2.0, 4.0])
     assert (found.variant, found.seed, found.best) == ("a", 4, runs[2])
     assert found.bits_per_token == pytest.approx(math.log2(math.exp(found.loss)))
     alone = replicate(runs[:1])
-    assert (alone.loss, alone.rate, alone.at_boundary, alone.best) == (3.1, 4.0, False, runs[0])
+    assert (alone.loss, alone.lr, alone.at_boundary, alone.best) == (3.1, 4.0, False, runs[0])

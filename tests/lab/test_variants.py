@@ -2,7 +2,7 @@
 
 import pytest
 
-from archwright.lab.variants import arms, is_variant, run_key, sized_by_user, split, with_rate
+from archwright.lab.variants import arms, is_variant, run_key, sized_by_user, split, with_lr
 from archwright.spec.errors import UserError
 from archwright.spec.read import diff, load_study, study_names
 from archwright.spec.study_spec import StudySpec, parse_count
@@ -143,6 +143,6 @@ def test_studies_that_come_along_are_good(name: str) -> None:
 
 def test_a_second_learning_rate_keeps_its_ratio() -> None:
     run = next(iter(arms(study("demo", ":norm.kind=layer"), None).values()))
-    changed = with_rate(run, 2 * run.optimizer.lr)
+    changed = with_lr(run, 2 * run.optimizer.lr)
     assert changed.optimizer.lr == 2 * run.optimizer.lr
     assert changed.optimizer.adamw_lr == pytest.approx(2 * run.optimizer.adamw_lr)

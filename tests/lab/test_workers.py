@@ -100,18 +100,18 @@ def test_at_the_end_all_processes_leave(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGTERM")
 def test_a_worker_leaves_when_who_gave_it_work_is_gone(tmp_path: Path) -> None:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "archwright.lab.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
         env=surroundings(),
-    )
-    assert process.stdin
-    assert process.stdout
-    process.stdin.write('{"do": "train", "folders": ["none"]}\n')
-    process.stdin.flush()
-    assert "is not a run folder" in process.stdout.readline()
-    process.stdin.close()
-    assert process.wait(30) in (0, -signal.SIGTERM)
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write('{"do": "train", "folders": ["none"]}\n')
+        process.stdin.flush()
+        assert "is not a run folder" in process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(30) in (0, -signal.SIGTERM)

@@ -248,18 +248,16 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
     valid = given.get("padding_mask", torch.ones(ROWS, length).bool())[row].tolist()
     reach = torch.eye(length, dtype=torch.bool)
     for i in range(spec.num_layers):
-        attention = spec.layer(i).attention
-        if attention.kind == "none":
-            continue
-        mask = getattr(attention, "mask", Causal())  # a recurrence reads all that came before
         step = torch.eye(length, dtype=torch.bool)
-        for q in range(length):
-            for k in range(length):
-                if valid[q] and valid[k] and documents[q] == documents[k]:
-                    start = documents.index(documents[q])
-                    places = [sum(valid[start:n]) for n in (q, k)]
-                    heads = range(number := int(getattr(attention, "num_heads", 1)))
-                    step[q, k] |= any(sees(mask, *places, h, number) for h in heads)
+        for mixer in spec.layer(i).mixers.values():
+            mask = getattr(mixer, "mask", Causal())  # a recurrence reads all that came before
+            for q in range(length):
+                for k in range(length):
+                    if valid[q] and valid[k] and documents[q] == documents[k]:
+                        start = documents.index(documents[q])
+                        places = [sum(valid[start:n]) for n in (q, k)]
+                        heads = range(number := int(getattr(mixer, "num_heads", 1)))
+                        step[q, k] |= any(sees(mask, *places, h, number) for h in heads)
         reach = (step.float() @ reach.float()) > 0
     return reach
 

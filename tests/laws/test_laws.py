@@ -21,7 +21,7 @@ from tests.strategies import model_specs
 
 pytestmark = pytest.mark.slow
 
-COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
+COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "40"))
 """How many that no rule refuses must be seen."""
 
 MOST_REFUSED = 0.4

@@ -86,7 +86,7 @@ def stepped(model: Decoder, machine: MachineSpec, **settings: Any) -> StepResult
         model,
         Batch(Inputs(tokens), targets),
         {"sgd": torch.optim.SGD([group])},
-        rate=1.0,
+        lr_scale=1.0,
         precision=Precision(machine.precision, device),
         max_grad_norm=None,
         chunked=machine.loss == "chunked",

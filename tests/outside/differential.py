@@ -19,9 +19,10 @@ from archwright.parts.mixers import AttentionMixer
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
-from archwright.spec.attention import ALL_INPUTS, Attention
+from archwright.spec.attention import Attention
 from archwright.spec.choice import Count
 from archwright.spec.masks import Causal, Mask
+from archwright.spec.mixers import ALL_INPUTS
 from archwright.spec.norms import Norm, RMSNorm
 
 

@@ -1,6 +1,7 @@
 """A gated delta rule from outside the package: a recurrence, token by token, with a state that decoding carries on.
 
-archwright train modern --parts gated_delta.py model.attention.kind=gated_delta model.position.kind=none
+Beside attention, or in its place with model.attention.kind=none model.position.kind=none:
+archwright train modern --parts gated_delta.py model.recurrence.kind=gated_delta
 """
 
 from collections.abc import Sequence
@@ -17,12 +18,12 @@ from archwright.parts.mixers import Mixer
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import RecurrentState
-from archwright.spec.attention import Attention
 from archwright.spec.choice import Count, Width
+from archwright.spec.mixers import Recurrence
 from archwright.spec.norms import Norm, RMSNorm
 
 
-class GatedDelta(Attention):
+class GatedDelta(Recurrence):
     """S = exp(g) S; S = S + k (beta (v - S^T k))^T; o = S^T q (Yang et al., 2024, Gated Delta Networks, eq. 10)."""
 
     kind: Literal["gated_delta"] = "gated_delta"

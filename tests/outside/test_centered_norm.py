@@ -36,6 +36,7 @@ def test_it_is_part_of_the_spec(small: ModelSpec) -> None:
     assert Norm.kinds["centered"].__name__ == "CenteredNorm"
 
 
+@pytest.mark.slow
 def test_the_tests_of_the_tables_run_over_it() -> None:
     command = "-m pytest -p tests.outside.centered_norm tests/parts/test_tables.py -k norm-centered"
     done = subprocess.run(

@@ -32,6 +32,7 @@ def test_there_are_examples() -> None:
     assert FILES.keys() == {"my_norms.py", "my_schedules.py", "my_optimizers.py", "my_mixers.py"}
 
 
+@pytest.mark.sampled(fast=1)
 @pytest.mark.usefixtures("visitors")
 @pytest.mark.parametrize(("name", "content", "line"), EXAMPLES, ids=FILES)
 def test_an_example_trains_and_is_listed(
@@ -47,8 +48,6 @@ def test_an_example_trains_and_is_listed(
     write_text(tmp_path / "text.txt", 100)
     few = ("budget=3steps", "evaluate.final_max_tokens=50")
     tiny = tiny_words("text.txt", *few)[2:]
-    if "attention.kind" in line:  # which has no heads
-        tiny = [word for word in tiny if not word.startswith("model.attention.num_")]
     assert main([*shlex.split(line), *tiny, "--quiet"]) == 0
     folder = RunFolder("runs/modern")
     assert set(folder.parts) == {name}
@@ -96,7 +95,7 @@ def test_the_mixer_is_lawful(tmp_path: Path) -> None:
     load_parts_file(tmp_path / "my_mixers.py")
     small = load("modern").override("dim=32", "num_layers=2", "vocab_size=64", "context_length=24")
     for law in LAWS:
-        law(Case(small.override("attention.kind=moving_average", "position.kind=none"), 1))
+        law(Case(small.override("recurrence.kind=moving_average"), 1))
 
 
 def test_the_table_has_every_axis() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from archwright.cli import main
 from archwright.lab.compare import compare
 from archwright.plugins import load_parts_file
 from archwright.runs import RunFolder
 from archwright.training.train import resume, train
 from tests.lab.small import OPTIONS, words, working_in
-from tests.tiny import archwright, tiny_run, tiny_words, write_text
+from tests.tiny import tiny_run, tiny_words, write_text
 from tests.training.whole import Died, at_step, die, timeless
 
 FILE = Path(__file__).with_name("lion.py")
@@ -37,20 +38,25 @@ def test_its_steps_are_those_of_algorithm_2() -> None:
     torch.testing.assert_close(w.detach(), expected, rtol=1e-12, atol=0)
 
 
-def test_it_trains_from_the_command_line_and_is_listed(tmp_path: Path) -> None:
-    write_text(tmp_path / "text.txt", 100)
+@pytest.mark.usefixtures("visitors")
+def test_it_trains_from_the_command_line_and_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_text(Path("text.txt"), 100)
     few = ("budget=5steps", "schedule.warmup=1", "evaluate.final_max_tokens=50")
     parts = ("--parts", str(FILE))
-    done = archwright(*tiny_words("text.txt", *ASKED, *few), *parts, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rates = [record["lr"] for record in timeless(RunFolder(tmp_path / "runs" / "modern"))]
+    assert main([*tiny_words("text.txt", *ASKED, *few), *parts, "--quiet"]) == 0
+    rates = [record["lr"] for record in timeless(RunFolder("runs/modern"))]
     falling = [3e-4 * (1 - math.sqrt((step - 1) / 4)) for step in range(1, 5)]
     assert rates == pytest.approx([1.5e-4, *falling])
+    capsys.readouterr()
     for kind in ("lion", "one_minus_sqrt"):
-        listed = archwright("list", "choices", kind, *parts, cwd=tmp_path).stdout
-        assert f": {kind}\n" in listed
+        assert main(["list", "choices", kind, *parts]) == 0
+        assert f": {kind}\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("visitors")
 def test_it_learns_and_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_parts_file(FILE)
@@ -70,6 +76,7 @@ def test_it_learns_and_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.M
     assert cut.model_file.read_bytes() == whole.model_file.read_bytes()
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.usefixtures("visitors")
 def test_it_is_compared(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from archwright.checkpoint import latest
+from archwright.cli import main
 from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.lab.compare import compare
@@ -21,7 +22,7 @@ from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
 from archwright.training.train import resume, train
 from tests.lab.small import OPTIONS, words, working_in
-from tests.tiny import archwright, tiny_run, tiny_words, write_text
+from tests.tiny import tiny_run, tiny_words, write_text
 from tests.training.whole import Died, at_step, die, timeless
 
 FILE = Path(__file__).with_name("masked_token.py")
@@ -96,27 +97,40 @@ def test_a_model_that_sees_one_side_is_refused(examples: Examples) -> None:
         enforce_run(run.override("model.attention.mask.kind=full", "evaluate.stride=8"))
 
 
-def test_it_trains_from_the_command_line_and_is_listed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("visitors")
+def test_it_trains_from_the_command_line_and_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     shutil.copy(FILE, tmp_path)
-    write_text(tmp_path / "text.txt")
+    write_text(Path("text.txt"), 100)
     parts = ("--parts", FILE.name)
     few = ("budget=3steps", "data.separator=the", "data.packing=document_mask")
-    done = archwright(*tiny_words("text.txt", *ASKED, *few), *parts, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "nats per token" in done.stdout
-    assert "bits per byte" not in done.stdout
-    folder = RunFolder(tmp_path / "runs" / "modern")
+    assert main([*tiny_words("text.txt", *ASKED, *few), *parts]) == 0
+    printed = capsys.readouterr().out
+    assert "nats per token" in printed
+    assert "bits per byte" not in printed
+    folder = RunFolder("runs/modern")
     assert {"train", "eval", "event"} == {record["kind"] for record in folder.metrics()}
     assert not folder.samples()
     assert folder.report_file.exists()
-    listed = archwright("list", "choices", "masked_token", *parts, cwd=tmp_path).stdout
+    assert main(["list", "choices", "masked_token", *parts]) == 0
+    listed = capsys.readouterr().out
     assert "objective: masked_token" in listed
     assert "objective.share=0.15" in listed
-    written = archwright("generate", "runs/modern", *parts, cwd=tmp_path)
-    assert written.stderr.count("\n") == 1
-    assert "lets tokens see what follows them" in written.stderr
+    few = ("dim=32", "num_layers=1", "--length", "32", "--seconds", "0.01")
+    plain = ("--kernel", "eager", "--precision", "fp32")
+    assert main(["profile", "modern", *ASKED, *few, *plain, *parts]) == 0
+    assert "4 rows of 32 tokens" in capsys.readouterr().out
+    assert main(["profile", "modern", ASKED[0], *parts]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'objective.kind = "masked_token" expects a mask such as "full"' in line
+    assert main(["generate", "runs/modern", *parts]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "lets tokens see what follows them" in line
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("visitors")
 def test_it_learns_and_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_parts_file(FILE)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from archwright.catalogue.diagram import diagram
 from archwright.cli import main
 from archwright.model import Decoder, build
 from archwright.planning.cost import flops_per_token
@@ -23,17 +24,24 @@ HERE = Path(__file__).parent
 SMALL = ModelSpec(dim=32, num_layers=2, vocab_size=64, context_length=24)
 WORDS = {
     "differential": ["attention.kind=differential", "attention.num_heads=2"],
-    "gated_delta": ["attention.kind=gated_delta", "position.kind=none"],
+    "gated_delta": ["recurrence.kind=gated_delta", "attention.kind=none", "position.kind=none"],
+    "hybrid": ["recurrence.kind=gated_delta", "residual.multiplier.recurrence=0.5"],
     "xpos": ["position.kind=xpos", "position.scale_base=8", "attention.num_heads=2"],
 }
-FULL = {"differential": ["attention.mask.kind=full"], "xpos": ["attention.mask.kind=full"]}
+FILES = {"hybrid": "gated_delta"}
+"""A recurrence beside attention is the same file, asked for otherwise."""
+FULL = {name: ["attention.mask.kind=full"] for name in ("differential", "xpos", "hybrid")}
 """So that the reference kernel computes no pair of tokens that no query sees."""
 ALL = pytest.mark.parametrize("name", WORDS)
 pytestmark = pytest.mark.usefixtures("visitors")
 
 
+def file_of(name: str) -> Path:
+    return HERE / f"{FILES.get(name, name)}.py"
+
+
 def spec_of(name: str, *words: str) -> ModelSpec:
-    runpy.run_path(str(HERE / f"{name}.py"), run_name=name)
+    runpy.run_path(str(file_of(name)), run_name=FILES.get(name, name))
     return SMALL.override(*WORDS[name], *words)
 
 
@@ -61,13 +69,14 @@ def test_the_bytes_of_its_state_are_those_of_the_tensors(name: str) -> None:
     assert cache.num_bytes == cache_bytes(model, length, 4) + slot
 
 
+@pytest.mark.sampled(fast=1)
 @ALL
 def test_it_trains_resumes_and_writes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_text(Path("text.txt"), 100)
-    parts = ["--parts", str(HERE / f"{name}.py")]
+    parts = ["--parts", str(file_of(name))]
     words = [f"model.{word}" for word in WORDS[name]]
     few = ("budget=4steps", "evaluate.final_max_tokens=50", "data.packing=document_mask")
     shape = [w for w in tiny_words("text.txt", *few) if not w.startswith("model.attention.num_")]
@@ -81,6 +90,7 @@ def test_it_trains_resumes_and_writes(
     assert [record["loss"] for record in whole if "loss" in record]
 
 
+@pytest.mark.sampled(full=1)
 @pytest.mark.slow
 @ALL
 def test_it_takes_part_in_compare(
@@ -90,7 +100,7 @@ def test_it_takes_part_in_compare(
     write_text(Path("text.txt"), 2500)
     variant = ":".join(["", *(f"model.{word}" for word in WORDS[name])])
     base = [w for w in tiny_words("text.txt")[2:] if not w.startswith("model.attention.num_")]
-    words = ["compare", "modern", variant, *base, "--parts", str(HERE / f"{name}.py")]
+    words = ["compare", "modern", variant, *base, "--parts", str(file_of(name))]
     few = ["--seeds", "2", "--budget", "3steps", "--no-tune-lr", "--match", "parameters", "--quiet"]
     assert main([*words, *few]) == 0, capsys.readouterr().err
     assert list(Path("studies").glob("*/report.html"))
@@ -161,8 +171,24 @@ def test_xpos_multiplies_scores_by_a_factor_of_the_distance() -> None:
 
 
 def test_positions_that_a_mixer_ignores_are_refused() -> None:
+    runpy.run_path(str(HERE / "running_mean.py"), run_name="running_mean")
+    with pytest.raises(UserError, match='found "rope", which acts inside attention'):
+        build(SMALL.override("attention.kind=running_mean", "position.kind=rope"))
     with pytest.raises(UserError, match='found "rope", which acts inside attention'):
         build(spec_of("gated_delta").override("position.kind=rope"))
+
+
+def test_branches_side_by_side_read_the_same_norm_and_are_added() -> None:
+    spec = spec_of("hybrid", "num_layers=1", "feedforward.kind=none")
+    model = build(spec).double()
+    (layer,) = model.stack
+    assert layer.branches == ("attention", "recurrence")
+    assert [*layer.residual.norms] == ["attention"]
+    x = torch.randn(2, 7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    h = layer.residual.norms["attention"](x)
+    attention, recurrence = (mixer(h, _context(x)) for mixer in model.mixers())
+    torch.testing.assert_close(layer(x), x + attention + 0.5 * recurrence)
+    assert "(attention + recurrence × 0.5)" in diagram(spec.resolved(), "RMSNorm")[0]
 
 
 def _context(x: Tensor) -> Any:

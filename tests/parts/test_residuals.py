@@ -1,6 +1,6 @@
 """Residual wirings beside their formulas."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -44,38 +44,55 @@ class Bare:
 
 BRANCHES = {
     "attention": Bare(lambda x: x.cumsum(1) * 0.3),
+    "recurrence": Bare(lambda x: x.sin() * 0.7),
     "feedforward": Bare(lambda x: x.tanh() - 0.1),
 }
 
 
 def made(choice: spec.Residual, names: list[str]) -> nn.Module:
     Scale.made = 0
-    part: nn.Module = RESIDUALS[type(choice)](choice, names, Scale)
+    part: nn.Module = RESIDUALS[type(choice)](choice, groups(names), Scale)
     return part
+
+
+def groups(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return names in groups: what is joined by + stands side by side."""
+    return {name.split("+")[0]: name.split("+") for name in names}
+
+
+def grouped(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the branches in groups."""
+    return {key: {name: BRANCHES[name] for name in group} for key, group in groups(names).items()}
 
 
 def by_formula(choice: spec.Residual, x: Tensor, names: list[str], part: Any) -> Tensor:
     start = x
-    for name in names:
-        f, norms = BRANCHES[name], dict(part.norms)
+    for name, group in groups(names).items():
+        norms = dict(part.norms)
         norm = norms.get("shared", norms.get(name))
-        beta = getattr(choice.multiplier, name)
+
+        def f(h: Tensor, out: Any = None, group: list[str] = group) -> Tensor:
+            """The sum over the group, where every branch may have a norm of its result."""
+            outs = {name: BRANCHES[name](h) for name in group}
+            outs = outs if out is None else {name: out[name](outs[name]) for name in group}
+            return sum((choice.multiplier[name] * outs[name] for name in group), torch.zeros(()))
+
         match choice:
             case spec.PostNorm():
-                x = norm(x + beta * f(x))
+                x = norm(x + f(x))
             case spec.PreNorm(skip_norm=skip_norm):
-                x = x + beta * f(x if name == skip_norm else norm(x))
+                x = x + f(x if name == skip_norm else norm(x))
             case spec.SandwichNorm():
-                x = x + beta * part.out_norms[name](f(norm(x)))
+                x = x + f(norm(x), part.out_norms)
             case spec.OutputNorm():
-                x = x + beta * norm(f(x))
+                x = x + f(x, norms)
             case spec.Parallel():
-                x = x + beta * f(norm(start))
+                x = x + f(norm(start))
             case spec.NormedResidual():
-                x = getattr(choice.alpha, name) * norm(x) + beta * f(norm(x))
+                x = choice.alpha[name] * norm(x) + f(norm(x))
             case spec.DeepNorm(alpha=alpha):
                 assert alpha != "auto"
-                x = norm(alpha * x + beta * f(x))
+                x = norm(alpha * x + f(x))
             case _:
                 raise AssertionError(choice)
     return x
@@ -84,7 +101,7 @@ def by_formula(choice: spec.Residual, x: Tensor, names: list[str], part: Any) ->
 DEEPNORM = spec.DeepNorm(alpha=1.0, gain=1.0)
 """Without "auto", which the whole model settles."""
 PLAIN = [DEEPNORM if kind is spec.DeepNorm else kind() for kind in RESIDUALS]
-UNEVEN = spec.PerBranch(attention=0.5, feedforward=-3.0)
+UNEVEN = spec.PerBranch(attention=0.5, recurrence=1.75, feedforward=-3.0)
 OTHERS = [
     *[choice.model_copy(update={"multiplier": UNEVEN}) for choice in PLAIN],
     spec.PreNorm(skip_norm="attention"),
@@ -99,12 +116,20 @@ CHOICES = pytest.mark.parametrize("choice", PLAIN, ids=lambda c: c.kind)
 
 @pytest.mark.parametrize("choice", PLAIN + OTHERS, ids=str)
 @pytest.mark.parametrize(
-    "names", [["attention", "feedforward"], ["attention"], ["feedforward"]], ids=" ".join
+    "names",
+    [
+        ["attention", "feedforward"],
+        ["attention"],
+        ["feedforward"],
+        ["attention+recurrence", "feedforward"],
+        ["recurrence"],
+    ],
+    ids=" ".join,
 )
 def test_formula(choice: spec.Residual, names: list[str]) -> None:
     part = made(choice, names)
     x = torch.randn(2, 4, 6, dtype=torch.float64)
-    found = part(x, {name: BRANCHES[name] for name in names})
+    found = part(x, grouped(names))
     torch.testing.assert_close(found, by_formula(choice, x, names, part), rtol=1e-13, atol=1e-13)
 
 
@@ -122,23 +147,25 @@ def test_each_branch_has_norms_of_its_own(choice: spec.Residual) -> None:
 @CHOICES
 def test_dropout_is_of_the_branch_alone_and_in_training_alone(choice: spec.Residual) -> None:
     choice = choice.model_copy(update={"dropout": 0.25})
-    part: nn.Module = RESIDUALS[type(choice)](choice, ["feedforward"], nn.Identity)
+    part: nn.Module = RESIDUALS[type(choice)](choice, groups(["feedforward"]), nn.Identity)
     x, one = torch.zeros(1, 1, 100_000), torch.ones(1, 1, 100_000)
     torch.manual_seed(0)
-    kept = part.train()(x, {"feedforward": Bare(lambda x: one)})
+    ones = {"feedforward": {"feedforward": Bare(lambda x: one)}}
+    kept = part.train()(x, ones)
     assert kept.unique().tolist() == pytest.approx([0, 1 / 0.75])
     assert (kept == 0).double().mean().item() == pytest.approx(0.25, abs=0.01)
-    stream = part(one, {"feedforward": Bare(torch.zeros_like)})
+    stream = part(one, {"feedforward": {"feedforward": Bare(torch.zeros_like)}})
     assert torch.equal(stream, one)
-    assert torch.equal(part.eval()(x, {"feedforward": Bare(lambda x: one)}), one)
+    assert torch.equal(part.eval()(x, ones), one)
 
 
 @CHOICES
 def test_the_stream_is_not_changed_in_place(choice: spec.Residual) -> None:
-    part = made(choice, ["attention", "feedforward"])
+    names = ["attention+recurrence", "feedforward"]
+    part = made(choice, names)
     x = torch.randn(1, 3, 4)
     before = x.clone()
-    part(x, BRANCHES)
+    part(x, grouped(names))
     assert torch.equal(x, before)
 
 
@@ -170,13 +197,27 @@ def test_parallel_branches_are_the_same_fused_and_apart(
     part = made(spec.Parallel(num_norms=num_norms, multiplier=UNEVEN), ["attention", "feedforward"])
     x = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
     into, given = torch.randn_like(x), [x, *both.parameters()]
-    found = part(x, {"attention": one, "feedforward": other})
-    apart = part(x, {"attention": Bare(one), "feedforward": Bare(other)})
+    found = part(x, {"attention": {"attention": one}, "feedforward": {"feedforward": other}})
+    bare = {"attention": {"attention": Bare(one)}, "feedforward": {"feedforward": Bare(other)}}
+    apart = part(x, bare)
     assert one.calls == other.calls == [num_norms == 1, False]
     torch.testing.assert_close(found, apart, rtol=1e-12, atol=1e-12)
     grads = (torch.autograd.grad(out, given, into) for out in (found, apart))
     for ours, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+def test_branches_side_by_side_are_computed_as_one_product() -> None:
+    torch.manual_seed(0)
+    one, other = Gated(6, [3, 4], bias=False), Gated(6, [2, 7], bias=True)
+    for parameter in (*one.parameters(), *other.parameters()):
+        nn.init.normal_(parameter)
+    part = made(spec.PreNorm(multiplier=UNEVEN), ["attention+recurrence"])
+    x = torch.randn(2, 4, 6)
+    found = part(x, {"attention": {"attention": one, "recurrence": other}})
+    apart = part(x, {"attention": {"attention": Bare(one), "recurrence": Bare(other)}})
+    assert one.calls == other.calls == [True, False]
+    torch.testing.assert_close(found, apart)
 
 
 @pytest.mark.parametrize("feedforward", ["swiglu", "gelu", "geglu"])

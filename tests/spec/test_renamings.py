@@ -172,6 +172,7 @@ def test_a_study_of_format_1(tmp_path: Path) -> None:
         assert not study_of(StudySpec(variants={"b": ("dim=8",)}), rates="fixed").tune_lr
 
 
+@pytest.mark.filterwarnings("default")  # and printed, as for a user
 def test_a_command_names_an_old_key_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_command_names_an_old_key_once(
     assert capsys.readouterr().err.count("warning: clip is now max_grad_norm\n") == 1
 
 
+@pytest.mark.filterwarnings("default")  # and printed, as for a user
 def test_old_options_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "modern", ":dim=3", "--rates", "never", "--dry-run"]) == 2
     assert "tune_lr" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def loads(model: nn.Module, rows: Batch) -> list[Tensor]:
 def step(model: nn.Module, rows: Batch, **settings: object) -> bool:
     optimizers = build_optimizers(model, AdamW(lr=1e-3))
     precision = Precision("fp32", torch.device("cpu"))
-    return train_step(model, rows, optimizers, rate=1.0, precision=precision, **settings).finite
+    return train_step(model, rows, optimizers, lr_scale=1.0, precision=precision, **settings).finite
 
 
 @pytest.mark.parametrize("grad_accum_steps", [1, 3])

@@ -21,6 +21,8 @@ from archwright.training.train import Stopped
 from tests.tiny import write_text
 from tests.training.whole import Died, at_step, die, leave_out, run_of_twelve, timeless, train
 
+pytestmark = pytest.mark.slow
+
 
 class Steps:
     """A clock that only steps move: from step 10 on they take twice as long."""
@@ -105,6 +107,7 @@ def test_an_interrupted_run_goes_on_with_the_time_that_is_left(
     assert_same(train(timed, tmp_path / "run"), plain)
 
 
+@pytest.mark.sampled(full=5)
 @pytest.mark.parametrize("number", [1, 9, 17])
 @pytest.mark.parametrize("place", ["before", "after", "followed"])
 def test_dying_around_a_plan_changes_nothing(

@@ -92,7 +92,7 @@ def test_timing_stops_early_where_steps_are_slow(
     clock = {"now": 0.0}
     steps = []
 
-    def slow(step: int, rate: float) -> StepResult:
+    def slow(step: int, lr_scale: float) -> StepResult:
         clock["now"] += [50.0, 20.0][min(step, 1)]
         steps.append(step)
         return StepResult(1.0, 0.0, 1.0, True)
@@ -109,7 +109,7 @@ def test_timing_takes_its_time_where_steps_are_fast(
     clock = {"now": 0.0}
     durations = iter([5.0, 2.0, *[0.5] * 100])
 
-    def fast(step: int, rate: float) -> StepResult:
+    def fast(step: int, lr_scale: float) -> StepResult:
         clock["now"] += next(durations)
         return StepResult(1.0, 0.0, 1.0, True)
 

@@ -44,7 +44,7 @@ def stepped(model: nn.Module, rows: Batch, **settings: object) -> StepResult:
         model,
         rows,
         optimizers,
-        **{"rate": 0.25, "precision": FP32, "max_grad_norm": None, **settings},  # type: ignore[arg-type]
+        **{"lr_scale": 0.25, "precision": FP32, "max_grad_norm": None, **settings},  # type: ignore[arg-type]
     )
 
 
@@ -122,7 +122,7 @@ def test_what_routers_ask_for_is_minimised_too(chunked: bool, num_rows: int) -> 
         model,
         rows,
         optimizers,
-        rate=0.0,
+        lr_scale=0.0,
         precision=FP32,
         max_grad_norm=None,
         grad_accum_steps=2,
@@ -151,7 +151,7 @@ def test_what_a_step_reports(model: nn.Module) -> None:
 
 def test_rate_is_a_share_of_the_peak(model: nn.Module) -> None:
     still = copy.deepcopy(model)
-    stepped(model, batch(), rate=0.0)
+    stepped(model, batch(), lr_scale=0.0)
     assert_equal_weights(model, still, atol=0.0)
 
 
@@ -179,7 +179,9 @@ def test_a_loss_that_is_no_number_updates_nothing(model: nn.Module, value: float
     optimizers = build_optimizers(model, AdamW())
     model.head.weight.data[3, 3] = value  # type: ignore[union-attr, operator]
     before = copy.deepcopy(model.state_dict())
-    result = train_step(model, batch(), optimizers, rate=1.0, precision=FP32, grad_accum_steps=2)
+    result = train_step(
+        model, batch(), optimizers, lr_scale=1.0, precision=FP32, grad_accum_steps=2
+    )
     assert not result.finite
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True)
@@ -200,7 +202,7 @@ def test_a_gradient_that_is_no_number_updates_nothing(model: nn.Module) -> None:
 def test_no_target_at_all_is_no_loss(model: nn.Module) -> None:
     rows = batch()
     nothing = Batch(rows.inputs, torch.full_like(rows.targets, -100))
-    result = stepped(model, nothing, rate=0.0)
+    result = stepped(model, nothing, lr_scale=0.0)
     assert (result.loss, result.grad_norm, result.finite) == (0.0, 0.0, True)
 
 

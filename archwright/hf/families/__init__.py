@@ -1,57 +1,135 @@
 """All families, by the `model_type` of their config.json."""
 
-from archwright.hf.families.bert import BERT_FAMILIES
-from archwright.hf.families.cohere import COHERE_FAMILIES
-from archwright.hf.families.deepseek import DEEPSEEK_FAMILIES
-from archwright.hf.families.dense_latent import DENSE_LATENT_FAMILIES
-from archwright.hf.families.experts import EXPERTS_FAMILIES
-from archwright.hf.families.fairseq import FAIRSEQ_FAMILIES
-from archwright.hf.families.fused_experts import FUSED_EXPERTS_FAMILIES
-from archwright.hf.families.gemma import GEMMA_FAMILIES
-from archwright.hf.families.glm import GLM_FAMILIES
-from archwright.hf.families.gpt import GPT_FAMILIES
-from archwright.hf.families.granite import GRANITE_FAMILIES
-from archwright.hf.families.llama import LLAMA_FAMILIES
-from archwright.hf.families.llama_like import LLAMA_LIKE_FAMILIES
-from archwright.hf.families.mistral import MISTRAL_FAMILIES
-from archwright.hf.families.modernbert import MODERNBERT_FAMILIES
-from archwright.hf.families.neox import NEOX_FAMILIES
-from archwright.hf.families.olmo import OLMO_FAMILIES
-from archwright.hf.families.phi import PHI_FAMILIES
-from archwright.hf.families.qwen import QWEN_FAMILIES
-from archwright.hf.families.sigmoid_experts import SIGMOID_EXPERTS_FAMILIES
-from archwright.hf.families.softmax_experts import SOFTMAX_EXPERTS_FAMILIES
-from archwright.hf.families.ungated import UNGATED_FAMILIES
-from archwright.hf.families.window_experts import WINDOW_EXPERTS_FAMILIES
+from archwright.hf.families.arcee import AFMOE, ARCEE
+from archwright.hf.families.bert import BERT, BIG_BIRD, ROBERTA, ROFORMER, XLNET
+from archwright.hf.families.bigcode import GPT_BIGCODE, STARCODER2
+from archwright.hf.families.bloom import BLOOM
+from archwright.hf.families.cohere import COHERE, COHERE2, COHERE2_MOE
+from archwright.hf.families.databricks import DBRX, MPT
+from archwright.hf.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from archwright.hf.families.eleuther import GPT_J, GPT_NEO, GPT_NEOX, GPT_NEOX_JAPANESE
+from archwright.hf.families.ernie import ERNIE4_5, ERNIE4_5_MOE
+from archwright.hf.families.exaone import EXAONE4, EXAONE_MOE
+from archwright.hf.families.fairseq import BIOGPT, OPT, XGLM
+from archwright.hf.families.falcon import FALCON
+from archwright.hf.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA
+from archwright.hf.families.glm import GLM, GLM4, GLM4_MOE, GLM4_MOE_LITE
+from archwright.hf.families.gpt import GPT1, GPT2, GPT_OSS
+from archwright.hf.families.granite import GRANITE, GRANITE_SWA, GRANITEMOE, GRANITEMOESHARED
+from archwright.hf.families.hunyuan import HUNYUAN, HUNYUAN_V1_MOE, HY_V3, YOUTU
+from archwright.hf.families.llama import CWM, LLAMA, LLAMA4_TEXT
+from archwright.hf.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MIXTRAL
+from archwright.hf.families.modernbert import MODERNBERT_DECODER
+from archwright.hf.families.olmo import FLEX_OLMO, OLMO, OLMO2, OLMO3, OLMOE
+from archwright.hf.families.others import (
+    APERTUS,
+    DOTS1,
+    HELIUM,
+    JAIS2,
+    MIMO_V2_FLASH,
+    MINICPM3,
+    MINIMAX_M2,
+    NANOCHAT,
+    NEMOTRON,
+    PERSIMMON,
+    SEED_OSS,
+    SMOLLM3,
+    SOLAR_OPEN,
+    STABLELM,
+)
+from archwright.hf.families.phi import BITNET, PHI, PHI3, PHIMOE
+from archwright.hf.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from archwright.hf.families.salesforce import CODEGEN, CTRL
 from archwright.hf.family import Family
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for families in (
-        LLAMA_FAMILIES,
-        MISTRAL_FAMILIES,
-        QWEN_FAMILIES,
-        GEMMA_FAMILIES,
-        OLMO_FAMILIES,
-        COHERE_FAMILIES,
-        GRANITE_FAMILIES,
-        GLM_FAMILIES,
-        UNGATED_FAMILIES,
-        LLAMA_LIKE_FAMILIES,
-        MODERNBERT_FAMILIES,
-        DENSE_LATENT_FAMILIES,
-        GPT_FAMILIES,
-        NEOX_FAMILIES,
-        FAIRSEQ_FAMILIES,
-        PHI_FAMILIES,
-        BERT_FAMILIES,
-        EXPERTS_FAMILIES,
-        FUSED_EXPERTS_FAMILIES,
-        SIGMOID_EXPERTS_FAMILIES,
-        WINDOW_EXPERTS_FAMILIES,
-        SOFTMAX_EXPERTS_FAMILIES,
-        DEEPSEEK_FAMILIES,
+    for family in (
+        LLAMA,
+        MISTRAL,
+        MINISTRAL,
+        MINISTRAL3,
+        QWEN2,
+        QWEN3,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
+        VAULT_GEMMA,
+        OLMO,
+        OLMO2,
+        OLMO3,
+        EXAONE4,
+        COHERE,
+        COHERE2,
+        GRANITE,
+        GRANITE_SWA,
+        GLM,
+        GLM4,
+        NEMOTRON,
+        ARCEE,
+        JAIS2,
+        APERTUS,
+        NANOCHAT,
+        PHI3,
+        SMOLLM3,
+        CWM,
+        SEED_OSS,
+        HELIUM,
+        ERNIE4_5,
+        HUNYUAN,
+        BITNET,
+        MODERNBERT_DECODER,
+        YOUTU,
+        MINICPM3,
+        GPT1,
+        GPT2,
+        GPT_NEO,
+        GPT_J,
+        CODEGEN,
+        GPT_BIGCODE,
+        GPT_NEOX,
+        GPT_NEOX_JAPANESE,
+        BLOOM,
+        FALCON,
+        MPT,
+        OPT,
+        XGLM,
+        BIOGPT,
+        CTRL,
+        PHI,
+        PERSIMMON,
+        STABLELM,
+        STARCODER2,
+        BERT,
+        BIG_BIRD,
+        ROBERTA,
+        ROFORMER,
+        XLNET,
+        MIXTRAL,
+        QWEN2_MOE,
+        QWEN3_MOE,
+        OLMOE,
+        FLEX_OLMO,
+        GRANITEMOE,
+        GRANITEMOESHARED,
+        DBRX,
+        GPT_OSS,
+        LLAMA4_TEXT,
+        SOLAR_OPEN,
+        HY_V3,
+        DOTS1,
+        GLM4_MOE,
+        MINIMAX_M2,
+        EXAONE_MOE,
+        AFMOE,
+        MIMO_V2_FLASH,
+        ERNIE4_5_MOE,
+        HUNYUAN_V1_MOE,
+        COHERE2_MOE,
+        PHIMOE,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
+        GLM4_MOE_LITE,
     )
-    for family in families
 }
-"""Adding one is adding an entry to a file of this folder."""
+"""A model is written as the first family that can hold it."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from archwright.hf.families.gpt import ALL_BIASES, LAYER_NORM
-from archwright.hf.families.llama import SIZES
+from archwright.hf.families.common import ALL_BIASES, LAYER_NORM, SIZES
 from archwright.hf.family import Family
 from archwright.hf.layouts import FirstRow, Heads, Reshaped
 from archwright.hf.lenses import (
@@ -50,6 +49,7 @@ LAYER_KEYS = {
     "output.dense": "feedforward.down",
     "output.LayerNorm": "residual.norms.feedforward",
 }
+
 
 BERT = Family(
     "bert",
@@ -279,5 +279,3 @@ XLNET = Family(
         "num_hidden_layers": "n_layer",
     },
 )
-
-BERT_FAMILIES = (BERT, BIG_BIRD, ROBERTA, ROFORMER, XLNET)

@@ -1,25 +1,38 @@
 """Command R: attention and feed-forward side by side behind one norm, and logits times a number."""
 
-from archwright.hf.families.llama import (
+from typing import Any
+
+from archwright.hf.families.common import (
+    ATTENTION_BIAS,
+    CAUSAL,
     EPS,
-    LLAMA,
+    EXPERTS,
+    HEAD_NORM_NAMES,
     MLP_BIAS,
     NO_MLP_BIAS,
     PRE_RMS,
     ROPE,
     WINDOW,
+    dense,
+    experts,
+    gated,
+    shared,
 )
-from archwright.hf.families.qwen import HEAD_NORM_NAMES
-from archwright.hf.layer_types import Layers, Listed, Role, every_by
-from archwright.hf.lenses import Field, Set, Switch
+from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every_by
+from archwright.hf.lenses import Config, Either, Field, Set, Switch, Write
 from archwright.hf.rope import Rope
+from archwright.spec.errors import UserError
 
 INTERLEAVED = Rope(pairing="interleaved", fraction="")
+
+
 NORMS_OF_EACH = {
     "attention.qk_norm.kind": "layer",
     "attention.qk_norm.bias": False,
     "attention.qk_norm_over": "per_head",
 }
+
 
 COHERE = LLAMA.derive(
     "cohere",
@@ -66,4 +79,120 @@ COHERE2 = COHERE.derive(
     undeclared={"sliding_window_pattern": 4, "use_qk_norm": False},
 )
 
-COHERE_FAMILIES = (COHERE, COHERE2)
+
+def _read_types(config: Config, n: int) -> list[str]:
+    """Return how far each layer sees, and whether it has experts; the first may be dense."""
+    first = config["first_k_dense_replace"]
+    step = config["prefix_dense_sliding_window_pattern"]
+    kinds = config["mlp_layer_types"] or ["dense" if i < first else "sparse" for i in range(n)]
+    sees = config["layer_types"] or [
+        *_each(step, first),
+        *_each(config["sliding_window_pattern"], n - first),
+    ]
+    if len(kinds) != len(sees):
+        raise UserError(
+            f"config.json: mlp_layer_types: found {len(kinds)} layers; expected {len(sees)}"
+        )
+    roles = [f"{see}_{kind}" for see, kind in zip(sees, kinds, strict=True)]
+    turned = {FULL_DENSE: f"turned_{FULL_DENSE}"} if step == 1 else {}
+    return [turned.get(role, role) for role in roles]
+
+
+def _each(step: int, n: int) -> list[str]:
+    return ["sliding_attention" if (i + 1) % step else "full_attention" for i in range(n)]
+
+
+def _write_types(roles: list[str]) -> dict[str, Any]:
+    pairs = [role.removeprefix("turned_").rpartition("_") for role in roles]
+    return {
+        "layer_types": [see for see, _, _ in pairs],
+        "mlp_layer_types": [kind for _, _, kind in pairs],
+        "prefix_dense_sliding_window_pattern": 4 if FULL_DENSE in roles else 1,
+    }
+
+
+FULL_DENSE = "full_attention_dense"
+
+
+MIXTURE = (
+    *experts("num_experts", "intermediate_size", routing="softmax_of_chosen", balance_loss=0.0),
+    Switch(
+        "expert_selection_fn",
+        {
+            "softmax": Set({"feedforward.routing.kind": "softmax_of_chosen"}),
+            "sigmoid": (
+                Set({"feedforward.routing.kind": "sigmoid"}),
+                Field("norm_topk_prob", "feedforward.normalize_weights"),
+            ),
+        },
+    ),
+    shared("num_shared_experts", "intermediate_size", optional=True),
+    Either(
+        lambda config: bool(config["num_shared_experts"]),
+        lambda get: get("feedforward.shared") in ("added", "averaged"),
+        (
+            Switch(
+                "shared_expert_combination_strategy",
+                {
+                    "sum": Set({"feedforward.shared": "added"}),
+                    "average": Set({"feedforward.shared": "averaged"}),
+                },
+            ),
+        ),
+    ),
+)
+
+
+DENSE = (
+    *dense().lenses,
+    Field("prefix_dense_intermediate_size", "feedforward.hidden_dim", same_as="intermediate_size"),
+)
+
+
+def _roles() -> dict[str, Role]:
+    """Return all types: what sees a window knows positions, and dense layers that see all may."""
+    rope = Rope(pairing="interleaved", fraction="")
+    mixed, turned, still = (
+        {"feedforward.kind": "experts"},
+        {"position.kind": "rope"},
+        {"position.kind": "none"},
+    )
+    near, near_values = (*WINDOW.lenses, rope), {**WINDOW.values, **turned}
+    return {
+        "sliding_attention_sparse": Role({**near_values, **mixed}, (*near, *MIXTURE)),
+        "full_attention_sparse": Role({**CAUSAL.values, **still, **mixed}, MIXTURE),
+        "sliding_attention_dense": Role(near_values, (*near, *DENSE)),
+        f"turned_{FULL_DENSE}": Role({**CAUSAL.values, **turned}, (rope, *DENSE)),
+        FULL_DENSE: Role({**CAUSAL.values, **still}, DENSE),
+    }
+
+
+COHERE2_MOE = BASE.derive(
+    "cohere2_moe",
+    "Cohere2MoeForCausalLM",
+    ATTENTION_BIAS,
+    Set({"residual.kind": "parallel", "residual.num_norms": 1}),
+    Either(
+        lambda config: config["rms_norm_eps"] is not None,
+        lambda get: get("norm.kind") == "rms",
+        (
+            Set({"norm.kind": "rms", "norm.scale_in": "input_dtype"}),
+            Field("rms_norm_eps", "norm.eps"),
+        ),
+        (
+            Set({"norm.kind": "layer", "norm.bias": False}),
+            Field("layer_norm_eps", "norm.eps"),
+            Write({"rms_norm_eps": None}),
+        ),
+    ),
+    Field("logit_scale", "head.logit_scale"),
+    groups=(Layers(CustomPattern(_read_types, _write_types), _roles()),),
+    layer_keys={
+        "input_layernorm": "residual.norms.shared",
+        "post_attention_layernorm": None,
+        "mlp.gate": "feedforward.router",
+        **EXPERTS,
+        **gated("mlp.shared_experts", "feedforward.shared"),
+    },
+    undeclared={"first_k_dense_replace": 0},
+)

@@ -1,17 +1,18 @@
-"""DeepSeek V2 and V3 and what has their latent attention: GLM-4.7 Flash."""
+"""DeepSeek V2 and V3: latent attention and mixtures of experts."""
 
 import math
 from typing import Any
 
-from archwright.hf.families.experts import BASE, experts, sparse
-from archwright.hf.families.sigmoid_experts import (
+from archwright.hf.families.common import (
+    EXPERT_NAMES,
     FIRST_DENSE,
-    FIRST_OF_LIST,
     FURTHER,
-    NAMES,
+    experts,
     routed,
     shared,
+    sparse,
 )
+from archwright.hf.families.llama import BASE
 from archwright.hf.layouts import ByGroup, Rows
 from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Refuse, Set, Switch, Table
 from archwright.hf.rope import mscale
@@ -72,10 +73,13 @@ LATENT = (
 )
 """Latent attention; the norms of its latents have an eps of their own."""
 
+
 PAIRING = Switch(
     "rope_interleave",
     {True: Set({"position.pairing": "interleaved"}), False: Set({"position.pairing": "half"})},
 )
+
+
 LATENT_NAMES: dict[str, Mapped | None] = {
     "self_attn.k_proj": None,
     "self_attn.v_proj": None,
@@ -86,6 +90,7 @@ LATENT_NAMES: dict[str, Mapped | None] = {
     "self_attn.kv_a_layernorm": "attention.latent_norm",
     "self_attn.kv_b_proj": Fused(("attention.key_up", "attention.value_up"), _heads_apart),
 }
+
 
 DEEPSEEK_V2 = BASE.derive(
     "deepseek_v2",
@@ -120,10 +125,11 @@ DEEPSEEK_V2 = BASE.derive(
             shared("n_shared_experts"),
         ),
     ),
-    layer_keys=LATENT_NAMES | NAMES | {"mlp.gate.e_score_correction_bias": None},
+    layer_keys=LATENT_NAMES | EXPERT_NAMES | {"mlp.gate.e_score_correction_bias": None},
     key_aliases={"num_experts": "n_routed_experts"},
     undeclared={"scoring_func": "softmax", "moe_layer_freq": 1},
 )
+
 
 DEEPSEEK_V3 = BASE.derive(
     "deepseek_v3",
@@ -133,17 +139,8 @@ DEEPSEEK_V3 = BASE.derive(
     Refuse("scoring_func", ("sigmoid",)),
     Refuse("moe_layer_freq", (1,)),
     groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
-    layer_keys=LATENT_NAMES | NAMES,
+    layer_keys=LATENT_NAMES | EXPERT_NAMES,
     ignored=(*BASE.ignored, FURTHER),
     key_aliases={"num_local_experts": "n_routed_experts"},
     undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1},
 )
-
-GLM4_MOE_LITE = DEEPSEEK_V3.derive(
-    "glm4_moe_lite",
-    "Glm4MoeLiteForCausalLM",
-    groups=(sparse(FIRST_OF_LIST, *routed("n_routed_experts", shared("n_shared_experts"))),),
-    undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1, "first_k_dense_replace": 3},
-)
-
-DEEPSEEK_FAMILIES = (DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)

@@ -1,7 +1,6 @@
-"""Families that grew in fairseq and its like: OPT, XGLM and BioGPT, and CTRL with positions of their kind."""
+"""Families that grew in fairseq: OPT and XGLM of Meta, BioGPT of Microsoft."""
 
-from archwright.hf.families.gpt import ALL_BIASES, GPT_SIZES, LAYER_NORM, USUAL_WORDS
-from archwright.hf.families.llama import SIZES
+from archwright.hf.families.common import ALL_BIASES, LAYER_NORM, SIZES
 from archwright.hf.family import Family
 from archwright.hf.lenses import Activation, Field, Refuse, Set, Switch
 
@@ -9,6 +8,8 @@ EMBEDDING_SCALE = Switch(
     "scale_embedding",
     {True: Set({"embedding.scale": "sqrt_dim"}), False: Set({"embedding.scale": "none"})},
 )
+
+
 LAYER_KEYS = {
     "self_attn_layer_norm": "residual.norms.attention",
     "final_layer_norm": "residual.norms.feedforward",
@@ -19,6 +20,7 @@ LAYER_KEYS = {
     "fc1": "feedforward.up",
     "fc2": "feedforward.down",
 }
+
 
 OPT = Family(
     "opt",
@@ -61,6 +63,7 @@ OPT = Family(
     },
 )
 
+
 XGLM = Family(
     "xglm",
     "XGLMForCausalLM",
@@ -94,6 +97,7 @@ XGLM = Family(
     },
 )
 
+
 BIOGPT = Family(
     "biogpt",
     "BioGptForCausalLM",
@@ -120,36 +124,3 @@ BIOGPT = Family(
     },
     prefix="biogpt.",
 )
-
-CTRL = Family(
-    "ctrl",
-    "CTRLLMHeadModel",
-    lenses=(
-        *GPT_SIZES,
-        Set({"residual.kind": "pre", **LAYER_NORM, "attention.kind": "softmax"}),
-        Field("layer_norm_epsilon", "norm.eps"),
-        Set({"position.kind": "sinusoidal", "position.layout": "half"}),
-        Set({"embedding.scale": "sqrt_dim", "feedforward.kind": "relu", "head.bias": True}),
-        Field("resid_pdrop", "residual.dropout"),
-        Field("embd_pdrop", "embedding.dropout"),
-        Field("dff", "feedforward.hidden_dim"),
-        Set(ALL_BIASES),
-        Field("tie_word_embeddings", "head.tied"),
-    ),
-    layers="transformer.h.{i}.",
-    layer_keys={
-        "layernorm1": "residual.norms.attention",
-        "layernorm2": "residual.norms.feedforward",
-        "multi_head_attention.Wq": "attention.query",
-        "multi_head_attention.Wk": "attention.key",
-        "multi_head_attention.Wv": "attention.value",
-        "multi_head_attention.dense": "attention.out",
-        "ffn.0": "feedforward.up",
-        "ffn.2": "feedforward.down",
-    },
-    model_keys={"transformer.w": "embedding", "transformer.layernorm": "norm", "lm_head": "head"},
-    prefix="transformer.",
-    key_aliases=USUAL_WORDS,
-)
-
-FAIRSEQ_FAMILIES = (OPT, XGLM, BIOGPT, CTRL)

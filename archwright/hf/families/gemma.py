@@ -1,25 +1,34 @@
 """Gemma: norms that multiply by 1 + w, embeddings times sqrt(dim), GEGLU, and from Gemma 2 on windows, soft-caps
 and four norms in a layer."""
 
-from archwright.hf.families.llama import (
+from archwright.hf.families.common import (
+    ALL_EPS,
     EPS,
     GATED,
-    LLAMA,
+    HEAD_NORM_NAMES,
+    HEAD_NORMS,
     MLP_BIAS,
     NO_MLP_BIAS,
     ROLES,
     ROPE,
     WINDOW,
 )
-from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed, Role, every, every_by
 from archwright.hf.lenses import Activation, Field, Refuse, Set
 from archwright.hf.rope import Rope
 
 TANH = {"kind": "geglu", "approximate": "tanh"}
+
+
 NORM = {"norm.weight": "unit_offset", "norm.scale_in": "float32"}
+
+
 TWO_WAY = Refuse("use_bidirectional_attention", (None, False))
+
+
 EVERY_SECOND = Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES)
+
 
 GEMMA = LLAMA.derive(
     "gemma",
@@ -31,6 +40,7 @@ GEMMA = LLAMA.derive(
     TWO_WAY,
     without=(GATED, MLP_BIAS),
 )
+
 
 VAULT_GEMMA = LLAMA.derive(
     "vaultgemma",
@@ -49,6 +59,7 @@ VAULT_GEMMA = LLAMA.derive(
     groups=(EVERY_SECOND,),
     undeclared={"use_bidirectional_attention": None},
 )
+
 
 GEMMA2 = VAULT_GEMMA.derive(
     "gemma2",
@@ -100,5 +111,3 @@ GEMMA3 = GEMMA2.derive(
         "sliding_window_pattern": 6,
     },
 )
-
-GEMMA_FAMILIES = (GEMMA, GEMMA2, GEMMA3, VAULT_GEMMA)

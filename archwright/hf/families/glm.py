@@ -1,15 +1,26 @@
-"""GLM: half of each head turns, in neighbouring coordinates; from GLM 4 on there are four norms in a layer."""
+"""GLM: half of each head turns; from GLM 4 on there are four norms in a layer, then mixtures of experts."""
 
-from archwright.hf.families.llama import (
+from archwright.hf.families.common import (
     ATTENTION_BIAS,
-    LLAMA,
+    EXPERT_NAMES,
+    FIRST_DENSE,
+    FIRST_OF_LIST,
+    FURTHER,
+    GATE_UP,
     MLP_BIAS,
     NO_MLP_BIAS,
+    QKV_BIAS_SWITCH,
+    QUERY_KEY_NORM,
     ROPE,
     bias,
+    qk_norm,
+    routed,
+    shared,
+    sparse,
 )
-from archwright.hf.families.llama_like import GATE_UP
-from archwright.hf.lenses import Set
+from archwright.hf.families.deepseek import DEEPSEEK_V3
+from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.lenses import Either, Refuse, Set
 from archwright.hf.rope import Rope
 
 GLM = LLAMA.derive(
@@ -24,6 +35,7 @@ GLM = LLAMA.derive(
     undeclared={"partial_rotary_factor": 0.5},
 )
 
+
 GLM4 = GLM.derive(
     "glm4",
     "Glm4ForCausalLM",
@@ -34,4 +46,30 @@ GLM4 = GLM.derive(
     },
 )
 
-GLM_FAMILIES = (GLM, GLM4)
+
+GLM4_MOE = BASE.derive(
+    "glm4_moe",
+    "Glm4MoeForCausalLM",
+    Rope(),
+    QKV_BIAS_SWITCH,
+    Either(
+        lambda config: config["use_qk_norm"],
+        lambda get: get("attention.qk_norm.kind") != "none",
+        (*qk_norm("head"), Refuse("use_qk_norm", (True,))),
+        (Refuse("use_qk_norm", (False,)),),
+    ),
+    without=(ROPE,),
+    groups=(sparse(FIRST_DENSE, *routed("n_routed_experts", shared("n_shared_experts"))),),
+    layer_keys={**EXPERT_NAMES, **QUERY_KEY_NORM},
+    ignored=(*BASE.ignored, FURTHER),
+    key_aliases={"num_local_experts": "n_routed_experts"},
+    undeclared={"partial_rotary_factor": 0.5},
+)
+
+
+GLM4_MOE_LITE = DEEPSEEK_V3.derive(
+    "glm4_moe_lite",
+    "Glm4MoeLiteForCausalLM",
+    groups=(sparse(FIRST_OF_LIST, *routed("n_routed_experts", shared("n_shared_experts"))),),
+    undeclared={"scoring_func": "sigmoid", "moe_layer_freq": 1, "first_k_dense_replace": 3},
+)

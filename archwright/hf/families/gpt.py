@@ -1,80 +1,33 @@
-"""GPT and its kin: LayerNorm, learned positions or RoPE, plain feed-forwards, names of OpenAI's code."""
+"""OpenAI: GPT, GPT-2 and gpt-oss."""
 
+from archwright.hf.families.common import (
+    ALL_BIASES,
+    ATTENTION_BIAS,
+    EXPERTS_GATE_UP,
+    EXPERTS_GATE_UP_WEIGHTS,
+    GPT_DROPOUTS,
+    GPT_SIZES,
+    LAYER_NORM,
+    NO_DENSE,
+    QKV,
+    ROLES,
+    USUAL_WORDS,
+    balance,
+    conv1d,
+    hidden,
+)
+from archwright.hf.families.llama import BASE
 from archwright.hf.family import Family
-from archwright.hf.layer_types import CustomPattern, Layers, Role
-from archwright.hf.layouts import ByGroup, Layout, Rows, Transposed
-from archwright.hf.lenses import (
-    MISSING,
-    Activation,
-    Computed,
-    Config,
-    Either,
-    Field,
-    Get,
-    Refuse,
-    Set,
-    Switch,
-    Table,
-    Write,
-)
+from archwright.hf.layer_types import Layers, Listed, every
+from archwright.hf.layouts import Stacked, Transposed
+from archwright.hf.lenses import Activation, Either, Field, Refuse, Set, Switch
 from archwright.hf.weight_map import Fused
-from archwright.spec.attention import SoftmaxAttention
-from archwright.spec.model_spec import LayerSpec
-
-QKV = ("attention.query", "attention.key", "attention.value")
-QKV_BIASES = {f"attention.bias.{part}": True for part in ("query", "key", "value")}
-FEEDFORWARD_BIASES = {"feedforward.bias.up": True, "feedforward.bias.down": True}
-ALL_BIASES = {**QKV_BIASES, "attention.bias.out": True, **FEEDFORWARD_BIASES}
-NO_QKV_BIASES = dict.fromkeys(QKV_BIASES, False)
-LAYER_NORM = {"norm.kind": "layer", "norm.weight": "plain", "norm.bias": True}
-GPT_SIZES = (
-    Field("vocab_size", "vocab_size"),
-    Field("n_positions", "context_length"),
-    Field("n_embd", "dim"),
-    Field("n_layer", "num_layers"),
-    Field("n_head", "attention.num_heads"),
-)
-USUAL_WORDS = {
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer",
-    "max_position_embeddings": "n_positions",
-}
-"""The words of other families, which classes with words of their own understand, too."""
-
-GPT_DROPOUTS = (
-    Field("embd_pdrop", "embedding.dropout"),
-    Field("resid_pdrop", "residual.dropout"),
-    Field("attn_pdrop", "attention.dropout"),
-)
-
-
-def conv1d(*ours: str) -> Fused:
-    """Return maps side by side in one matrix of [in, out]."""
-    return Fused(ours, Transposed(Rows()))
-
-
-def by_head(layer: LayerSpec) -> ByGroup:
-    """Return the layout of a matrix in which each key-value head has its queries, key and value together."""
-    assert isinstance(layer.attention, SoftmaxAttention)
-    assert layer.attention.head_dim != "auto"
-    return ByGroup(head_dim=layer.attention.head_dim)
-
-
-def hidden(key: str, dim: str) -> Either:
-    """Return the lens of a hidden width that is 4 times the model's where the key is null."""
-    return Either(
-        lambda config: config[key] is not None,
-        lambda get: True,
-        (Field(key, "feedforward.hidden_dim"),),
-        (Field(dim, "feedforward.hidden_dim", times=4),),
-    )
-
 
 SCALED = Switch(
     "scale_attn_weights",
     {True: Set({"attention.scale.kind": "sqrt"}), False: Set({"attention.scale.kind": "none"})},
 )
+
 
 BY_LAYER = Switch(
     "scale_attn_by_inverse_layer_idx",
@@ -86,6 +39,7 @@ BY_LAYER = Switch(
         False: (),
     },
 )
+
 
 GPT2 = Family(
     "gpt2",
@@ -122,6 +76,7 @@ GPT2 = Family(
     key_aliases=USUAL_WORDS,
 )
 
+
 GPT1 = GPT2.derive(
     "openai-gpt",
     "OpenAIGPTLMHeadModel",
@@ -151,141 +106,45 @@ GPT1 = GPT2.derive(
 )
 
 
-GPT_NEO = Family(
-    "gpt_neo",
-    "GPTNeoForCausalLM",
-    lenses=(
-        Field("vocab_size", "vocab_size"),
-        Field("max_position_embeddings", "context_length"),
-        Field("hidden_size", "dim"),
-        Field("num_layers", "num_layers"),
-        Field("num_heads", "attention.num_heads"),
-        Set({"residual.kind": "pre", **LAYER_NORM, "position.kind": "learned"}),
-        Field("embed_dropout", "embedding.dropout"),
-        Field("resid_dropout", "residual.dropout"),
-        Field("attention_dropout", "attention.dropout"),
-        Activation("activation_function", gated=False),
-        Set({"attention.kind": "softmax", **ALL_BIASES, **NO_QKV_BIASES}),
-        Set({"attention.scale.kind": "none"}),
-        Field("layer_norm_epsilon", "norm.eps"),
-        hidden("intermediate_size", "hidden_size"),
-        Field("tie_word_embeddings", "head.tied"),
+STRETCHED = Either(
+    lambda config: not (config.get("rope_parameters") or config.get("rope_scaling")),
+    lambda get: False,
+    (
+        Set({"position.scaling.kind": "yarn", "position.scaling.factor": 32.0}),
+        Set({"position.scaling.original_length": 4096, "position.scaling.truncate": False}),
     ),
-    groups=(
-        Layers(
-            CustomPattern(
-                lambda config, n: [x for kinds, k in config["attention_types"] for x in kinds * k],
-                lambda roles: {"attention_types": [[roles, 1]], "attention_layers": roles},
-            ),
-            {
-                "global": Role({"attention.mask.kind": "causal"}),
-                "local": Role(
-                    {"attention.mask.kind": "window"},
-                    (Field("window_size", "attention.mask.size"),),
-                ),
-            },
+)
+"""RoPE of a config that says nothing of it."""
+
+
+GPT_OSS = BASE.derive(
+    "gpt_oss",
+    "GptOssForCausalLM",
+    STRETCHED,
+    ATTENTION_BIAS,
+    Set({"norm.scale_in": "float32", "attention.sinks": True}),
+    Set({"feedforward.kind": "experts", "feedforward.routing.kind": "softmax_of_chosen"}),
+    Set({"feedforward.router_bias": True, "feedforward.expert.kind": "clamped_swiglu"}),
+    Set({"feedforward.expert.bias.up": True, "feedforward.expert.bias.down": True}),
+    Field("num_local_experts", "feedforward.num_experts"),
+    Field("num_experts_per_tok", "feedforward.top_k"),
+    Field("intermediate_size", "feedforward.expert.hidden_dim"),
+    Field("swiglu_alpha", "feedforward.expert.sharpness"),
+    Field("swiglu_limit", "feedforward.expert.limit"),
+    balance(),
+    groups=(Layers(Listed(otherwise=every(2, "full_attention", "sliding_attention")), ROLES),),
+    layer_keys=NO_DENSE
+    | {
+        "self_attn.sinks": "attention.sinks",
+        "mlp.router": "feedforward.router",
+        "mlp.experts.gate_up_proj": Fused(
+            EXPERTS_GATE_UP_WEIGHTS, Transposed(Stacked(interleaved=True))
         ),
-    ),
-    layers="transformer.h.{i}.",
-    layer_keys={
-        "ln_1": "residual.norms.attention",
-        "ln_2": "residual.norms.feedforward",
-        "attn.attention.q_proj": "attention.query",
-        "attn.attention.k_proj": "attention.key",
-        "attn.attention.v_proj": "attention.value",
-        "attn.attention.out_proj": "attention.out",
-        "mlp.c_fc": "feedforward.up",
-        "mlp.c_proj": "feedforward.down",
-    },
-    model_keys=GPT2.model_keys,
-    prefix="transformer.",
-    ignored=(r".*\.attn\.attention\.(bias|masked_bias)",),
-    key_aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
-    undeclared={"attention_types": [[["global", "local"], 12]]},
-)
-
-
-def _read_rotary_dim(config: Config) -> Table:
-    head_dim = config["n_embd"] // config["n_head"]
-    turning = config["rotary_dim"] or head_dim
-    return {"position": {"kind": "rope", "pairing": "interleaved", "fraction": turning / head_dim}}
-
-
-def _write_rotary_dim(get: Get) -> dict[str, object]:
-    head_dim = get("attention.head_dim")
-    if get("position.kind") != "rope" or head_dim is MISSING:
-        return {}
-    return {"rotary_dim": int(head_dim * get("position.fraction"))}
-
-
-GPT_J = Family(
-    "gptj",
-    "GPTJForCausalLM",
-    lenses=(
-        *GPT_SIZES,
-        *GPT_DROPOUTS,
-        Set({"residual.kind": "parallel", "residual.num_norms": 1, **LAYER_NORM}),
-        Computed(_read_rotary_dim, _write_rotary_dim),
-        Activation("activation_function", gated=False),
-        Set({"attention.kind": "softmax", **FEEDFORWARD_BIASES, "head.bias": True}),
-        Field("layer_norm_epsilon", "norm.eps"),
-        hidden("n_inner", "n_embd"),
-        Field("tie_word_embeddings", "head.tied"),
-    ),
-    layers="transformer.h.{i}.",
-    layer_keys={
-        "ln_1": "residual.norms.shared",
-        "attn.q_proj": "attention.query",
-        "attn.k_proj": "attention.key",
-        "attn.v_proj": "attention.value",
-        "attn.out_proj": "attention.out",
-        "mlp.fc_in": "feedforward.up",
-        "mlp.fc_out": "feedforward.down",
-    },
-    model_keys={"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"},
-    prefix="transformer.",
-    ignored=(r".*\.attn\.(bias|masked_bias|causal_mask)",),
-    key_aliases=USUAL_WORDS,
-)
-
-CODEGEN = GPT_J.derive(
-    "codegen",
-    "CodeGenForCausalLM",
-    layer_keys={
-        "attn.q_proj": None,
-        "attn.k_proj": None,
-        "attn.v_proj": None,
-        # Four shards, as it was trained on four devices each.
-        "attn.qkv_proj": Fused(
-            ("attention.query", "attention.value", "attention.key"), ByGroup(groups=4)
+        "mlp.experts.gate_up_proj_bias": Fused(
+            tuple(f"{name}.bias" for name in EXPERTS_GATE_UP), Stacked(interleaved=True)
         ),
+        "mlp.experts.down_proj": Fused(("feedforward.experts.down.weight",), Transposed()),
+        "mlp.experts.down_proj_bias": "feedforward.experts.down.bias",
     },
+    key_aliases={"num_experts": "num_local_experts"},
 )
-
-GPT_BIGCODE = GPT2.derive(
-    "gpt_bigcode",
-    "GPTBigCodeForCausalLM",
-    Either(
-        lambda config: bool(config["multi_query"]),
-        lambda get: get("attention.num_kv_heads") == 1,
-        (Set({"attention.num_kv_heads": 1}), Write({"multi_query": True})),
-        (Write({"multi_query": False}),),
-    ),
-    layer_keys={
-        # One key-value head: queries, key, value; otherwise the three of each head together.
-        "attn.c_attn": Fused(QKV, lambda layer: _bigcode(layer)),
-        "attn.c_proj": "attention.out",
-        "mlp.c_fc": "feedforward.up",
-        "mlp.c_proj": "feedforward.down",
-    },
-    without=("scale_attn_by_inverse_layer_idx",),
-    undeclared={"scale_attn_by_inverse_layer_idx": False},
-)
-
-
-def _bigcode(layer: LayerSpec) -> Layout:
-    assert isinstance(layer.attention, SoftmaxAttention)
-    return Rows() if layer.attention.num_kv_heads == 1 else by_head(layer)
-
-
-GPT_FAMILIES = (GPT1, GPT2, GPT_NEO, GPT_J, CODEGEN, GPT_BIGCODE)

@@ -1,30 +1,27 @@
-"""Granite: Llama with four multipliers, and later with windows, sinks and a base of RoPE for each layer."""
+"""Granite: Llama with four multipliers; later windows, sinks, a base of RoPE for each layer, and experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from archwright.hf.families.llama import LLAMA, ROLES, ROPE
+from archwright.hf.families.common import (
+    EXPERTS_GATE_UP,
+    MLP_BIAS,
+    NO_DENSE,
+    ROLES,
+    ROPE,
+    balance,
+    embedding_scale,
+    experts,
+)
+from archwright.hf.families.llama import LLAMA
 from archwright.hf.layer_types import Layers, Listed, first_of, getter
-from archwright.hf.lenses import MISSING, Computed, Config, Field, Get, Set, Table, nested
+from archwright.hf.layouts import Rows, Stacked
+from archwright.hf.lenses import MISSING, Config, Either, Field, Set, Table, nested
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-
-
-def embedding_scale(key: str) -> Computed:
-    """Return the lens of a number that embeddings are multiplied by; 1 is none."""
-
-    def write(get: Get) -> dict[str, Any]:
-        scale = get("embedding.scale")
-        return {key: 1.0 if scale == "none" else scale} if scale != "sqrt_dim" else {}
-
-    def read(config: Config) -> Table:
-        scale = float(config[key])
-        return nested("embedding.scale", "none" if scale == 1 else scale)
-
-    return Computed(read, write)
-
 
 GRANITE = LLAMA.derive(
     "granite",
@@ -92,4 +89,37 @@ GRANITE_SWA = GRANITE.derive(
     ),
 )
 
-GRANITE_FAMILIES = (GRANITE, GRANITE_SWA)
+
+GRANITEMOE = GRANITE.derive(
+    "granitemoe",
+    "GraniteMoeForCausalLM",
+    *experts("num_local_experts", "intermediate_size", routing="softmax_of_chosen"),
+    balance(),
+    without=(MLP_BIAS,),
+    layer_keys=NO_DENSE
+    | {
+        "block_sparse_moe.router.layer": "feedforward.router",
+        "block_sparse_moe.input_linear": Fused(EXPERTS_GATE_UP, Stacked()),
+        "block_sparse_moe.output_linear": "feedforward.experts.down",
+    },
+)
+
+
+GRANITEMOESHARED = GRANITEMOE.derive(
+    "granitemoeshared",
+    "GraniteMoeSharedForCausalLM",
+    Either(
+        lambda config: config["shared_intermediate_size"] > 0,
+        lambda get: get("feedforward.shared") == "added",
+        (
+            Set({"feedforward.shared": "added"}),
+            Field("shared_intermediate_size", "feedforward.shared_hidden_dim"),
+        ),
+    ),
+    layer_keys={
+        "shared_mlp.input_linear": Fused(
+            ("feedforward.shared.gate", "feedforward.shared.up"), Rows()
+        ),
+        "shared_mlp.output_linear": "feedforward.shared.down",
+    },
+)

@@ -1,62 +1,36 @@
-"""Llama and what differs from it in a few choices: serial pre-norm layers, RMSNorm, RoPE, SwiGLU."""
+"""Meta: Llama, what others are told apart from, and Llama 4 and CWM."""
 
+from archwright.hf.families.common import (
+    ATTENTION_BIAS,
+    CAUSAL,
+    DROPOUT,
+    EPS,
+    EXPERTS_GATE_UP_WEIGHTS,
+    GATED,
+    HEAD_DIM,
+    HIDDEN,
+    KV_HEADS,
+    MLP_BIAS,
+    NO_ATTENTION_BIAS,
+    NO_DENSE,
+    PRE_RMS,
+    ROLES,
+    ROPE,
+    SIZES,
+    SOFTMAX,
+    TIED,
+    balance,
+    dense,
+    experts,
+    gated,
+    sparse,
+)
 from archwright.hf.family import Family
-from archwright.hf.layer_types import CustomPattern, Layers, Role
-from archwright.hf.lenses import Activation, Either, Field, Set, Switch
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, first_of
+from archwright.hf.layouts import Stacked, Transposed
+from archwright.hf.lenses import Config, Either, Field, Set, Switch, Write
 from archwright.hf.rope import Rope
-
-SIZES = (
-    Field("vocab_size", "vocab_size"),
-    Field("hidden_size", "dim"),
-    Field("num_hidden_layers", "num_layers"),
-    Field("max_position_embeddings", "context_length"),
-    Field("num_attention_heads", "attention.num_heads"),
-)
-"""Lenses of the keys that almost all families share."""
-
-HEAD_DIM = Either(
-    lambda config: config["head_dim"] is not None,
-    lambda get: True,
-    (Field("head_dim", "attention.head_dim"),),
-)
-"""The width of heads; null leaves it to dim / num_heads."""
-
-KV_HEADS = Field("num_key_value_heads", "attention.num_kv_heads", same_as="num_attention_heads")
-RMS = {"norm.kind": "rms", "norm.scale_in": "input_dtype"}
-PRE_RMS = Set({"residual.kind": "pre", **RMS})
-EPS = Field("rms_norm_eps", "norm.eps")
-ROPE = Rope(fraction="")
-QKV_BIAS = {"attention.bias.query": True, "attention.bias.key": True, "attention.bias.value": True}
-NO_QKV_BIAS = dict.fromkeys(QKV_BIAS, False)
-SOFTMAX = Set({"attention.kind": "softmax"})
-DROPOUT = Field("attention_dropout", "attention.dropout")
-GATED = Activation("hidden_act", gated=True)
-HIDDEN = Field("intermediate_size", "feedforward.hidden_dim")
-TIED = Field("tie_word_embeddings", "head.tied")
-
-CAUSAL = Role({"attention.mask.kind": "causal"})
-WINDOW = Role({"attention.mask.kind": "window"}, (Field("sliding_window", "attention.mask.size"),))
-ROLES = {"full_attention": CAUSAL, "sliding_attention": WINDOW}
-
-ALL_OR_NONE = CustomPattern(
-    lambda config, n: (
-        ["full_attention" if config["sliding_window"] is None else "sliding_attention"] * n
-    ),
-    lambda roles: {} if "sliding_attention" in roles else {"sliding_window": None},
-)
-"""A window in all layers, or in none."""
-
-
-def bias(key: str, path: str, *parts: str) -> Switch:
-    """Return the lens of a key that gives a module's maps their biases."""
-    values = {f"{path}.bias.{part}": True for part in parts}
-    return Switch(key, {True: Set(values), False: Set(dict.fromkeys(values, False))})
-
-
-ATTENTION_BIAS = bias("attention_bias", "attention", "query", "key", "value", "out")
-MLP_BIAS = bias("mlp_bias", "feedforward", "up", "down")
-NO_ATTENTION_BIAS = Set(NO_QKV_BIAS | {"attention.bias.out": False})
-NO_MLP_BIAS = Set({"feedforward.bias.up": False, "feedforward.bias.down": False})
+from archwright.hf.weight_map import Fused
 
 LLAMA = Family(
     "llama",
@@ -93,13 +67,137 @@ LLAMA = Family(
     undeclared={"head_dim": None},
 )
 
-MISTRAL = LLAMA.derive(
-    "mistral",
-    "MistralForCausalLM",
+
+BASE = LLAMA.derive("", "", NO_ATTENTION_BIAS, without=(ATTENTION_BIAS, MLP_BIAS))
+"""Llama without the biases that it can be told of."""
+
+
+CWM = LLAMA.derive(
+    "cwm",
+    "CwmForCausalLM",
     NO_ATTENTION_BIAS,
-    NO_MLP_BIAS,
-    without=(ATTENTION_BIAS, MLP_BIAS),
-    groups=(Layers(ALL_OR_NONE, ROLES),),
+    Write({"bos_token_id": 0}),  # the class demands one
+    without=(ATTENTION_BIAS,),
+    groups=(Layers(Listed(otherwise=first_of(4)), ROLES),),
+    undeclared={
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1000000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        }
+    },
 )
 
-LLAMA_FAMILIES = (LLAMA, MISTRAL)
+
+def _turning(config: Config, n: int) -> list[str]:
+    """Return which layers have positions: 1 in a list, or all but each `no_rope_layer_interval`-th."""
+    listed, interval = config["no_rope_layers"], config["no_rope_layer_interval"]
+    turns = listed[:n] if listed else [(i + 1) % interval for i in range(n)]
+    return ["rope" if turn else "none" for turn in turns]
+
+
+def _near(config: Config, n: int) -> list[str]:
+    """Return which layers see their own chunk alone: those with positions, where no list says it."""
+    chunked = {"rope": "chunked_attention", "none": "full_attention"}
+    return [chunked[role] for role in _turning(config, n)]
+
+
+def _mixed(config: Config, n: int) -> list[str]:
+    """Return which layers have experts: a list of them, or each `interleave_moe_layer_step`-th."""
+    step = config["interleave_moe_layer_step"]
+    listed = config["moe_layers"]
+    places = range(step - 1, n, step) if listed is None else listed
+    return ["sparse" if i in places else "dense" for i in range(n)]
+
+
+WEIGHTLESS_QK_NORM = Switch(
+    "use_qk_norm",
+    {
+        True: (
+            Set({"attention.qk_norm.kind": "rms", "attention.qk_norm.weight": "none"}),
+            Set({"attention.qk_norm_over": "head", "attention.qk_norm_position": "after"}),
+            Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps")),
+        ),
+        False: Set({"attention.qk_norm.kind": "none"}),
+    },
+)
+
+
+QUERY_TEMPERATURE = Either(
+    lambda config: bool(config["attn_temperature_tuning"]),
+    lambda get: get("attention.query_temperature.kind") == "log",
+    (
+        Set({"attention.query_temperature.kind": "log", "attention.query_temperature.offset": 1}),
+        Field("attn_scale", "attention.query_temperature.coefficient"),
+        Field("floor_scale", "attention.query_temperature.period"),
+        Write({"attn_temperature_tuning": True}),
+    ),
+    (Set({"attention.query_temperature.kind": "none"}), Write({"attn_temperature_tuning": False})),
+)
+
+
+TURNING = {
+    "rope": Role(
+        {"position.kind": "rope"},
+        (
+            Rope(pairing="interleaved", fraction=""),
+            Set({"attention.query_temperature.kind": "none"}),
+            WEIGHTLESS_QK_NORM,
+        ),
+    ),
+    "none": Role(
+        {"position.kind": "none"}, (Set({"attention.qk_norm.kind": "none"}), QUERY_TEMPERATURE)
+    ),
+}
+
+
+CHUNKED = Role(
+    {"attention.mask.kind": "chunked"}, (Field("attention_chunk_size", "attention.mask.size"),)
+)
+
+
+LLAMA4_TEXT = BASE.derive(
+    "llama4_text",
+    "Llama4ForCausalLM",
+    ATTENTION_BIAS,
+    groups=(
+        Layers(Listed(otherwise=_near), {"full_attention": CAUSAL, "chunked_attention": CHUNKED}),
+        Layers(
+            CustomPattern(
+                _turning, lambda roles: {"no_rope_layers": [int(r == "rope") for r in roles]}
+            ),
+            TURNING,
+        ),
+        sparse(
+            CustomPattern(
+                _mixed,
+                lambda roles: {"moe_layers": [i for i, r in enumerate(roles) if r == "sparse"]},
+            ),
+            *experts(
+                "num_local_experts",
+                "intermediate_size",
+                routing="sigmoid",
+                normalize_weights=False,
+                router_weight_on="input",
+                shared="added",
+            ),
+            Field(
+                "intermediate_size",
+                ("feedforward.expert.hidden_dim", "feedforward.shared_hidden_dim"),
+            ),
+            balance(),
+            other=dense(hidden="intermediate_size_mlp"),
+        ),
+    ),
+    layer_keys=NO_DENSE
+    | gated("feed_forward", "feedforward")
+    | gated("feed_forward.shared_expert", "feedforward.shared")
+    | {
+        "feed_forward.router": "feedforward.router",
+        "feed_forward.experts.gate_up_proj": Fused(EXPERTS_GATE_UP_WEIGHTS, Transposed(Stacked())),
+        "feed_forward.experts.down_proj": Fused(("feedforward.experts.down.weight",), Transposed()),
+    },
+)

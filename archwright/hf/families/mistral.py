@@ -1,11 +1,46 @@
-"""Ministral and its relatives: windows in some layers, and queries that grow with their position."""
+"""Mistral: Llama with windows in some layers or queries that grow with their position; and Mixtral."""
 
 from typing import Any
 
-from archwright.hf.families.llama import ALL_OR_NONE, MISTRAL, ROLES
+from archwright.hf.families.common import (
+    ALL_OR_NONE,
+    ATTENTION_BIAS,
+    MLP_BIAS,
+    NO_ATTENTION_BIAS,
+    NO_DENSE,
+    NO_MLP_BIAS,
+    ROLES,
+    balance,
+    experts,
+    listed,
+)
+from archwright.hf.families.llama import BASE, LLAMA
 from archwright.hf.layer_types import Layers, Listed
 from archwright.hf.lenses import MISSING, Computed, Config, Get, Table, nested
 from archwright.spec.errors import UserError
+
+MISTRAL = LLAMA.derive(
+    "mistral",
+    "MistralForCausalLM",
+    NO_ATTENTION_BIAS,
+    NO_MLP_BIAS,
+    without=(ATTENTION_BIAS, MLP_BIAS),
+    groups=(Layers(ALL_OR_NONE, ROLES),),
+)
+
+
+MIXTRAL = BASE.derive(
+    "mixtral",
+    "MixtralForCausalLM",
+    *experts("num_local_experts", "intermediate_size"),
+    balance(),
+    groups=(Layers(ALL_OR_NONE, ROLES),),
+    layer_keys=NO_DENSE
+    | {"block_sparse_moe.gate": "feedforward.router"}
+    | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
+    key_aliases={"num_experts": "num_local_experts"},
+)
+
 
 MINISTRAL = MISTRAL.derive(
     "ministral",
@@ -49,5 +84,3 @@ MINISTRAL3 = MISTRAL.derive(
         }
     },
 )
-
-MISTRAL_FAMILIES = (MINISTRAL, MINISTRAL3)

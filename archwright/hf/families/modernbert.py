@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from archwright.hf.families.llama import (
+from archwright.hf.families.common import (
     ATTENTION_BIAS,
     CAUSAL,
     DROPOUT,
+    GATE_UP,
     HIDDEN,
     MLP_BIAS,
     SIZES,
@@ -13,7 +14,6 @@ from archwright.hf.families.llama import (
     TIED,
     WINDOW,
 )
-from archwright.hf.families.llama_like import GATE_UP
 from archwright.hf.family import Family
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, first_of
 from archwright.hf.lenses import (
@@ -32,6 +32,8 @@ from archwright.hf.lenses import (
 from archwright.hf.rope import Rope
 
 NORMS = ("norm", "embedding.norm", "head.transform.norm")
+
+
 FUNCTIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"}
 
 
@@ -125,5 +127,3 @@ MODERNBERT_DECODER = Family(
         "local_rope_theta": 10000.0,
     },
 )
-
-MODERNBERT_FAMILIES = (MODERNBERT_DECODER,)

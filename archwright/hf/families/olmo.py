@@ -1,22 +1,69 @@
-"""OLMo: norms without weights at first, then norms of what branches add; EXAONE 4 is built alike."""
+"""OLMo: norms without weights at first, then norms of what branches add; and mixtures of experts."""
 
-from archwright.hf.families.llama import (
+from archwright.hf.families.common import (
+    ALL_EPS,
     ATTENTION_BIAS,
     CAUSAL,
     EPS,
-    LLAMA,
+    HEAD_NORM_NAMES,
+    HEAD_NORMS,
     MLP_BIAS,
-    NO_ATTENTION_BIAS,
+    NO_DENSE,
     NO_MLP_BIAS,
     PRE_RMS,
+    QUERY_KEY_NORM,
     ROPE,
     WINDOW,
+    balance,
+    experts,
+    listed,
+    qk_norm,
 )
-from archwright.hf.families.qwen import ALL_EPS, HEAD_NORM_NAMES, HEAD_NORMS
-from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every
-from archwright.hf.lenses import Config, Field, Set
+from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.layer_types import Layers, Listed, Role, every
+from archwright.hf.lenses import Field, Refuse, Set
 from archwright.hf.rope import Rope
 from archwright.hf.weight_map import Mapped
+
+OLMOE = BASE.derive(
+    "olmoe",
+    "OlmoeForCausalLM",
+    # The norm of all queries has dim weights, so that heads share out dim.
+    Set({"attention.head_dim": "auto"}),
+    ATTENTION_BIAS,
+    *qk_norm("projection"),
+    Refuse("clip_qkv", (None,)),
+    *experts("num_experts", "intermediate_size"),
+    Field("norm_topk_prob", "feedforward.normalize_weights"),
+    balance(),
+    layer_keys=NO_DENSE
+    | {"mlp.gate": "feedforward.router", **QUERY_KEY_NORM}
+    | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    key_aliases={"num_local_experts": "num_experts"},
+)
+
+
+FLEX_OLMO = BASE.derive(
+    "flex_olmo",
+    "FlexOlmoForCausalLM",
+    ATTENTION_BIAS,
+    Set({"residual.kind": "output", "norm.scale_in": "input_dtype"}),
+    *qk_norm("projection"),
+    *experts("num_experts", "intermediate_size"),
+    Field("norm_topk_prob", "feedforward.normalize_weights"),
+    balance(),
+    layer_keys=NO_DENSE
+    | {
+        "input_layernorm": None,
+        "post_attention_layernorm": "residual.norms.attention",
+        "post_feedforward_layernorm": "residual.norms.feedforward",
+        "mlp.gate": "feedforward.router",
+        **QUERY_KEY_NORM,
+    }
+    | listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    key_aliases={"num_local_experts": "num_experts"},
+)
+
 
 OLMO = LLAMA.derive(
     "olmo",
@@ -28,11 +75,13 @@ OLMO = LLAMA.derive(
     without=(PRE_RMS, EPS, MLP_BIAS),
 )
 
+
 OUTPUT_NORM_NAMES: dict[str, Mapped | None] = {
     "input_layernorm": None,
     "post_attention_layernorm": "residual.norms.attention",
     "post_feedforward_layernorm": "residual.norms.feedforward",
 }
+
 
 OLMO2 = LLAMA.derive(
     "olmo2",
@@ -45,6 +94,7 @@ OLMO2 = LLAMA.derive(
     without=(PRE_RMS, EPS, MLP_BIAS),
     layer_keys={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
 )
+
 
 OLMO3 = OLMO2.derive(
     "olmo3",
@@ -68,46 +118,3 @@ OLMO3 = OLMO2.derive(
         ),
     ),
 )
-
-
-def _exaone_layers(config: Config, num_layers: int) -> list[str]:
-    """Full layers have positions where no layer has a window, and none otherwise."""
-    pattern = config["sliding_window_pattern"]
-    whole = config["sliding_window"] is None or not pattern
-    derived = every(num_layers + 1 if whole else pattern, "full_attention", "sliding_attention")
-    names = config.get("layer_types") or derived(config, num_layers)
-    turns = config["sliding_window"] is None
-    return ["full_rope" if turns and name == "full_attention" else name for name in names]
-
-
-EXAONE4 = LLAMA.derive(
-    "exaone4",
-    "Exaone4ForCausalLM",
-    Set({"residual.kind": "output", "norm.kind": "rms", "norm.scale_in": "input_dtype"}),
-    Set(HEAD_NORMS),
-    ALL_EPS,
-    NO_ATTENTION_BIAS,
-    NO_MLP_BIAS,
-    without=(PRE_RMS, EPS, ROPE, ATTENTION_BIAS, MLP_BIAS),
-    layer_keys={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
-    groups=(
-        Layers(
-            CustomPattern(
-                _exaone_layers,
-                lambda roles: {
-                    "layer_types": [role.replace("full_rope", "full_attention") for role in roles],
-                    **({"sliding_window": None} if "full_rope" in roles else {}),
-                },
-            ),
-            {
-                "sliding_attention": Role(WINDOW.values, (*WINDOW.lenses, ROPE)),
-                "full_attention": Role({"attention.mask.kind": "causal", "position.kind": "none"}),
-                "full_rope": Role(
-                    {"attention.mask.kind": "causal", "position.kind": "rope"}, (ROPE,)
-                ),
-            },
-        ),
-    ),
-)
-
-OLMO_FAMILIES = (OLMO, OLMO2, OLMO3, EXAONE4)

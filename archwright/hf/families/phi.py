@@ -1,14 +1,94 @@
-"""LayerNorm and biases in Llama's frame: Phi, Persimmon, StableLM, StarCoder2."""
+"""Microsoft: Phi, Phi-3, Phi-3.5-MoE and BitNet."""
 
-from archwright.hf.families.gpt import ALL_BIASES, LAYER_NORM, QKV, by_head
-from archwright.hf.families.llama import ALL_OR_NONE, LLAMA, ROLES, ROPE, bias
+from typing import Any
+
+from archwright.hf.families.common import (
+    ALL_BIASES,
+    ALL_OR_NONE,
+    ATTENTION_BIAS,
+    EPS,
+    GATE_UP,
+    LAYER_NORM,
+    MLP_BIAS,
+    NO_DENSE,
+    NO_MLP_BIAS,
+    ROLES,
+    ROPE,
+    balance,
+    experts,
+    listed,
+)
+from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.mistral import MISTRAL
 from archwright.hf.layer_types import Layers
-from archwright.hf.lenses import Activation, Field, Set, Switch
+from archwright.hf.layouts import Rows
+from archwright.hf.lenses import (
+    MISSING,
+    Activation,
+    Computed,
+    Config,
+    Field,
+    Get,
+    Refuse,
+    Set,
+    Switch,
+    Table,
+    nested,
+)
 from archwright.hf.rope import Rope
-from archwright.hf.weight_map import Fused, When
+from archwright.hf.weight_map import Fused
+from archwright.spec.errors import UserError
 
-QK_NORM = {"attention.qk_norm.kind": "layer", "attention.qk_norm.weight": "plain"}
+LONGROPE = Rope(kinds=("default", "longrope"), renamed={"su": "longrope", "yarn": "longrope"})
+
+
+def _write_original(get: Get) -> dict[str, Any]:
+    length = get("position.scaling.original_length")
+    return {} if length is MISSING else {"original_max_position_embeddings": length}
+
+
+PHI3 = MISTRAL.derive(
+    "phi3",
+    "Phi3ForCausalLM",
+    LONGROPE,
+    Computed(lambda config: {}, _write_original),
+    Field("resid_pdrop", "residual.dropout"),
+    Field("embd_pdrop", "embedding.dropout"),
+    without=(ROPE,),
+    layer_keys={
+        "self_attn.q_proj": None,
+        "self_attn.k_proj": None,
+        "self_attn.v_proj": None,
+        "mlp.gate_proj": None,
+        "mlp.up_proj": None,
+        "self_attn.qkv_proj": Fused(
+            ("attention.query", "attention.key", "attention.value"), Rows()
+        ),
+        "mlp.gate_up_proj": GATE_UP,
+    },
+)
+
+
+BITNET = LLAMA.derive(
+    "bitnet",
+    "BitNetForCausalLM",
+    Set({"attention.out_norm.kind": "rms", "attention.out_norm.scale_in": "input_dtype"}),
+    Set({"feedforward.hidden_norm.kind": "rms", "feedforward.hidden_norm.scale_in": "input_dtype"}),
+    Field("rms_norm_eps", ("norm.eps", "attention.out_norm.eps", "feedforward.hidden_norm.eps")),
+    NO_MLP_BIAS,
+    without=(EPS, MLP_BIAS),
+    layer_keys={
+        "self_attn.attn_sub_norm": "attention.out_norm",
+        "mlp.ffn_sub_norm": "feedforward.norm",
+    },
+)
+
+
+LAYER_QK_NORM = {"attention.qk_norm.kind": "layer", "attention.qk_norm.weight": "plain"}
+
+
 NO_QK_NORM = {"attention.qk_norm.kind": "none"}
+
 
 PHI = LLAMA.derive(
     "phi",
@@ -26,7 +106,13 @@ PHI = LLAMA.derive(
         "qk_layernorm",
         {
             True: (
-                Set({**QK_NORM, "attention.qk_norm.bias": True, "attention.qk_norm_over": "head"}),
+                Set(
+                    {
+                        **LAYER_QK_NORM,
+                        "attention.qk_norm.bias": True,
+                        "attention.qk_norm_over": "head",
+                    }
+                ),
                 Field("layer_norm_eps", "attention.qk_norm.eps"),
             ),
             False: Set(NO_QK_NORM),
@@ -57,89 +143,45 @@ PHI = LLAMA.derive(
     undeclared={"partial_rotary_factor": 0.5},
 )
 
-PERSIMMON = PHI.derive(
-    "persimmon",
-    "PersimmonForCausalLM",
-    Set({"residual.kind": "pre", "head.bias": False}),
-    Field("hidden_dropout", "residual.dropout"),
-    layer_keys={
-        "input_layernorm": "residual.norms.attention",
-        "post_attention_layernorm": "residual.norms.feedforward",
-        "self_attn.q_proj": None,
-        "self_attn.k_proj": None,
-        "self_attn.v_proj": None,
-        "self_attn.query_key_value": Fused(QKV, by_head),
-        "mlp.fc1": None,
-        "mlp.fc2": None,
-        "mlp.dense_h_to_4h": "feedforward.up",
-        "mlp.dense_4h_to_h": "feedforward.down",
-    },
-    without=("num_key_value_heads", "embd_pdrop", "resid_pdrop"),
-    undeclared={
-        "num_key_value_heads": None,
-        "partial_rotary_factor": 0.5,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-    },
-)
 
-STABLELM = LLAMA.derive(
-    "stablelm",
-    "StableLmForCausalLM",
-    Rope(),
-    Set(LAYER_NORM),
-    Field("layer_norm_eps", "norm.eps"),
-    Field("hidden_dropout", "residual.dropout"),
-    bias("use_qkv_bias", "attention", "query", "key", "value"),
-    Switch(
-        "use_parallel_residual",
-        {
-            True: Set({"residual.kind": "parallel", "residual.num_norms": 1}),
-            False: Set({"residual.kind": "pre"}),
-        },
-    ),
-    Switch(
-        "qk_layernorm",
-        {
-            True: (
-                Set({**QK_NORM, "attention.qk_norm.bias": False}),
-                Set({"attention.qk_norm_over": "per_head"}),
-                Field("layer_norm_eps", "attention.qk_norm.eps"),
-            ),
-            False: Set(NO_QK_NORM),
-        },
-    ),
-    layer_keys={
-        "input_layernorm": (
-            "residual.norms.shared",
-            When("residual.kind", "pre", "residual.norms.attention"),
-        ),
-        "self_attn.q_layernorm.norms.{e}": "attention.query_norm",
-        "self_attn.k_layernorm.norms.{e}": "attention.key_norm",
-    },
-    without=(ROPE, "rms_norm_eps", "attention_bias", "mlp_bias"),
-    undeclared={"partial_rotary_factor": 0.25},
-)
+def _read_mscale(config: Config) -> Table:
+    """Return what LongRoPE multiplies cosines and sines by, which is told for short and long texts."""
+    keys = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    short, long = keys.get("short_mscale"), keys.get("long_mscale")
+    if (keys.get("rope_type") or keys.get("type") or "default") == "default":
+        return {}
+    if short is None or short != long:
+        raise UserError(
+            f"config.json: rope_parameters.long_mscale: found {long}; this package knows that of "
+            f"short_mscale, {short}, alone"
+        )
+    return nested("position.scaling.attention_factor", float(short))
 
-STARCODER2 = LLAMA.derive(
-    "starcoder2",
-    "Starcoder2ForCausalLM",
-    Set(LAYER_NORM),
-    Field("norm_epsilon", "norm.eps"),
-    Field("embedding_dropout", "embedding.dropout"),
-    Field("residual_dropout", "residual.dropout"),
-    Activation("hidden_act", gated=False),
-    Field("intermediate_size", "feedforward.hidden_dim"),
-    Switch("use_bias", {True: Set(ALL_BIASES), False: Set(dict.fromkeys(ALL_BIASES, False))}),
+
+def _write_mscale(get: Get) -> dict[str, Any]:
+    factor = get("position.scaling.attention_factor")
+    keys = {"short_mscale": factor, "long_mscale": factor}
+    return {} if factor is MISSING else {"rope_parameters": keys}
+
+
+PHIMOE = BASE.derive(
+    "phimoe",
+    "PhimoeForCausalLM",
+    ATTENTION_BIAS,
+    Set({"norm.kind": "layer"}),
+    Field("rms_norm_eps", "norm.eps"),
+    Rope(fraction="", kinds=("default", "longrope")),
+    Computed(_read_mscale, _write_mscale),
+    Field("lm_head_bias", "head.bias"),
+    *experts(
+        "num_local_experts", "intermediate_size", routing="sparsemixer", normalize_weights=False
+    ),
+    Refuse("num_experts_per_tok", (2,)),
+    Field("router_jitter_noise", "feedforward.jitter"),
+    balance(),
+    without=(ROPE,),
     groups=(Layers(ALL_OR_NONE, ROLES),),
-    layer_keys={
-        "mlp.gate_proj": None,
-        "mlp.up_proj": None,
-        "mlp.down_proj": None,
-        "mlp.c_fc": "feedforward.up",
-        "mlp.c_proj": "feedforward.down",
-    },
-    without=("rms_norm_eps", "hidden_act", "intermediate_size", "attention_bias", "mlp_bias"),
+    layer_keys=NO_DENSE
+    | {"block_sparse_moe.gate": "feedforward.router"}
+    | listed("block_sparse_moe.experts", "w1", "w3", "w2"),
 )
-
-PHI_FAMILIES = (PHI, PERSIMMON, STABLELM, STARCODER2)

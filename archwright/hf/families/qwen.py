@@ -1,29 +1,120 @@
 """Qwen: Llama with biases of queries, keys and values, or with their norms, and windows in the upper layers."""
 
-from archwright.hf.families.llama import (
+from archwright.hf.families.common import (
+    ALL_EPS,
     ATTENTION_BIAS,
     EPS,
-    LLAMA,
+    HEAD_NORM_NAMES,
+    HEAD_NORMS,
     MLP_BIAS,
     NO_MLP_BIAS,
+    NO_QKV_BIAS,
     QKV_BIAS,
+    QUERY_KEY_NORM,
     ROLES,
+    balance,
+    experts,
+    gated,
+    listed,
+    qk_norm,
+    sparse,
+    switched,
 )
+from archwright.hf.families.llama import BASE, LLAMA
 from archwright.hf.layer_types import CustomPattern, Layers, Listed
-from archwright.hf.lenses import Config, Field, Set
+from archwright.hf.lenses import Config, Field, Set, Switch
 
-HEAD_NORMS = {
-    "attention.qk_norm.kind": "rms",
-    "attention.qk_norm.scale_in": "input_dtype",
-    "attention.qk_norm_over": "head",
-    "attention.qk_norm_position": "before",
-}
-"""Norms of queries and keys, as most families have them."""
-ALL_EPS = Field("rms_norm_eps", ("norm.eps", "attention.qk_norm.eps"))
-HEAD_NORM_NAMES = {
-    "self_attn.q_norm": "attention.query_norm",
-    "self_attn.k_norm": "attention.key_norm",
-}
+
+def _stepped(config: Config, n: int) -> list[str]:
+    """Return which layers have experts: each `decoder_sparse_step`-th but for some."""
+    left_out, step = config["mlp_only_layers"] or (), config["decoder_sparse_step"]
+    return ["dense" if i in left_out or (i + 1) % step else "sparse" for i in range(n)]
+
+
+STEPPED = CustomPattern(
+    _stepped,
+    lambda roles: {
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [i for i, role in enumerate(roles) if role == "dense"],
+    },
+)
+
+
+def _alternating(config: Config, n: int) -> list[str]:
+    if not config["use_sliding_window"]:
+        return ["full_attention"] * n
+    if config["layer_types"]:
+        return list(config["layer_types"])
+    near = config["max_window_layers"]
+    return ["full_attention" if i % 2 or i >= near else "sliding_attention" for i in range(n)]
+
+
+QWEN2_MOE = BASE.derive(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    Switch("qkv_bias", {True: Set(QKV_BIAS), False: Set(NO_QKV_BIAS)}),
+    groups=(
+        Layers(
+            CustomPattern(
+                _alternating,
+                lambda roles: {
+                    "layer_types": roles,
+                    "use_sliding_window": "sliding_attention" in roles,
+                },
+            ),
+            ROLES,
+        ),
+        sparse(
+            STEPPED,
+            *experts("num_experts", "moe_intermediate_size", shared="gated"),
+            Field("norm_topk_prob", "feedforward.normalize_weights"),
+            Field("shared_expert_intermediate_size", "feedforward.shared_hidden_dim"),
+            balance(),
+        ),
+    ),
+    layer_keys={
+        "mlp.gate": "feedforward.router",
+        "mlp.shared_expert_gate": "feedforward.shared_gate",
+        **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        **gated("mlp.shared_expert", "feedforward.shared"),
+    },
+)
+
+
+QWEN3_MOE = BASE.derive(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    ATTENTION_BIAS,
+    *qk_norm("head"),
+    groups=(
+        Layers(
+            CustomPattern(
+                lambda config, n: (
+                    [
+                        "sliding_attention"
+                        if config["use_sliding_window"] and config["sliding_window"]
+                        else "full_attention"
+                    ]
+                    * n
+                ),
+                lambda roles: {"use_sliding_window": "sliding_attention" in roles},
+            ),
+            ROLES,
+        ),
+        sparse(
+            STEPPED,
+            *experts("num_experts", "moe_intermediate_size"),
+            Field("norm_topk_prob", "feedforward.normalize_weights"),
+            balance(),
+        ),
+    ),
+    layer_keys={
+        "mlp.gate": "feedforward.router",
+        **listed("mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        **QUERY_KEY_NORM,
+    },
+    key_aliases={"num_local_experts": "num_experts"},
+)
 
 
 def _upper_layers(config: Config, num_layers: int) -> list[str]:
@@ -32,19 +123,9 @@ def _upper_layers(config: Config, num_layers: int) -> list[str]:
     return ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
 
 
-def switched(pattern: Listed) -> CustomPattern:
-    """Return a pattern that says in a key of its own whether there is any window."""
-    return CustomPattern(
-        pattern.read,
-        lambda roles: {
-            "layer_types": roles,
-            "use_sliding_window": "sliding_attention" in roles,
-        },
-    )
-
-
 UPPER_LAYERS = switched(Listed(otherwise=_upper_layers))
 """Windows from layer `max_window_layers` on, if they are switched on."""
+
 
 QWEN2 = LLAMA.derive(
     "qwen2",
@@ -54,6 +135,7 @@ QWEN2 = LLAMA.derive(
     without=(ATTENTION_BIAS, MLP_BIAS),
     groups=(Layers(UPPER_LAYERS, ROLES),),
 )
+
 
 QWEN3 = LLAMA.derive(
     "qwen3",
@@ -65,5 +147,3 @@ QWEN3 = LLAMA.derive(
     layer_keys=HEAD_NORM_NAMES,
     groups=QWEN2.groups,
 )
-
-QWEN_FAMILIES = (QWEN2, QWEN3)

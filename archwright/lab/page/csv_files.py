@@ -37,7 +37,7 @@ RUN = [
     "key",
     "variant",
     "seed",
-    "rate",
+    "lr",
     "counts",
     "state",
     "loss",
@@ -50,8 +50,8 @@ RUN = [
     "failed",
     "command",
 ]
-POINT = ["key", "variant", "seed", "rate", "step", "tokens", "flops", "seconds", "loss"]
-REPLICATE = ["variant", "seed", "loss", "rate", "bits_per_token", "at_edge", "best_key"]
+POINT = ["key", "variant", "seed", "lr", "step", "tokens", "flops", "seconds", "loss"]
+REPLICATE = ["variant", "seed", "loss", "lr", "bits_per_token", "at_boundary", "best_key"]
 EFFECT = [
     "variant",
     "baseline",
@@ -72,7 +72,7 @@ EFFECT = [
     "nats_per_bit_per_byte",
     "seeds",
     "differences",
-    "reservations",
+    "caveats",
     "sentence",
 ]
 
@@ -83,13 +83,13 @@ def state(run: RunResult) -> str:
 
 
 def _run(run: RunResult, results: StudyResults, lengths: Sequence[int]) -> Line:
-    counts = run.rate in results.grids.get(run.variant, ())
+    counts = run.lr in results.grids.get(run.variant, ())
     at_lengths = {f"loss_at_{length}": run.lengths.get(length, float("nan")) for length in lengths}
     return {**_of(run, RUN), "counts": counts, "state": state(run), **at_lengths}
 
 
 def _points(run: RunResult) -> list[Line]:
-    named = _of(run, ("key", "variant", "seed", "rate"))
+    named = _of(run, ("key", "variant", "seed", "lr"))
     return [{**named, **vars(point)} for point in run.curve]
 
 
@@ -103,7 +103,7 @@ def _effect(effect: Effect, results: StudyResults) -> Line:
         **{"equivalence_low": equal.low, "equivalence_high": equal.high},
         "seeds": " ".join(map(str, effect.seeds)),
         "differences": " ".join(map(repr, map(float, effect.differences))),
-        "reservations": "; ".join(effect.caveats),
+        "caveats": "; ".join(effect.caveats),
     }
 
 

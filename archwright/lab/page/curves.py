@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from archwright import format as fmt
-from archwright.lab.page.rates import best_rate
+from archwright.lab.page.learning_rates import best_lr
 from archwright.lab.page.styles import FEW, short_names, shortened, trace
 from archwright.lab.results import Point, RunResult, StudyResults
 from archwright.reporting.curves import time_unit
@@ -94,9 +94,9 @@ def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section
 
 
 def runs_at_best(results: StudyResults, variant: str) -> list[RunResult]:
-    """Return a variant's runs at the rate that is best over seeds."""
-    rate = best_rate(results, variant)
-    return [run for run in results.runs if run.variant == variant and run.rate == rate]
+    """Return a variant's runs at the learning rate that is best over seeds."""
+    lr = best_lr(results, variant)
+    return [run for run in results.runs if run.variant == variant and run.lr == lr]
 
 
 def _loss_chart(
@@ -105,9 +105,9 @@ def _loss_chart(
     losses: Mapping[str, Sequence[Spread]],
     chosen: Mapping[str, Sequence[RunResult]],
 ) -> Chart:
-    rates = {name: fmt.short(runs[0].rate) for name, runs in chosen.items() if runs}
-    common = set(rates.values()) if len(set(rates.values())) == 1 else map(" ".join, rates.items())
-    where = fmt.listed(list(common)) if len(rates) <= FEW else "see Learning rates"
+    lrs = {name: fmt.short(runs[0].lr) for name, runs in chosen.items() if runs}
+    common = set(lrs.values()) if len(set(lrs.values())) == 1 else map(" ".join, lrs.items())
+    where = fmt.listed(list(common)) if len(lrs) <= FEW else "see Learning rates"
     return Chart(
         name="loss",
         title="Held-out loss",

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from archwright import format as fmt
@@ -218,15 +217,12 @@ def _table(results: StudyResults) -> Table:
         "Of the baseline's loss",
         "Seeds",
     ]
-    rows = [_row(effect, results, bootstrapped) for effect in results.effects]
+    rows = [_row(effect, bootstrapped) for effect in results.effects]
     caption = f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better."
     return Table(caption, head, rows)
 
 
-def _row(effect: Effect, results: StudyResults, bootstrapped: bool) -> Row:
-    name = results.variants[0].name
-    losses = [r.loss for r in results.replicates if r.variant == name and r.seed in effect.seeds]
-    share = effect.mean / (fmean(losses) if losses else math.nan)
+def _row(effect: Effect, bootstrapped: bool) -> Row:
     cells = [
         effect.variant,
         effect.outcome,
@@ -237,7 +233,7 @@ def _row(effect: Effect, results: StudyResults, bootstrapped: bool) -> Row:
         fmt.probability(effect.holm_p_value),
         f"{interval_words(effect.equivalence)}, margin {effect.margin:.4f}",
         fmt.signed(effect.bits_per_byte),
-        f"{fmt.signed(100 * share, 2)} %",
+        f"{fmt.signed(100 * effect.share, 2)} %",
         str(len(effect.seeds)),
     ]
     return Row(cells, "; ".join(effect.caveats))

@@ -143,14 +143,14 @@ def _known(value: float, note: Callable[[float], str]) -> str:
 def _study_facts(results: StudyResults) -> list[Fact]:
     study, baseline = results.study, results.variants[0]
     per_parameter = fmt.significant(results.tokens_per_run / baseline.non_embedding)
-    rates = f"tuned for each seed over {study.lr_grid_size} or more" if study.tune_lr else "fixed"
+    lrs = f"tuned for each seed over {study.lr_grid_size} or more" if study.tune_lr else "fixed"
     return [
         Fact("Baseline", baseline.name),
         Fact("Tokens of a run", fmt.exact(results.tokens_per_run)),
         Fact("Tokens per parameter", per_parameter, "outside embedding and head"),
         Fact("Steps of a run", fmt.exact(results.steps)),
         Fact("Seeds", str(study.seeds), "everything is repeated with each"),
-        Fact("Learning rates", rates),
+        Fact("Learning rates", lrs),
         Fact("Matched", _matched(results)),
         Fact("Held-out tokens", fmt.exact(results.evaluation_tokens)),
         Fact("Device", results.device),
@@ -188,4 +188,4 @@ def _held_row(held: ControlledVariable) -> Row:
 def _run_row(run: RunResult) -> Row:
     state_text = f"failed: {run.failed}" if run.failed else state(run)
     loss = fmt.loss(run.loss) if math.isfinite(run.loss) else "–"
-    return Row((run.variant, str(run.seed), fmt.short(run.rate), loss, state_text, run.command))
+    return Row((run.variant, str(run.seed), fmt.short(run.lr), loss, state_text, run.command))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from archwright.files import atomic_write
-from archwright.lab.page import curves, effects, rates, sections
+from archwright.lab.page import curves, effects, learning_rates, sections
 from archwright.lab.page.styles import series_of
 from archwright.lab.results import StudyResults
 from archwright.reporting.document import Page
@@ -22,7 +22,7 @@ def study_page(results: StudyResults) -> Page:
     made = (
         effects.effects_section(results, series),
         curves.curves_section(results, series),
-        rates.rates_section(results, series),
+        learning_rates.learning_rates_section(results, series),
         curves.lengths_section(results, series),
         sections.cost_section(results),
         sections.held_section(results),
@@ -51,8 +51,8 @@ def _notice(results: StudyResults) -> str:
     if results.complete:
         return ""
     study = results.study
-    rates = 1 if not study.tune_lr else study.lr_grid_size
-    planned = len(results.variants) * study.seeds * rates
+    lrs = 1 if not study.tune_lr else study.lr_grid_size
+    planned = len(results.variants) * study.seeds * lrs
     at_least = "" if not study.tune_lr else "at least "
     return (
         f"This study is not complete: {len(results.runs)} of {at_least}{planned} runs have ended. "

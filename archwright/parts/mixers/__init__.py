@@ -8,6 +8,7 @@ from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
 from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
 from archwright.parts.registry import Registry
 from archwright.spec import attention as spec
+from archwright.spec.mixers import Recurrence
 
 ATTENTIONS = Registry(
     spec.Attention,
@@ -18,4 +19,7 @@ ATTENTIONS = Registry(
         spec.LatentAttention: LatentAttention,
     },
 )
+"""Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
+
+RECURRENCES = Registry(Recurrence, "(spec, dim, layer)", Mixer, {})
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""

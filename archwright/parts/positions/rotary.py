@@ -52,11 +52,6 @@ class Rotary(nn.Module):
         """Whether angles depend on the length of the whole text, so that keys must be kept unturned."""
         return self.scaling.follows_length
 
-    @property
-    def switch_length(self) -> int | None:
-        """The length of a text beyond which all its angles are others at once; None where there is none."""
-        return self.scaling.switch_length
-
     def forward(
         self,
         positions: Int[Tensor, "rows length"],

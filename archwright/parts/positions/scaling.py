@@ -22,8 +22,6 @@ class RoPEScaling:
 
     follows_length: bool = False
     """Whether frequencies depend on the length of the whole text, so that a cache keeps keys unrotated."""
-    switch_length: int | None = None
-    """The length of a text beyond which all its frequencies are others at once; None where there is none."""
     attention_factor: float = 1.0
     """Factor of cosines and sines."""
 
@@ -110,7 +108,6 @@ class LongRoPE(RoPEScaling):
         assert spec.original_length != "auto"
         assert spec.attention_factor != "auto"
         self.attention_factor = spec.attention_factor
-        self.switch_length = None if spec.short == spec.long else spec.original_length
 
     def at_length(
         self, frequencies: Frequencies, lengths: Int[Tensor, "rows length"]

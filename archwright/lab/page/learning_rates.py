@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from archwright import format as fmt
@@ -19,35 +19,35 @@ ROOM = 0.08
 """Room above the highest and below the lowest loss, as a share of their distance."""
 
 
-def rates_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
+def learning_rates_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
     """Draw the tuning of learning rates, or say that they were fixed."""
     ended = [run for run in results.runs if not run.failed and math.isfinite(run.loss)]
     if not ended:
         return None
     if not results.study.tune_lr:
-        return Section("Learning rates", [Text("Rates were not tuned."), _table(results, ended)])
+        return Section("Learning rates", [Text("Rates were not tuned."), _table(results)])
     blocks: list[Block] = [
         Key(list(series.values())),
         _chart(results, series, ended),
-        _table(results, ended),
+        _table(results),
     ]
     return Section("Learning rates", blocks)
 
 
-def best_rate(results: StudyResults, variant: str) -> float:
-    """Return the rate with the lowest mean loss, among those that most seeds came to an end with."""
-    losses = losses_by_rate([r for r in results.runs if r.variant == variant and not r.failed])
+def best_lr(results: StudyResults, variant: str) -> float:
+    """Return the learning rate with the lowest mean loss, among those that most seeds came to an end with."""
+    losses = losses_by_lr([r for r in results.runs if r.variant == variant and not r.failed])
     most = max(map(len, losses.values()), default=0)
-    known = {rate: fmean(found) for rate, found in losses.items() if 2 * len(found) > most}
+    known = {lr: fmean(found) for lr, found in losses.items() if 2 * len(found) > most}
     return min(known, key=known.__getitem__, default=math.nan)
 
 
-def losses_by_rate(runs: Sequence[RunResult]) -> dict[float, list[float]]:
-    """Return the finite losses at each rate, lowest rate first."""
+def losses_by_lr(runs: Sequence[RunResult]) -> dict[float, list[float]]:
+    """Return the finite losses at each learning rate, lowest first."""
     found: dict[float, list[float]] = {}
-    for run in sorted(runs, key=lambda run: run.rate):
+    for run in sorted(runs, key=lambda run: run.lr):
         if math.isfinite(run.loss):
-            found.setdefault(run.rate, []).append(run.loss)
+            found.setdefault(run.lr, []).append(run.loss)
     return found
 
 
@@ -62,7 +62,7 @@ def _chart(results: StudyResults, series: dict[str, Series], ended: Sequence[Run
         traces += _diverged(style, short[name], runs, high)
         traces += _optimum(style, short[name], _replicates(results, name))
     return Chart(
-        name="rates",
+        name="lr",
         title="Loss against learning rate",
         summary=" ".join(_summary(results, ended, name) for name in series),
         traces=[*traces, *_grids(results, series, short)],
@@ -105,11 +105,11 @@ def _seeds(style: Series, name: str, runs: Sequence[RunResult], hover: bool) -> 
         f"{plotly_text(name)}, seed %{{customdata}}<br>%{{y:.4f}} at %{{x:.3~g}}<extra></extra>"
     )
     for seed in sorted({run.seed for run in runs}):
-        swept = sorted((r for r in runs if r.seed == seed and not r.diverged), key=lambda r: r.rate)
+        swept = sorted((r for r in runs if r.seed == seed and not r.diverged), key=lambda r: r.lr)
         yield trace(
             style,
             f"{name}, seed {seed}",
-            x=[run.rate for run in swept],
+            x=[run.lr for run in swept],
             y=[run.loss for run in swept],
             customdata=[run.seed for run in swept],
             line={"width": 1, "color": f"${style.color}", "dash": style.dash},
@@ -122,15 +122,15 @@ def _seeds(style: Series, name: str, runs: Sequence[RunResult], hover: bool) -> 
 
 
 def _mean(style: Series, name: str, runs: Sequence[RunResult]) -> Iterator[Trace]:
-    """Draw the mean over seeds, with a gap at rates where one of them diverged."""
-    losses = losses_by_rate(runs)
-    lost = {run.rate for run in runs if run.diverged}
+    """Draw the mean over seeds, with a gap at learning rates where one of them diverged."""
+    losses = losses_by_lr(runs)
+    lost = {run.lr for run in runs if run.diverged}
     if losses:
         yield trace(
             style,
             name,
             x=list(losses),
-            y=[math.nan if rate in lost else fmean(found) for rate, found in losses.items()],
+            y=[math.nan if lr in lost else fmean(found) for lr, found in losses.items()],
             line={"width": 3, "color": f"${style.color}", "dash": style.dash},
             marker={"size": 8, "color": f"${style.color}", "symbol": style.symbol},
             cliponaxis=True,
@@ -147,7 +147,7 @@ def _diverged(style: Series, name: str, runs: Sequence[RunResult], high: float) 
             style,
             f"{name}, diverged",
             mode="markers",
-            x=[run.rate for run in found],
+            x=[run.lr for run in found],
             y=[high] * len(found),
             marker={"size": 11, "color": f"${style.color}", "symbol": "x", "opacity": 0.8},
             showlegend=False,
@@ -157,13 +157,13 @@ def _diverged(style: Series, name: str, runs: Sequence[RunResult], high: float) 
 
 
 def _optimum(style: Series, name: str, replicates: Sequence[Replicate]) -> Iterator[Trace]:
-    """Mark the mean optimum: of rates, the geometric mean."""
+    """Mark the mean optimum: of learning rates, the geometric mean."""
     if replicates:
         yield trace(
             style,
             f"{name}, tuned",
             mode="markers",
-            x=[_geometric_mean([r.rate for r in replicates])],
+            x=[geometric_mean([r.lr for r in replicates])],
             y=[fmean(r.loss for r in replicates)],
             marker={
                 "size": 15,
@@ -181,7 +181,7 @@ def _optimum(style: Series, name: str, replicates: Sequence[Replicate]) -> Itera
 def _grids(
     results: StudyResults, series: dict[str, Series], short: dict[str, str]
 ) -> Iterator[Trace]:
-    """Show which rates count, one line for each variant, below the chart."""
+    """Show which learning rates count, one line for each variant, below the chart."""
     for row, (name, style) in enumerate(series.items()):
         grid = sorted(results.grids.get(name, ()))
         if grid:
@@ -199,7 +199,7 @@ def _grids(
             )
 
 
-def _table(results: StudyResults, ended: Sequence[RunResult]) -> Table:
+def _table(results: StudyResults) -> Table:
     head = (
         "Variant",
         "Tuned rate",
@@ -210,35 +210,27 @@ def _table(results: StudyResults, ended: Sequence[RunResult]) -> Table:
         "Diverged",
         "Failed",
     )
-    rows = [_row(results, ended, variant.name) for variant in results.variants]
+    rows = [_row(results, variant.name) for variant in results.variants]
     caption = "Tuned rate: the geometric mean of the best rates of each seed."
     return Table(caption, head, rows)
 
 
-def _row(results: StudyResults, ended: Sequence[RunResult], name: str) -> Row:
-    replicates = _replicates(results, name)
-    rates = [replicate.rate for replicate in replicates]
+def _row(results: StudyResults, name: str) -> Row:
+    replicates, best = _replicates(results, name), best_lr(results, name)
+    runs = [run for run in results.runs if run.variant == name]
+    lrs = [replicate.lr for replicate in replicates]
     return Row(
         (
             name,
-            f"{fmt.short(_geometric_mean(rates))}" if rates else "–",
-            f"{fmt.short(min(rates))} to {fmt.short(max(rates))}" if rates else "–",
-            _known_rate(best_rate(results, name)),
-            ", ".join(fmt.short(rate) for rate in sorted(results.grids.get(name, ()))) or "–",
+            fmt.short(geometric_mean(lrs)) if lrs else "–",
+            f"{fmt.short(min(lrs))} to {fmt.short(max(lrs))}" if lrs else "–",
+            fmt.short(best) if math.isfinite(best) else "–",
+            ", ".join(fmt.short(lr) for lr in sorted(results.grids.get(name, ()))) or "–",
             f"{sum(r.at_boundary for r in replicates)} of {len(replicates)} seeds",
-            _number_of(r.diverged for r in results.runs if r.variant == name),
-            _number_of(bool(r.failed) for r in results.runs if r.variant == name),
+            f"{sum(r.diverged for r in runs)} of {len(runs)} runs",
+            f"{sum(bool(r.failed) for r in runs)} of {len(runs)} runs",
         )
     )
-
-
-def _known_rate(rate: float) -> str:
-    return fmt.short(rate) if math.isfinite(rate) else "–"
-
-
-def _number_of(flags: Iterator[bool]) -> str:
-    found = list(flags)
-    return f"{sum(found)} of {len(found)} runs"
 
 
 def _replicates(results: StudyResults, name: str) -> list[Replicate]:
@@ -254,29 +246,25 @@ def _window(results: StudyResults, ended: Sequence[RunResult]) -> tuple[float, f
 
 
 def _ticks(runs: Sequence[RunResult]) -> list[float]:
-    rates = [run.rate for run in runs]
-    powers = range(math.floor(math.log10(min(rates))), math.ceil(math.log10(max(rates))) + 1)
+    lrs = [run.lr for run in runs]
+    powers = range(math.floor(math.log10(min(lrs))), math.ceil(math.log10(max(lrs))) + 1)
     return [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
 
 
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(fmean(map(math.log, values)))
-
-
 def _summary(results: StudyResults, ended: Sequence[RunResult], name: str) -> str:
-    losses = losses_by_rate([run for run in ended if run.variant == name])
+    losses = losses_by_lr([run for run in ended if run.variant == name])
     swept = ", ".join(
-        f"{fmt.loss(fmean(found))} at {fmt.short(rate)}" for rate, found in losses.items()
+        f"{fmt.loss(fmean(found))} at {fmt.short(lr)}" for lr, found in losses.items()
     )
     return f"{name}: {swept}." if swept else f"{name}: no run has ended."
 
 
 def _columns(results: StudyResults, ended: Sequence[RunResult]) -> dict[str, list[Any]]:
-    counted = [run.rate in results.grids.get(run.variant, ()) for run in ended]
+    counted = [run.lr in results.grids.get(run.variant, ()) for run in ended]
     return {
         "variant": [run.variant for run in ended],
         "seed": [run.seed for run in ended],
-        "rate": [run.rate for run in ended],
+        "lr": [run.lr for run in ended],
         "loss": [run.loss for run in ended],
         "diverged": ["yes" if run.diverged else "no" for run in ended],
         "counts": ["yes" if counts else "no" for counts in counted],

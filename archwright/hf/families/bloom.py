@@ -1,0 +1,52 @@
+"""BLOOM: ALiBi, and norms of embeddings."""
+
+from archwright.hf.families.common import ALL_BIASES, FEEDFORWARD_NAMES, LAYER_NORM, QKV, by_head
+from archwright.hf.family import Family
+from archwright.hf.lenses import Field, Set, Switch
+from archwright.hf.weight_map import Fused
+
+BLOOM = Family(
+    "bloom",
+    "BloomForCausalLM",
+    lenses=(
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "dim"),
+        Field("n_layer", "num_layers"),
+        Field("seq_length", "context_length"),
+        Field("n_head", "attention.num_heads"),
+        Switch(
+            "apply_residual_connection_post_layernorm",
+            {False: Set({"residual.kind": "pre"}), True: Set({"residual.kind": "norm_residual"})},
+        ),
+        Set({**LAYER_NORM, "position.kind": "alibi", "position.scaled": False}),
+        Set({"attention.kind": "softmax", "embedding.norm.kind": "layer"}),
+        Field("layer_norm_epsilon", ("norm.eps", "embedding.norm.eps")),
+        Field("hidden_dropout", "residual.dropout"),
+        Field("attention_dropout", "attention.dropout"),
+        Set({"feedforward.kind": "gelu", "feedforward.approximate": "tanh", **ALL_BIASES}),
+        Field("hidden_size", "feedforward.hidden_dim", times=4),
+        Field("hidden_size", "dim"),
+        Field("tie_word_embeddings", "head.tied"),
+    ),
+    layers="transformer.h.{i}.",
+    layer_keys={
+        "input_layernorm": "residual.norms.attention",
+        "post_attention_layernorm": "residual.norms.feedforward",
+        "self_attention.query_key_value": Fused(QKV, by_head),
+        "self_attention.dense": "attention.out",
+        **FEEDFORWARD_NAMES,
+    },
+    model_keys={
+        "transformer.word_embeddings": "embedding",
+        "transformer.word_embeddings_layernorm": "embedding_norm",
+        "transformer.ln_f": "norm",
+        "lm_head": "head",
+    },
+    prefix="transformer.",
+    key_aliases={
+        "n_embed": "hidden_size",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    undeclared={"seq_length": 2048},
+)

@@ -1,0 +1,219 @@
+"""EleutherAI and its code: GPT-Neo, GPT-J, GPT-NeoX."""
+
+from archwright.hf.families.common import (
+    ALL_BIASES,
+    FEEDFORWARD_BIASES,
+    FEEDFORWARD_NAMES,
+    GPT_DROPOUTS,
+    GPT_SIZES,
+    LAYER_NORM,
+    NO_QKV_BIASES,
+    QKV,
+    SIZES,
+    USUAL_WORDS,
+    bias,
+    by_head,
+    hidden,
+)
+from archwright.hf.families.gpt import GPT2
+from archwright.hf.family import Family
+from archwright.hf.layer_types import CustomPattern, Layers, Role
+from archwright.hf.lenses import (
+    MISSING,
+    Activation,
+    Computed,
+    Config,
+    Field,
+    Get,
+    Set,
+    Switch,
+    Table,
+)
+from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
+
+GPT_NEO = Family(
+    "gpt_neo",
+    "GPTNeoForCausalLM",
+    lenses=(
+        Field("vocab_size", "vocab_size"),
+        Field("max_position_embeddings", "context_length"),
+        Field("hidden_size", "dim"),
+        Field("num_layers", "num_layers"),
+        Field("num_heads", "attention.num_heads"),
+        Set({"residual.kind": "pre", **LAYER_NORM, "position.kind": "learned"}),
+        Field("embed_dropout", "embedding.dropout"),
+        Field("resid_dropout", "residual.dropout"),
+        Field("attention_dropout", "attention.dropout"),
+        Activation("activation_function", gated=False),
+        Set({"attention.kind": "softmax", **ALL_BIASES, **NO_QKV_BIASES}),
+        Set({"attention.scale.kind": "none"}),
+        Field("layer_norm_epsilon", "norm.eps"),
+        hidden("intermediate_size", "hidden_size"),
+        Field("tie_word_embeddings", "head.tied"),
+    ),
+    groups=(
+        Layers(
+            CustomPattern(
+                lambda config, n: [x for kinds, k in config["attention_types"] for x in kinds * k],
+                lambda roles: {"attention_types": [[roles, 1]], "attention_layers": roles},
+            ),
+            {
+                "global": Role({"attention.mask.kind": "causal"}),
+                "local": Role(
+                    {"attention.mask.kind": "window"},
+                    (Field("window_size", "attention.mask.size"),),
+                ),
+            },
+        ),
+    ),
+    layers="transformer.h.{i}.",
+    layer_keys={
+        "ln_1": "residual.norms.attention",
+        "ln_2": "residual.norms.feedforward",
+        "attn.attention.q_proj": "attention.query",
+        "attn.attention.k_proj": "attention.key",
+        "attn.attention.v_proj": "attention.value",
+        "attn.attention.out_proj": "attention.out",
+        "mlp.c_fc": "feedforward.up",
+        "mlp.c_proj": "feedforward.down",
+    },
+    model_keys=GPT2.model_keys,
+    prefix="transformer.",
+    ignored=(r".*\.attn\.attention\.(bias|masked_bias)",),
+    key_aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
+    undeclared={"attention_types": [[["global", "local"], 12]]},
+)
+
+
+def _read_rotary_dim(config: Config) -> Table:
+    head_dim = config["n_embd"] // config["n_head"]
+    turning = config["rotary_dim"] or head_dim
+    return {"position": {"kind": "rope", "pairing": "interleaved", "fraction": turning / head_dim}}
+
+
+def _write_rotary_dim(get: Get) -> dict[str, object]:
+    head_dim = get("attention.head_dim")
+    if get("position.kind") != "rope" or head_dim is MISSING:
+        return {}
+    return {"rotary_dim": int(head_dim * get("position.fraction"))}
+
+
+GPT_J = Family(
+    "gptj",
+    "GPTJForCausalLM",
+    lenses=(
+        *GPT_SIZES,
+        *GPT_DROPOUTS,
+        Set({"residual.kind": "parallel", "residual.num_norms": 1, **LAYER_NORM}),
+        Computed(_read_rotary_dim, _write_rotary_dim),
+        Activation("activation_function", gated=False),
+        Set({"attention.kind": "softmax", **FEEDFORWARD_BIASES, "head.bias": True}),
+        Field("layer_norm_epsilon", "norm.eps"),
+        hidden("n_inner", "n_embd"),
+        Field("tie_word_embeddings", "head.tied"),
+    ),
+    layers="transformer.h.{i}.",
+    layer_keys={
+        "ln_1": "residual.norms.shared",
+        "attn.q_proj": "attention.query",
+        "attn.k_proj": "attention.key",
+        "attn.v_proj": "attention.value",
+        "attn.out_proj": "attention.out",
+        "mlp.fc_in": "feedforward.up",
+        "mlp.fc_out": "feedforward.down",
+    },
+    model_keys={"transformer.wte": "embedding", "transformer.ln_f": "norm", "lm_head": "head"},
+    prefix="transformer.",
+    ignored=(r".*\.attn\.(bias|masked_bias|causal_mask)",),
+    key_aliases=USUAL_WORDS,
+)
+
+
+GPT_NEOX = Family(
+    "gpt_neox",
+    "GPTNeoXForCausalLM",
+    lenses=(
+        *SIZES,
+        Switch(
+            "use_parallel_residual",
+            {
+                True: Set({"residual.kind": "parallel", "residual.num_norms": 2}),
+                False: Set({"residual.kind": "pre"}),
+            },
+        ),
+        Set({**LAYER_NORM, "attention.kind": "softmax"}),
+        Field("layer_norm_eps", "norm.eps"),
+        Rope(fraction="rotary_pct", theta="rotary_emb_base"),
+        Field("hidden_dropout", "residual.dropout"),
+        Field("attention_dropout", "attention.dropout"),
+        bias("attention_bias", "attention", "query", "key", "value", "out"),
+        Activation("hidden_act", gated=False),
+        Set(FEEDFORWARD_BIASES),
+        Field("intermediate_size", "feedforward.hidden_dim"),
+        Field("tie_word_embeddings", "head.tied"),
+    ),
+    layers="gpt_neox.layers.{i}.",
+    layer_keys={
+        "input_layernorm": "residual.norms.attention",
+        "post_attention_layernorm": "residual.norms.feedforward",
+        "attention.query_key_value": Fused(QKV, by_head),
+        "attention.dense": "attention.out",
+        **FEEDFORWARD_NAMES,
+    },
+    model_keys={
+        "gpt_neox.embed_in": "embedding",
+        "gpt_neox.final_layer_norm": "norm",
+        "embed_out": "head",
+    },
+    prefix="gpt_neox.",
+    ignored=(r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+    undeclared={"rotary_pct": 0.25},
+)
+
+
+def _read_multiple(config: Config) -> Table:
+    width = int(config["hidden_size"] * config["intermediate_multiple_size"])
+    return {"feedforward": {"hidden_dim": width}}
+
+
+def _write_multiple(get: Get) -> dict[str, object]:
+    width, dim = get("feedforward.hidden_dim"), get("dim")
+    whole = width is not MISSING and width % dim == 0
+    return {"intermediate_multiple_size": width // dim} if whole else {}
+
+
+NO_FEEDFORWARD_BIASES = dict.fromkeys(FEEDFORWARD_BIASES, False)
+
+
+OUT_BIAS = "attention.bias.out"
+
+
+GPT_NEOX_JAPANESE = GPT_NEOX.derive(
+    "gpt_neox_japanese",
+    "GPTNeoXJapaneseForCausalLM",
+    Set({"residual.kind": "pre", **NO_QKV_BIASES, **NO_FEEDFORWARD_BIASES}),
+    Computed(_read_multiple, _write_multiple),
+    # The last layer alone has a bias, that of its attention's output.
+    groups=(
+        Layers(
+            CustomPattern(lambda config, n: ["plain"] * (n - 1) + ["biased"], lambda roles: {}),
+            {"biased": Role({OUT_BIAS: True}), "plain": Role({OUT_BIAS: False})},
+        ),
+    ),
+    layers="gpt_neox_japanese.layers.{i}.",
+    prefix="gpt_neox_japanese.",
+    model_keys={
+        "gpt_neox.embed_in": None,
+        "gpt_neox.final_layer_norm": None,
+        "gpt_neox_japanese.embed_in": "embedding",
+        "gpt_neox_japanese.final_layer_norm": "norm",
+    },
+    layer_keys={
+        "attention.dense": None,
+        "attention.dense.weight": "attention.out.weight",
+        "attention.dense_bias": "attention.out.bias",
+    },
+    without=("use_parallel_residual", "attention_bias", "intermediate_size"),
+    undeclared={"rotary_pct": 1.0},
+)

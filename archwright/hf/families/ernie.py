@@ -1,0 +1,83 @@
+"""ERNIE 4.5 of Baidu: RoPE in neighbouring coordinates, dense and with experts."""
+
+from typing import Any
+
+from archwright.hf.families.common import (
+    ATTENTION_BIAS,
+    DROPOUT,
+    EXPERTS,
+    MLP_BIAS,
+    ROPE,
+    balance,
+    bias,
+    experts,
+    gated,
+    shared,
+    sparse,
+)
+from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.layer_types import CustomPattern
+from archwright.hf.layouts import Reshaped
+from archwright.hf.lenses import Config, Field, Refuse, Set
+from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
+
+ERNIE4_5 = LLAMA.derive(
+    "ernie4_5",
+    "Ernie4_5ForCausalLM",
+    Rope(pairing="interleaved", fraction=""),
+    bias("use_bias", "attention", "query", "key", "value", "out"),
+    bias("use_bias", "feedforward", "up", "down"),
+    without=(ROPE, ATTENTION_BIAS, MLP_BIAS, DROPOUT),
+)
+
+
+def _stretch(config: Config, n: int) -> list[str]:
+    """Return which layers have experts: each `moe_layer_interval`-th of a stretch."""
+    first, last, step = (
+        config[f"moe_layer_{key}"] for key in ("start_index", "end_index", "interval")
+    )
+    last = n - 1 if last == -1 else last
+    return ["dense" if (i + 1) % step or not first <= i <= last else "sparse" for i in range(n)]
+
+
+def _write_stretch(roles: list[str]) -> dict[str, Any]:
+    """Return the stretch from the first layer with experts to the last, of the step that fits."""
+    places = [i for i, role in enumerate(roles) if role == "sparse"] or [len(roles)]
+    for step in range(1, len(roles) + 1):
+        keys = {
+            "moe_layer_start_index": places[0],
+            "moe_layer_end_index": places[-1],
+            "moe_layer_interval": step,
+        }
+        if _stretch(keys, len(roles)) == roles:
+            return keys
+    return {}
+
+
+ERNIE4_5_MOE = BASE.derive(
+    "ernie4_5_moe",
+    "Ernie4_5_MoeForCausalLM",
+    Set({"position.pairing": "interleaved"}),
+    Refuse("use_bias", (False,)),
+    groups=(
+        sparse(
+            CustomPattern(_stretch, _write_stretch),
+            *experts("moe_num_experts", "moe_intermediate_size", "moe_k", selection_bias=True),
+            Field("moe_norm_min", "feedforward.normalize_min"),
+            shared("moe_num_shared_experts", optional=True),
+            balance(top_k="moe_k"),
+        ),
+    ),
+    layer_keys={
+        "mlp.gate": "feedforward.router",
+        "mlp.moe_statics.e_score_correction_bias": Fused(
+            ("feedforward.selection_bias",), Reshaped((1, -1))
+        ),
+        **EXPERTS,
+        **gated("mlp.shared_experts", "feedforward.shared"),
+    },
+    ignored=(*BASE.ignored, r".*mtp.*"),
+    key_aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+    undeclared={"attention_dropout": 0.0},
+)

@@ -1,0 +1,89 @@
+"""EXAONE of LG: norms of what branches add, and positions in windows alone."""
+
+from archwright.hf.families.common import (
+    ALL_EPS,
+    ATTENTION_BIAS,
+    EPS,
+    EXPERT_NAMES,
+    FIRST_DENSE,
+    HEAD_NORM_NAMES,
+    HEAD_NORMS,
+    MLP_BIAS,
+    NEAR_TURNED,
+    NO_ATTENTION_BIAS,
+    NO_MLP_BIAS,
+    PRE_RMS,
+    QUERY_KEY_NORM,
+    ROPE,
+    WINDOW,
+    qk_norm,
+    routed,
+    shared,
+    sparse,
+)
+from archwright.hf.families.llama import BASE, LLAMA
+from archwright.hf.families.olmo import OUTPUT_NORM_NAMES
+from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, every, every_by
+from archwright.hf.lenses import Config, Set
+
+
+def _exaone_layers(config: Config, num_layers: int) -> list[str]:
+    """Full layers have positions where no layer has a window, and none otherwise."""
+    pattern = config["sliding_window_pattern"]
+    whole = config["sliding_window"] is None or not pattern
+    derived = every(num_layers + 1 if whole else pattern, "full_attention", "sliding_attention")
+    names = config.get("layer_types") or derived(config, num_layers)
+    turns = config["sliding_window"] is None
+    return ["full_rope" if turns and name == "full_attention" else name for name in names]
+
+
+EXAONE4 = LLAMA.derive(
+    "exaone4",
+    "Exaone4ForCausalLM",
+    Set({"residual.kind": "output", "norm.kind": "rms", "norm.scale_in": "input_dtype"}),
+    Set(HEAD_NORMS),
+    ALL_EPS,
+    NO_ATTENTION_BIAS,
+    NO_MLP_BIAS,
+    without=(PRE_RMS, EPS, ROPE, ATTENTION_BIAS, MLP_BIAS),
+    layer_keys={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
+    groups=(
+        Layers(
+            CustomPattern(
+                _exaone_layers,
+                lambda roles: {
+                    "layer_types": [role.replace("full_rope", "full_attention") for role in roles],
+                    **({"sliding_window": None} if "full_rope" in roles else {}),
+                },
+            ),
+            {
+                "sliding_attention": Role(WINDOW.values, (*WINDOW.lenses, ROPE)),
+                "full_attention": Role({"attention.mask.kind": "causal", "position.kind": "none"}),
+                "full_rope": Role(
+                    {"attention.mask.kind": "causal", "position.kind": "rope"}, (ROPE,)
+                ),
+            },
+        ),
+    ),
+)
+
+
+EXAONE_MOE = BASE.derive(
+    "exaone_moe",
+    "ExaoneMoeForCausalLM",
+    *qk_norm("head"),
+    groups=(
+        Layers(Listed(otherwise=every_by("sliding_window_pattern")), NEAR_TURNED),
+        sparse(
+            Listed("mlp_layer_types", FIRST_DENSE.reads),
+            *routed("num_experts", shared("num_shared_experts")),
+        ),
+    ),
+    layer_keys={
+        **EXPERT_NAMES,
+        **QUERY_KEY_NORM,
+        "mlp.gate.e_score_correction_bias": None,
+        "mlp.e_score_correction_bias": "feedforward.selection_bias",
+    },
+    ignored=(*BASE.ignored, r"mtp.*"),
+)
