@@ -72,7 +72,7 @@ def run(words: Sequence[str]) -> int:
             length=options.length,
             machine=machine,
             seconds=options.seconds,
-            told=progress.reached,
+            reached=progress.reached,
         )
     print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_report(found)))
     return 0

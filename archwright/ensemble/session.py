@@ -40,10 +40,10 @@ class Together:
             hidden = self.stack(**_joined([batch.inputs for batch in batches]))
         rows = [part.requires_grad_() for part in hidden.detach().chunk(len(batches))]
         seen = [
-            _head_gradients(session, of_run, batch)
-            for session, of_run, batch in zip(self.sessions, rows, batches, strict=True)
+            _head_gradients(session, run_rows, batch)
+            for session, run_rows, batch in zip(self.sessions, rows, batches, strict=True)
         ]
-        self._hand_out(hidden, torch.cat([_gradient(of_run) for of_run in rows]))
+        self._hand_out(hidden, torch.cat([_gradient(run_rows) for run_rows in rows]))
         return seen
 
     def time_step(self, seconds: float) -> float:
@@ -93,9 +93,9 @@ def _drops(values: Any) -> bool:
 def _head_gradients(session: Session, hidden: Tensor, batch: Batch) -> LossStats:
     """Compute a run's head, loss, and their gradients, as a step alone does."""
     num_valid = valid_targets(batch)
-    of_run = _loss(session, hidden, batch.targets, num_valid)
-    of_run.total.backward()
-    return LossStats(of_run.nll_sum.item() / num_valid, of_run.z_term.item())
+    loss = _loss(session, hidden, batch.targets, num_valid)
+    loss.total.backward()
+    return LossStats(loss.nll_sum.item() / num_valid, loss.z_term.item())
 
 
 def _loss(session: Session, hidden: Tensor, targets: Tensor, num_valid: int) -> Loss:
@@ -110,7 +110,7 @@ def _loss(session: Session, hidden: Tensor, targets: Tensor, num_valid: int) -> 
 
 def _joined(inputs: Sequence[Inputs]) -> dict[str, Tensor]:
     """Return the inputs of all runs as those of one batch."""
-    by_run = [of_run.given() for of_run in inputs]
+    by_run = [run_inputs.given() for run_inputs in inputs]
     return {name: torch.cat([given[name] for given in by_run]) for name in by_run[0]}
 
 

@@ -135,7 +135,7 @@ def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
             for name, part in _FUNCTIONS.items():
                 if callable(function := getattr(module, name, None)):
                     had = name in vars(module)
-                    setattr(module, name, _told(function, part, meter))
+                    setattr(module, name, _metered_function(function, part, meter))
                     undo = (setattr, module, name, function) if had else (delattr, module, name)
                     attached.callback(*undo)
         yield
@@ -173,12 +173,14 @@ def _attach(module: nn.Module, part: str, meter: StepMeter, attached: ExitStack)
     attached.callback(after.remove)
 
 
-def _told(function: Callable[..., Any], part: str, meter: StepMeter) -> Callable[..., Any]:
-    def told(*args: Any, **more: Any) -> Any:
+def _metered_function(
+    function: Callable[..., Any], part: str, meter: StepMeter
+) -> Callable[..., Any]:
+    def measured(*args: Any, **more: Any) -> Any:
         with meter.region(part):
             return function(*args, **more)
 
-    return told
+    return measured
 
 
 def _nodes(root: Any) -> Iterator[Any]:

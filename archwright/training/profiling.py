@@ -96,7 +96,7 @@ def profile(
     length: int | None = None,
     machine: MachineSpec | None = None,
     seconds: float = 10.0,
-    told: Callable[[float], None] = lambda share: None,
+    reached: Callable[[float], None] = lambda share: None,
 ) -> Profile:
     """Return where the time of a training step of a model goes, on random tokens.
 
@@ -105,7 +105,7 @@ def profile(
         length: tokens per row; by default the model's context.
         machine: device, precision, kernel and threads; what is "auto" is decided as for a run.
         seconds: how long to measure; three steps are measured at least.
-        told: called with the share that is done.
+        reached: called with the share that is done.
 
     Raises:
         UserError: a model that breaks a rule or does not fit into memory.
@@ -122,7 +122,7 @@ def profile(
     decide_kernel(decisions, model, run)
     steps = _Steps(model, run, decisions)
     costs = steps.counted()
-    whole, times = steps.measured(seconds, told)
+    whole, times = steps.measured(seconds, reached)
     return Profile(
         parts=tuple(_part(name, times, costs) for name in PARTS),
         step=whole,
@@ -136,7 +136,7 @@ def profile(
 
 
 class _Steps:
-    """Training steps of a model on one batch, told to a meter part by part."""
+    """Training steps of a model on one batch, measured part by part."""
 
     def __init__(self, model: Decoder, run: RunSpec, decisions: Decisions) -> None:
         device = torch.device(decisions.machine.device)
@@ -162,7 +162,9 @@ class _Steps:
         costs.products["attention kernel"] = seen
         return costs
 
-    def measured(self, seconds: float, told: Callable[[float], None]) -> tuple[float, list[Times]]:
+    def measured(
+        self, seconds: float, reached: Callable[[float], None]
+    ) -> tuple[float, list[Times]]:
         """Return the median seconds of a plain step, and the times of metered ones between those."""
         plain: list[float] = []
         times: list[Times] = []
@@ -173,7 +175,7 @@ class _Steps:
                 self.step()
                 times.append(self.meter.times())
             passed = (time.perf_counter() - started) / max(seconds, 1e-9)
-            told(min(1.0, passed, len(times) / (FEWEST + 1)))
+            reached(min(1.0, passed, len(times) / (FEWEST + 1)))
         return statistics.median(plain[1:]), times[1:]
 
     def step(self, counting: AbstractContextManager[Any] | None = None) -> None:

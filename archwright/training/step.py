@@ -61,12 +61,12 @@ def train_step(
     loss, z_term, router_loss = 0.0, 0.0, 0.0
     for part in batch.split(grad_accum_steps):
         loss_of = _chunked_loss if chunked else _whole_loss
-        of_part = loss_of(model, part, precision, z_loss=z_loss, num_valid=num_valid)
+        part_loss = loss_of(model, part, precision, z_loss=z_loss, num_valid=num_valid)
         auxiliary = pop_aux_losses(model) * (len(part.targets) / len(batch.targets))
-        precision.scaled(of_part.total + auxiliary).backward()
+        precision.scaled(part_loss.total + auxiliary).backward()
         router_loss += auxiliary.item()
-        loss += of_part.nll_sum.item() / num_valid
-        z_term += of_part.z_term.item()
+        loss += part_loss.nll_sum.item() / num_valid
+        z_term += part_loss.z_term.item()
     seen = LossStats(loss, z_term, router_loss)
     return update(
         model, optimizers, seen, lr_scale=lr_scale, precision=precision, max_grad_norm=max_grad_norm

@@ -148,7 +148,7 @@ def test_costs_of_operations() -> None:
 @pytest.mark.slow
 def test_settings_are_kept() -> None:
     seen: list[float] = []
-    found = profiled(length=10, batch_size=2, seconds=0.05, told=seen.append)
+    found = profiled(length=10, batch_size=2, seconds=0.05, reached=seen.append)
     assert (found.length, found.batch_size, found.machine.kernel) == (10, 2, "eager")
     assert found.num_parameters == aw.build(SPEC).num_parameters()
     assert found.num_steps >= 3
