@@ -135,11 +135,7 @@ def _is_whole(path: Path) -> bool:
 @contextmanager
 def _locked(folders: Sequence[RunFolder]) -> Iterator[None]:
     """Keep other processes off all runs, which are taken in an order that all processes share."""
-
-    def place(folder: RunFolder) -> Path:
-        return folder.path
-
     with ExitStack() as stack:
-        for folder in sorted(folders, key=place):
+        for folder in sorted(folders, key=lambda folder: folder.path):
             stack.enter_context(folder.lock())
         yield

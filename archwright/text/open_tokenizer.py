@@ -76,7 +76,11 @@ def sample(documents: Documents, limit: int) -> Iterator[str]:
             if taken + len(piece) / 2 <= seen * share:
                 taken += len(piece)
                 if not warned and has_long_run(piece):
-                    warnings.warn(_long_run(document.name), stacklevel=2)
+                    warnings.warn(
+                        f"data.text: {document.name} has more than {LONGEST:,} letters, signs or blanks "
+                        "in a row; the tokenizer is trained on them in words of that length",
+                        stacklevel=2,
+                    )
                     warned = True
                 yield piece
 
@@ -102,13 +106,6 @@ def tokenizer_file(name: str) -> Path:
         hint = nearest(path.name, beside)
         raise UserError(f'data.tokenizer.path: there is no file "{path}".{hint}')
     return path
-
-
-def _long_run(name: str) -> str:
-    return (
-        f"data.text: {name} has more than {LONGEST:,} letters, signs or blanks in a row; "
-        "the tokenizer is trained on them in words of that length"
-    )
 
 
 def _trained(spec: TokenizerSpec, special: list[str], documents: Documents) -> tokenizers.Tokenizer:

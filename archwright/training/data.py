@@ -80,17 +80,16 @@ def _recorded(folder: RunFolder) -> dict[str, Any]:
         isinstance(found, dict)
         and isinstance(found.get("tokenizer"), str)
         and isinstance(found.get("files_skipped"), int)
-        and all(_is_record(found.get(side)) for side in Prepared._fields)
+        and all(isinstance(found.get(side), dict) for side in Prepared._fields)
+        and all(
+            isinstance(found[s].get(k), str) for s in Prepared._fields for k in ("store", "text")
+        )
     ):
         return found
     raise UserError(
         f'{folder.environment_file}: found no record of the text under "data"; nothing can tell '
         "whether it is the same. Train again with another --out"
     )
-
-
-def _is_record(found: Any) -> bool:
-    return isinstance(found, dict) and all(isinstance(found.get(k), str) for k in ("store", "text"))
 
 
 def _recorded_stores(recorded: dict[str, Any]) -> Prepared | None:

@@ -1,12 +1,12 @@
 """One step of training."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from archwright.data.inputs import IGNORE, Batch
 from archwright.losses import Loss, cross_entropy, linear_cross_entropy, pop_aux_losses
@@ -94,7 +94,10 @@ def update(
 ) -> StepResult:
     """Clip the gradients that the parameters have, update by them and drop them; see `train_step`."""
     precision.unscale(optimizers.values())
-    grad_norm = clip_gradients(_moved_by(optimizers), max_grad_norm).item()
+    # Asking the optimizers needs no walk through the model.
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    grad_norm = clip_gradients(parameters, max_grad_norm).item()
     # A loss scale mends its own overflows.
     finite = math.isfinite(seen.loss) and (math.isfinite(grad_norm) or precision.scales)
     if finite:
@@ -106,13 +109,6 @@ def update(
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
     return StepResult(seen.loss, seen.z_loss, grad_norm, finite, seen.router_loss)
-
-
-def _moved_by(optimizers: Mapping[str, torch.optim.Optimizer]) -> Iterator[Tensor]:
-    """Yield what the optimizers move, which needs no walk through the model."""
-    for optimizer in optimizers.values():
-        for group in optimizer.param_groups:
-            yield from group["params"]
 
 
 def _after_step(model: nn.Module, *, updated: bool) -> None:
