@@ -333,4 +333,4 @@ def test_steps_are_timed_in_every_run(
     )
     timed = run.override("budget=100s", "evaluate.every=1000", "evaluate.max_tokens=1")
     steps = [resolve(timed, material, Silent())[0].num_steps for _ in range(2)]
-    assert steps == [199, 399]
+    assert steps == [200, 400]
