@@ -130,7 +130,10 @@ def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
     """Let the parts of a model tell a meter when they work."""
     with ExitStack() as attached:
         for module, part in parts_of(model):
-            _attach(module, part, meter, attached)
+            before = module.register_forward_pre_hook(lambda m, x, part=part: meter.enter(part))
+            after = module.register_forward_hook(lambda m, x, out: meter.leave())
+            attached.callback(before.remove)
+            attached.callback(after.remove)
         for module in model.modules():
             for name, part in _FUNCTIONS.items():
                 if callable(function := getattr(module, name, None)):
@@ -164,13 +167,6 @@ def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
         if isinstance(part, type) and not issubclass(part, nn.Identity)
     )
     yield from ((m, "norms") for m in model.modules() if isinstance(m, norms))
-
-
-def _attach(module: nn.Module, part: str, meter: StepMeter, attached: ExitStack) -> None:
-    before = module.register_forward_pre_hook(lambda m, x: meter.enter(part))
-    after = module.register_forward_hook(lambda m, x, out: meter.leave())
-    attached.callback(before.remove)
-    attached.callback(after.remove)
 
 
 def _metered_function(
