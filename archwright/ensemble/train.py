@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 
 from archwright import checkpoint
 from archwright.ensemble.session import Together
@@ -115,21 +114,18 @@ def _restore(loops: Mapping[int, Loop]) -> str:
         checkpoint.remove_stale(loop.folder.checkpoints_folder)
     saved = {loop: loop.folder.checkpoints() for loop in loops.values()}
     shared = sorted(set.intersection(*map(set, saved.values()))) if saved else []
-    while shared and not all(_is_whole(paths[shared[-1]]) for paths in saved.values()):
-        shared.pop()
+    while shared:
+        try:
+            for paths in saved.values():
+                checkpoint.verify(paths[shared[-1]], hashes=True)
+            break
+        except checkpoint.DamagedError:
+            shared.pop()
     for loop, paths in saved.items():
         if shared:
             loop.session.restore(paths[shared[-1]])
         loop.folder.truncate_to(shared[-1] if shared else -1)
     return "resumed" if shared else "started"
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        checkpoint.verify(path, hashes=True)
-    except checkpoint.DamagedError:
-        return False
-    return True
 
 
 @contextmanager
