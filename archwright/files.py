@@ -83,13 +83,17 @@ def clear_errors(path: Path, setting: str = "") -> Iterator[None]:
 
 def sync(path: Path) -> None:
     """Return when the file or folder at `path` would survive a power cut."""
-    if path.is_dir():
-        _sync_folder(path)
+    is_folder = path.is_dir()
+    if is_folder and os.name == "nt":  # Windows cannot open a folder; its renames are journalled
         return
     # Windows refuses to flush a descriptor that may not write.
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network and user-space file systems do not know the call for folders.
+        if not is_folder or error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
 
@@ -133,20 +137,6 @@ def remove_folder(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.replace(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open a folder; its renames are journalled
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network and user-space file systems do not know the call.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _reason(error: OSError, path: Path, setting: str) -> str:

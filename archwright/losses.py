@@ -135,8 +135,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wants_gradient: bool,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        sums = torch.zeros(2, dtype=_wide(hidden.dtype), device=hidden.device)
-        gradients = [torch.zeros_like(p, dtype=_wide(p.dtype)) for p in (hidden, *parameters)]
+        sums = torch.zeros(2, dtype=_upcast_dtype(hidden.dtype), device=hidden.device)
+        gradients = [
+            torch.zeros_like(p, dtype=_upcast_dtype(p.dtype)) for p in (hidden, *parameters)
+        ]
         for rows, chunk in _row_chunks(hidden, head):
             with torch.set_grad_enabled(wants_gradient):
                 chunk.requires_grad_(wants_gradient)
@@ -147,9 +149,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     )
             sums += torch.stack([loss.nll_sum, loss.z_term])
             if wants_gradient:
-                of_chunk = torch.autograd.grad(loss.total, (chunk, *parameters))
-                gradients[0][rows] = of_chunk[0]
-                for gradient, more in zip(gradients[1:], of_chunk[1:], strict=True):
+                chunk_gradients = torch.autograd.grad(loss.total, (chunk, *parameters))
+                gradients[0][rows] = chunk_gradients[0]
+                for gradient, more in zip(gradients[1:], chunk_gradients[1:], strict=True):
                     gradient += more
         if wants_gradient:
             ctx.save_for_backward(divisor, *gradients)
@@ -163,11 +165,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         divisor, *gradients = ctx.saved_tensors
         factor = total / divisor
-        of_hidden, *rest = (
+        hidden_gradient, *rest = (
             (gradient * factor).to(dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         )
-        return of_hidden, None, None, None, None, None, None, *rest
+        return hidden_gradient, None, None, None, None, None, None, *rest
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -184,7 +186,7 @@ class _CrossEntropy(torch.autograd.Function):
         divisor: Tensor,
         wants_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = _wide(logits.dtype)
+        dtype = _upcast_dtype(logits.dtype)
         # float16 would lose p / divisor to underflow before a loss scale arrives in backward.
         stored_divisor = torch.ones_like(divisor) if logits.dtype == torch.float16 else divisor
         gradient = torch.empty_like(logits) if wants_gradient else None
@@ -248,7 +250,7 @@ def _row_chunks(hidden: Tensor, head: Linear) -> Iterator[tuple[slice, Tensor]]:
         yield rows, hidden[rows].detach()
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _upcast_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 

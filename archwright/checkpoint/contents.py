@@ -162,20 +162,16 @@ _OF_ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 def _misshapen(state: Mapping[str, object], parameter: Tensor) -> Iterator[str]:
     """Yield what Adam and momentum need of a parameter's state and do not find there."""
+    import torch
+
     if state.keys() & _OF_ADAM:
         yield from _OF_ADAM - state.keys()
     for name in _MOMENTS:
         if name in state and getattr(state[name], "shape", None) != parameter.shape:
             yield name
-    if "step" in state and not _is_count(state["step"]):
-        yield "step"
-
-
-def _is_count(value: object) -> bool:
-    """Tell whether a value is a number of steps: of floating point where torch's optimizers count."""
-    import torch
-
-    if not _is_number(value):
-        return False
-    number = value.item() if isinstance(value, torch.Tensor) else value
-    return isinstance(number, int | float) and 0 <= number < 2**63
+    if "step" in state:  # of floating point where torch's optimizers count
+        step = state["step"]
+        counts = _is_number(step)
+        number = step.item() if counts and isinstance(step, torch.Tensor) else step
+        if not (counts and isinstance(number, int | float) and 0 <= number < 2**63):
+            yield "step"

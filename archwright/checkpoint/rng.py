@@ -14,7 +14,8 @@ def read_generators() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": _cuda_states(),
+        # A state for each device; none where CUDA was not used, as asking would start it.
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
         "numpy": np.random.get_state(legacy=False),
         "python": (version, np.array(words, dtype=np.uint32), gauss),
     }
@@ -31,12 +32,3 @@ def set_generators(state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
-
-
-def _cuda_states() -> list[Any]:
-    """Return a state for each device; none where CUDA was not used, as asking would start it."""
-    import torch
-
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return []
-    return list(torch.cuda.get_rng_state_all())

@@ -107,7 +107,7 @@ class StartRecord:
             try:
                 file.truncate(size)  # a killed writer may have left half a line
                 file.write(json.dumps(line).encode() + b"\n")
-                os.fsync(file.fileno())
+                sync(self.file)
                 sync(self.folder)
             except OSError:
                 file.truncate(size)

@@ -154,7 +154,12 @@ def complete(folder: str | Path) -> dict[int, Path]:
     Raises:
         UserError: one of them is of a later format.
     """
-    return {step: path for step, path in _found(Path(folder)).items() if _is_complete(path)}
+    whole = {}
+    for step, path in _found(Path(folder)).items():
+        with contextlib.suppress(DamagedError):
+            verify(path, hashes=False)
+            whole[step] = path
+    return whole
 
 
 def verify(path: Path, *, hashes: bool) -> None:
@@ -286,14 +291,6 @@ def _set_aside(folder: Path) -> dict[int, Path]:
         for path in folder.glob(".old-*")
         if (match := re.fullmatch(r"\.old-(\d+)", path.name))
     }
-
-
-def _is_complete(path: Path) -> bool:
-    try:
-        verify(path, hashes=False)
-    except DamagedError:
-        return False
-    return True
 
 
 def _read_seal(path: Path) -> dict[str, tuple[int, str]]:

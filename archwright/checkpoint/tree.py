@@ -42,7 +42,11 @@ def split(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, tuple):
         return {"$tuple": [inner(item, i) for i, item in enumerate(value)]}
     if isinstance(value, Mapping):
-        return _split_mapping(value, path, tensors)
+        items = {key: inner(item, key) for key, item in value.items()}
+        if all(type(key) is str and not key.startswith("$") for key in items):
+            return items
+        # JSON has only string keys: any others, and names that we use ourselves, become pairs.
+        return {"$dict": [[split(key, f"{path}/key", {}), item] for key, item in items.items()]}
     raise UserError(f"{path}: a {type(value).__name__} cannot be saved; turn it into plain data.")
 
 
@@ -80,11 +84,3 @@ def _add(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:
         path += "'"
     tensors[path] = tensor
     return path
-
-
-def _split_mapping(value: Mapping[object, object], path: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON has only string keys: any others, and names that we use ourselves, become pairs."""
-    items = {key: split(item, f"{path}/{key}", tensors) for key, item in value.items()}
-    if all(type(key) is str and not key.startswith("$") for key in items):
-        return items
-    return {"$dict": [[split(key, f"{path}/key", {}), item] for key, item in items.items()]}

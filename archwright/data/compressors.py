@@ -37,7 +37,8 @@ def baselines(documents: Iterable[Document]) -> tuple[Baseline, ...]:
     }
     sizes = dict.fromkeys(compressors, 0)
     num_bytes = 0
-    for content in _contents(documents):
+    for piece in (piece for document in documents for piece in document.pieces):
+        content = piece.encode()
         num_bytes += len(content)
         for name, compressor in compressors.items():
             sizes[name] += len(compressor.compress(content))
@@ -46,7 +47,3 @@ def baselines(documents: Iterable[Document]) -> tuple[Baseline, ...]:
     for name, compressor in compressors.items():
         sizes[name] += len(compressor.flush())
     return tuple(Baseline(name, 8 * size / num_bytes, num_bytes) for name, size in sizes.items())
-
-
-def _contents(documents: Iterable[Document]) -> Iterable[bytes]:
-    return (piece.encode() for document in documents for piece in document.pieces)

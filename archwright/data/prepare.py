@@ -6,7 +6,7 @@ import os
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +125,7 @@ def _encoded(documents: Documents, tokenizer: Tokenizer) -> Iterator[Encoded]:
     waiting: deque[Future[Encoded]] = deque()
     with Progress("Tokenizing", documents.size) as progress, ThreadPoolExecutor(threads) as pool:
         try:
-            for batch in _batches(_pieces(documents, tokenizer)):
+            for batch in _batches(documents, tokenizer):
                 waiting.append(pool.submit(_encode, batch, tokenizer))
                 while len(waiting) > 2 * threads:
                     yield progress.counted(waiting.popleft().result(), _size)
@@ -145,23 +145,18 @@ def _size(encoded: Encoded) -> int:
     return sum(encoded.num_bytes)
 
 
-def _pieces(documents: Documents, tokenizer: Tokenizer) -> Iterator[Piece]:
+def _batches(documents: Documents, tokenizer: Tokenizer) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
     for document in documents:
         first = True
         for text in tokenizer.whole(document.pieces):
-            yield Piece(text, first)
+            batch.append(Piece(text, first))
             first = False
-
-
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.text)
-        if size >= BATCH or len(batch) >= 4096:
-            yield batch
-            batch, size = [], 0
+            size += len(text)
+            if size >= BATCH or len(batch) >= 4096:
+                yield batch
+                batch, size = [], 0
     if batch:
         yield batch
 

@@ -295,15 +295,11 @@ def _state(folder: Path, index: Index) -> dict[str, Any]:
     names = (INDEX, OFFSETS, BYTES, *(shard.file for shard in index.shards))
     found = {name: (folder / name).stat() for name in names}
     files = {n: [s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for n, s in found.items()}
-    return {"boot": _boot(), "files": files}
-
-
-def _boot() -> str:
-    """Return what differs after each start of the machine."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    try:  # what differs after each start of the machine
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except (OSError, ValueError):
-        return str(psutil.boot_time())
+        boot = str(psutil.boot_time())
+    return {"boot": boot, "files": files}
 
 
 def _read_state(folder: Path) -> Any:

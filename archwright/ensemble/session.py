@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archwright.data.inputs import Batch, Inputs
+from archwright.data.inputs import Batch
 from archwright.ensemble.stack import Stack, why_not_ensembled
-from archwright.losses import Loss, cross_entropy, linear_cross_entropy
+from archwright.losses import cross_entropy, linear_cross_entropy
 from archwright.model.language_model import LanguageModel
 from archwright.spec.run_spec import RunSpec
 from archwright.training.session import Session, median_step
@@ -37,13 +37,16 @@ class Together:
         first = self.sessions[0]
         batches = [to_device(s.batches.at(step), first.device) for s in self.sessions]
         with first.precision.autocast():
-            hidden = self.stack(**_joined([batch.inputs for batch in batches]))
+            given = [batch.inputs.given() for batch in batches]
+            # The inputs of all runs as those of one batch.
+            hidden = self.stack(**{name: torch.cat([g[name] for g in given]) for name in given[0]})
         rows = [part.requires_grad_() for part in hidden.detach().chunk(len(batches))]
         seen = [
-            _head_gradients(session, of_run, batch)
-            for session, of_run, batch in zip(self.sessions, rows, batches, strict=True)
+            _head_gradients(session, run_rows, batch)
+            for session, run_rows, batch in zip(self.sessions, rows, batches, strict=True)
         ]
-        self._hand_out(hidden, torch.cat([_gradient(of_run) for of_run in rows]))
+        found = [run_rows.grad for run_rows in rows if run_rows.grad is not None]
+        self._hand_out(hidden, torch.cat(found))
         return seen
 
     def time_step(self, seconds: float) -> float:
@@ -93,27 +96,15 @@ def _drops(values: Any) -> bool:
 def _head_gradients(session: Session, hidden: Tensor, batch: Batch) -> LossStats:
     """Compute a run's head, loss, and their gradients, as a step alone does."""
     num_valid = valid_targets(batch)
-    of_run = _loss(session, hidden, batch.targets, num_valid)
-    of_run.total.backward()
-    return LossStats(of_run.nll_sum.item() / num_valid, of_run.z_term.item())
-
-
-def _loss(session: Session, hidden: Tensor, targets: Tensor, num_valid: int) -> Loss:
     head, z_loss = session.model.head, session.run.z_loss
     if session.run.machine.loss == "chunked":
         with session.precision.autocast():
-            return linear_cross_entropy(hidden, head, targets, z_loss=z_loss, num_valid=num_valid)
-    with session.precision.autocast():
-        logits = head(hidden)
-    return cross_entropy(logits, targets, z_loss=z_loss, num_valid=num_valid)
-
-
-def _joined(inputs: Sequence[Inputs]) -> dict[str, Tensor]:
-    """Return the inputs of all runs as those of one batch."""
-    by_run = [of_run.given() for of_run in inputs]
-    return {name: torch.cat([given[name] for given in by_run]) for name in by_run[0]}
-
-
-def _gradient(x: Tensor) -> Tensor:
-    assert x.grad is not None
-    return x.grad
+            loss = linear_cross_entropy(
+                hidden, head, batch.targets, z_loss=z_loss, num_valid=num_valid
+            )
+    else:
+        with session.precision.autocast():
+            logits = head(hidden)
+        loss = cross_entropy(logits, batch.targets, z_loss=z_loss, num_valid=num_valid)
+    loss.total.backward()
+    return LossStats(loss.nll_sum.item() / num_valid, loss.z_term.item())

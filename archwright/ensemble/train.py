@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 
 from archwright import checkpoint
 from archwright.ensemble.session import Together
@@ -115,8 +114,13 @@ def _restore(loops: Mapping[int, Loop]) -> str:
         checkpoint.remove_stale(loop.folder.checkpoints_folder)
     saved = {loop: loop.folder.checkpoints() for loop in loops.values()}
     shared = sorted(set.intersection(*map(set, saved.values()))) if saved else []
-    while shared and not all(_is_whole(paths[shared[-1]]) for paths in saved.values()):
-        shared.pop()
+    while shared:
+        try:
+            for paths in saved.values():
+                checkpoint.verify(paths[shared[-1]], hashes=True)
+            break
+        except checkpoint.DamagedError:
+            shared.pop()
     for loop, paths in saved.items():
         if shared:
             loop.session.restore(paths[shared[-1]])
@@ -124,22 +128,10 @@ def _restore(loops: Mapping[int, Loop]) -> str:
     return "resumed" if shared else "started"
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        checkpoint.verify(path, hashes=True)
-    except checkpoint.DamagedError:
-        return False
-    return True
-
-
 @contextmanager
 def _locked(folders: Sequence[RunFolder]) -> Iterator[None]:
     """Keep other processes off all runs, which are taken in an order that all processes share."""
-
-    def place(folder: RunFolder) -> Path:
-        return folder.path
-
     with ExitStack() as stack:
-        for folder in sorted(folders, key=place):
+        for folder in sorted(folders, key=lambda folder: folder.path):
             stack.enter_context(folder.lock())
         yield

@@ -41,10 +41,10 @@ def _products(query: Tensor, key: Tensor, view: AttentionMask) -> Tensor:
     first, length = _first(query), query.shape[1]
     start, stop = view.keys(first, length)
     q, k = query[:1, first:].transpose(1, 2), key[:1, start:stop].transpose(1, 2)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(wide)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1).to(dtype)
     with torch.autocast(q.device.type, enabled=False):
-        products: Tensor = q.to(wide) @ k.transpose(-1, -2)
+        products: Tensor = q.to(dtype) @ k.transpose(-1, -2)
     return products
 
 

@@ -27,7 +27,7 @@ Optimizers = Iterable[torch.optim.Optimizer]
 DEAD = 1e-6
 """Size below which an activation counts as none."""
 CHUNK = 2**20
-"""Logits that are widened to float32 at a time."""
+"""Logits that are converted to float32 at a time."""
 
 
 class Probes:
@@ -171,8 +171,9 @@ def gradient_norm(watch: Watch) -> None:
     squares: dict[str, dict[str, Tensor]] = {}
 
     def gather() -> None:
-        for row, of_row in ((row, found) for row, found in squares.items() if found):
-            watch.seen[row] = torch.stack([*of_row.values()]).sum().sqrt() / watch.loss_scale
+        for row, found in squares.items():
+            if found:
+                watch.seen[row] = torch.stack([*found.values()]).sum().sqrt() / watch.loss_scale
 
     watch.attached.callback(gather)
     for name, parameter in watch.model.named_parameters():
@@ -248,7 +249,10 @@ def mean_log_z(logits: Tensor) -> Tensor:
     """Return the mean log sum exp over the last axis, in float32 at least and in chunks."""
     rows = logits.flatten(0, -2)
     chunks = rows.split(max(1, CHUNK // rows.shape[-1]))
-    sums = [torch.logsumexp(_wide(chunk), -1).sum() for chunk in chunks]
+    sums = [
+        torch.logsumexp(chunk.to(torch.promote_types(chunk.dtype, torch.float32)), -1).sum()
+        for chunk in chunks
+    ]
     return torch.stack(sums).sum() / len(rows)
 
 
@@ -272,10 +276,6 @@ def _owned(optimizer: Any, names: Mapping[int, str]) -> Iterator[tuple[str, Tens
 def _first(value: Any) -> Any:
     """Return the first of several values, which modules are given and may return."""
     return value[0] if isinstance(value, tuple) and value else value
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _norm(x: Tensor) -> Tensor:

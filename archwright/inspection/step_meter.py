@@ -130,12 +130,15 @@ def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
     """Let the parts of a model tell a meter when they work."""
     with ExitStack() as attached:
         for module, part in parts_of(model):
-            _attach(module, part, meter, attached)
+            before = module.register_forward_pre_hook(lambda m, x, part=part: meter.enter(part))
+            after = module.register_forward_hook(lambda m, x, out: meter.leave())
+            attached.callback(before.remove)
+            attached.callback(after.remove)
         for module in model.modules():
             for name, part in _FUNCTIONS.items():
                 if callable(function := getattr(module, name, None)):
                     had = name in vars(module)
-                    setattr(module, name, _told(function, part, meter))
+                    setattr(module, name, _metered_function(function, part, meter))
                     undo = (setattr, module, name, function) if had else (delattr, module, name)
                     attached.callback(*undo)
         yield
@@ -166,19 +169,14 @@ def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
     yield from ((m, "norms") for m in model.modules() if isinstance(m, norms))
 
 
-def _attach(module: nn.Module, part: str, meter: StepMeter, attached: ExitStack) -> None:
-    before = module.register_forward_pre_hook(lambda m, x: meter.enter(part))
-    after = module.register_forward_hook(lambda m, x, out: meter.leave())
-    attached.callback(before.remove)
-    attached.callback(after.remove)
-
-
-def _told(function: Callable[..., Any], part: str, meter: StepMeter) -> Callable[..., Any]:
-    def told(*args: Any, **more: Any) -> Any:
+def _metered_function(
+    function: Callable[..., Any], part: str, meter: StepMeter
+) -> Callable[..., Any]:
+    def measured(*args: Any, **more: Any) -> Any:
         with meter.region(part):
             return function(*args, **more)
 
-    return told
+    return measured
 
 
 def _nodes(root: Any) -> Iterator[Any]:

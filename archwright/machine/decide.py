@@ -125,10 +125,10 @@ def decide_kernel(decisions: Decisions, model: LanguageModel, run: RunSpec) -> N
         decisions.decide("kernel", "sdpa", "there is no attention to compute")
     if decisions.machine.kernel == "auto":
         (times, age), failed = _kernel_times(attentions[0], model, run, decisions)
-        said = [f"{name} {1e3 * seconds:.1f} ms" for name, seconds in times.items()]
-        said += [f"{name} left out: {why}" for name, why in failed.items()]
+        timings = [f"{name} {1e3 * seconds:.1f} ms" for name, seconds in times.items()]
+        timings += [f"{name} left out: {why}" for name, why in failed.items()]
         best = min(times, key=lambda name: times[name])
-        reason = f"one layer forward and backward: {', '.join(said)}{age}"
+        reason = f"one layer forward and backward: {', '.join(timings)}{age}"
         decisions.decide("kernel", best, reason)
     model.use_kernel(decisions.machine.kernel)
 

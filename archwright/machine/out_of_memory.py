@@ -18,15 +18,11 @@ def explain_out_of_memory() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # a GPU's error is a RuntimeError, too
-        if not _is_shortage(error):
+        # The allocator of the CPU has no error of its own.
+        known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not known and "can't allocate memory" not in str(error):
             raise
         raise UserError(
             "batch_size: a step does not fit into memory; lower batch_size or "
             "model.context_length, raise grad_accum_steps, or make the model smaller"
         ) from error
-
-
-def _is_shortage(error: BaseException) -> bool:
-    # The allocator of the CPU has no error of its own.
-    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or "can't allocate memory" in str(error)

@@ -36,8 +36,8 @@ class Precision:
         """Return the context of a forward pass."""
         if self.name == "fp32":
             return nullcontext()
-        wide = torch.autocast(self.device.type, dtype=self.dtype)
-        return wide if self.products is None else self._both(wide, self.products)
+        autocast = torch.autocast(self.device.type, dtype=self.dtype)
+        return autocast if self.products is None else self._both(autocast, self.products)
 
     @contextmanager
     def _both(self, *contexts: AbstractContextManager[Any]) -> Iterator[None]:

@@ -20,15 +20,15 @@ FORMAT = 1
 KEPT = timedelta(days=7)
 """How long a measurement holds: a neighbour's noise should not stay for ever."""
 
-ANEW = "ARCHWRIGHT_REMEASURE"
+REMEASURE = "ARCHWRIGHT_REMEASURE"
 """Variable of the environment that asks for measuring again; what is found takes the place of what was kept."""
 
 
 class Measurement(NamedTuple):
-    """Numbers by name, and what a reason says of their age: nothing where they are new."""
+    """Numbers by name, and their age as a reason ends with it: nothing where they are new."""
 
     values: Mapping[str, float]
-    said: str = ""
+    age: str = ""
 
 
 class _Kept(BaseModel):
@@ -60,7 +60,7 @@ def measured(
     asked = json.dumps(question, sort_keys=True).encode()
     digest = hashlib.blake2b(asked, digest_size=16).hexdigest()
     file = cache_folder("measured", f"{digest}.json")
-    kept = None if os.environ.get(ANEW) else _read(file, names)
+    kept = None if os.environ.get(REMEASURE) else _read(file, names)
     if kept is not None:
         return Measurement(kept.values, f", as measured on {kept.time.astimezone():%Y-%m-%d}")
     values = measure()

@@ -84,7 +84,8 @@ def roles(model: nn.Module) -> dict[str, Role]:
     found: dict[str, Role] = {}
     for name, parameter in model.named_parameters():
         owner = modules[name.rpartition(".")[0]]
-        if parameter.ndim < 2 or isinstance(owner, norms) or _is_bias(name, owner):
+        biases = isinstance(owner, GroupedLinear) and name.endswith(".bias")
+        if parameter.ndim < 2 or isinstance(owner, norms) or biases:
             found[name] = "vector"
         elif isinstance(owner, nn.Embedding | nn.EmbeddingBag | Embedding):
             found[name] = "embedding"
@@ -95,10 +96,6 @@ def roles(model: nn.Module) -> dict[str, Role]:
     if "head" not in found.values():
         found.update(_head_by_shape(model, found))
     return found
-
-
-def _is_bias(name: str, owner: nn.Module) -> bool:
-    return isinstance(owner, GroupedLinear) and name.endswith(".bias")
 
 
 def _head_by_shape(model: nn.Module, found: Mapping[str, Role]) -> dict[str, Role]:

@@ -117,7 +117,8 @@ def orthogonal(x: Float[Tensor, "*batch m n"], steps: int) -> Float[Tensor, "*ba
     two to four times. The first step has the product at hand, so two steps of five are saved.
     """
     norm = _norm(x)
-    for i, (a, b, c) in enumerate(_polar(steps)):
+    # Steps that have no more to do keep to the last coefficients.
+    for i, (a, b, c) in enumerate([*POLAR, *[POLAR[-1]] * steps][:steps]):
         gram = _gram(x)
         if i == 0:
             gram = gram / norm**2
@@ -156,11 +157,6 @@ def _gram(x: Tensor) -> Tensor:
 
 def _stands(x: Tensor) -> bool:
     return x.shape[-2] > x.shape[-1]
-
-
-def _polar(steps: int) -> list[Quintic]:
-    """Return the coefficients of each step; steps that have no more to do keep to the last."""
-    return [*POLAR, *[POLAR[-1]] * steps][:steps]
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -353,10 +353,6 @@ class RunFolder:
             )
 
     @property
-    def _requested(self) -> "RunSpec":
-        return _read_spec(self._requested_or_spec)
-
-    @property
     def _requested_or_spec(self) -> Path:
         return self.requested_file if self.requested_file.exists() else self.spec_file
 
@@ -366,18 +362,22 @@ class RunFolder:
             return (
                 file.is_file()
                 and _format(self._requested_or_spec) is not None
-                and self._requested == spec
+                and _read_spec(self._requested_or_spec) == spec
             )
         return False
 
     def _check_asked(self, spec: "RunSpec") -> None:
         """Refuse `spec` where another one was asked for; what the machine then decided is aside."""
-        asked = self._requested
+        asked = _read_spec(self._requested_or_spec)
         if asked.hash() == spec.hash():
             return
         from archwright.spec.read import diff
 
-        lines = [line for line in diff(asked, spec) if _first_key(line) not in spec.not_identity]
+        lines = [
+            line
+            for line in diff(asked, spec)
+            if line.partition(":")[0].partition(".")[0] not in spec.not_identity
+        ]
         more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         raise UserError(
             f"{self.path} holds another run ({'; '.join(lines[:_SHOWN])}{more}). "
@@ -393,10 +393,6 @@ def find(parent: str | Path = RUNS) -> list[RunFolder]:
 
 _SHOWN = 8  # differences in one line of an error
 _ASKED = "asked.toml"
-
-
-def _first_key(line: str) -> str:
-    return line.partition(":")[0].partition(".")[0]
 
 
 def _spec_text(spec: "RunSpec") -> str:

@@ -150,16 +150,14 @@ _ENVIRONMENT: dict[str, Any] = {
 
 def well_formed(environment: Mapping[str, object]) -> tuple[Record, list[str]]:
     """Return an environment without the entries that are not what they should be, and the names of those."""
-    damaged = [key for key, value in environment.items() if not _fits(key, value)]
-    return {key: value for key, value in environment.items() if key not in damaged}, damaged
-
-
-def _fits(key: str, value: object) -> bool:
-    try:
-        _adapter(key).validate_python(value, strict=True)
-    except ValidationError:
-        return False
-    return True
+    whole, damaged = {}, []
+    for key, value in environment.items():
+        try:
+            _adapter(key).validate_python(value, strict=True)
+            whole[key] = value
+        except ValidationError:
+            damaged.append(key)
+    return whole, damaged
 
 
 @cache

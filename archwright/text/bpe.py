@@ -45,7 +45,7 @@ LONG_RUN = re.compile(
 def train_here(
     texts: Iterable[str], vocab_size: int, special_tokens: list[str]
 ) -> tokenizers.Tokenizer:
-    """Train in this process, which hears no Ctrl-C meanwhile; see `train_bpe` in `bpe_process`."""
+    """Train in this process, which hears no Ctrl-C meanwhile; see `train_bpe` in `bpe_training`."""
     tokenizer = _byte_level(models.BPE(), _words(), pre_tokenizers.FixedLength(length=LONGEST))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -124,7 +124,7 @@ def fast_encoding(tokenizer: tokenizers.Tokenizer) -> Callable[[str], Ids] | Non
     """Return a faster way to the ids of a tokenizer that was made here, or None for any other.
 
     For BPE it is tiktoken with a merge's rank being the id of its result, which gives equal ids
-    about three times faster.
+    about ten times faster.
     """
     content: dict[str, Any] = json.loads(tokenizer.to_str())
     special = {token["content"] for token in content["added_tokens"] if token["special"]}

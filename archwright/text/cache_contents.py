@@ -48,7 +48,15 @@ def entries() -> list[Entry]:
         for path in listed(cache_folder(kind)):
             if pattern.fullmatch(path.name) and not path.is_symlink():
                 found.setdefault((kind, path.name.split(".")[0]), []).append(path)
-    made = [_entry(kind, tuple(reversed(paths))) for (kind, _), paths in found.items()]
+    made = [
+        Entry(
+            kind,
+            tuple(reversed(paths)),  # the first is the one that its lock is named after
+            sum(map(_size, paths)),
+            max(path.lstat().st_mtime for path in paths),
+        )
+        for (kind, _), paths in found.items()
+    ]
     return sorted(made, key=lambda entry: (list(KINDS).index(entry.kind), -entry.used))
 
 
@@ -79,11 +87,6 @@ def clean(older_than: float = 0) -> Cleaned:
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             remove(folder)
     return done
-
-
-def _entry(kind: str, paths: tuple[Path, ...]) -> Entry:
-    """Return an entry; its first path is the one that its lock is named after."""
-    return Entry(kind, paths, sum(map(_size, paths)), max(path.lstat().st_mtime for path in paths))
 
 
 def _size(path: Path) -> int:

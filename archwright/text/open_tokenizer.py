@@ -24,7 +24,7 @@ from archwright.text.bpe import (
     merges_of,
     raw_bytes,
 )
-from archwright.text.bpe_process import train_bpe
+from archwright.text.bpe_training import train_bpe
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
 from archwright.text.corpus import Documents
 from archwright.text.foreign import parse, read_json
@@ -76,7 +76,11 @@ def sample(documents: Documents, limit: int) -> Iterator[str]:
             if taken + len(piece) / 2 <= seen * share:
                 taken += len(piece)
                 if not warned and has_long_run(piece):
-                    warnings.warn(_long_run(document.name), stacklevel=2)
+                    warnings.warn(
+                        f"data.text: {document.name} has more than {LONGEST:,} letters, signs or blanks "
+                        "in a row; the tokenizer is trained on them in words of that length",
+                        stacklevel=2,
+                    )
                     warned = True
                 yield piece
 
@@ -102,13 +106,6 @@ def tokenizer_file(name: str) -> Path:
         hint = nearest(path.name, beside)
         raise UserError(f'data.tokenizer.path: there is no file "{path}".{hint}')
     return path
-
-
-def _long_run(name: str) -> str:
-    return (
-        f"data.text: {name} has more than {LONGEST:,} letters, signs or blanks in a row; "
-        "the tokenizer is trained on them in words of that length"
-    )
 
 
 def _trained(spec: TokenizerSpec, special: list[str], documents: Documents) -> tokenizers.Tokenizer:

@@ -63,7 +63,10 @@ def reload_data(run: RunSpec, folder: RunFolder) -> Material:
     for side, store in stores._asdict().items():
         if store.index.text != recorded[side]["text"]:
             raise UserError(_changed(folder, "text"))
-        if store.index.tokenizer != tokenizer.fingerprint or _differs(store, recorded[side]):
+        # An older version may have recorded less.
+        now, then = _record(store), recorded[side]
+        same = all(now[key] == then.get(key, now[key]) for key in now.keys() - {"store"})
+        if store.index.tokenizer != tokenizer.fingerprint or not same:
             raise UserError(_changed(folder, "row of tokens"))
     return Material(tokenizer, stores.train, stores.held_out, recorded["files_skipped"])
 
@@ -80,7 +83,10 @@ def _recorded(folder: RunFolder) -> dict[str, Any]:
         isinstance(found, dict)
         and isinstance(found.get("tokenizer"), str)
         and isinstance(found.get("files_skipped"), int)
-        and all(_is_record(found.get(side)) for side in Prepared._fields)
+        and all(isinstance(found.get(side), dict) for side in Prepared._fields)
+        and all(
+            isinstance(found[s].get(k), str) for s in Prepared._fields for k in ("store", "text")
+        )
     ):
         return found
     raise UserError(
@@ -89,22 +95,12 @@ def _recorded(folder: RunFolder) -> dict[str, Any]:
     )
 
 
-def _is_record(found: Any) -> bool:
-    return isinstance(found, dict) and all(isinstance(found.get(k), str) for k in ("store", "text"))
-
-
 def _recorded_stores(recorded: dict[str, Any]) -> Prepared | None:
     """Return the stores that a run began with; None where one is gone or damaged."""
     try:
         return Prepared(*(TokenStore(Path(recorded[side]["store"])) for side in Prepared._fields))
     except (StoreError, ValueError):  # a path may be none
         return None
-
-
-def _differs(store: TokenStore, recorded: dict[str, Any]) -> bool:
-    """Tell whether a store has other tokens than one that was recorded, perhaps by an older version."""
-    now = _record(store)
-    return any(now[key] != recorded.get(key, now[key]) for key in now.keys() - {"store"})
 
 
 def _changed(folder: RunFolder, what: str) -> str:

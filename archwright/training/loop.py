@@ -86,7 +86,7 @@ class Loop:
         self._step(step, spent)
         if self.deadline:  # before the evaluation, as the one after the last step is another
             self._settle_steps(self.deadline)
-        if not self.done and self.session.standing.step % self._evaluate_every == 0:
+        if not self.done and self.session.standing.step % self.session.run.evaluate.every == 0:
             self._evaluate()
 
     def record(self, kind: str, **values: Any) -> None:
@@ -185,7 +185,11 @@ class Loop:
             "step": number,
             "tokens": number * self.session.run.tokens_per_step,
             "seconds": round(self.session.standing.seconds, 4),
-            "values": {name: _rounded(rows) for name, rows in probes.values.items()},
+            "values": {
+                # Six significant digits, as a record has hundreds of numbers.
+                name: {row: float(f"{value:.6g}") for row, value in rows.items()}
+                for name, rows in probes.values.items()
+            },
         }
         self.folder.check_kept()
         self.folder.append_probes(record)
@@ -222,12 +226,3 @@ class Loop:
         )
         self.record("event", name="stopped", text=text)
         raise DivergedError(text)
-
-    @property
-    def _evaluate_every(self) -> int:
-        return self.session.run.evaluate.every
-
-
-def _rounded(rows: dict[str, float]) -> dict[str, float]:
-    """Return six significant digits, as a record has hundreds of numbers."""
-    return {row: float(f"{value:.6g}") for row, value in rows.items()}

@@ -136,7 +136,7 @@ def profile(
 
 
 class _Steps:
-    """Training steps of a model on one batch, reported to a meter part by part."""
+    """Training steps of a model on one batch, measured part by part."""
 
     def __init__(self, model: Decoder, run: RunSpec, decisions: Decisions) -> None:
         device = torch.device(decisions.machine.device)
@@ -178,7 +178,9 @@ class _Steps:
             on_progress(min(1.0, passed, len(times) / (FEWEST + 1)))
         return statistics.median(plain[1:]), times[1:]
 
-    def step(self, counting: AbstractContextManager[Any] | None = None) -> None:
+    def step(
+        self, counting: AbstractContextManager[Any] | None = None, *, by_part: bool = True
+    ) -> None:
         """Train on the batch."""
         meter = self.meter
         meter.begin()
@@ -187,7 +189,8 @@ class _Steps:
                 logits = self.model(**self.batch.inputs.given()).logits
             with meter.region("loss"):
                 loss = cross_entropy(logits, self.batch.targets).total
-        meter.time_backward(loss)
+        if by_part:
+            meter.time_backward(loss)
         meter.begin_phase("backward")
         with counting or nullcontext():
             loss.backward()
@@ -201,13 +204,7 @@ class _Steps:
     def _timed(self) -> float:
         """Return the seconds of a step without a meter."""
         start = time.perf_counter()
-        with self.precision.autocast():
-            logits = self.model(**self.batch.inputs.given()).logits
-        cross_entropy(logits, self.batch.targets).total.backward()
-        clip_gradients(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers.values():
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self.step(by_part=False)
         if self.meter.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start

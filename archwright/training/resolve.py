@@ -49,7 +49,7 @@ def resolve(run: RunSpec, material: Material, progress: Progress) -> tuple[Sessi
     session = Session(run, model, batches)
     spent = _decide_compile(decisions, session) + _decide_fused(decisions, session)
     if run.machine.num_steps == "auto":
-        decisions.decide("num_steps", *_num_steps(session, len(material.held_out), spent))
+        decisions.decide("num_steps", *_num_steps(session, spent))
     run = run.model_copy(update={"machine": decisions.machine})
     session.run = with_steps(run, decisions.num_steps)
     return session, decisions
@@ -181,30 +181,19 @@ def with_steps(run: RunSpec, num_steps: int) -> RunSpec:
     )
 
 
-def _num_steps(session: Session, held_out: int, spent: float) -> tuple[int, str]:
-    """Return how many steps the budget pays for, of which compiling has `spent` seconds, and how that was
-    found."""
+def _num_steps(session: Session, spent: float) -> tuple[int, str]:
+    """Return how many steps the budget pays for, of which compiling has `spent` seconds, and how that was found.
+
+    Of a budget in time it is the first plan: evaluations and the end are paid for as soon as they are measured.
+    """
     run, measured, step = session.run, "", 1.0
-    flops = flops_per_token(session.model, run.model.context_length)
     if seconds := run.budget.seconds:
         spent = min(spent, seconds / 2)
-        took = session.time_step(min(WARM_SECONDS, (seconds - spent) / 20))
-        measured = f" at {1e3 * took:.1f} ms a step"
-        evaluation = _evaluation_seconds(run, took, held_out)
-        if run.evaluate.every:
-            step = took + evaluation / run.evaluate.every
-        else:
-            step = took / max(0.5, 1 - EVALUATIONS * evaluation / (seconds - spent))
+        step = session.time_step(min(WARM_SECONDS, (seconds - spent) / 20))
+        measured = f" at {1e3 * step:.1f} ms a step"
+    flops = flops_per_token(session.model, run.model.context_length)
     steps = run.budget.steps(run.tokens_per_step, flops, step, seconds_spent=spent)
     return steps, f"what a budget of {run.budget} pays for{measured}"
-
-
-def _evaluation_seconds(run: RunSpec, step_seconds: float, held_out: int) -> float:
-    """Return about how long an evaluation takes: a forward pass costs a third of a step's."""
-    stride = run.evaluate.stride
-    assert stride != "auto"
-    read = min(run.evaluate.max_tokens, held_out) * run.model.context_length / stride
-    return read / run.tokens_per_step * step_seconds / 3
 
 
 def weights_file(source: Path) -> Path:

@@ -1,12 +1,12 @@
 """One step of training."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from archwright.data.inputs import IGNORE, Batch
 from archwright.losses import Loss, cross_entropy, linear_cross_entropy, pop_aux_losses
@@ -61,12 +61,12 @@ def train_step(
     loss, z_term, router_loss = 0.0, 0.0, 0.0
     for part in batch.split(grad_accum_steps):
         loss_of = _chunked_loss if chunked else _whole_loss
-        of_part = loss_of(model, part, precision, z_loss=z_loss, num_valid=num_valid)
+        part_loss = loss_of(model, part, precision, z_loss=z_loss, num_valid=num_valid)
         auxiliary = pop_aux_losses(model) * (len(part.targets) / len(batch.targets))
-        precision.scaled(of_part.total + auxiliary).backward()
+        precision.scaled(part_loss.total + auxiliary).backward()
         router_loss += auxiliary.item()
-        loss += of_part.nll_sum.item() / num_valid
-        z_term += of_part.z_term.item()
+        loss += part_loss.nll_sum.item() / num_valid
+        z_term += part_loss.z_term.item()
     seen = LossStats(loss, z_term, router_loss)
     return update(
         model, optimizers, seen, lr_scale=lr_scale, precision=precision, max_grad_norm=max_grad_norm
@@ -94,7 +94,10 @@ def update(
 ) -> StepResult:
     """Clip the gradients that the parameters have, update by them and drop them; see `train_step`."""
     precision.unscale(optimizers.values())
-    grad_norm = clip_gradients(_moved_by(optimizers), max_grad_norm).item()
+    # Asking the optimizers needs no walk through the model.
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    grad_norm = clip_gradients(parameters, max_grad_norm).item()
     # A loss scale mends its own overflows.
     finite = math.isfinite(seen.loss) and (math.isfinite(grad_norm) or precision.scales)
     if finite:
@@ -106,13 +109,6 @@ def update(
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
     return StepResult(seen.loss, seen.z_loss, grad_norm, finite, seen.router_loss)
-
-
-def _moved_by(optimizers: Mapping[str, torch.optim.Optimizer]) -> Iterator[Tensor]:
-    """Yield what the optimizers move, which needs no walk through the model."""
-    for optimizer in optimizers.values():
-        for group in optimizer.param_groups:
-            yield from group["params"]
 
 
 def _after_step(model: nn.Module, *, updated: bool) -> None:

@@ -122,23 +122,20 @@ def train_in(
     Raises:
         UserError, DivergedError, Stopped: as `resume` does.
     """
-    with folder.lock(), explain_out_of_memory():
-        _train(folder, ending, quiet, time.perf_counter() if since is None else since)
-
-
-def _train(folder: RunFolder, ending: Finalizer, quiet: bool, since: float) -> None:
+    since = time.perf_counter() if since is None else since
     say = speaker(quiet)
-    material, session, decisions = _begin(folder, say, since)
-    _announce(session, decisions, material, say)
-    started = _restore(folder, session)
-    shown = progress(session.num_steps, session.standing.step, quiet)
-    with _tensorboard(folder) as log:
-        loop = new_loop(folder, session, decisions, material, shown, log)
-        loop.deadline = _deadline(loop, folder, material)
-        loop.record("event", name=started, text=f"at step {session.standing.step}")
-        _run(loop, folder, say)
-        say.say("evaluating on the whole held-out text")
-        ending(loop, folder, material)
+    with folder.lock(), explain_out_of_memory():
+        material, session, decisions = _begin(folder, say, since)
+        _announce(session, decisions, material, say)
+        started = _restore(folder, session)
+        shown = progress(session.num_steps, session.standing.step, quiet)
+        with _tensorboard(folder) as log:
+            loop = new_loop(folder, session, decisions, material, shown, log)
+            loop.deadline = _deadline(loop, folder, material)
+            loop.record("event", name=started, text=f"at step {session.standing.step}")
+            _run(loop, folder, say)
+            say.say("evaluating on the whole held-out text")
+            ending(loop, folder, material)
         if loop.deadline:  # whoever trains this spec again makes as many steps
             machine = session.run.machine.model_copy(update={"num_steps": session.num_steps})
             folder.write_spec(session.run.model_copy(update={"machine": machine}))

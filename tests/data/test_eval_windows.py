@@ -16,7 +16,7 @@ from archwright.data.store import TokenStore
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
 from archwright.text.bpe import raw_bytes
-from archwright.text.bpe_process import train_bpe
+from archwright.text.bpe_training import train_bpe
 from archwright.text.corpus import open_texts
 from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer

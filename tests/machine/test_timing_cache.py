@@ -54,8 +54,8 @@ def test_a_question_is_measured_once(ruler: Ruler, cache: Path) -> None:
 
 
 def test_it_is_said_how_old_a_measurement_is(ruler: Ruler) -> None:
-    assert measured({}, ("a", "b"), ruler).said == ""
-    assert measured({}, ("a", "b"), ruler).said == f", as measured on {datetime.now():%Y-%m-%d}"
+    assert measured({}, ("a", "b"), ruler).age == ""
+    assert measured({}, ("a", "b"), ruler).age == f", as measured on {datetime.now():%Y-%m-%d}"
 
 
 @pytest.mark.parametrize(
@@ -333,4 +333,4 @@ def test_steps_are_timed_in_every_run(
     )
     timed = run.override("budget=100s", "evaluate.every=1000", "evaluate.max_tokens=1")
     steps = [resolve(timed, material, Silent())[0].num_steps for _ in range(2)]
-    assert steps == [199, 399]
+    assert steps == [200, 400]

@@ -19,9 +19,9 @@ from tokenizers import pre_tokenizers, trainers
 
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec, TokenizerSpec
-from archwright.text import bpe, bpe_process
+from archwright.text import bpe, bpe_training
 from archwright.text.bpe import LONGEST, WORDS, has_long_run, train_here
-from archwright.text.bpe_process import train_bpe
+from archwright.text.bpe_training import train_bpe
 from archwright.text.corpus import open_texts
 from archwright.text.open_tokenizer import open_tokenizer
 from archwright.text.selfcheck import PROBE
@@ -53,7 +53,7 @@ def test_ordinary_text_gives_the_tokenizer_it_always_gave(monkeypatch: pytest.Mo
     texts = [CODE, PROBE, "x" * LONGEST]
     before = as_first_released(texts, 1000)
     assert train_bpe(texts, 1000, [END]).to_str() == before
-    monkeypatch.setattr(bpe_process, "AT_ONCE", 1000)  # in a process of its own
+    monkeypatch.setattr(bpe_training, "AT_ONCE", 1000)  # in a process of its own
     assert train_bpe(iter(texts), 1000, [END]).to_str() == before
 
 
@@ -132,7 +132,7 @@ def test_what_a_long_run_is(text: str, found: bool) -> None:
 
 TRAIN = """
 import sys
-from archwright.text.bpe_process import train_bpe
+from archwright.text.bpe_training import train_bpe
 def texts():
     yield from TEXTS
     print("sent", flush=True)
@@ -167,14 +167,14 @@ def test_training_ends_with_the_process_that_asked_for_it(
 
 
 def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bpe_process, "AT_ONCE", 10)
+    monkeypatch.setattr(bpe_training, "AT_ONCE", 10)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match="the process that trains it ended with code 1"):
         train_bpe([CODE] * 3, 400, [END])
 
 
 def test_what_fails_in_the_text_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bpe_process, "AT_ONCE", 10)
+    monkeypatch.setattr(bpe_training, "AT_ONCE", 10)
 
     def texts() -> object:
         yield CODE

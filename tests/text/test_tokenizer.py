@@ -13,7 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from archwright.spec.errors import UserError
 from archwright.text.bpe import WORDS, raw_bytes
-from archwright.text.bpe_process import train_bpe
+from archwright.text.bpe_training import train_bpe
 from archwright.text.foreign import read_json
 from archwright.text.selfcheck import PROBE
 from archwright.text.tokenizer import Tokenizer

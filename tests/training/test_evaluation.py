@@ -20,7 +20,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import NextToken
 from archwright.spec.run_spec import DataSpec, RunSpec
 from archwright.text.bpe import raw_bytes
-from archwright.text.bpe_process import train_bpe
+from archwright.text.bpe_training import train_bpe
 from archwright.text.corpus import open_texts
 from archwright.text.tokenizer import Ids, Tokenizer
 from archwright.training.evaluation import (

@@ -283,29 +283,12 @@ def test_a_time_budget_is_divided_by_the_timed_step(
     monkeypatch.setattr(
         resolve_room.Session, "time_step", lambda self, seconds: asked.append(seconds) or 0.05
     )
-    few = run.override("budget=20s", "evaluate.max_tokens=1")
-    session, decisions = resolve(few, material, Silent())
-    assert session.num_steps == 399  # an evaluation of a token takes what is left
+    session, decisions = resolve(run.override("budget=20s"), material, Silent())
+    assert session.num_steps == 400
     assert asked == [0.3]
     assert decisions.reasons["num_steps"] == "what a budget of 20s pays for at 50.0 ms a step"
     resolve(run.override("budget=9m"), material, Silent())
     assert asked[1:] == [resolve_room.WARM_SECONDS]
-
-
-def test_a_time_budget_pays_for_evaluations(
-    run: RunSpec, material: Material, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An evaluation reads each of the held-out tokens twice, in a third of a step's time."""
-    monkeypatch.setattr(resolve_room.Session, "time_step", lambda self, seconds: 0.05)
-    one = 2 * len(material.held_out) / 128 * 0.05 / 3
-
-    def steps(*changes: str) -> int:
-        return resolve(run.override(*changes), material, Silent())[0].num_steps
-
-    assert steps("budget=20s", "evaluate.every=100") == int(20 / (0.05 + one / 100))
-    assert steps("budget=20s", "evaluate.every=0") == int((20 - 10 * one) / 0.05)
-    # Training keeps half of the time, however long evaluations take.
-    assert steps("budget=2s", "evaluate.every=0") == 20
 
 
 @pytest.mark.parametrize(

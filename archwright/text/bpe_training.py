@@ -62,7 +62,7 @@ def train_apart(
     """
     # The package comes from where this process has it, and nothing from the current folder (-P).
     root = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.append({root!r}); from archwright.text.bpe_process import main; main()"
+    code = f"import sys; sys.path.append({root!r}); from archwright.text.bpe_training import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", code],
         stdin=subprocess.PIPE,
