@@ -14,6 +14,7 @@ CHOICES = {
     "plain": (),
     "unit offset": ("norm.weight=unit_offset",),
     "layer norm, biases": ("norm.kind=layer", "norm.bias=true", "attention.bias=true"),
+    "a bias of the embedding": ("embedding.bias=true",),
     "norms of heads": ("attention.qk_norm.kind=rms",),
     "narrow table": ("embedding.dim=8", "embedding.scale=sqrt_dim"),
 }
@@ -53,7 +54,6 @@ def test_models_keep_their_weights_as_views() -> None:
     [
         (("residual.kind=parallel",), "several maps as one"),
         (("attention.sinks=true",), "parameters that are not stacked"),
-        (("embedding.bias=true",), "parameters that are not stacked"),
         (("feedforward.kind=experts",), "the load of a whole batch"),
     ],
 )
