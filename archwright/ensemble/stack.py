@@ -13,7 +13,6 @@ from archwright.model.language_model import LanguageModel
 from archwright.parts.embeddings import TokenEmbedding
 from archwright.parts.linear import Linear
 from archwright.parts.norms import LayerNorm, RMSNorm
-from archwright.parts.residuals import Parallel
 
 
 class Stack(nn.Module):
@@ -72,8 +71,6 @@ def why_not_ensembled(model: LanguageModel) -> str:
         place = f"{path} ({type(module).__name__})"
         if path.partition(".")[0] == "head":
             continue
-        if isinstance(module, Parallel):
-            return f"{place} reads the weights of several maps as one"
         if callable(getattr(module, "after_step", None)):
             return f"{place} follows the load of a whole batch"
         unknown = STACKED.get(type(module)) is None
@@ -97,6 +94,8 @@ class _Stacked(nn.Module):
 
 class _StackedLinear(Linear):
     """y = x W_k^T + b_k for the rows of the k-th model; W and b are registered when they are known."""
+
+    can_join = False
 
     def __init__(self, one: Linear, number: int) -> None:
         with torch.device("meta"):
