@@ -106,11 +106,11 @@ def pop_aux_losses(model: nn.Module) -> Tensor:
     together: dict[tuple[int, float], list[RouterAuxLoss]] = {}
     for module in model.modules():
         asked = vars(module).get(AUXILIARY)  # a module without it would make an error of that
-        if isinstance(asked, RouterAuxLoss):
+        if isinstance(asked, Tensor):
+            taken.append(asked)
+        elif asked is not None:
             together.setdefault((len(asked.share), asked.factor), []).append(asked)
             taken.append(asked.rest)
-        elif asked is not None:
-            taken.append(asked)
         if asked is not None:
             setattr(module, AUXILIARY, None)
     for (_, factor), layers in together.items():

@@ -13,7 +13,6 @@ from archwright.model.language_model import LanguageModel
 from archwright.parts.embeddings import TokenEmbedding
 from archwright.parts.linear import Linear
 from archwright.parts.norms import LayerNorm, RMSNorm
-from archwright.parts.residuals import Parallel
 
 
 class Stack(nn.Module):
@@ -72,13 +71,10 @@ def why_not_ensembled(model: LanguageModel) -> str:
         place = f"{path} ({type(module).__name__})"
         if path.partition(".")[0] == "head":
             continue
-        if isinstance(module, Parallel):
-            return f"{place} reads the weights of several maps as one"
         if callable(getattr(module, "after_step", None)):
             return f"{place} follows the load of a whole batch"
         unknown = STACKED.get(type(module)) is None
-        biased = isinstance(module, TokenEmbedding) and module.bias is not None
-        if (unknown or biased) and list(module.parameters(recurse=False)):
+        if unknown and list(module.parameters(recurse=False)):
             return f"{place} has parameters that are not stacked"
     return ""
 
@@ -99,6 +95,8 @@ class _Stacked(nn.Module):
 class _StackedLinear(Linear):
     """y = x W_k^T + b_k for the rows of the k-th model; W and b are registered when they are known."""
 
+    can_join = False
+
     def __init__(self, one: Linear, number: int) -> None:
         with torch.device("meta"):
             super().__init__(one.d_in, one.d_out, bias=one.bias is not None)
@@ -114,7 +112,7 @@ class _StackedLinear(Linear):
 
 
 class _StackedEmbedding(_Stacked):
-    """x = P_k (scale * W_k[token]) for the rows of the k-th model."""
+    """x = P_k (scale * W_k[token]) + b_k for the rows of the k-th model."""
 
     def __init__(self, one: TokenEmbedding, number: int) -> None:
         super().__init__(number)
@@ -133,6 +131,9 @@ class _StackedEmbedding(_Stacked):
             x = x * torch.tensor(self.scale, dtype=x.dtype, device="cpu")
         if self.project_in is not None:
             x = self.project_in(x)
+        if self.bias is not None:
+            y = _by_run(x, self.number)
+            x = (y + _beside(self.bias, y).to(y.dtype)).flatten(0, 1)
         return x
 
 
@@ -146,7 +147,7 @@ class _StackedNorm(_Stacked):
         )
         self.bare = type(one)(one.spec.model_copy(update=bare), one.dim)  # type: ignore[arg-type]
         self.offset = one.spec.weight == "unit_offset"
-        self.narrow = isinstance(one, RMSNorm) and one.narrow
+        self.narrow = one.narrow
 
     def forward(self, x: Float[Tensor, "rows *length dim"]) -> Float[Tensor, "rows *length dim"]:
         y = _by_run(self.bare(x.to(torch.promote_types(x.dtype, torch.float32))), self.number)

@@ -20,7 +20,7 @@ from archwright.machine.products import float32_choice, measure_float32
 from archwright.machine.timing_cache import Measurement, measured
 from archwright.model.language_model import LanguageModel
 from archwright.parts.context import Context
-from archwright.parts.mixers import AttentionMixer
+from archwright.parts.mixers import Mixer
 from archwright.parts.token_layout import token_layout
 from archwright.planning.machine import measure_peak
 from archwright.planning.memory import WHOLE_LOGITS, logit_bytes
@@ -120,7 +120,7 @@ def decided(machine: MachineSpec, environment: Mapping[str, Any]) -> Decisions:
 
 def decide_kernel(decisions: Decisions, model: LanguageModel, run: RunSpec) -> None:
     """Choose the fastest attention kernel for one layer of this model on rows of this run."""
-    attentions = [m for m in model.mixers() if isinstance(m, AttentionMixer)]
+    attentions = [m for m in model.mixers() if m.has_kernel]
     if decisions.machine.kernel == "auto" and not attentions:
         decisions.decide("kernel", "sdpa", "there is no attention to compute")
     if decisions.machine.kernel == "auto":
@@ -263,7 +263,7 @@ def _measured(
 
 
 def _kernel_times(
-    attention: AttentionMixer, model: LanguageModel, run: RunSpec, decisions: Decisions
+    attention: Mixer, model: LanguageModel, run: RunSpec, decisions: Decisions
 ) -> tuple[Measurement, dict[str, str]]:
     """Return the seconds of a layer's attention with each kernel, and why one has none."""
     names = RIVALS[decisions.machine.device]
@@ -302,7 +302,7 @@ def _kernel_shape(model: LanguageModel, run: RunSpec) -> tuple[int, int, int]:
 
 
 def _kernel_call(
-    name: str, attention: AttentionMixer, model: LanguageModel, run: RunSpec, decisions: Decisions
+    name: str, attention: Mixer, model: LanguageModel, run: RunSpec, decisions: Decisions
 ) -> Callable[[], None]:
     """Return what computes one layer's attention, forward and backward, on a part of a batch."""
     device, dtype = torch.device(decisions.machine.device), DTYPES[decisions.machine.precision]

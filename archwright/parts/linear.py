@@ -23,11 +23,13 @@ class Linear(nn.Module):
         is_lm_head: the map is the head.
         transposed_backward: whether its backward pass may transpose a factor beforehand where it is compiled, which
             some compilers do wrongly.
+        can_join: whether `fused_linears` may compute it with others from its weight alone.
     """
 
     is_lm_head = False
     active_fraction = 1.0
     transposed_backward = False
+    can_join = True
 
     def __init__(
         self,
@@ -216,9 +218,9 @@ def fused_linears(
     """Apply several maps to the same x as one product, [W_1; W_2; ...] x, cut up afterwards.
 
     One large product keeps a device busier than several small ones, at the price of a copy of the
-    weights. A map without a bias adds zeros.
+    weights. A map without a bias adds zeros. One that is not a plain product is computed by itself.
     """
-    if len(maps) < 2:
+    if len(maps) < 2 or not all(m.can_join for m in maps):
         return [m(x) for m in maps]
     biases = [m.weight.new_zeros(m.d_out) if m.bias is None else m.bias for m in maps]
     bias = torch.cat(biases) if any(m.bias is not None for m in maps) else None

@@ -23,6 +23,9 @@ class NoNorm(nn.Identity):
 class _Weighted(nn.Module):
     """Base of norms: a weight w or 1 + w and a bias, for all heads together or for each."""
 
+    narrow: bool = False
+    """Whether both factors are cast to the dtype of x before they are multiplied."""
+
     def __init__(
         self, spec: spec.LayerNorm | spec.RMSNorm, dim: int, heads: int | None, *, bias: bool
     ) -> None:

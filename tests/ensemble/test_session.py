@@ -89,7 +89,6 @@ def assert_alike(run: RunSpec, material: Material, loss: float, weights: float) 
         ("grad_accum_steps=2", "cut into parts"),
         ("machine.compile=block", "compiled"),
         ("probes.every=5", "probes"),
-        ("model.residual.kind=parallel", "reads the weights of several maps as one"),
         ("model.attention.sinks=true", "layers.0.attention"),
         ("model.position.kind=learned", "position.table"),
         ("model.feedforward.kind=experts", "feedforward"),

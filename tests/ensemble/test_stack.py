@@ -14,6 +14,8 @@ CHOICES = {
     "plain": (),
     "unit offset": ("norm.weight=unit_offset",),
     "layer norm, biases": ("norm.kind=layer", "norm.bias=true", "attention.bias=true"),
+    "a bias of the embedding": ("embedding.bias=true",),
+    "maps of branches as one": ("residual.kind=parallel",),
     "norms of heads": ("attention.qk_norm.kind=rms",),
     "narrow table": ("embedding.dim=8", "embedding.scale=sqrt_dim"),
 }
@@ -51,9 +53,7 @@ def test_models_keep_their_weights_as_views() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("residual.kind=parallel",), "several maps as one"),
         (("attention.sinks=true",), "parameters that are not stacked"),
-        (("embedding.bias=true",), "parameters that are not stacked"),
         (("feedforward.kind=experts",), "the load of a whole batch"),
     ],
 )

@@ -84,8 +84,8 @@ def test_a_stack_that_fails_lets_each_of_its_runs_go_on_alone(
 
 
 def test_stacks_that_cannot_be_are_refused_with_the_reason(place: Path) -> None:
-    with pytest.raises(UserError, match=r"residual.kind=parallel: .* expected processes or auto"):
-        plan(*words("text.txt", ":residual.kind=parallel"), **STACKED)
+    with pytest.raises(UserError, match=r"attention.sinks=true: .* expected processes or auto"):
+        plan(*words("text.txt", ":attention.sinks=true"), **STACKED)
 
 
 @pytest.mark.release

@@ -29,6 +29,8 @@ class Mixer(Branch, ABC):
 
     generates_indefinitely: bool = True
     """Whether the next token costs the same however long the text before it is."""
+    has_kernel: bool = False
+    """Whether there is attention to compute, with the kernel that `use_kernel` names."""
 
     @abstractmethod
     def forward(
@@ -63,7 +65,7 @@ class Mixer(Branch, ABC):
         """Do what depends on the data of a pass, ahead of a layer that may be compiled: masks, rotations."""
 
     def use_kernel(self, name: str) -> None:
-        """Compute attention with the kernel of this name, where there is attention to compute."""
+        """Compute attention with the kernel of this name, if `has_kernel`."""
 
 
 class AttentionMixer(Mixer):
@@ -74,6 +76,8 @@ class AttentionMixer(Mixer):
         key_dim: width of a head's query and key.
         rotary_dim: width of the part of it that positions rotate; all of it, if not given.
     """
+
+    has_kernel = True
 
     def __init__(
         self,
