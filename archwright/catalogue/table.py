@@ -1,18 +1,22 @@
-"""The table of architectures: what each model chose, one row each, derived from its spec."""
+"""The table of architectures: what each model chose, one row each, derived from its spec.
+
+Columns read options by their names, so that a choice from outside with options of the same names fills them too.
+"""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.catalogue.summaries import word
-from archwright.spec.attention import Attention, LatentAttention, SoftmaxAttention
-from archwright.spec.feedforward import Experts, FeedForward, Hidden
-from archwright.spec.masks import Causal
+from archwright.spec.attention import Attention
+from archwright.spec.choice import Spec
+from archwright.spec.feedforward import FeedForward
 from archwright.spec.model_spec import LayerSpec, ModelSpec
-from archwright.spec.norms import LayerNorm
-from archwright.spec.positions import Position, RoPE
+from archwright.spec.norms import Norm
+from archwright.spec.positions import Position
 from archwright.spec.read import load, preset_names
 from archwright.spec.residuals import Residual
 from archwright.spec.unpublished import unpublished
@@ -86,38 +90,39 @@ def _each(spec: ModelSpec, say: Callable[[LayerSpec], str]) -> str:
 def _position(position: Position) -> str:
     if position.is_none:
         return "NoPE"
-    if isinstance(position, RoPE) and position.fraction < 1:
-        return f"{word(position.kind)} {Fraction(position.fraction).limit_denominator(99)}"
-    return word(position.kind)
+    fraction = _option(position, "fraction", 1.0)
+    part = f" {Fraction(fraction).limit_denominator(99)}" if fraction < 1 else ""
+    return word(position.kind) + part
 
 
 def _heads(attention: Attention) -> str:
-    if isinstance(attention, LatentAttention):
-        return f"{attention.num_heads} MLA"
-    if not isinstance(attention, SoftmaxAttention):
-        return "" if attention.kind == "none" else word(attention.kind)
-    return f"{attention.num_heads}/{attention.num_kv_heads}"
+    num_heads, num_kv_heads = (_option(attention, f"num_{name}heads") for name in ("", "kv_"))
+    if num_heads and num_kv_heads:
+        return f"{num_heads}/{num_kv_heads}"
+    name = "MLA" if _option(attention, "kv_rank") else word(attention.kind)
+    return "" if attention.is_none else f"{num_heads or ''} {name}".lstrip()
 
 
 def _activation(feedforward: FeedForward) -> str:
-    inner = feedforward.expert if isinstance(feedforward, Experts) else feedforward
-    return "" if inner.kind == "none" else word(inner.kind)
+    inner = feedforward.hidden_layer or feedforward
+    return "" if inner.is_none else word(inner.kind)
 
 
 def _experts(feedforward: FeedForward) -> str:
-    if not isinstance(feedforward, Experts):
-        return ""
-    shared = "" if feedforward.shared == "none" else " + 1 shared"
-    return f"{feedforward.top_k} of {feedforward.num_experts}{shared}"
+    num_experts, top_k = (_option(feedforward, name) for name in ("num_experts", "top_k"))
+    shared = "" if _option(feedforward, "shared", "none") == "none" else " + 1 shared"
+    return f"{top_k} of {num_experts}{shared}" if num_experts and top_k else ""
 
 
 def _masks(spec: ModelSpec) -> str:
     """Name the masks that hide more than the future, with the share of layers that have each."""
     names = spec.layers.names(spec.num_layers)
     cycle = spec.layers.cycle if len(names) >= len(spec.layers.cycle) else names
-    masks = [getattr(spec.layers_by_kind[name].attention, "mask", None) for name in cycle]
+    masks = [_option(spec.layers_by_kind[name].attention, "mask") for name in cycle]
     parts = []
-    for mask in dict.fromkeys(mask for mask in masks if mask and not isinstance(mask, Causal)):
+    for mask in dict.fromkeys(
+        mask for mask in masks if mask and not (mask.causal and mask.shows_all)
+    ):
         share = (
             "" if len(masks) == masks.count(mask) else f" in {masks.count(mask)} of {len(masks)}"
         )
@@ -140,58 +145,64 @@ def _biases(spec: ModelSpec) -> str:
 
 
 def _bias_switches(layer: LayerSpec) -> Iterator[tuple[str, bool]]:
-    bias = getattr(layer.attention, "bias", None)
-    if isinstance(layer.attention, SoftmaxAttention):
-        yield "QKV", layer.attention.bias.query
-        yield "attention out", layer.attention.bias.out
-    elif bias is not None:
-        yield "attention", any(bias.model_dump().values())
-    feedforward = layer.feedforward
-    if isinstance(feedforward, Experts):
-        yield "router", feedforward.router_bias
-        feedforward = feedforward.expert
-    if isinstance(feedforward, Hidden):
-        yield "feed-forward", any(feedforward.bias.model_dump().values())
+    for mixer in layer.mixers.values():
+        bias = dict(_option(mixer, "bias", {}))
+        if "query" in bias:
+            yield "QKV", bias["query"]
+            yield f"{mixer.axis} out", bias["out"]
+        elif bias:
+            yield mixer.axis, any(bias.values())
+    if (router := _option(layer.feedforward, "router_bias")) is not None:
+        yield "router", router
+    if hidden := layer.feedforward.hidden_layer:
+        yield "feed-forward", any(dict(hidden.bias).values())
 
 
 def _qk_norm(attention: Attention) -> str:
-    norm = getattr(attention, "qk_norm", None)
-    if norm is None or norm.is_none or not isinstance(attention, SoftmaxAttention):
+    norm = _option(attention, "qk_norm", Norm.none())
+    if norm.is_none:
         return ""
-    over = {"head": "head", "per_head": "each head", "projection": "all heads"}
-    return f"{word(norm.kind)} over {over[attention.qk_norm_over]}, {attention.qk_norm_position} positions"
+    names = {"head": "head", "per_head": "each head", "projection": "all heads"}
+    over, position = (_option(attention, f"qk_norm_{name}", "") for name in ("over", "position"))
+    where = [f"over {names[over]}" if over else "", f"{position} positions" if position else ""]
+    return f"{word(norm.kind)} {', '.join(filter(None, where))}".rstrip()
 
 
 def _norm_weight(spec: ModelSpec) -> str:
     weights = {"plain": "w", "unit_offset": "1 + w", "none": "none"}
-    weight = weights.get(getattr(spec.norm, "weight", ""), "")
-    biased = isinstance(spec.norm, LayerNorm) and spec.norm.bias
-    return f"{weight}, bias" if biased else weight
+    weight = weights.get(_option(spec.norm, "weight"), "")
+    return f"{weight}, bias" if _option(spec.norm, "bias") else weight
 
 
 def _wiring(residual: Residual) -> str:
-    norms = getattr(residual, "num_norms", 1)
+    norms = _option(residual, "num_norms", 1)
     return word(residual.kind) + (f" ({norms})" if norms > 1 else "")
 
 
 def _tricks(spec: ModelSpec) -> str:
     """Name what keeps numbers in bounds."""
     parts = [
-        "pre+post norm" if spec.residual.kind == "sandwich" else "",
-        "DeepNorm" if spec.residual.kind == "deepnorm" else "",
+        spec.residual.stability,
         "QK-norm" if any(_qk_norm(layer.attention) for layer in layers(spec)) else "",
         "" if spec.embedding.norm.is_none else "embedding norm",
-        _number("score cap {:g}", (getattr(n.attention, "softcap", "none") for n in layers(spec))),
-        _number("logit cap {:g}", [spec.head.softcap]),
-        _number("QKV clip {:g}", (getattr(n.attention, "qkv_clip", "none") for n in layers(spec))),
-        "sinks" if any(getattr(n.attention, "sinks", False) for n in layers(spec)) else "",
+        _number("score cap {:g}", spec, "softcap"),
+        "" if spec.head.softcap == "none" else f"logit cap {spec.head.softcap:g}",
+        _number("QKV clip {:g}", spec, "qkv_clip"),
+        "sinks" if any(_option(layer.attention, "sinks") for layer in layers(spec)) else "",
     ]
     return ", ".join(filter(None, parts))
 
 
-def _number(text: str, values: Iterable[object]) -> str:
+def _number(text: str, spec: ModelSpec, option: str) -> str:
+    """Return a text with an option of the first attention where it is a number."""
+    values = (_option(layer.attention, option, "none") for layer in layers(spec))
     given = [value for value in values if value != "none"]
     return text.format(given[0]) if given else ""
+
+
+def _option(choice: Spec, name: str, default: Any = None) -> Any:
+    """Return the option of a choice that has this name, the field's standard one."""
+    return dict(choice).get(name, default)
 
 
 COLUMNS = {

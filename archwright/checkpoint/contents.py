@@ -167,7 +167,8 @@ def _misshapen(state: Mapping[str, object], parameter: Tensor) -> Iterator[str]:
     if state.keys() & _OF_ADAM:
         yield from _OF_ADAM - state.keys()
     for name in _MOMENTS:
-        if name in state and getattr(state[name], "shape", None) != parameter.shape:
+        moment = state.get(name, parameter)
+        if not isinstance(moment, torch.Tensor) or moment.shape != parameter.shape:
             yield name
     if "step" in state:  # of floating point where torch's optimizers count
         step = state["step"]

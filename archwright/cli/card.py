@@ -16,7 +16,6 @@ from archwright.catalogue.summaries import (
 from archwright.cli.parser import terminal_width
 from archwright.format import columns, count
 from archwright.spec.model_spec import LayerSpec, ModelSpec
-from archwright.spec.positions import NoPosition
 from archwright.spec.read import Origin
 
 
@@ -33,12 +32,11 @@ def _stream(spec: ModelSpec) -> str:
     """Draw the way from tokens to logits."""
     norm, scale = spec.embedding.norm, spec.embedding.scale
     factor = f"{scale:g}" if isinstance(scale, float) else "√width"
-    position = spec.position if spec.position.absolute else NoPosition()
     steps = [
         "tokens",
         "embedding",
         "" if scale == "none" else f"× {factor}",
-        "" if position.is_none else f"+ {word(position.kind)} positions",
+        f"+ {word(spec.position.kind)} positions" if spec.position.absolute else "",
         "" if norm.is_none else word(norm.kind),
         f"{spec.num_layers} layers",
         _norm(spec) if spec.residual.final_norm else "",

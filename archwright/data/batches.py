@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archwright.data.inputs import Batch, Inputs
-from archwright.data.objectives import Examples, Vocabulary
+from archwright.data.objectives import Examples
 from archwright.data.permutation import mix, permuted
 from archwright.spec.errors import UserError
-from archwright.spec.objectives import NextToken
 
 Ids = NDArray[np.int64]
 
@@ -44,7 +43,7 @@ class Batches:
         end_of_text: int | None = None,
         examples: Examples | None = None,
     ) -> None:
-        self._examples = examples or Examples(NextToken(), Vocabulary())
+        self._examples = examples or Examples()
         self.window_length = self._examples.objective.window_length(context_length)
         overlap = self._examples.objective.overlap
         if len(tokens) < self.window_length:

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archwright.data.inputs import IGNORE, Batch, Inputs
-from archwright.data.objectives import Examples, Vocabulary
+from archwright.data.objectives import Examples
 from archwright.data.store import TokenStore
 from archwright.spec.errors import UserError
-from archwright.spec.objectives import NextToken
 
 Ids = NDArray[np.int64]
 
@@ -65,7 +64,7 @@ class HeldOut:
         examples: Examples | None = None,
     ) -> None:
         self.store = store
-        self._examples = examples or Examples(NextToken(), Vocabulary())
+        self._examples = examples or Examples()
         self.objective = self._examples.objective
         self.window_length = self.objective.window_length(context_length)
         self.batch_size = batch_size

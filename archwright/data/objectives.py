@@ -55,9 +55,11 @@ class Examples:
         UserError: an objective without a part, or one that the vocabulary does not fit.
     """
 
-    def __init__(self, objective: Objective, vocabulary: Vocabulary) -> None:
-        self.objective = objective
-        self._make: MakeBatch = OBJECTIVES.make(objective, vocabulary)
+    def __init__(
+        self, objective: Objective | None = None, vocabulary: Vocabulary | None = None
+    ) -> None:
+        self.objective = objective or NextToken()
+        self._make: MakeBatch = OBJECTIVES.make(self.objective, vocabulary or Vocabulary())
 
     def batch(self, text: Inputs, *seed: int) -> Batch:
         """Return the batch that windows of text become: a pure function of both.

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from archwright.model.language_model import LanguageModel
+from archwright.parts.branch import Branch
 from archwright.parts.embeddings import TokenEmbedding
 from archwright.parts.linear import Linear
 from archwright.parts.norms import LayerNorm, RMSNorm
@@ -71,7 +72,7 @@ def why_not_ensembled(model: LanguageModel) -> str:
         place = f"{path} ({type(module).__name__})"
         if path.partition(".")[0] == "head":
             continue
-        if callable(getattr(module, "after_step", None)):
+        if isinstance(module, Branch) and type(module).after_step is not Branch.after_step:
             return f"{place} follows the load of a whole batch"
         unknown = STACKED.get(type(module)) is None
         if unknown and list(module.parameters(recurse=False)):

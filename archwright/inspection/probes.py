@@ -162,8 +162,9 @@ def log_z(watch: Watch) -> None:
 def dead_activations(watch: Watch) -> None:
     """The share of a feed-forward's hidden units that stay below 1e-6 in size on every token."""
     for path, module in watch.model.named_modules():
-        if isinstance(down := getattr(module, "down", None), nn.Module):
-            watch.input(down, path, dead_share)
+        owner, _, name = path.rpartition(".")
+        if name == "down":
+            watch.input(module, owner, dead_share)
 
 
 def gradient_norm(watch: Watch) -> None:
@@ -259,7 +260,7 @@ def mean_log_z(logits: Tensor) -> Tensor:
 def _wrap_kernels(watch: Watch, measure: Callable[..., Tensor]) -> None:
     """Let `measure` see what each attention module gives to its kernel."""
     for path, module in watch.model.named_modules():
-        if callable(kernel := getattr(module, "kernel", None)):
+        if callable(kernel := vars(module).get("kernel")):
 
             def seen(*args: Any, kernel: Any = kernel, path: str = path, **more: Any) -> Any:
                 watch.note(path, lambda: measure(*args, **more))

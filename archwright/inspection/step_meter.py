@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -135,17 +135,12 @@ def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
             attached.callback(before.remove)
             attached.callback(after.remove)
         for module in model.modules():
-            for name, part in _FUNCTIONS.items():
-                if callable(function := getattr(module, name, None)):
-                    had = name in vars(module)
-                    setattr(module, name, _metered_function(function, part, meter))
-                    undo = (setattr, module, name, function) if had else (delattr, module, name)
-                    attached.callback(*undo)
+            if "kernel" in vars(module):
+                _meter_function(module, "kernel", "attention kernel", meter, attached)
+        for rotary in model.rotaries.values():
+            for name in ("rotate_query", "rotate_key"):
+                _meter_function(rotary, name, "positions", meter, attached)
         yield
-
-
-_FUNCTIONS = {"kernel": "attention kernel", "rotate": "positions"}
-"""Functions of modules that are parts of their own."""
 
 
 def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
@@ -169,14 +164,18 @@ def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
     yield from ((m, "norms") for m in model.modules() if isinstance(m, norms))
 
 
-def _metered_function(
-    function: Callable[..., Any], part: str, meter: StepMeter
-) -> Callable[..., Any]:
-    def measured(*args: Any, **more: Any) -> Any:
+def _meter_function(
+    module: nn.Module, name: str, part: str, meter: StepMeter, attached: ExitStack
+) -> None:
+    """Let a function of a module tell a meter when it works, until `attached` is closed."""
+    function, own = getattr(module, name), name in vars(module)
+
+    def metered(*args: Any, **more: Any) -> Any:
         with meter.region(part):
             return function(*args, **more)
 
-    return measured
+    setattr(module, name, metered)
+    attached.callback(*((setattr, module, name, function) if own else (delattr, module, name)))
 
 
 def _nodes(root: Any) -> Iterator[Any]:

@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 
-from archwright.lab.masks import effective, is_full
 from archwright.lab.variants import arms, label, set_by
+from archwright.parts.masks import as_seen, is_full
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import fingerprint
+from archwright.spec.masks import Mask
 from archwright.spec.model_spec import Arrangement, LayerSpec, ModelSpec
 from archwright.spec.read import diff
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
-
-LIMITS = ("size", "radius", "local_blocks", "stride")
-"""Fields by which a mask shows less, the first that it has."""
 
 
 def refuse_identical(study: StudySpec, runs: Mapping[str, RunSpec]) -> None:
@@ -68,7 +66,7 @@ def _effect(run: RunSpec, length: int) -> str:
 def _as_seen(layer: LayerSpec, dim: int, length: int) -> LayerSpec:
     if not isinstance(layer.attention, MaskedAttention):
         return layer
-    mask = effective(layer.attention, dim, length)
+    mask = as_seen(layer.attention.mask, layer.attention.heads(dim)["num_heads"], length)
     return layer.model_copy(update={"attention": layer.attention.model_copy(update={"mask": mask})})
 
 
@@ -102,19 +100,23 @@ def _idle_masks(model: ModelSpec, other: ModelSpec, length: int) -> Iterator[str
     for name, layer in model.layers_by_kind.items():
         if not isinstance(layer.attention, MaskedAttention):
             continue
-        mask = layer.attention.mask
-        if mask not in known and is_full(layer.attention, model.dim, length):
-            field = next((field for field in LIMITS if hasattr(mask, field)), "kind")
-            at = "" if name == "default" else f"layer_kinds.{name}."
-            limit = f"with {field} = {getattr(mask, field)} " if field != "kind" else ""
-            yield (
-                f'the mask "{mask.kind}" {limit}hides nothing in {length:,} tokens; give it less, such as '
-                f"{at}attention.mask.{field}={_smaller(mask, field, length)}"
-            )
+        mask, num_heads = layer.attention.mask, layer.attention.heads(model.dim)["num_heads"]
+        if mask not in known and is_full(mask, num_heads, length):
+            yield _more_hidden(mask, "" if name == "default" else f"layer_kinds.{name}.", length)
 
 
-def _smaller(mask: object, field: str, length: int) -> int:
-    return max(1, length // 4 // getattr(mask, "block_size", 1))
+def _more_hidden(mask: Mask, at: str, length: int) -> str:
+    """Say that a mask hides nothing, and by which option it shows a quarter of a text."""
+    found = f'the mask "{mask.kind}" '
+    if not mask.extent:
+        return f"{found}hides nothing in {length:,} tokens; give another {at}attention.mask.kind"
+    option = mask.extent[0]
+    value = getattr(mask, option)
+    less = max(1, length // 4 * value // mask.reach)
+    return (
+        f"{found}with {option} = {value} hides nothing in {length:,} tokens; give it less, such as "
+        f"{at}attention.mask.{option}={less}"
+    )
 
 
 def _words(study: StudySpec, name: str) -> tuple[str, ...]:

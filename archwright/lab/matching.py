@@ -10,9 +10,7 @@ from typing import Any
 
 from archwright.model.build import build
 from archwright.planning.cost import flops_per_token, parameters_by_part
-from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
-from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.rules import enforce
 from archwright.spec.study_spec import Match
@@ -38,6 +36,8 @@ HIDDEN_WIDTHS = frozenset(
 """Dotted paths that say how wide hidden layers are."""
 
 HEAD_DIM = "attention.head_dim"
+HEADS = frozenset({"num_heads", "head_dim"})
+"""Options of an attention whose heads may be of another width than they share out."""
 
 ControlledVariable = frozenset[str]
 """Dotted paths of values that stay."""
@@ -110,7 +110,7 @@ def _candidates(
     spec: ModelSpec, target: Counts, match: Match, vocab_size: int, held: ControlledVariable
 ) -> Iterator[ModelSpec]:
     """Yield the spec with other widths, those first that change least."""
-    if hidden_layer(spec.feedforward) and not held & HIDDEN_WIDTHS:
+    if spec.feedforward.hidden_layer and not held & HIDDEN_WIDTHS:
         excess = count(spec, vocab_size).of(match) / target.of(match)
         for dim in [spec.dim] if "dim" in held else _dims(spec, excess, held):
             resized = _with_dim(spec, dim, held)
@@ -127,7 +127,7 @@ def _hidden_candidates(
     A model's size is a straight line in hidden_dim, so that two sizes tell it.
     """
     resolved = spec.resolved(vocab_size)
-    layer = hidden_layer(resolved.feedforward)
+    layer = resolved.feedforward.hidden_layer
     assert layer
     hidden = layer.hidden_dim
     assert hidden != "auto"
@@ -154,7 +154,7 @@ def _dim_candidates(
     share them out, then with heads of other widths, as dim alone takes large steps."""
     near = _nearest_dims(spec, target, match, vocab_size, held)
     yield from (_with_dim(spec, dim, held) for dim in near)
-    if isinstance(spec.attention, SoftmaxAttention) and HEAD_DIM not in held:
+    if type(spec.attention).model_fields.keys() >= HEADS and HEAD_DIM not in held:
         far = max(_step(spec, held), TRIES // 4)
         around = sorted(range(near[0] - far, near[0] + far + 1), key=lambda d: abs(d - near[0]))
         for odd in (0, 1):
@@ -170,8 +170,7 @@ def _head_candidates(
 
     A model's size is a straight line in head_dim.
     """
-    assert isinstance(spec.attention, SoftmaxAttention)
-    num_heads = spec.attention.heads(spec.dim)["num_heads"]
+    num_heads = dict(spec.resolved().attention)["num_heads"]
     found = []
     for dim in dims:
         usual = max(2, 2 * round(dim / num_heads / 2))
@@ -192,13 +191,13 @@ def _with_hidden(
 ) -> ModelSpec:
     """Return a spec with another hidden width; layers with one of their own keep their ratio to it, or the
     width itself where it is held."""
-    layer = hidden_layer(resolved.feedforward)
+    layer = resolved.feedforward.hidden_layer
     assert layer
     assert layer.hidden_dim != "auto"
     values = spec.model_dump()
     _table(values).update(hidden_dim=hidden_dim, ratio="none")
     for name, partial in values["layer_kinds"].items():
-        own, table = hidden_layer(resolved.layers_by_kind[name].feedforward), _table(partial)
+        own, table = resolved.layers_by_kind[name].feedforward.hidden_layer, _table(partial)
         if own is None or not {"hidden_dim", "ratio"} & table.keys():
             continue
         if not held & {f"layer_kinds.{name}.{path}" for path in HIDDEN_WIDTHS}:
@@ -208,12 +207,6 @@ def _with_hidden(
         elif table.get("ratio", "none") != "none":
             table["hidden_dim"] = "auto"
     return ModelSpec.model_validate(values)
-
-
-def hidden_layer(feedforward: FeedForward) -> Hidden | None:
-    """Return what has a hidden width: the feed-forward itself, each of its experts, or nothing."""
-    layer = feedforward.expert if isinstance(feedforward, Experts) else feedforward
-    return layer if isinstance(layer, Hidden) else None
 
 
 def _table(layer: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from archwright.files import atomic_write
 from archwright.lab import plan_file
-from archwright.lab.matching import Counts, hidden_layer
+from archwright.lab.matching import Counts
 from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.results import Variant
 from archwright.lab.variants import with_lr
@@ -92,7 +92,7 @@ class Plan:
         found = []
         for arm in self.arms.values():
             model = arm.run.model
-            layers = [hidden_layer(layer.feedforward) for layer in model.layers_by_kind.values()]
+            layers = [layer.feedforward.hidden_layer for layer in model.layers_by_kind.values()]
             found.append(
                 Variant(
                     name=arm.name,

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Collection
 
-from archwright.lab.masks import is_full, reach
+from archwright.parts.masks import is_full
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.run_spec import RunSpec
-from archwright.spec.scale_down import IN_BLOCKS, TOKENS, narrowed, shortened
+from archwright.spec.scale_down import scaled_down
 
 DIMS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
@@ -50,7 +50,7 @@ def scaled(run: RunSpec, size: float) -> RunSpec:
     """
     dim, num_layers = shape(size)
     context = 128 if size < 1e6 else 256 if size < 1e7 else 512
-    small = narrowed(run.model, dim, 32 if dim < 256 else 64, num_layers, context, EXPERTS)
+    small = scaled_down(run.model, dim, 32 if dim < 256 else 64, num_layers, context, EXPERTS)
     lr = {run.optimizer.learning_rates[0]: _two_digits(0.01 * (64 / dim) ** 0.5)}
     optimizer = run.optimizer.model_copy(update=lr)
     small_run = run.model_copy(update={"model": small, "optimizer": optimizer, "batch_size": 16})
@@ -82,14 +82,15 @@ def _fitting_mask(
     layer: LayerSpec, model: ModelSpec, at: str, given: Collection[str], context_length: int
 ) -> dict[str, object]:
     """Return the values of a layer's mask where it is of default size and too large, else nothing."""
-    sizes = {*TOKENS, *IN_BLOCKS, "local_blocks", "dilation"}
-    if f"{at}kind" not in given or any(f"{at}{size}" in given for size in sizes):
+    if f"{at}kind" not in given or not isinstance(layer.attention, MaskedAttention):
         return {}
-    assert isinstance(layer.attention, MaskedAttention)
     mask, share = layer.attention.mask, model.context_length / context_length
-    if is_full(layer.attention, model.dim, context_length) and (size := reach(mask)):
-        share = USUAL_SHARE * model.context_length / size
-    return shortened(mask.model_dump(), share) if share < 1 else {}
+    if any(f"{at}{size}" in given for size in (*mask.in_tokens, *mask.extent)):
+        return {}
+    num_heads = layer.attention.heads(model.dim)["num_heads"]
+    if mask.reach and is_full(mask, num_heads, context_length):
+        share = USUAL_SHARE * model.context_length / mask.reach
+    return mask.model_dump() | mask.shortened(share) if share < 1 else {}
 
 
 def _two_digits(value: float) -> float:

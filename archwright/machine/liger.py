@@ -8,21 +8,22 @@ Hsu et al., 2024, Liger Kernel: Efficient Triton Kernels for LLM Training.
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright.data.inputs import IGNORE
 from archwright.losses import Loss
 from archwright.model.language_model import LanguageModel
 from archwright.parts.embeddings import Head
-from archwright.parts.feedforward import Gated, GroupedExperts
+from archwright.parts.feedforward import Gated, GroupedExperts, Multiplied
 from archwright.parts.linear import to_autocast_dtype
 from archwright.parts.norms import LayerNorm, RMSNorm
 from archwright.spec.errors import UserError
-from archwright.spec.feedforward import GeGLU, Hidden, SwiGLU
 from archwright.spec.run_spec import MachineSpec
 
 LONGEST = 2**16
@@ -162,7 +163,7 @@ def _fused(module: nn.Module) -> str:
     if type(module) is LayerNorm and _takes(module):
         module.__class__ = FusedLayerNorm
         return "norms"
-    if isinstance(module, Gated | GroupedExperts) and (name := _gate(module.spec)):
+    if isinstance(module, Gated | GroupedExperts) and (name := _gate(module)):
         module.activation = FusedGate(module.activation, name)
         return "gates"
     return ""
@@ -173,14 +174,14 @@ def _takes(norm: LayerNorm) -> bool:
     return learned and norm.shape == (norm.dim,) and norm.dim <= LONGEST
 
 
-def _gate(spec: Hidden) -> str:
+def _gate(module: Gated | GroupedExperts) -> str:
     """Return the name of liger's function for a gate; empty where it has none."""
-    assert spec.hidden_dim != "auto"
-    if spec.hidden_dim > LONGEST:
+    if not isinstance(module.activation, Multiplied) or module.down.d_in > LONGEST:
         return ""
-    if type(spec) is GeGLU and spec.approximate == "tanh":
-        return "liger_geglu"
-    return "liger_swiglu" if type(spec) is SwiGLU else ""
+    activation = module.activation.activation
+    if isinstance(activation, partial) and activation.func is F.gelu:
+        return "liger_geglu" if activation.keywords == {"approximate": "tanh"} else ""
+    return "liger_swiglu" if activation is F.silu else ""
 
 
 def _is_plain(head: Head) -> bool:

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from archwright.model.decoder import Decoder
 from archwright.model.layer import Layer
+from archwright.parts.branch import Branch
 from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, Init, initialise, reset_buffers
@@ -12,7 +13,7 @@ from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS, RECURRENCES
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
-from archwright.parts.residuals import RESIDUALS, Branch
+from archwright.parts.residuals import RESIDUALS
 from archwright.parts.sharing import LayerInfo, Sharing
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec, ModelSpec

@@ -6,10 +6,10 @@ from typing import Any, cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from archwright.parts.branch import Branch
 from archwright.parts.context import Context
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import Mixer
-from archwright.parts.residuals import Branch
 from archwright.parts.states import LayerState
 from archwright.spec.errors import UserError
 

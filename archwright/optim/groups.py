@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from archwright.model.language_model import LanguageModel
 from archwright.optim.eager import AdamW
 from archwright.optim.muon import Muon
 from archwright.parts.linear import Embedding, GroupedLinear
@@ -32,9 +33,9 @@ def build_optimizers(
     """Return the optimizers of all trainable parameters by name: "adamw", and "muon" where chosen.
 
     `precision` is that of the run's matrix products; Muon computes its own in it. Every parameter
-    group keeps its peak rate as "initial_lr", from which `set_learning_rates` works. Where the model
-    has `lr_scales`, AdamW's rate is multiplied by that of a parameter's role (muP); Muon's is not, as the
-    size of its updates knows of widths already.
+    group keeps its peak rate as "initial_lr", from which `set_learning_rates` works. AdamW's rate is
+    multiplied by the `lr_scales` of a language model, by a parameter's role (muP); Muon's is not, as the size of
+    its updates knows of widths already.
 
     Raises:
         ValueError: a model without trainable parameters.
@@ -47,7 +48,7 @@ def build_optimizers(
             by_role[role_of[name]].append((name, parameter))
     if not by_role:
         raise ValueError("the model has no trainable parameters: unfreeze some before training")
-    lr_scales: Mapping[str, float] = getattr(model, "lr_scales", {})
+    lr_scales = model.lr_scales if isinstance(model, LanguageModel) else {}
     optimizers: Optimizers = OPTIMIZERS.make(spec, by_role, precision, lr_scales)
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     moved = {id(parameter) for group in groups for parameter in group["params"]}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,10 +12,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from archwright.parts.branch import Branch
 from archwright.parts.linear import GroupedLinear, Linear, linears_joint_backward, to_autocast_dtype
 from archwright.parts.norms import NORMS
 from archwright.parts.registry import Registry
-from archwright.parts.residuals import Branch
 from archwright.parts.routing import ROUTINGS, Router
 from archwright.spec import feedforward as spec
 from archwright.spec.errors import UserError
@@ -329,9 +330,14 @@ def quick_gelu(x: Tensor, sharpness: float = 1.702) -> Tensor:
     return x * torch.sigmoid(sharpness * x)
 
 
-def multiplied(activation: Activation) -> Gate:
+@dataclass(frozen=True)
+class Multiplied:
     """f(g, u) = activation(g) * u."""
-    return lambda gate, up: activation(gate) * up
+
+    activation: Activation
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.activation(gate) * up
 
 
 def clamped(gate: Tensor, up: Tensor, *, limit: float, sharpness: float = 1.702) -> Tensor:
@@ -359,12 +365,12 @@ GATES = Registry(
     "(spec)",
     Callable,
     {
-        spec.GLU: lambda s: multiplied(torch.sigmoid),
+        spec.GLU: lambda s: Multiplied(torch.sigmoid),
         spec.Bilinear: lambda s: torch.mul,
-        spec.ReGLU: lambda s: multiplied(F.relu),
-        spec.SquaredReGLU: lambda s: multiplied(squared_relu),
-        spec.GeGLU: lambda s: multiplied(partial(F.gelu, approximate=s.approximate)),
-        spec.SwiGLU: lambda s: multiplied(F.silu),
+        spec.ReGLU: lambda s: Multiplied(F.relu),
+        spec.SquaredReGLU: lambda s: Multiplied(squared_relu),
+        spec.GeGLU: lambda s: Multiplied(partial(F.gelu, approximate=s.approximate)),
+        spec.SwiGLU: lambda s: Multiplied(F.silu),
         spec.ClampedSwiGLU: lambda s: partial(clamped, limit=s.limit, sharpness=s.sharpness),
         spec.GEGELU: lambda s: partial(clamped, limit=s.limit),
     },

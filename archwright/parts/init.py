@@ -4,9 +4,9 @@ does not depend on what else a model has, and models that differ in one choice s
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,14 @@ INITS = Registry(
 """Below `Init`."""
 
 
+@runtime_checkable
+class Resettable(Protocol):
+    """A module that sets its own tensors, as torch's modules do."""
+
+    def reset_parameters(self) -> None:
+        """Give parameters and buffers their initial values."""
+
+
 @torch.no_grad()
 def initialise(model: nn.Module, init: Init, seed: int) -> None:
     """Give every tensor its initial value: weights from `init`, others as `reset_parameters` says.
@@ -146,15 +154,14 @@ def reset_buffers(model: nn.Module) -> None:
 
 def _reset(module: nn.Module, path: str, seed: int) -> None:
     """Let a module set its own tensors; what it draws is keyed by its path, too."""
-    reset: Callable[[], None] | None = getattr(module, "reset_parameters", None)
-    if reset is None:
+    if not isinstance(module, Resettable):
         raise TypeError(
             f"{type(module).__name__} at {path} has tensors; give it a reset_parameters() method"
         )
     on_gpu = [p.device for p in module.parameters(recurse=False) if p.is_cuda]
     with torch.random.fork_rng(devices=on_gpu[:1]):
         torch.manual_seed(keyed_generator(seed, path).initial_seed())
-        reset()
+        module.reset_parameters()
 
 
 def _initialise_weights(
@@ -169,9 +176,8 @@ def _initialise_weights(
         else:
             init.draw(module, path, drawn, keyed_generator(seed, f"{path}.weight"))
         module.weight.copy_(drawn.mul_(module.init_gain) if isinstance(module, Linear) else drawn)
-    bias = getattr(module, "bias", None)
-    if bias is not None:
-        nn.init.zeros_(bias)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
 
 
 def keyed_generator(seed: int, name: str) -> torch.Generator:

@@ -98,6 +98,7 @@ class Embedding(nn.Module):
     def __init__(self, num_rows: int, dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_rows, dim))
+        self.bias: nn.Parameter | None = None
 
     def forward(self, index: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch dim"]:
         return F.embedding(index, self.weight)

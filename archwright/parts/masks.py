@@ -17,10 +17,7 @@ from archwright.spec.errors import UserError
 
 @runtime_checkable
 class MaskPattern(Protocol):
-    """Which keys a query may see, by their index in the document.
-
-    Where heads see differently, the pattern has `num_heads`, and `visible` takes a head as well.
-    """
+    """Which keys a query may see, by their index in the document; see `PerHeadPattern` where heads see differently."""
 
     @property
     def lookback(self) -> int | None:
@@ -40,9 +37,33 @@ class MaskPattern(Protocol):
         """Return how many keys each query sees in a text of `length` tokens, in the mean of its heads."""
 
 
+@runtime_checkable
+class PerHeadPattern(Protocol):
+    """A pattern by which heads may see differently."""
+
+    @property
+    def num_heads(self) -> int:
+        """Heads that see differently, of which `visible` then takes one as well; 1 where all are alike."""
+
+
 def pairs(pattern: MaskPattern, length: int) -> float:
     """Return how many (query, key) pairs a text of `length` tokens has, in the mean of its heads."""
     return float(pattern.num_keys(torch.arange(length), length).sum())
+
+
+def as_seen(mask: spec.Mask, num_heads: int, length: int) -> spec.Mask:
+    """Return what a mask is in texts of up to `length` tokens: the causal or the full one where it shows as many
+    pairs."""
+    seen = pairs(pattern_of(mask, num_heads), length)
+    if seen == length * (length + 1) / 2 and (mask.causal or length == 1):
+        return spec.Causal()
+    return spec.Full() if seen == length**2 else mask
+
+
+def is_full(mask: spec.Mask, num_heads: int, length: int) -> bool:
+    """Tell whether a mask that could hide more shows what the causal mask does, or everything, in texts of `length`
+    tokens."""
+    return not mask.shows_all and as_seen(mask, num_heads, length).shows_all
 
 
 def prefix_size(pattern: MaskPattern) -> int:
@@ -400,13 +421,13 @@ class AttentionMask:
             at.prefix,
             *(x for p in (at, kept) for x in (p.index, p.segment_ids, p.padding_mask)),
         )
-        own = getattr(self.pattern, "num_rows", 1)
+        own = self.pattern.num_rows if isinstance(self.pattern, GivenMask) else 1
         return max((len(x) for x in given if x is not None), default=own)
 
     @property
     def num_heads(self) -> int:
         """Heads whose masks differ; 1 where all are alike."""
-        return getattr(self.pattern, "num_heads", 1)
+        return self.pattern.num_heads if isinstance(self.pattern, PerHeadPattern) else 1
 
     def allows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return whether the query at a column of a row sees the key at a column (shapes broadcast)."""

@@ -75,8 +75,9 @@ class Registry(dict[Any, Any]):
             raise ValueError(
                 f"{choice.__name__}: lacks {', '.join(missing)}, which each choice below its base has"
             )
+        known = {name for base in choice.__mro__ for name in vars(base)}
         for name in sorted(choice.__class_vars__):
-            if not hasattr(choice, name):
+            if name not in known:
                 raise ValueError(
                     f"{choice.__name__}: lacks {name}, which each {choice.axis} declares: "
                     f"{name}: ClassVar[...] = ..."

@@ -19,15 +19,6 @@ from archwright.spec.errors import UserError
 Stream = Float[Tensor, "batch length dim"]
 
 
-class Branch(nn.Module):
-    """A module between two points of the stream, whose maps that read x may be computed with those of others."""
-
-    @property
-    def inputs(self) -> Sequence[Linear]:
-        """The maps that read x; `forward` is given their results, in this order, where a wiring has computed them."""
-        return ()
-
-
 @runtime_checkable
 class Wired(Protocol):
     """A branch as a wiring has it: called with x, or with x and the results of its `inputs`."""

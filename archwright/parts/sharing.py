@@ -10,7 +10,7 @@ from torch import nn
 from archwright.parts.masks import MaskPattern, pattern_of
 from archwright.parts.positions import POSITIONS
 from archwright.spec.masks import Mask
-from archwright.spec.positions import NoPosition, Position
+from archwright.spec.positions import Position
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class LayerInfo:
 
     number: int = 1
     """The number of the layer, counted from 1."""
-    position: Position = NoPosition()
+    position: Position = Position.none()
     """The layer's position encoding."""
     sharing: Sharing = field(default_factory=Sharing)
 

@@ -3,6 +3,7 @@
 from torch import nn
 
 from archwright.model.language_model import LanguageModel
+from archwright.parts.branch import Branch
 from archwright.parts.linear import Linear
 
 BACKWARD = 2
@@ -42,9 +43,10 @@ def flops_per_token(model: LanguageModel, length: int) -> float:
     products = sum(
         m.active_fraction * m.weight.numel() for m in model.modules() if isinstance(m, Linear)
     )
-    return (1 + BACKWARD) * (2.0 * products + mixer_flops(model, length))
+    return (1 + BACKWARD) * (2.0 * products + branch_flops(model, length))
 
 
-def mixer_flops(model: LanguageModel, length: int) -> float:
-    """Return the FLOPs per token of all mixers beside their maps, such as scores and their use, forward."""
-    return sum((mixer.flops_per_token(length) for mixer in model.mixers()), 0.0)
+def branch_flops(model: LanguageModel, length: int) -> float:
+    """Return the FLOPs per token of all branches beside their maps, such as scores and their use, forward."""
+    branches = (module for module in model.modules() if isinstance(module, Branch))
+    return sum((branch.flops_per_token(length) for branch in branches), 0.0)

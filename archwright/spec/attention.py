@@ -13,6 +13,7 @@ from archwright.spec.choice import (
     ModelSizes,
     OptionalFloat,
     Probability,
+    ScaleDown,
     Tokens,
     Width,
 )
@@ -56,6 +57,9 @@ class SqrtScale(ScoreScale):
 
     def numbers_of_heads(self, key_dim: int) -> dict[str, Any]:
         return {"dim": key_dim} if self.dim == "auto" else {}
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        return {"dim": "auto"}
 
 
 class InverseScale(ScoreScale):
@@ -109,6 +113,10 @@ class LogQueryTemperature(QueryTemperature):
     """Tokens per step."""
     offset: int = Field(1, ge=0, le=2**30)
     """Added to positions, which count from 0: 1 in Llama 4, 0 in Ministral 3."""
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        share = to.context_share
+        return {"period": max(8, round(self.period * share))} if share < 1 else {}
 
 
 class Attention(Mixer):
@@ -308,6 +316,16 @@ class LatentAttention(MaskedAttention):
     def one_line(self) -> str:
         widths = f"{self.nope_head_dim} + {self.rope_head_dim}, latent {self.kv_rank}"
         return f"{self.mask.kind} attention in {self.num_heads} heads of {widths}"
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        """The latent of keys and values keeps its ratio to the width of a head, that of queries to the model's."""
+        changes = super().scaled_down(to)
+        if self.kv_rank != "auto":
+            share = to.head_dim / self.heads(to.old.dim)["nope_head_dim"]
+            changes["kv_rank"] = max(2, 2 * round(self.kv_rank * share / 2))
+        if self.query_rank != "none":
+            changes["query_rank"] = to.width(self.query_rank)
+        return changes
 
     def num_parameters(self, dim: int) -> int:
         heads, rank, rope = int(self.num_heads), int(self.kv_rank), int(self.rope_head_dim)

@@ -123,6 +123,31 @@ class ModelSizes(NamedTuple):
     context_length: int
 
 
+class ScaleDown(NamedTuple):
+    """The shape of a smaller model, and of the one that it is made from."""
+
+    old: ModelSizes
+    dim: int
+    head_dim: int
+    context_length: int
+    num_experts: int
+    """Most experts to choose from."""
+
+    @property
+    def context_share(self) -> float:
+        """Its length of context over the old one; at most 1."""
+        return min(1.0, self.context_length / self.old.context_length)
+
+    @property
+    def num_heads(self) -> int:
+        """Heads that share the width out."""
+        return max(1, self.dim // self.head_dim)
+
+    def width(self, old: float) -> int:
+        """Return the multiple of 8 whose share of the model's width is nearest to what it was; at least 8."""
+        return max(8, 8 * round(old * self.dim / self.old.dim / 8))
+
+
 class Choice(Spec):
     """One named choice on an axis. The axis is the subclass that sets `axis`; below it stand its
     choices.
@@ -156,6 +181,11 @@ class Choice(Spec):
                 )
             cls.kinds[kind] = cls
 
+    @classmethod
+    def none(cls) -> Self:
+        """Return the choice of an axis that leaves its part out."""
+        return cls._pick({"kind": "none"})
+
     @property
     def is_none(self) -> bool:
         """Whether it leaves its part out."""
@@ -164,6 +194,11 @@ class Choice(Spec):
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         """Return what stands in place of each "auto", by field, tables within tables."""
         return {}
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        """Return what another value stands for in a smaller model, by field, tables within tables."""
+        inner = {name: value.scaled_down(to) for name, value in self if isinstance(value, Choice)}
+        return {name: changes for name, changes in inner.items() if changes}
 
     @classmethod
     def axes(cls) -> list[type["Choice"]]:

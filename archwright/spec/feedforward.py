@@ -4,7 +4,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from archwright.spec.choice import AutoWidth, BoolGroup, Choice, Count, ModelSizes, Probability
+from archwright.spec.choice import (
+    AutoWidth,
+    BoolGroup,
+    Choice,
+    Count,
+    ModelSizes,
+    Probability,
+    ScaleDown,
+)
 from archwright.spec.norms import NoNorm, Norm
 
 
@@ -34,6 +42,20 @@ class FeedForward(Choice):
     def num_active_parameters(self, dim: int) -> int:
         """Return the number of those that one token meets."""
         return self.num_parameters(dim)
+
+    @property
+    def hidden_layer(self) -> "Hidden | None":
+        """What has a hidden width: the feed-forward itself, each of its experts, or nothing."""
+        return None
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        """Options that are called hidden_dim or ..._hidden_dim keep their share of the model's width."""
+        widths = {
+            name: to.width(value)
+            for name, value in self
+            if name.endswith("hidden_dim") and type(value) is int
+        }
+        return super().scaled_down(to) | widths
 
 
 class NoFeedForward(FeedForward):
@@ -66,6 +88,10 @@ class Hidden(FeedForward):
     BitNet b1.58); experts of a layer share it."""
     dropout: Probability = 0.0
     """Share of hidden values dropped in training."""
+
+    @property
+    def hidden_layer(self) -> "Hidden":
+        return self
 
     def width(self, dim: int) -> int:
         """Return the hidden width as a number."""
@@ -309,6 +335,20 @@ class Experts(FeedForward):
     def has_selection_bias(self) -> bool:
         """Whether numbers are added to scores for choosing alone."""
         return self.selection_bias or self.selection_bias_update_rate > 0
+
+    @property
+    def hidden_layer(self) -> Hidden:
+        return self.expert
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        """Of fewer experts a token chooses two at most, and groups of them hold two at least."""
+        groups = max(1, to.num_experts // 2)
+        return super().scaled_down(to) | {
+            "num_experts": min(self.num_experts, to.num_experts),
+            "top_k": min(self.top_k, 2),
+            "num_groups": min(self.num_groups, groups),
+            "top_groups": min(self.top_groups, groups // 2 or 1),
+        }
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         width = self.expert.width(sizes.dim)

@@ -3,11 +3,14 @@
 A place is counted in tokens from the start of its document.
 """
 
-from typing import ClassVar, Literal
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import Choice, Tokens
+from archwright.spec.choice import Choice, ScaleDown, Tokens
 
 
 class Mask(Choice):
@@ -16,6 +19,32 @@ class Mask(Choice):
     axis: ClassVar[str] = "mask"
     causal: ClassVar[bool] = True
     """Whether no query sees a key behind it, so that text can be written token by token."""
+    shows_all: ClassVar[bool] = False
+    """Whether a query sees all keys on its side, or on both."""
+    shows_future: ClassVar[bool] = False
+    """Whether some token sees one that follows it, though text can be written."""
+    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    """Options that shrink with the length of texts, with the least value of each."""
+    extent: ClassVar[tuple[str, ...]] = ()
+    """Options whose product is how far a query sees, in tokens; the first is changed where it shall see less."""
+
+    @property
+    def reach(self) -> int:
+        """How far a query sees, in tokens; 0 where no option says so."""
+        values = dict(self)
+        return math.prod(values[name] for name in self.extent) if self.extent else 0
+
+    def shortened(self, share: float) -> dict[str, Any]:
+        """Return the options that change in texts of this share of the length; none where those are no shorter."""
+        values = dict(self)
+        return {
+            name: max(least, round(values[name] * share))
+            for name, least in self.in_tokens.items()
+            if share < 1
+        }
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        return self.shortened(to.context_share)
 
     @property
     def differs_by_head(self) -> bool:
@@ -27,6 +56,7 @@ class Causal(Mask):
     """Every key up to the query itself: k <= q (Vaswani et al., 2017, section 3.2.3)."""
 
     kind: Literal["causal"] = "causal"
+    shows_all: ClassVar[bool] = True
 
 
 class Full(Mask):
@@ -34,12 +64,16 @@ class Full(Mask):
 
     kind: Literal["full"] = "full"
     causal: ClassVar[bool] = False
+    shows_all: ClassVar[bool] = True
 
 
 class Prefix(Mask):
     """Every key of the prefix, and every key up to the query: k < size or k <= q (Raffel et al., 2019)."""
 
     kind: Literal["prefix"] = "prefix"
+    shows_future: ClassVar[bool] = True
+    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"size": 8})
+    extent: ClassVar[tuple[str, ...]] = ("size",)
     size: Tokens = 64
     """Length of the prefix, in tokens; `prefix_lengths` of a batch replaces it."""
 
@@ -48,6 +82,8 @@ class Window(Mask):
     """The last `size` keys, the query's own included: 0 <= q - k < size (Child et al., 2019; Mistral 7B)."""
 
     kind: Literal["window"] = "window"
+    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"size": 8})
+    extent: ClassVar[tuple[str, ...]] = ("size",)
     size: Tokens = Field(4096, examples=[64])
     """Number of visible keys, in tokens."""
 
@@ -57,6 +93,8 @@ class SymmetricWindow(Mask):
 
     kind: Literal["symmetric_window"] = "symmetric_window"
     causal: ClassVar[bool] = False
+    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"radius": 4})
+    extent: ClassVar[tuple[str, ...]] = ("radius",)
     radius: int = Field(256, ge=0, le=2**30, examples=[32])
     """Farthest visible key on either side, in tokens."""
 
@@ -66,6 +104,8 @@ class DilatedWindow(Mask):
     (Beltagy et al., 2020, section 3.1)."""
 
     kind: Literal["dilated_window"] = "dilated_window"
+    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"size": 8})
+    extent: ClassVar[tuple[str, ...]] = ("size", "dilation")
     size: Tokens = Field(256, examples=[32])
     """Number of visible keys."""
     dilation: Tokens = 2
@@ -76,6 +116,8 @@ class Chunked(Mask):
     """The keys of the query's own chunk up to itself (Llama 4)."""
 
     kind: Literal["chunked"] = "chunked"
+    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"size": 8})
+    extent: ClassVar[tuple[str, ...]] = ("size",)
     size: Tokens = Field(8192, examples=[64])
     """Length of a chunk, in tokens."""
 
@@ -84,6 +126,8 @@ class WindowGlobal(Mask):
     """The last `size` keys and the first `num_global` (Beltagy et al., 2020; Xiao et al., 2023)."""
 
     kind: Literal["window_global"] = "window_global"
+    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"size": 8})
+    extent: ClassVar[tuple[str, ...]] = ("size",)
     size: Tokens = Field(4096, examples=[64])
     """Number of keys in the window, the query's own included."""
     num_global: Tokens = 4
@@ -95,6 +139,8 @@ class Strided(Mask):
     (Child et al., 2019, section 4.3)."""
 
     kind: Literal["strided"] = "strided"
+    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"stride": 4})
+    extent: ClassVar[tuple[str, ...]] = ("stride",)
     stride: Tokens = Field(128, examples=[16])
     """The stride l, in tokens."""
 
@@ -104,6 +150,8 @@ class Fixed(Mask):
     (Child et al., 2019, section 4.3)."""
 
     kind: Literal["fixed"] = "fixed"
+    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"stride": 4})
+    extent: ClassVar[tuple[str, ...]] = ("stride",)
     stride: Tokens = Field(128, examples=[32])
     """Length l of a block, in tokens."""
     num_summary: Tokens = 8
@@ -116,6 +164,8 @@ class BlockSparse(Mask):
     (Abdin et al., 2024, Phi-3, section 2)."""
 
     kind: Literal["block_sparse"] = "block_sparse"
+    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"block_size": 1})
+    extent: ClassVar[tuple[str, ...]] = ("local_blocks", "block_size")
     block_size: Tokens = Field(64, examples=[16])
     """Length b of a block, in tokens."""
     local_blocks: Tokens = Field(16, examples=[4])

@@ -1,8 +1,9 @@
 """Mixers: how tokens exchange information. What axes of attention and of recurrence have in common."""
 
+import math
 from typing import Any, ClassVar, Literal
 
-from archwright.spec.choice import Choice
+from archwright.spec.choice import Choice, ScaleDown
 
 ALL_INPUTS = frozenset(
     {"position", "position_ids", "segment_ids", "padding_mask", "attention_mask"}
@@ -28,6 +29,24 @@ class Mixer(Choice):
         """Return the number of parameters of a branch whose values are resolved, positions aside."""
         return 0
 
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        """Options that are called num_heads, num_..._heads and ..._dim of a head: heads share the new width out,
+        groups of them keep their share, and widths keep their ratio to that of a head's key, the first of them."""
+        changes = super().scaled_down(to)
+        full = dict(self) | self.numbers(to.old)
+        for name, value in self:
+            if name == "num_heads":
+                changes[name] = to.num_heads
+            elif type(value) is not int:
+                continue
+            elif name.startswith("num_") and name.endswith("_heads"):
+                share = value / full.get("num_heads", value)
+                changes[name] = _divisor(to.num_heads, to.num_heads * share)
+            elif name.endswith("head_dim"):
+                key_dim = next(full[name] for name in full if name.endswith("head_dim"))
+                changes[name] = max(2, 2 * round(value * to.head_dim / key_dim / 2))
+        return changes
+
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
@@ -49,3 +68,9 @@ class NoRecurrence(Recurrence):
 
     kind: Literal["none"] = "none"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
+
+
+def _divisor(number: int, wanted: float) -> int:
+    """Return the divisor of `number` that is nearest to `wanted` in ratio."""
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    return min(divisors, key=lambda n: abs(math.log(n / wanted)))

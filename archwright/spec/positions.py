@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import AutoFloat, AutoTokens, Choice, Floats, ModelSizes
+from archwright.spec.choice import AutoFloat, AutoTokens, Choice, Floats, ModelSizes, ScaleDown
 
 
 class Scaling(Choice):
@@ -33,6 +33,10 @@ class Scaling(Choice):
     def auto_attention_factor(self, original_length: int) -> float:
         """Return what cosines and sines are multiplied by where that is left open."""
         return 1.0
+
+    def of_pairs(self, number: int) -> dict[str, Any]:
+        """Return the options that change where heads have so many pairs of coordinates."""
+        return {}
 
 
 class NoScaling(Scaling):
@@ -120,6 +124,15 @@ class LongRoPE(Scaling):
 
     def auto_attention_factor(self, original_length: int) -> float:
         return math.sqrt(1 + math.log(self.factor) / math.log(max(2, original_length)))
+
+    def of_pairs(self, number: int) -> dict[str, Any]:
+        """Keep as many divisors as there are pairs, evenly spread."""
+        found = {}
+        for name, divisors in (("short", self.short), ("long", self.long)):
+            if divisors:
+                step = len(divisors) / number
+                found[name] = tuple(divisors[int(i * step)] for i in range(number))
+        return found
 
 
 class Proportional(Scaling):
@@ -222,6 +235,10 @@ class RoPE(Position):
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return {"scaling": self.scaling.numbers(sizes)}
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        changes = self.scaling.of_pairs(rotary_dim(self, to.head_dim) // 2)
+        return {"scaling": changes} if changes else {}
 
 
 class ALiBi(Position):

@@ -70,6 +70,8 @@ class Residual(Choice):
     `+` where the two meet."""
     at_once: ClassVar[bool] = False
     """Whether all branches read the same x."""
+    stability: ClassVar[str] = ""
+    """What it is called as a means to keep numbers in bounds; empty where it is none."""
     dropout: Probability = 0.0
     """Share of each branch's output dropped in training."""
     multiplier: PerBranch = Field(PerBranch(), examples=[0.5])
@@ -113,6 +115,7 @@ class SandwichNorm(Residual):
     kind: Literal["sandwich"] = "sandwich"
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "< norm f norm +"
+    stability: ClassVar[str] = "pre+post norm"
 
     def num_norms_of(self, groups: Groups) -> int:
         return len(groups) + sum(map(len, groups.values()))
@@ -159,6 +162,7 @@ class DeepNorm(Residual):
 
     kind: Literal["deepnorm"] = "deepnorm"
     final_norm: ClassVar[bool] = False
+    stability: ClassVar[str] = "DeepNorm"
     flow: ClassVar[str] = "< f + norm"
     alpha: AutoFloat = Field("auto", examples=[2.0])
     """Weight of the stream; auto: (2 num_layers)^(1/4)."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from archwright.spec.errors import UserError
-from archwright.spec.masks import Mask, Prefix
+from archwright.spec.masks import Mask
 from archwright.spec.mixers import Mixer
 from archwright.spec.rules import enforce
 from archwright.spec.run_spec import RunSpec
@@ -82,7 +82,7 @@ def _seers(at: str, mixer: Mixer) -> Iterator[tuple[str, str]]:
     if not mixer.causal:
         yield at, mixer.kind
     mask = getattr(mixer, "mask", None)
-    if isinstance(mask, Prefix) or (isinstance(mask, Mask) and not mask.causal):
+    if isinstance(mask, Mask) and (mask.shows_future or not mask.causal):
         yield f"{at}.mask", mask.kind
 
 

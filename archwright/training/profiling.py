@@ -20,7 +20,7 @@ from archwright.machine.precision import Precision
 from archwright.model.build import build
 from archwright.model.decoder import Decoder
 from archwright.optim import build_optimizers, clip_gradients, set_learning_rates
-from archwright.planning.cost import BACKWARD, mixer_flops
+from archwright.planning.cost import BACKWARD, branch_flops
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.resolve import check_memory
@@ -158,7 +158,7 @@ class _Steps:
         with metered(self.model, self.meter):
             self.step(costs)
         spec, tokens = self.model.spec, self.batch.inputs.tokens.numel()
-        seen = (1 + BACKWARD) * mixer_flops(self.model, spec.context_length) * tokens
+        seen = (1 + BACKWARD) * branch_flops(self.model, spec.context_length) * tokens
         costs.products["attention kernel"] = seen
         return costs
 

@@ -1,7 +1,7 @@
 """One step of training."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from archwright.losses import Loss, cross_entropy, linear_cross_entropy, pop_aux
 from archwright.machine.liger import FusedHead, fused_cross_entropy
 from archwright.machine.precision import Precision
 from archwright.optim import clip_gradients, set_learning_rates
+from archwright.parts.branch import Branch
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ def train_step(
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
     gradients add up to the batch's. What routers ask for besides is computed on each part by itself, and
     counts by its share of the rows. A loss or a gradient that is not finite
-    updates nothing. `chunked` logits never exist all at once. Modules with a method `after_step` then move
-    what follows no gradient, by what they saw in all parts.
+    updates nothing. `chunked` logits never exist all at once. Branches then move
+    what follows no gradient by `after_step`, by what they saw in all parts.
     """
     num_valid = valid_targets(batch)
     loss, z_term, router_loss = 0.0, 0.0, 0.0
@@ -105,18 +106,12 @@ def update(
         for optimizer in optimizers.values():
             precision.step(optimizer)
         precision.update()
-    _after_step(model, updated=finite)
+    for module in model.modules():
+        if isinstance(module, Branch):
+            module.after_step(updated=finite)
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
     return StepResult(seen.loss, seen.z_loss, grad_norm, finite, seen.router_loss)
-
-
-def _after_step(model: nn.Module, *, updated: bool) -> None:
-    for module in model.modules():
-        # Asking each module itself takes five times as long.
-        act: Callable[..., None] | None = getattr(type(module), "after_step", None)
-        if act is not None:
-            act(module, updated=updated)
 
 
 def _whole_loss(model: nn.Module, part: Batch, precision: Precision, **settings: Any) -> Loss:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from archwright.catalogue.diagram import diagram
-from archwright.parts.residuals import RESIDUALS, Branch
+from archwright.parts.branch import Branch
+from archwright.parts.residuals import RESIDUALS
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 from archwright.spec.residuals import PerBranch, Residual

@@ -13,6 +13,8 @@ from tests.house.source import PACKAGE, Count, Source, calls
 
 ANYWHERE = ("hf", "presets")
 RULES = f"{PACKAGE}.spec.rules"
+GROUND = f"{PACKAGE}.spec.choice"
+"""The base of all choices, of which "none" is one on most axes."""
 DEFAULTS = (f"{PACKAGE}.spec.model_spec", f"{PACKAGE}.spec.run_spec")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "mixers"),
@@ -95,16 +97,15 @@ class Choices:
 
     @cached_property
     def concrete(self) -> set[str]:
-        """All that stands for some choices of an axis: choices, classes between an axis and its choices, unions."""
-        between = {name for name in self.bases if self.axis(name) and name not in self.axes}
+        """Choices and their unions; not classes between an axis and its choices, which say what these have."""
         unions = {
             f"{source.module}.{name}"
             for source in self._spec
             for name, value in _assignments(source)
             if isinstance(value, ast.BinOp)
-            and {source.meaning(n) for n in ast.walk(value)} & between
+            and {source.meaning(n) for n in ast.walk(value)} & self.kinds.keys()
         }
-        return between | unions
+        return self.kinds.keys() | unions
 
     def axis(self, name: str) -> str:
         """Return the axis that a class derives from, or nothing."""
@@ -116,6 +117,8 @@ class Choices:
         """Tell whether a choice may be named in a file."""
         if source.room in ANYWHERE or source.module == RULES:
             return True
+        if source.module == GROUND:
+            return self.kinds.get(choice) == "none"
         file = choice.split(".")[2]
         if source.room == "spec":
             return any(axis.startswith(f"{source.module}.") for axis in self.axes)
@@ -212,10 +215,16 @@ AXES = frozenset(
 
 
 def _attributes_asked(source: Source) -> Iterator[str]:
-    """Yield the places where a value that is no module or class is asked for an attribute by its name."""
+    """Yield the places where a value that is no module or class is asked whether it has an attribute, or for one by its
+    own name; what every object has is no question, and an attribute whose name is a variable's value is known to be
+    there."""
     for call, name in calls(source.tree):
         if name in ("getattr", "hasattr") and not source.meaning(call.args[0]):
-            yield source.at(call, ast.unparse(call))
+            asked = call.args[1]
+            named = asked.value if isinstance(asked, ast.Constant) else ""
+            asks = name == "hasattr" or len(call.args) > 2 or named
+            if asks and not str(named).startswith("__"):
+                yield source.at(call, ast.unparse(call))
 
 
 def _narrowed(source: Source) -> Iterator[str]:

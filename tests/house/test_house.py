@@ -65,6 +65,21 @@ def numbers(counts: list[Count]) -> dict[str, int | str]:
     return {row.what: row.number for row in counts}
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "choices named there",
+        "isinstance on a choice outside its homes",
+        "comparisons with a kind's name outside its homes",
+        "getattr and hasattr where parts are held",
+    ],
+)
+def test_the_package_asks_no_choice_for_its_class(what: str) -> None:
+    """A choice says what it does; so one from outside the package is treated as those inside it are."""
+    (row,) = [row for row in choices.counts(read(ROOT)) if row.what == what]
+    assert row.places == ()
+
+
 def test_a_choice_at_home_is_no_fault(count: Callable[..., dict[str, list[str]]]) -> None:
     rows = count(choices.counts, SPEC)
     assert not any(places for what, places in rows.items() if "outside its homes" in what)
@@ -84,9 +99,10 @@ def test_a_choice_at_home_is_no_fault(count: Callable[..., dict[str, list[str]]]
             "lab/a.py:2: isinstance(x, norms.LayerNorm)",
         ),
         (
-            "def f(x):\n    from archwright.spec.norms import Scaled\n    return isinstance(x, Scaled)",
+            "def f(x):\n    from archwright.spec.norms import RMSNorm as R, Scaled\n"
+            "    return isinstance(x, Scaled) or isinstance(x, R)",
             "isinstance on a choice outside its homes",
-            "lab/a.py:3: isinstance(x, Scaled)",
+            "lab/a.py:3: isinstance(x, R)",
         ),
         (
             "from archwright.parts.norms import NORMS, RMS\ndef f(x): return isinstance(x, RMS)\n"
@@ -121,10 +137,15 @@ def test_a_choice_that_is_asked_for(
 def test_attributes_that_are_asked_for_where_parts_are_held(
     count: Callable[..., dict[str, list[str]]],
 ) -> None:
-    text = "import torch\ndef f(x): return getattr(x, 'kernel', None), getattr(torch, 'compile')"
+    text = (
+        "import torch\n"
+        "def f(x): return getattr(x, 'kernel', None), getattr(torch, 'compile')\n"
+        "def g(x, name): return getattr(x, '__name__', ''), getattr(x, name), hasattr(x, name)"
+    )
     rows = count(choices.counts, {"model/a.py": text, "cli/a.py": text})
     assert rows["getattr and hasattr where parts are held"] == [
-        "model/a.py:2: getattr(x, 'kernel', None)"
+        "model/a.py:2: getattr(x, 'kernel', None)",
+        "model/a.py:3: hasattr(x, name)",
     ]
 
 

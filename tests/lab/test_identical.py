@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from archwright.lab.identical import refuse_identical
-from archwright.lab.masks import is_full, reach
 from archwright.lab.matching import count, matched
 from archwright.lab.variants import arms, split
-from archwright.parts.masks import MASKS
+from archwright.parts.masks import MASKS, is_full
 from archwright.spec import masks
-from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
 from tests.parts.test_masks import CHOICES
@@ -147,7 +145,6 @@ def test_a_size_that_is_asked_for_stays() -> None:
 
 @pytest.mark.parametrize(("mask", "length"), [*product(CHOICES, (1, 2, 6, 17))])
 def test_masks_that_hide_nothing_are_known(mask: masks.Mask, length: int) -> None:
-    attention = SoftmaxAttention(mask=mask, num_heads=2)
     given = (mask, 2) if getattr(mask, "per_head", False) else (mask,)
     pattern, at = MASKS[type(mask)](*given), torch.arange(length)
     head = (torch.arange(2)[:, None, None],) if getattr(pattern, "num_heads", 1) > 1 else ()
@@ -155,5 +152,5 @@ def test_masks_that_hide_nothing_are_known(mask: masks.Mask, length: int) -> Non
     lower = torch.ones(length, length, dtype=torch.bool).tril()
     plain = bool((seen == lower).all()) or bool(seen.all())
     is_plain = isinstance(mask, (masks.Causal, masks.Full))
-    assert is_full(attention, 64, length) == (plain and not is_plain)
-    assert reach(mask) > 0 or is_plain or mask == masks.SymmetricWindow(radius=0)
+    assert is_full(mask, 2, length) == (plain and not is_plain)
+    assert mask.reach > 0 or is_plain or mask == masks.SymmetricWindow(radius=0)

@@ -179,7 +179,7 @@ def test_a_finished_run_is_returned_as_it_is(
 ) -> None:
     folder = train(longer, tmp_path / "run")
     before = folder.metrics_file.read_bytes()
-    monkeypatch.setattr(train_room, "_train", die)
+    monkeypatch.setattr(train_room, "train_in", die)
     folder.report_file.unlink()  # as if its process had died before it wrote the page
     again = archwright.train(longer, out=tmp_path / "run", quiet=True)
     assert folder.metrics_file.read_bytes() == before

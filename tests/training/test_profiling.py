@@ -13,7 +13,7 @@ from archwright.inspection.step_costs import StepCosts
 from archwright.inspection.step_meter import StepMeter, metered
 from archwright.losses import cross_entropy
 from archwright.parts.norms import RMSNorm
-from archwright.planning.cost import flops_per_token, mixer_flops
+from archwright.planning.cost import branch_flops, flops_per_token
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec
 from archwright.training import profiling
@@ -57,7 +57,7 @@ def test_the_plan_is_what_torch_counts() -> None:
     tokens = torch.zeros(3, 24, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(tokens).logits, tokens).total.backward()
-    kernel = 3 * mixer_flops(model, 24) * 3 * 24
+    kernel = 3 * branch_flops(model, 24) * 3 * 24
     products = {part.name: part.products for part in profiled(batch_size=3).parts}
     assert products["attention kernel"] == kernel
     linear = sum(products.values()) - kernel

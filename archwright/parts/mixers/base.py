@@ -7,11 +7,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from archwright.parts.branch import Branch
 from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS, prepare
 from archwright.parts.masks import AttentionMask, max_length, pairs
 from archwright.parts.positions import follows_length, rotation
-from archwright.parts.residuals import Branch
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache, LayerState
 from archwright.spec.masks import Mask

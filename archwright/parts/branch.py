@@ -1,0 +1,25 @@
+"""The contract of branches: what stands between two points of the residual stream."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from archwright.parts.linear import Linear
+
+
+class Branch(nn.Module):
+    """A module that reads the normed stream and whose result is added to it; all below has a sensible default."""
+
+    @property
+    def inputs(self) -> Sequence[Linear]:
+        """The maps that read x; `forward` is given their results, in this order, where a wiring has computed them
+        together with those of other branches."""
+        return ()
+
+    def flops_per_token(self, length: int) -> float:
+        """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps;
+        a multiplication and an addition count as two."""
+        return 0.0
+
+    def after_step(self, *, updated: bool) -> None:
+        """Do what follows from the batches of a training step; `updated`: whether the weights moved."""
