@@ -85,7 +85,7 @@ def _fitting_mask(
     if f"{at}kind" not in given or not isinstance(layer.attention, MaskedAttention):
         return {}
     mask, share = layer.attention.mask, model.context_length / context_length
-    if any(f"{at}{size}" in given for size in (*mask.in_tokens, *mask.extent)):
+    if any(f"{at}{size}" in given for size in {*dict(mask.in_tokens), *mask.extent}):
         return {}
     num_heads = layer.attention.heads(model.dim)["num_heads"]
     if mask.reach and is_full(mask, num_heads, context_length):

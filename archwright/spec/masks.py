@@ -4,8 +4,6 @@ A place is counted in tokens from the start of its document.
 """
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -23,7 +21,7 @@ class Mask(Choice):
     """Whether a query sees all keys on its side, or on both."""
     shows_future: ClassVar[bool] = False
     """Whether some token sees one that follows it, though text can be written."""
-    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = ()
     """Options that shrink with the length of texts, with the least value of each."""
     extent: ClassVar[tuple[str, ...]] = ()
     """Options whose product is how far a query sees, in tokens; the first is changed where it shall see less."""
@@ -39,7 +37,7 @@ class Mask(Choice):
         values = dict(self)
         return {
             name: max(least, round(values[name] * share))
-            for name, least in self.in_tokens.items()
+            for name, least in self.in_tokens
             if share < 1
         }
 
@@ -72,7 +70,7 @@ class Prefix(Mask):
 
     kind: Literal["prefix"] = "prefix"
     shows_future: ClassVar[bool] = True
-    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"size": 8})
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("size", 8),)
     extent: ClassVar[tuple[str, ...]] = ("size",)
     size: Tokens = 64
     """Length of the prefix, in tokens; `prefix_lengths` of a batch replaces it."""
@@ -82,7 +80,7 @@ class Window(Mask):
     """The last `size` keys, the query's own included: 0 <= q - k < size (Child et al., 2019; Mistral 7B)."""
 
     kind: Literal["window"] = "window"
-    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"size": 8})
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("size", 8),)
     extent: ClassVar[tuple[str, ...]] = ("size",)
     size: Tokens = Field(4096, examples=[64])
     """Number of visible keys, in tokens."""
@@ -93,7 +91,7 @@ class SymmetricWindow(Mask):
 
     kind: Literal["symmetric_window"] = "symmetric_window"
     causal: ClassVar[bool] = False
-    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"radius": 4})
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("radius", 4),)
     extent: ClassVar[tuple[str, ...]] = ("radius",)
     radius: int = Field(256, ge=0, le=2**30, examples=[32])
     """Farthest visible key on either side, in tokens."""
@@ -104,7 +102,7 @@ class DilatedWindow(Mask):
     (Beltagy et al., 2020, section 3.1)."""
 
     kind: Literal["dilated_window"] = "dilated_window"
-    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"size": 8})
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("size", 8),)
     extent: ClassVar[tuple[str, ...]] = ("size", "dilation")
     size: Tokens = Field(256, examples=[32])
     """Number of visible keys."""
@@ -116,7 +114,7 @@ class Chunked(Mask):
     """The keys of the query's own chunk up to itself (Llama 4)."""
 
     kind: Literal["chunked"] = "chunked"
-    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"size": 8})
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("size", 8),)
     extent: ClassVar[tuple[str, ...]] = ("size",)
     size: Tokens = Field(8192, examples=[64])
     """Length of a chunk, in tokens."""
@@ -126,7 +124,7 @@ class WindowGlobal(Mask):
     """The last `size` keys and the first `num_global` (Beltagy et al., 2020; Xiao et al., 2023)."""
 
     kind: Literal["window_global"] = "window_global"
-    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"size": 8})
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("size", 8),)
     extent: ClassVar[tuple[str, ...]] = ("size",)
     size: Tokens = Field(4096, examples=[64])
     """Number of keys in the window, the query's own included."""
@@ -139,7 +137,7 @@ class Strided(Mask):
     (Child et al., 2019, section 4.3)."""
 
     kind: Literal["strided"] = "strided"
-    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"stride": 4})
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("stride", 4),)
     extent: ClassVar[tuple[str, ...]] = ("stride",)
     stride: Tokens = Field(128, examples=[16])
     """The stride l, in tokens."""
@@ -150,7 +148,7 @@ class Fixed(Mask):
     (Child et al., 2019, section 4.3)."""
 
     kind: Literal["fixed"] = "fixed"
-    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"stride": 4})
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("stride", 4),)
     extent: ClassVar[tuple[str, ...]] = ("stride",)
     stride: Tokens = Field(128, examples=[32])
     """Length l of a block, in tokens."""
@@ -164,7 +162,7 @@ class BlockSparse(Mask):
     (Abdin et al., 2024, Phi-3, section 2)."""
 
     kind: Literal["block_sparse"] = "block_sparse"
-    in_tokens: ClassVar[Mapping[str, int]] = MappingProxyType({"block_size": 1})
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("block_size", 1),)
     extent: ClassVar[tuple[str, ...]] = ("local_blocks", "block_size")
     block_size: Tokens = Field(64, examples=[16])
     """Length b of a block, in tokens."""

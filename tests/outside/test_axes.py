@@ -56,6 +56,10 @@ def kind_of(choice: type[Choice]) -> str:
     return kind
 
 
+SAID = {"stability", "in_tokens", "extent", "shows_all", "shows_future"}
+"""What choices declare for tables, sizes and refusals; nothing is computed otherwise by it."""
+
+
 def flags(choice: type[Choice]) -> dict[str, Any]:
     """Return what a choice declares beside its fields."""
     return {name: getattr(choice, name) for name in choice.__class_vars__ - {"axis", "kinds"}}
@@ -68,7 +72,8 @@ def cases() -> list[Any]:
         section = next(s for cls, s in SECTIONS.items() if issubclass(registry.base, cls))
         for choice in (c for c in registry if not c.is_axis()):
             if kind_of(choice) not in (section.default, "none"):
-                key = (registry.base, *sorted(flags(choice).items()))
+                computed = {n: v for n, v in flags(choice).items() if n not in SAID}
+                key = (registry.base, *sorted(computed.items()))
                 name = f"{registry.base.__name__}-{kind_of(choice)}"
                 found.setdefault(key, pytest.param(registry, choice, section, id=name))
     return [*found.values()]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from archwright.catalogue.diagram import diagram
+from archwright.catalogue.table import row_of
 from archwright.cli import main
 from archwright.model import Decoder, build
 from archwright.planning.cost import flops_per_token
@@ -17,6 +18,7 @@ from archwright.planning.memory import cache_bytes
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.scale_down import tiny
 from tests.laws.laws import LAWS, Case
 from tests.tiny import tiny_words, write_text
 
@@ -58,6 +60,19 @@ def test_its_flops_are_counted(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(2, 12, dtype=torch.long))
     assert counter.get_total_flops() == pytest.approx(24 * flops_per_token(model, 12) / 3, rel=0.01)
+
+
+@ALL
+def test_it_is_scaled_down_and_in_the_table(name: str) -> None:
+    spec = spec_of(name, "dim=256")
+    heads = dict(spec.attention).get("num_heads")
+    small = tiny(spec)
+    assert build(small)(torch.zeros(1, 5, dtype=torch.long)).logits.isfinite().all()
+    assert [*small.mixers] == [*spec.mixers]
+    if heads == 2:  # at a quarter of the width, with heads of 16
+        assert dict(small.attention)["num_heads"] == 4
+    shown = row_of(spec).cells["heads"]
+    assert shown == {"differential": "2 differential", "gated_delta": ""}.get(name, shown)
 
 
 @ALL
