@@ -1,0 +1,344 @@
+"""The arithmetic of attention over blocks of queries: forward and backward, as matrix products of tiles."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from archwright.parts.kernels import blocks as cut
+from archwright.parts.kernels.blocks import Block, blocks_of
+from archwright.parts.kernels.scores import ScoreMods
+from archwright.parts.masks import AttentionMask
+
+
+def by_autograd(
+    query: Tensor, key: Tensor, value: Tensor, view: AttentionMask, scores: ScoreMods
+) -> Tensor:
+    """Blocks whose bias depends on more than a distance: torch's own operations, one by one."""
+    kv, heads, length = key.shape[2], query.shape[2], query.shape[1]
+    k, v = (x.transpose(1, 2) for x in (key, value))  # [b, kv, s, d]
+    known: dict[int, Tensor] = view.__dict__.setdefault("hidden", {})
+    parts = []
+    for first in range(0, length, cut.BLOCK):
+        stop = min(first + cut.BLOCK, length)
+        block = (first, stop, *view.keys(first, stop))
+        if first not in known:
+            known[first] = ~view.block(*block)
+        seen = slice(*block[2:])
+        # [b, kv, group, queries, d]
+        q = query[:, first:stop].transpose(1, 2).unflatten(1, (kv, heads // kv))
+        products = q @ k[:, :, None, seen].transpose(-1, -2)  # [b, kv, group, queries, keys]
+        bias = None if scores.bias is None else scores.bias.block(*block)
+        # As [b, heads, queries, keys], where masks and biases are written.
+        weights = scores.weights(products.flatten(1, 2), known[first], bias).to(v.dtype)
+        # [b, kv, group, queries, keys]
+        weights = F.dropout(weights, scores.dropout).unflatten(1, (kv, heads // kv))
+        # [b, heads, queries, e]
+        parts.append((weights @ v[:, :, None, seen]).flatten(1, 2))
+    # [b, t, heads, e]
+    return torch.cat(parts, 2).transpose(1, 2)
+
+
+class _Tile(NamedTuple):
+    """A block, and where its parts lie."""
+
+    block: Block
+    rows: slice
+    queries: slice
+    keys: slice
+    kept: slice
+    """Its pairs in what is kept."""
+    shape: tuple[int, int, int, int]
+    """[rows, heads, queries, keys], those of a sink included."""
+
+    @property
+    def size(self) -> int:
+        rows, heads, queries, keys = self.shape
+        return rows * heads * queries * keys
+
+
+def _tiles(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Tile]:
+    """Walk through the blocks. A sink stands among `ALIGNED` further keys, so that rows stay whole vectors."""
+    batch, _, heads, _ = query.shape
+    used, more = 0, 0 if sinks is None else cut.ALIGNED
+    for line in table.tolist():
+        block = Block(*line)
+        rows = slice(block.row_first, block.row_stop or batch)
+        queries, keys = slice(block.first, block.stop), slice(block.key_first, block.key_stop)
+        num_keys = block.key_stop - block.key_first + more
+        shape = (rows.stop - rows.start, heads, block.stop - block.first, num_keys)
+        size = shape[0] * shape[1] * shape[2] * shape[3]
+        yield _Tile(block, rows, queries, keys, slice(used, used + size), shape)
+        used += size
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias_band: Tensor | None,
+    sinks: Tensor | None,
+    table: Tensor,
+    mask_bias: Tensor,
+    workspace: Tensor,
+    rows: int,
+    least: int,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the heads' mixtures [b, t, h, e], and what the backward pass needs: scaled queries, keys and
+    values by head, [b, h, t, d], and the weights, then caps, then dropped weights of all blocks.
+
+    Inside, a block's queries are [rows * kv, group * queries, d] and its keys [rows * kv, keys, d]: the
+    queries of a group of heads, which share their keys, are rows of one product.
+    """
+    kv, mask_bias = key.shape[2], mask_bias.to(query.dtype)
+    q, k, v = _by_head(query, scale), _by_head(key), _by_head(value)  # cheaper than to scale scores
+    out = query.new_empty(*query.shape[:3], value.shape[-1])
+    tiles = list(_tiles(query, table, sinks))
+    kept = workspace_for(query, workspace, rows, sinks, softcap, dropout, save)
+    spare = query.new_empty(max(p.size for p in tiles))
+    for tile in tiles:
+        scores = _view(spare[: tile.size], tile, kv)
+        # [rows * kv, d, keys]
+        to_keys = _seen(k, tile, sinks).transpose(1, 2)
+        added = bias_band is not None and softcap is None and sinks is None
+        if bias_band is not None and added:  # the product is added to the bias, which saves a pass
+            # [rows, heads, queries, keys]
+            scores.view(tile.shape).copy_(_of_block(bias_band, tile.block, least))
+        factor = 1 / (softcap or 1)
+        scores.baddbmm_(_asking(q, tile, kv), to_keys, beta=int(added), alpha=factor)
+        if softcap is not None:  # in float32, for which alone torch has a fast tanh
+            capped = scores.to(torch.promote_types(scores.dtype, torch.float32)).tanh_()
+            scores.copy_(capped)
+            if save:
+                _view(kept[1, tile.kept], tile, kv).copy_(scores)
+            scores.mul_(softcap)
+        bias = None if added else bias_band
+        # [rows, heads, queries, keys]
+        _add_to(scores.view(tile.shape), tile.block, bias, least, mask_bias, sinks)
+        weights = torch.softmax(
+            scores, -1, out=_view(kept[0, tile.kept], tile, kv) if save else scores
+        )
+        if dropout:
+            weights = F.dropout(weights, dropout)
+            if save:
+                _view(kept[-1, tile.kept], tile, kv).copy_(weights)
+        mixed = torch.bmm(weights, _seen(v, tile, sinks))
+        to = out[tile.rows, tile.queries]
+        _unrows(to, kv).copy_(_shaped(mixed, to, kv))
+    return out, q, k, v, kept
+
+
+def _add_to(
+    scores: Tensor,
+    block: Block,
+    bias_band: Tensor | None,
+    least: int,
+    mask_bias: Tensor,
+    sinks: Tensor | None,
+) -> None:
+    """Add to a block's scores [rows, heads, queries, keys] its bias and what hides, and give sinks theirs."""
+    queries, num_keys = block.stop - block.first, block.key_stop - block.key_first
+    if bias_band is not None:
+        scores[..., :num_keys].add_(_of_block(bias_band, block, least))
+    if block.masked_first < block.masked_stop:
+        shape = (block.mask_rows, block.mask_heads, queries, block.masked_stop - block.masked_first)
+        part = mask_bias[block.mask_at :][: shape[0] * shape[1] * shape[2] * shape[3]]
+        # [mask_rows, mask_heads, queries, masked keys]
+        scores[..., block.masked_first : block.masked_stop].add_(part.view(shape))
+    if sinks is not None:
+        scores[..., num_keys:] = -torch.inf
+        scores[..., num_keys] = sinks[:, None].to(scores.dtype)
+
+
+def workspace_for(
+    query: Tensor,
+    workspace: Tensor,
+    rows: int,
+    sinks: Tensor | None,
+    softcap: float | None,
+    dropout: float,
+    save: bool,
+) -> Tensor:
+    """Return room for what is kept, a line for each kind."""
+    batch, length, heads, _ = query.shape
+    size = workspace.shape[0] * heads * (batch if rows == 1 else 1)
+    size += 0 if sinks is None else batch * length * heads * cut.ALIGNED
+    kinds = 1 + (softcap is not None) + (dropout > 0)
+    return query.new_empty((kinds, size) if save else (0, 0))
+
+
+def attend_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias_band: Tensor | None,
+    sinks: Tensor | None,
+    table: Tensor,
+    kept: Tensor,
+    least: int,
+    scale: float,
+    softcap: float | None,
+    dropout: float,
+    learned: bool,
+) -> list[Tensor]:
+    """Return the gradients of query, key, value, then those of the strip, if it is learned, and of sinks."""
+    kv, dtype, grad_out = k.shape[1], q.dtype, grad_out.to(q.dtype)
+    # [b, t, heads, d]
+    query = q.transpose(1, 2)
+    wide = torch.promote_types(dtype, torch.float32)
+    grad_q = q.new_empty(query.shape)
+    tiles = list(_tiles(query, table, sinks))
+    # From the last block on: where that sees all keys, it writes what the others add to.
+    last = tiles[-1].block
+    whole = last.row_stop == last.key_first == 0 and last.key_stop == k.shape[2]
+    grad_k, grad_v = (torch.empty_like(x) if whole else torch.zeros_like(x) for x in (k, v))
+    grad_bias_band = None
+    if bias_band is not None and learned:
+        grad_bias_band = torch.zeros(bias_band.shape, dtype=wide, device=bias_band.device)
+    grad_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=wide)
+    spare = query.new_empty(2, max(p.size for p in tiles))
+    for tile in reversed(tiles):
+        block, beta = tile.block, 0 if whole and tile is tiles[-1] else 1
+        weights, dropped = (_view(kept[i, tile.kept], tile, kv) for i in (0, -1))
+        num_keys = block.key_stop - block.key_first
+        heads = slice(tile.rows.start * kv, tile.rows.stop * kv)
+        g = _rows(grad_out[tile.rows, tile.queries], kv)
+        dropped = dropped if dropout else weights
+        # [rows * kv, keys, group * queries]
+        to_values = dropped[..., :num_keys].transpose(1, 2)
+        # [b * kv, keys, e]
+        grad_v.flatten(0, 1)[heads, tile.keys].baddbmm_(to_values, g, beta=beta)
+        grad_weights = _view(spare[0, : tile.size], tile, kv)
+        # [rows * kv, group * queries, keys]
+        grad_weights.baddbmm_(g, _seen(v, tile, sinks).transpose(1, 2), beta=0)
+        if dropout:
+            grad_weights.mul_(dropped != 0).div_(1 - dropout)
+        grad = _view(spare[1, : tile.size], tile, kv)  # of scores; in float32 or wider inside
+        torch.ops.aten._softmax_backward_data.out(grad_weights, weights, -1, dtype, grad_input=grad)
+        # [rows, heads, queries, keys]
+        by_head = grad.view(tile.shape)
+        if grad_bias_band is not None:
+            _of_block(grad_bias_band, block, least).add_(by_head[..., :num_keys].sum(0, dtype=wide))
+        if grad_sinks is not None:
+            grad_sinks.add_(by_head[..., num_keys].sum((0, 2), dtype=wide))
+        if softcap is not None:
+            grad = torch.ops.aten.tanh_backward(grad, _view(kept[1, tile.kept], tile, kv))
+        of_q = grad.new_empty(*grad.shape[:2], q.shape[-1])
+        of_q.baddbmm_(grad, _seen(k, tile, sinks), beta=0, alpha=scale)
+        to = grad_q[tile.rows, tile.queries]
+        _unrows(to, kv).copy_(_shaped(of_q, to, kv))
+        # [rows * kv, keys, group * queries]
+        to_keys = grad[..., :num_keys].transpose(1, 2)
+        # [b * kv, keys, d]
+        grad_k.flatten(0, 1)[heads, tile.keys].baddbmm_(to_keys, _asking(q, tile, kv), beta=beta)
+    # [b, s, kv, width]
+    by_token = [x.transpose(1, 2) for x in (grad_k, grad_v)]
+    others = [(grad_bias_band, bias_band), (grad_sinks, sinks)]
+    narrow = [grad.to(like.dtype) for grad, like in others if grad is not None and like is not None]
+    return [grad_q, *by_token, *narrow]
+
+
+class Attend(torch.autograd.Function):
+    """`attend` and `attend_backward` where nothing is compiled."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        out, *kept = attend(*given)
+        save_for_backward(ctx, given, kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients(ctx, attend_backward, grads[0])
+
+
+def save_for_backward(ctx: Any, given: Sequence[Any], kept: Sequence[Tensor]) -> None:
+    """Keep what `gradients` needs of what `attend` took and gave."""
+    bias_band, sinks, table = given[3:6]
+    ctx.save_for_backward(*kept[:3], bias_band, sinks, table, kept[3])
+    ctx.how = given[9:13]  # least, scale, softcap, dropout
+
+
+def gradients(
+    ctx: Any, backward: Callable[..., list[Tensor]], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient of all that `attend` takes."""
+    learned = ctx.needs_input_grad[3]
+    grads = iter(backward(grad, *ctx.saved_tensors, *ctx.how, learned))
+    q, k, v = next(grads), next(grads), next(grads)
+    bias_band = next(grads) if learned else None
+    return q, k, v, bias_band, next(grads, None), *[None] * 9
+
+
+def _of_block(bias_band: Tensor, block: Block, least: int) -> Tensor:
+    """Return a block's part of a strip, [heads, queries, keys]."""
+    start = block.key_first - block.first - least
+    return bias_band[
+        :, : block.stop - block.first, start : start + block.key_stop - block.key_first
+    ]
+
+
+def _view(flat: Tensor, tile: _Tile, kv: int) -> Tensor:
+    """View a block's place as [rows * kv, group * queries, keys]."""
+    rows, heads, queries, keys = tile.shape
+    # [rows * kv, group * queries, keys]
+    return flat.view(rows * kv, heads // kv * queries, keys)
+
+
+def _seen(x: Tensor, tile: _Tile, sinks: Tensor | None) -> Tensor:
+    """Return a block's keys [rows * kv, keys, d] in one piece, which makes its products much faster, and
+    zeros where a sink stands."""
+    seen = x[tile.rows, :, tile.keys]
+    if sinks is not None:
+        seen = F.pad(seen, (0, 0, 0, cut.ALIGNED))
+    # [rows * kv, keys, d]
+    return seen.flatten(0, 1).contiguous()
+
+
+def _by_head(x: Tensor, scale: float = 1.0) -> Tensor:
+    """Lay [b, s, kv, d] out as [b, kv, s, d], scaled; always a new tensor, as an operator's results must be."""
+    # [b, kv, s, d]
+    by_head = x.transpose(1, 2)
+    laid = torch.empty_like(by_head, memory_format=torch.contiguous_format)
+    return laid.copy_(by_head) if scale == 1 else torch.mul(by_head, scale, out=laid)
+
+
+def _asking(x: Tensor, tile: _Tile, kv: int) -> Tensor:
+    """Return a block's queries [rows * kv, group * queries, d] of those by head."""
+    rows, heads, queries, _ = tile.shape
+    # [rows * kv, group * queries, d]
+    return x[tile.rows, :, tile.queries].reshape(rows * kv, heads // kv * queries, -1)
+
+
+def _unrows(x: Tensor, kv: int) -> Tensor:
+    """View [b, t, h, d] as [b, kv, group, t, d]."""
+    # [b, t, kv, group, d]
+    of_groups: Tensor = x.unflatten(2, (kv, x.shape[2] // kv))
+    # [b, kv, group, t, d]
+    return of_groups.permute(0, 2, 3, 1, 4)
+
+
+def _rows(x: Tensor, kv: int) -> Tensor:
+    """Lay [b, t, h, d] out as [b * kv, group * t, d]."""
+    # [b * kv, group * t, d]
+    return _unrows(x, kv).reshape(x.shape[0] * kv, -1, x.shape[-1])
+
+
+def _shaped(rows: Tensor, like: Tensor, kv: int) -> Tensor:
+    """View [b * kv, group * t, d] as [b, kv, group, t, d] for the heads of `like`."""
+    batch, _, heads, dim = like.shape
+    # [b, kv, group, t, d]
+    return rows.view(batch, kv, heads // kv, -1, dim)
+
+
+LEFT_OUT: dict[str, Callable[..., Any]] = {"blocks_of": blocks_of, "by_autograd": by_autograd}
+"""Functions that a compiler must leave as they are."""
