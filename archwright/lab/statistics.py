@@ -22,14 +22,14 @@ def paired_interval(differences: Sequence[float], level: float = 0.95) -> Interv
     return bootstrap_interval(differences, level)
 
 
-def t_interval(differences: Sequence[float], level: float = 0.95) -> Interval:
-    """mean ± t s / sqrt(n), t the quantile (1 + level) / 2 of Student's distribution with n - 1
+def t_interval(differences: Sequence[float], level: float = 0.95, widen: float = 1.0) -> Interval:
+    """mean ± t widen s / sqrt(n), t the quantile (1 + level) / 2 of Student's distribution with n - 1
     degrees of freedom, s the standard deviation of the differences.
 
     Exact where differences are normal. Source: Student, 1908, The probable error of a mean.
     """
     mean, error = _mean_and_error(differences)
-    half = float(stats.t.ppf((1 + level) / 2, len(differences) - 1)) * error
+    half = float(stats.t.ppf((1 + level) / 2, len(differences) - 1)) * widen * error
     return Interval(mean - half, mean + half, level, "t")
 
 
@@ -68,12 +68,12 @@ def equivalence_interval(differences: Sequence[float]) -> Interval:
     return t_interval(differences, 0.90)
 
 
-def paired_p_value(differences: Sequence[float]) -> float:
-    """Two-sided, of Student's t test that the mean difference is 0."""
+def paired_p_value(differences: Sequence[float], widen: float = 1.0) -> float:
+    """Two-sided, of Student's t test that the mean difference is 0, with the standard error times `widen`."""
     mean, error = _mean_and_error(differences)
     if error == 0:
         return 1.0 if mean == 0 else 0.0
-    return 2 * float(stats.t.sf(abs(mean) / error, len(differences) - 1))
+    return 2 * float(stats.t.sf(abs(mean) / (widen * error), len(differences) - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -11,6 +11,9 @@ MOVES = 4
 """How often the first seed may move the window of a variant."""
 SLIDES = 2
 """How often the mean over all seeds may move it after that."""
+FINER = (0.03, 0.05)
+"""Rises of the pooled loss beside its lowest, as shares, above which rates are tried half as far apart, and
+half of that."""
 RISE = 0.05
 """Share of the lowest loss that a neighbour's may lie above it: what is higher is no parabola."""
 
@@ -83,6 +86,57 @@ def plan_sweep(
     return Sweep(window, [], finished, at_boundary=moved != window)
 
 
+def pooled_sweep(
+    losses: Losses,
+    seeds: Sequence[int],
+    grid: int = 3,
+    limits: tuple[int, int] | None = None,
+    may_shift: bool = True,
+    learnt: float = math.inf,
+) -> Sweep:
+    """Return the window in which all seeds together tune one variant, and what must run before more can be said.
+
+    The first seed places the window as in `plan_sweep`; where none of its losses is below `learnt`, on a
+    plateau, the window moves to lower rates. Then the mean over the seeds counts: while it is lowest at an
+    end, the window moves on, SLIDES times at most; where it rises by more than FINER says to either side of
+    its lowest, the window becomes one of half steps around that, once for each of FINER. A seed with a failed
+    run in the window does not count.
+    """
+    window, missing = _final_window(
+        losses, seeds, _first_window(grid, limits), limits, refine=False, learnt=learnt
+    )
+    slides = SLIDES if may_shift else 0
+    for rise in (*FINER, math.inf):
+        slides_left = slides
+        while True:
+            missing = missing or _missing(losses, seeds, window)
+            finished = [s for s in seeds if not _failed(losses, s, window)]
+            if missing or not finished:
+                return Sweep(window, missing, finished, at_boundary=False)
+            means = pooled(losses, finished, window)
+            moved = _moved(window, means)
+            if moved == window:
+                break
+            if not slides_left or not _within(moved, limits):
+                return Sweep(window, [], finished, at_boundary=True)
+            window, slides_left = moved, slides_left - 1
+        if not is_sharp(means, rise):
+            break
+        window = _halved(window, means)
+    return Sweep(window, [], finished, at_boundary=False)
+
+
+def pooled(losses: Losses, seeds: Sequence[int], window: Window) -> list[float]:
+    """Return the mean over seeds at each rate of a window."""
+    return [math.fsum(losses[s, k] for s in seeds) / len(seeds) for k in window]
+
+
+def vertex(losses: Losses, sweep: Sweep) -> float:
+    """Return the power k of the ratio at which the parabola through the pooled losses is lowest, to a thousandth."""
+    found = tuned(pooled(losses, sweep.seeds, sweep.window), [math.exp(k) for k in sweep.window])
+    return round(math.log(found.lr), 3)
+
+
 def tuned(losses: Sequence[float], lrs: Sequence[float]) -> Tuned:
     """Return the vertex of the parabola in log(lr) through the lowest loss and its neighbours.
 
@@ -137,6 +191,7 @@ def _final_window(
     first: Window,
     limits: tuple[int, int] | None,
     refine: bool,
+    learnt: float = math.inf,
 ) -> tuple[Window, list[tuple[int, float]]]:
     """Return where the first seed puts the window, and the runs it needs before it can say."""
     for seed in seeds:
@@ -148,21 +203,30 @@ def _final_window(
                 return window, missing
             swept = [losses[seed, k] for k in window]
             moved = _moved(window, swept)
-            if refine and _step(window) == 1 and is_sharp(swept):
-                # As many half as far apart, around the best.
-                lowest_k = window[lowest(swept)] - (len(window) // 2) / 2
-                moved = tuple(lowest_k + i / 2 for i in range(len(window)))
+            if (
+                min(swept) > learnt
+            ):  # a plateau has no lowest point; rates that are too high are its usual cause
+                moved = tuple(k - 1 for k in window)
+            elif refine and _step(window) == 1 and is_sharp(swept):
+                moved = _halved(window, swept)
             if moved == window or not moves_left or not _within(moved, limits):
                 return window, []
             window = moved
     return first, []
 
 
-def is_sharp(losses: Sequence[float]) -> bool:
-    """Return whether the loss rises by more than RISE to either side of the lowest, which is at no end."""
+def _halved(window: Window, losses: Sequence[float]) -> Window:
+    """Return a window of as many rates half as far apart, around the best."""
+    step = _step(window) / 2
+    first = window[lowest(losses)] - (len(window) // 2) * step
+    return tuple(first + i * step for i in range(len(window)))
+
+
+def is_sharp(losses: Sequence[float], rise: float = RISE) -> bool:
+    """Return whether the loss rises by more than a share to either side of the lowest, which is at no end."""
     best = lowest(losses)
     beside = [losses[i] for i in (best - 1, best + 1) if 0 <= i < len(losses)]
-    return len(beside) == 2 and max(beside) > (1 + RISE) * losses[best]
+    return len(beside) == 2 and max(beside) > (1 + rise) * losses[best]
 
 
 def _first_window(grid: int, limits: tuple[int, int] | None) -> Window:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from archwright.format import count, listed, signed
+from archwright.lab.looks import ALPHA, Decision, Looks
 from archwright.lab.results import Effect, Interval, Outcome, Replicate, RunResult, Variant
 from archwright.lab.statistics import (
     equivalence_interval,
@@ -17,8 +18,6 @@ from archwright.lab.statistics import (
 )
 from archwright.spec.study_spec import StudySpec
 
-ALPHA = 0.05
-"""Of all variants of a study together."""
 LEARNT = 0.02
 """Share that a loss must lie below the entropy of single tokens: less was learnt from counting them."""
 AT_BOUNDARY = "the best learning rate of {} is at an end of its grid"
@@ -34,6 +33,8 @@ def effects(
     runs: Sequence[RunResult] = (),
     edges: Collection[str] = (),
     unigram_entropy: float | None = None,
+    decisions: Mapping[str, Decision] | None = None,
+    looks: Looks | None = None,
 ) -> list[Effect]:
     """Return each variant minus the baseline over the seeds that both have, in the study's order.
 
@@ -47,16 +48,23 @@ def effects(
     half of the seeds lost to failed `runs`, unmatched `variants`, or a loss hardly below the
     `unigram_entropy`, in nats. Where both are one run for every seed, they are identical, and nothing was
     compared.
+
+    Where pairs were looked at several times, superiority and equivalence are the `decisions` that were made
+    then, intervals hold at all `looks` together, and the noise floor stops nothing.
     """
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
     names.pop(baseline, None)
     by_seed = {n: {r.seed: r for r in replicates if r.variant == n} for n in [baseline, *names]}
     measured = [
-        _measured(name, by_seed[name], by_seed[baseline], study.equivalence_margin)
+        _measured(name, by_seed[name], by_seed[baseline], study.equivalence_margin, looks)
         for name in names
     ]
     adjusted = holm([effect.p_value for effect in measured])
     superior = _superior(measured)
+    if decisions is not None:
+        superior = {
+            name for name in names if name in decisions and decisions[name].outcome == "superior"
+        }
     found = []
     for effect, p_value in zip(measured, adjusted, strict=True):
         pair = (effect.variant, baseline)
@@ -70,7 +78,7 @@ def effects(
         ]
         effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats))
         same = _are_one(by_seed[effect.variant], by_seed[baseline])
-        outcome = "identical" if same else _outcome(effect, effect.variant in superior)
+        outcome = "identical" if same else _outcome(effect, effect.variant in superior, looks)
         effect = replace(effect, outcome=outcome)
         found.append(replace(effect, sentence=_claim(effect, baseline) + _remark(effect) + "."))
     return found
@@ -112,6 +120,7 @@ def _measured(
     variant_by_seed: Mapping[int, Replicate],
     baseline_by_seed: Mapping[int, Replicate],
     margin: float,
+    looks: Looks | None,
 ) -> Effect:
     """Return the numbers of one pair; what depends on the others is still open."""
     seeds = sorted(variant_by_seed.keys() & baseline_by_seed.keys())
@@ -120,16 +129,24 @@ def _measured(
     baseline_loss = _mean([baseline.loss for _, baseline in pairs])
     enough = len(pairs) >= 2
     endless = Interval(-math.inf, math.inf, 1 - ALPHA, "t")
+    interval = student = endless
+    equivalence = replace(endless, level=0.90)
+    if enough and looks is None:
+        interval, student = paired_interval(differences), t_interval(differences)
+        equivalence = equivalence_interval(differences)
+    elif enough and looks is not None:
+        interval = student = replace(looks.interval(differences, ALPHA), level=1 - ALPHA)
+        equivalence = replace(looks.interval(differences, 2 * ALPHA), level=1 - 2 * ALPHA)
     return Effect(
         variant=name,
         outcome="inconclusive",
         mean=_mean(differences),
-        interval=paired_interval(differences) if enough else endless,
-        t_interval=t_interval(differences) if enough else endless,
-        equivalence=equivalence_interval(differences) if enough else replace(endless, level=0.90),
+        interval=interval,
+        t_interval=student,
+        equivalence=equivalence,
         margin=margin * baseline_loss,
         noise=noise_floor([r.loss for r in baseline_by_seed.values()], len(pairs)),
-        p_value=paired_p_value(differences) if enough else 1.0,
+        p_value=paired_p_value(differences, looks.widen if looks else 1.0) if enough else 1.0,
         holm_p_value=1.0,
         differences=tuple(differences),
         seeds=tuple(seeds),
@@ -161,10 +178,10 @@ def _are_one(
     return bool(keys) and all(one == other != "" for one, other in keys)
 
 
-def _outcome(effect: Effect, superior: bool) -> Outcome:
+def _outcome(effect: Effect, superior: bool, looks: Looks | None) -> Outcome:
     if effect.caveats:
         return "inconclusive"
-    if superior and abs(effect.mean) < effect.noise:
+    if superior and looks is None and abs(effect.mean) < effect.noise:
         return "below the noise"
     if superior:
         return "better" if effect.mean < 0 else "worse"

@@ -84,8 +84,15 @@ class StudySpec(Spec):
     match: Match = "non_embedding"
     """Quantity made equal to the baseline's within 0.5 %, through hidden_dim, then dim, then the width of heads:
     parameters outside embedding and head, all parameters, FLOPs per token, or nothing. What a variant sets stays."""
-    seeds: int = Field(5, ge=2, le=1000)
-    """How often everything is repeated, each time from other initial values and in another order of data."""
+    procedure: Literal["confirm", "sweep"] = "confirm"
+    """How learning rates are tuned: by a few seeds for all, whereupon fresh seeds are compared at the rate
+    that was found; or by each seed that is compared for itself, at three times the cost of a seed."""
+    seeds: int = Field(9, ge=2, le=1000)
+    """How many pairs of runs are compared, each from other initial values and in another order of data."""
+    tuning_seeds: int = Field(2, ge=1, le=1000)
+    """Seeds that tune the learning rates and are not compared, where procedure is "confirm"."""
+    early_stopping: bool = True
+    """Look at the study after four and six ninths of its seeds, too, and train no further what is decided by then."""
     first_seed: int = Field(0, ge=0, le=2**62)
     """The first of the seeds, which follow one another."""
     tune_lr: bool = True
@@ -108,9 +115,17 @@ class StudySpec(Spec):
     parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
 
     @property
+    def tuning_seed_numbers(self) -> range:
+        """The seeds that tune learning rates for all; none where each compared one does so for itself, or none
+        is tuned."""
+        tuning = self.tuning_seeds if self.tune_lr and self.procedure == "confirm" else 0
+        return range(self.first_seed, self.first_seed + tuning)
+
+    @property
     def seed_numbers(self) -> range:
-        """The seeds."""
-        return range(self.first_seed, self.first_seed + self.seeds)
+        """The seeds that are compared."""
+        first = self.tuning_seed_numbers.stop
+        return range(first, first + self.seeds)
 
     @property
     def wall_seconds(self) -> float | None:
@@ -129,7 +144,10 @@ class StudySpec(Spec):
 OPTIONS = (
     "budget",
     "seeds",
+    "tuning_seeds",
     "first_seed",
+    "procedure",
+    "early_stopping",
     "tune_lr",
     "lr_grid_size",
     "lr_ratio",

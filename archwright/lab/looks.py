@@ -1,0 +1,173 @@
+"""Looking at a study before it ends: how much of the error each look may spend, and what is decided by it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+from archwright.lab.results import Interval
+from archwright.lab.statistics import t_interval
+
+Floats = NDArray[np.float64]
+
+ALPHA = 0.05
+"""Probability that any variant of a study is called better or worse than a baseline that is as good."""
+FRACTIONS = (4 / 9, 6 / 9, 1.0)
+"""Shares of the seeds after which a study is looked at."""
+POINTS = 2001
+"""Of the sums of pairs, between the bounds, at which densities are integrated."""
+FEWEST = 6
+"""Seeds below which it is looked at once, at its end."""
+PLACED = 1.1
+"""Factor of standard errors where a learning rate was placed by other seeds: where it was placed is in all
+pairs alike, so that no pair shows it. Simulated: docs/calibration.md."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a variant's pairs said, and when."""
+
+    look: int
+    """Pairs that were looked at."""
+    level: float
+    """Two-sided nominal level of that look, of one variant alone."""
+    outcome: Literal["superior", "equivalent", ""]
+    """Empty: nothing was decided."""
+
+
+@dataclass(frozen=True)
+class Looks:
+    """After how many pairs a study is looked at, and how they are judged then."""
+
+    seeds: int
+    """Pairs of the whole study."""
+    planned: int
+    """Pairs it was planned with, of which time may have left some out."""
+    early: bool = True
+    """Whether it is looked at before its end."""
+    widen: float = PLACED
+    """Factor of standard errors."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """After how many pairs; the last is the end."""
+        if not self.early or self.planned < FEWEST:
+            return (self.seeds,)
+        shares = (math.ceil(round(share * self.planned, 6)) for share in FRACTIONS)
+        return (*dict.fromkeys(n for n in shares if n < self.seeds), self.seeds)
+
+    def level(self, alpha: float, pairs: int) -> float:
+        """Return the level at which an interval holds at all looks together, for the look after so many pairs;
+        for other numbers that of the end."""
+        look = self.numbers.index(pairs) if pairs in self.numbers else -1
+        return nominal_levels(alpha, self.numbers, self.planned)[look]
+
+    def interval(self, differences: Sequence[float], alpha: float) -> Interval:
+        """Return the interval of the mean of some pairs that holds with probability 1 - alpha at all looks
+        together."""
+        return t_interval(differences, 1 - self.level(alpha, len(differences)), self.widen)
+
+
+@cache
+def nominal_levels(alpha: float, numbers: tuple[int, ...], planned: int) -> tuple[float, ...]:
+    """Return the two-sided level of each look, so that all together err with probability alpha where nothing is true.
+
+    After a share t of the planned pairs 2 (1 - Phi(z_(1 - alpha/2) / sqrt(t))) of alpha is spent, all of it at
+    the last of the `numbers` of pairs. Where time ran short, the last is less than was planned.
+    Sources: Lan and DeMets, 1983, Discrete sequential boundaries (spending like O'Brien and Fleming, 1979);
+    Armitage, McPherson and Rowe, 1969, Repeated significance tests (the integrals).
+    """
+    z = stats.norm.ppf(1 - alpha / 2)
+    spent = [float(2 * stats.norm.sf(z / math.sqrt(n / planned))) for n in numbers[:-1]] + [alpha]
+    levels: list[float] = []
+    # Where no bound was crossed yet: the sum of the pairs so far, each of unit variance, at points with their weights.
+    sums, weights = np.zeros(1), np.ones(1)
+    for before, pairs, total in zip((0, *numbers), numbers, spent, strict=False):
+        scale = math.sqrt(pairs - before)
+        excess = partial(
+            _crossing, pairs=pairs, sums=sums, weights=weights, scale=scale, total=total
+        )
+        limit = float(optimize.brentq(excess, 0.01, 12.0)) * math.sqrt(pairs)
+        levels.append(float(2 * stats.norm.sf(limit / math.sqrt(pairs))))
+        points = np.linspace(-limit, limit, POINTS)
+        # [points now, points before]
+        density = stats.norm.pdf((points[:, None] - sums) / scale) / scale
+        sums, weights = points, (density @ weights) * np.gradient(points)
+    return tuple(levels)
+
+
+def _crossing(
+    bound: float, *, pairs: int, sums: Floats, weights: Floats, scale: float, total: float
+) -> float:
+    """Return how much more than `total` is spent where |Z| may reach the bound at this look."""
+    limit = bound * math.sqrt(pairs)
+    above, below = (limit - sums) / scale, (-limit - sums) / scale
+    return 1 - float(weights @ (stats.norm.cdf(above) - stats.norm.cdf(below))) - total
+
+
+def decide(
+    differences: Mapping[str, Sequence[float]],
+    margins: Sequence[float],
+    judged: Looks,
+    alpha: float,
+) -> dict[str, Decision]:
+    """Return what the pairs of each variant say, looked at as often as `looks` says: at a look all variants
+    that are still open have all its pairs.
+
+    Holm's step-down asks for |t| over the quantile of the level of that look for alpha / (m - r), for m
+    variants of which r are superior already; what was superior once stays so. A variant is equivalent where
+    its interval of two one-sided tests lies within the margin.
+
+    Args:
+        differences: variant minus baseline of each pair that is finished, in the order of the seeds; NaN where
+        a run failed. margins: the margin after so many pairs, in the order of the seeds.
+    """
+    numbers, planned = judged.numbers, judged.planned
+    decided: dict[str, Decision] = {}
+    for look, pairs in enumerate(numbers):
+        waiting = {name: d[:pairs] for name, d in differences.items() if name not in decided}
+        if any(len(pair) < pairs for pair in waiting.values()):
+            break
+        superior = sum(decision.outcome == "superior" for decision in decided.values())
+        found = {name: _mean_and_error(pair, judged.widen) for name, pair in waiting.items()}
+        for name in sorted(found, key=lambda name: -found[name].t):
+            levels = nominal_levels(alpha / (len(differences) - superior), numbers, planned)
+            if not found[name].t > _quantile(levels[look], found[name].pairs):
+                break
+            decided[name] = Decision(pairs, levels[look], "superior")
+            superior += 1
+        level = nominal_levels(2 * alpha, numbers, planned)[look]
+        for name, pair in found.items():
+            half = _quantile(level, pair.pairs) * pair.error
+            if name not in decided and abs(pair.mean) + half < margins[pairs - 1]:
+                decided[name] = Decision(pairs, level, "equivalent")
+    return decided
+
+
+class _Pairs(NamedTuple):
+    mean: float
+    error: float
+    """Widened standard error of the mean."""
+    pairs: int
+
+    @property
+    def t(self) -> float:
+        return abs(self.mean) / self.error if self.error else math.inf if self.mean else 0.0
+
+
+def _mean_and_error(differences: Sequence[float], widen: float) -> _Pairs:
+    values = np.asarray(differences, float)
+    values = values[np.isfinite(values)]
+    if len(values) < 2:
+        return _Pairs(0.0, math.inf, len(values))
+    error = widen * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return _Pairs(float(values.mean()), error, len(values))
+
+
+def _quantile(level: float, pairs: int) -> float:
+    return float(stats.t.ppf(1 - level / 2, max(1, pairs - 1)))

@@ -1,0 +1,161 @@
+"""The procedure of a study: which runs are wanted next, and which of them are compared. It knows losses and
+nothing else."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from archwright.lab.looks import ALPHA, PLACED, Decision, Looks, decide
+from archwright.lab.sweep import Losses, Sweep, plan_sweep, pooled_sweep, vertex
+from archwright.spec.study_spec import StudySpec
+
+Run = tuple[str, int, float]
+"""A variant, a seed, and the power k of the ratio that its learning rate is."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a study stands."""
+
+    sweeps: Mapping[str, Sweep]
+    """The tuning of each variant."""
+    wanted: Sequence[Run]
+    """Runs still missing, the most urgent first. None: the study is complete."""
+    compared: Mapping[str, Mapping[int, Sequence[float]]]
+    """Of each variant, the finished seeds that are compared, each with the powers k of its runs: one, or its
+    own sweep."""
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    """What was decided of variants, at which look."""
+    looks: Looks | None = None
+    """None: each seed sweeps for itself, and pairs are looked at once."""
+
+    @property
+    def judged(self) -> dict[str, Any]:
+        """What `effects` takes beside losses."""
+        return {} if self.looks is None else {"decisions": self.decisions, "looks": self.looks}
+
+
+def standing(
+    study: StudySpec,
+    losses: Mapping[str, Losses],
+    *,
+    seeds: int | None = None,
+    may_shift: bool = True,
+    learnt: float = math.inf,
+) -> Standing:
+    """Return where a study stands.
+
+    `tuning_seeds` seeds sweep the learning rate of each variant, and the vertex of their pooled losses places
+    it. Fresh seeds, paired with the baseline's, are then trained at that rate alone; after a few, some and all
+    of them variants are looked at, and those that are decided are trained no further. Without tuning, every
+    seed is trained at the rate that is given. With `procedure = "sweep"` each seed sweeps for itself and is
+    compared by the lowest point of its parabola.
+
+    Args:
+        losses: of each variant, the baseline first, NaN where a run failed.
+        seeds: how many are compared, if time does not allow for all.
+        may_shift: whether time allows a window of learning rates to move for all seeds.
+        learnt: loss above which nothing was learnt.
+    """
+    number = study.seeds if seeds is None else seeds
+    if study.tune_lr and study.procedure == "sweep":
+        return _each_sweeps(study, losses, number, may_shift)
+    sweeps: dict[str, Sweep] = {}
+    powers: dict[str, float] = {}
+    for name, known in losses.items():
+        if not study.tune_lr:
+            sweeps[name], powers[name] = Sweep(range(1), [], [], at_boundary=False), 0.0
+            continue
+        sweeps[name] = pooled_sweep(
+            known, study.tuning_seed_numbers, study.lr_grid_size, may_shift=may_shift, learnt=learnt
+        )
+        if sweeps[name].seeds and not sweeps[name].wanted:
+            powers[name] = vertex(known, sweeps[name])
+    wanted = [(name, seed, k) for name, sweep in sweeps.items() for seed, k in sweep.wanted]
+    compared: dict[str, dict[int, Sequence[float]]] = {name: {} for name in losses}
+    for name, k in powers.items():
+        for seed in study.seed_numbers[:number]:
+            if not math.isnan(losses[name].get((seed, k), math.nan)):
+                compared[name][seed] = (k,)
+    decisions = decided(study, losses, powers, number)
+    looks = looks_of(study, number)
+    for pairs in looks.numbers:
+        # Those that are open at this look, and the baseline while any is.
+        variants = [n for n in list(losses)[1:] if n not in decisions or decisions[n].look >= pairs]
+        arms = [next(iter(losses)), *variants] if variants else []
+        until = study.seed_numbers[:pairs]
+        missing = [
+            (name, seed, powers[name])
+            for seed in until
+            for name in arms
+            if name in powers and (seed, powers[name]) not in losses[name]
+        ]
+        if missing or wanted:
+            return Standing(sweeps, [*wanted, *missing], compared, decisions, looks)
+    return Standing(sweeps, wanted, compared, decisions, looks)
+
+
+def decided(
+    study: StudySpec,
+    losses: Mapping[str, Losses],
+    powers: Mapping[str, float],
+    number: int,
+) -> dict[str, Decision]:
+    """Return what was decided of each variant at the looks that all seeds for are there."""
+    baseline, *variants = losses
+    finished = {
+        name: _finished(study, losses[name], powers, name, number)
+        for name in losses
+        if name in powers
+    }
+    first = finished.get(baseline, [])
+    differences = {
+        name: [own - base for own, base in zip(finished.get(name, []), first, strict=False)]
+        for name in variants
+    }
+    means = [float(np.nanmean(first[: n + 1])) for n in range(len(first))]
+    return decide(
+        differences,
+        [study.equivalence_margin * mean for mean in means],
+        looks_of(study, number),
+        ALPHA,
+    )
+
+
+def looks_of(study: StudySpec, seeds: int) -> Looks:
+    """Return after how many pairs a study is looked at."""
+    return Looks(seeds, study.seeds, study.early_stopping, widen=PLACED if study.tune_lr else 1.0)
+
+
+def _finished(
+    study: StudySpec, losses: Losses, powers: Mapping[str, float], name: str, number: int
+) -> list[float]:
+    """Return the losses of compared seeds up to the first that is not finished; NaN where one failed."""
+    known = ((seed, powers[name]) for seed in study.seed_numbers[:number])
+    return [losses[run] for run in takewhile(losses.__contains__, known)]
+
+
+def _each_sweeps(
+    study: StudySpec, losses: Mapping[str, Losses], number: int, may_shift: bool
+) -> Standing:
+    """Every seed tunes every variant, the window placed by the first."""
+    seeds = study.seed_numbers[:number]
+    sweeps = {
+        name: plan_sweep(known, seeds, study.lr_grid_size, may_shift=may_shift, refine=True)
+        for name, known in losses.items()
+    }
+    order = {seed: i for i, seed in enumerate(seeds)}
+    wanted = [(name, seed, k) for name, sweep in sweeps.items() for seed, k in sweep.wanted]
+    compared = {
+        name: {
+            seed: sweep.window
+            for seed in sweep.seeds
+            if all((seed, k) in losses[name] for k in sweep.window)
+        }
+        for name, sweep in sweeps.items()
+    }
+    return Standing(sweeps, sorted(wanted, key=lambda run: (order[run[1]], abs(run[2]))), compared)

@@ -1,0 +1,64 @@
+"""Studies of given loss surfaces: how often the procedure errs where the truth is known."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from archwright.lab.procedure import Standing, standing
+from archwright.lab.results import Effect, RunResult
+from archwright.lab.sweep import replicate
+from archwright.lab.verdict import effects
+from archwright.spec.study_spec import StudySpec
+
+Surface = Callable[[int, float], float]
+"""(seed, k) -> held-out loss in nats at the learning rate start * ratio^k; NaN where the run fails."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A study that was simulated."""
+
+    effects: list[Effect]
+    runs: int
+    """Runs that it took, of all variants."""
+    standing: Standing
+    losses: Mapping[str, Mapping[tuple[int, float], float]] = field(repr=False)
+
+
+def simulate(
+    surfaces: Mapping[str, Surface], study: StudySpec | None = None, *, learnt: float = float("inf")
+) -> Simulated:
+    """Return what a study says of variants whose losses are drawn from surfaces, the baseline first.
+
+        from archwright.lab.simulate import simulate
+        noise = np.random.default_rng(0).normal
+        valley = lambda seed, k: 4.2 + 0.1 * (k - 0.3) ** 2 + noise(0, 0.02)
+        found = simulate({"one": valley, "other": valley})
+        print(found.effects[0].outcome, found.runs)
+
+    The runs that are wanted, the placing of learning rates, looks and outcomes are those of real studies, by
+    the same code; a surface is asked once for each run.
+
+    Args:
+        learnt: loss above which nothing was learnt.
+    """
+    baseline, *others = surfaces
+    study = study or StudySpec()
+    study = study.model_copy(
+        update={"match": "none", "variants": dict.fromkeys(others, ("drawn",))}
+    )
+    losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in surfaces}
+    while (now := standing(study, losses, learnt=learnt)).wanted:
+        for name, seed, k in now.wanted:
+            losses[name][seed, k] = surfaces[name](seed, k)
+    replicates = [
+        replicate([_run(name, seed, k, study.lr_ratio, losses[name][seed, k]) for k in powers])
+        for name, seeds in now.compared.items()
+        for seed, powers in seeds.items()
+    ]
+    edges = [name for name, sweep in now.sweeps.items() if sweep.at_boundary]
+    found = effects(replicates, study, baseline, edges=edges, **now.judged)
+    return Simulated(found, sum(map(len, losses.values())), now, losses)
+
+
+def _run(variant: str, seed: int, k: float, ratio: float, loss: float) -> RunResult:
+    return RunResult("", variant, seed, ratio**k, loss, bits_per_byte=loss, initial_loss=loss)
