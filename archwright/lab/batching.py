@@ -83,9 +83,12 @@ class Groups:
         """Return what runs of one stack have in common: the variant, and neighbouring seeds. The first seed of a
         sweep, which decides what the others do, is for itself."""
         study = self.plan.study
-        number = cell.seed - study.first_seed
-        if not study.tune_lr:
+        number = cell.seed - study.seed_numbers[0]
+        if not study.tune_lr or (study.tuning_seed_numbers and number >= 0):
             return cell.variant, number // self.plan.stack
+        number = cell.seed - study.first_seed
+        if study.tuning_seed_numbers:
+            return cell.variant, -1 - number
         return cell.variant, -1 if number == 0 else (number - 1) // seeds_each(self.plan)
 
     def _name(self, cell: Cell) -> str:

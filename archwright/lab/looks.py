@@ -85,8 +85,9 @@ def nominal_levels(alpha: float, numbers: tuple[int, ...], planned: int) -> tupl
     z = stats.norm.ppf(1 - alpha / 2)
     spent = [float(2 * stats.norm.sf(z / math.sqrt(n / planned))) for n in numbers[:-1]] + [alpha]
     levels: list[float] = []
-    # Where no bound was crossed yet: the sum of the pairs so far, each of unit variance, at points with their weights.
-    sums, weights = np.zeros(1), np.ones(1)
+    # Where no bound was crossed yet: the sum of the pairs so far, of unit variance each, at weighted points.
+    sums: Floats = np.zeros(1)
+    weights: Floats = np.ones(1)
     for before, pairs, total in zip((0, *numbers), numbers, spent, strict=False):
         scale = math.sqrt(pairs - before)
         excess = partial(

@@ -24,6 +24,10 @@ EXTRA_LRS = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
 
 
+FINER_LRS = 2.0
+"""Runs of each tuning seed beside its grid, about: where it moves, or becomes finer."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """A variant as it is trained: all is decided but seed and learning rate."""
@@ -56,6 +60,11 @@ class Plan:
     def baseline(self) -> Arm:
         """The first variant."""
         return next(iter(self.arms.values()))
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether losses are of one token after another, as those of bigrams are."""
+        return self.baseline.run.objective.defines_bits_per_byte
 
     @property
     def tokens_per_run(self) -> int:
@@ -111,8 +120,12 @@ class Plan:
 
 
 def runs_each(study: StudySpec) -> float:
-    """Return how many runs each variant of a study has, about."""
-    return study.seeds * study.lr_grid_size + EXTRA_LRS if study.tune_lr else study.seeds
+    """Return how many runs each variant of a study has, about, where nothing is decided early."""
+    if not study.tune_lr:
+        return study.seeds
+    if study.procedure == "sweep":
+        return study.seeds * study.lr_grid_size + EXTRA_LRS
+    return study.seeds + len(study.tuning_seed_numbers) * (study.lr_grid_size + FINER_LRS)
 
 
 def evaluated(run: RunSpec, final: int) -> int:
@@ -133,6 +146,7 @@ def save(plan: Plan, folder: RunFolder) -> None:
         stack=plan.stack,
         why=plan.why,
         steps=plan.steps,
+        procedure=plan.study.procedure,
         evaluation_tokens=plan.evaluation_tokens,
         arms=tuple(
             ArmRecord(
@@ -169,7 +183,7 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
     }
     run = next(iter(arms.values())).run
     return Plan(
-        study=study,
+        study=study.model_copy(update={"procedure": record.procedure}),
         arms=arms,
         material=reload_data(run, folder),
         decisions=Decisions(run.machine, folder.environment()["peak_flops"]),

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -52,6 +52,7 @@ class PlanRecord(Spec):
     workers: int = Field(ge=1)
     stack: int = Field(1, ge=1)  # plans from before there was a choice have neither
     why: str = ""
+    procedure: Literal["confirm", "sweep"] = "sweep"  # the only one of plans that do not say
     steps: int = Field(ge=1)
     evaluation_tokens: int = Field(ge=1)
     arms: tuple[ArmRecord, ...] = Field(min_length=1)

@@ -44,7 +44,8 @@ class Table(shown.Live, Display):
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        seeds = execution.plan.study.seed_numbers
+        study = execution.plan.study
+        seeds = [*study.tuning_seed_numbers, *study.seed_numbers]
         table = RichTable(
             title=left(execution, running), title_justify="left", box=None, pad_edge=False
         )
@@ -106,4 +107,4 @@ def _cell(execution: Execution, running: Mapping[Cell, RunFolder], name: str, se
         for c, folder in running.items()
         if (c.variant, c.seed) == (name, seed)
     ]
-    return " ".join([*shares, best]) or ("·" if seed in execution.seeds else "-")
+    return " ".join([*shares, best]) or ("-" if seed in execution.left_out else "·")

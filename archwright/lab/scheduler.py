@@ -10,9 +10,11 @@ from pathlib import Path
 
 from archwright.lab import run_cache
 from archwright.lab.batching import Cell, Groups, cells_of
+from archwright.lab.ngrams import bigram_loss
 from archwright.lab.plan import Plan, file_of
+from archwright.lab.procedure import Standing, standing
 from archwright.lab.results import Replicate, RunResult
-from archwright.lab.sweep import Sweep, plan_sweep, replicate
+from archwright.lab.sweep import replicate
 from archwright.lab.workers import Done, Workers
 from archwright.progress import Silent
 from archwright.runs import RunFolder
@@ -56,6 +58,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         self.seeds = self.seeds or list(self.plan.study.seed_numbers)
+        self.learnt = bigram_loss(self.plan.material) if self.plan.counts_tokens else math.inf
         self._groups = Groups(self.plan, self.runs_folder)
         self._started: set[Cell] = set()
 
@@ -88,41 +91,26 @@ class Execution:
         self.spent = before + time.monotonic() - started
         return not self.wanted()
 
-    def sweeps(self) -> dict[str, Sweep]:
-        """Return where the tuning of each variant stands."""
-        study = self.plan.study
-        if not study.tune_lr:
-            return {name: self._only_run(name) for name in self.plan.arms}
-        return {
-            name: plan_sweep(
-                self._losses(name),
-                self.seeds,
-                study.lr_grid_size,
-                may_shift=self.may_shift,
-                refine=True,
-            )
-            for name in self.plan.arms
-        }
+    def standing(self) -> Standing:
+        """Return where the study stands by the runs that have ended."""
+        return self._standing(self.may_shift)
 
     def wanted(self) -> list[Cell]:
-        """Return the runs still to be made, seed by seed, so that whole replicates come first."""
-        order = {name: i for i, name in enumerate(self.plan.arms)}
-        cells = [
-            Cell(name, seed, k) for name, sweep in self.sweeps().items() for seed, k in sweep.wanted
-        ]
-        return sorted(
-            cells, key=lambda c: (self.seeds.index(c.seed), abs(c.k), order[c.variant], c.k)
-        )
+        """Return the runs still to be made, the most urgent first."""
+        return [Cell(*run) for run in self.standing().wanted]
 
     def replicates(self) -> list[Replicate]:
-        """Return the seeds of each variant that have all their runs."""
-        found = []
-        for name, sweep in self.sweeps().items():
-            for seed in sweep.seeds:
-                cells = [Cell(name, seed, k) for k in sweep.window]
-                if all(cell in self.results for cell in cells):
-                    found.append(replicate([self.results[cell] for cell in cells]))
-        return found
+        """Return the seeds that are compared, of each variant those that have all their runs."""
+        return [
+            replicate([self.results[Cell(name, seed, k)] for k in powers])
+            for name, seeds in self.standing().compared.items()
+            for seed, powers in seeds.items()
+        ]
+
+    @property
+    def left_out(self) -> set[int]:
+        """Seeds for which time ran short."""
+        return {*self.plan.study.seed_numbers} - {*self.seeds}
 
     def command(self, cell: Cell) -> str:
         """Return what trains one run alone, with weights, samples and a page of its own."""
@@ -143,13 +131,24 @@ class Execution:
         return statistics.fmean(took) + max(0.0, overhead) if len(took) > 2 else estimated
 
     def outstanding(self) -> dict[str, int]:
-        """Return how many runs each variant still has, those included that are not wanted yet."""
-        wanted = [cell.variant for cell in self.wanted()]
-        grid = self.plan.study.lr_grid_size if self.plan.study.tune_lr else 1
-        found = {}
-        for name, sweep in self.sweeps().items():
-            there = sum(c.variant == name and c.k in sweep.window for c in self.results)
-            found[name] = max(wanted.count(name), len(self.seeds) * grid - there if wanted else 0)
+        """Return how many runs each variant still has, those included that are not wanted yet, as if none was
+        decided before the last seed."""
+        now = self.standing()
+        wanted = [run[0] for run in now.wanted]
+        study, found = self.plan.study, {}
+        grid = study.lr_grid_size if study.tune_lr else 1
+        for name, sweep in now.sweeps.items():
+            there = [c for c in self.results if c.variant == name]
+            if not wanted:
+                found[name] = 0
+            elif study.procedure == "sweep":
+                swept = sum(c.k in sweep.window for c in there)
+                found[name] = max(wanted.count(name), len(self.seeds) * grid - swept)
+            else:
+                judged = sum(c.seed in self.seeds for c in there)
+                open_still = name not in now.decisions
+                found[name] = max(wanted.count(name), (len(self.seeds) - judged) * open_still)
+                found[name] += len(sweep.wanted)
         return found
 
     def remaining(self) -> float:
@@ -158,16 +157,16 @@ class Execution:
         work = sum(self.run_seconds(name) * n for name, n in self.outstanding().items())
         return work / self.plan.workers
 
-    def _losses(self, name: str) -> dict[tuple[int, float], float]:
-        return {(c.seed, c.k): r.loss for c, r in self.results.items() if c.variant == name}
-
-    def _only_run(self, name: str) -> Sweep:
-        losses = self._losses(name)
-        return Sweep(
-            window=range(1),
-            wanted=[(seed, 0) for seed in self.seeds if (seed, 0) not in losses],
-            seeds=[s for s in self.seeds if not math.isnan(losses.get((s, 0), math.nan))],
-            at_boundary=False,
+    def _standing(self, may_shift: bool) -> Standing:
+        losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in self.plan.arms}
+        for cell, result in self.results.items():
+            losses[cell.variant][cell.seed, cell.k] = result.loss
+        return standing(
+            self.plan.study,
+            losses,
+            seeds=len(self.seeds),
+            may_shift=may_shift,
+            learnt=self.learnt,
         )
 
     def _folder(self, cell: Cell) -> RunFolder:
@@ -217,12 +216,7 @@ class Execution:
             left_out = self.seeds.pop()
             self.notes.append(f"Seed {left_out} was left out: the runs take longer than estimated.")
             return True
-        grid = self.plan.study.lr_grid_size
-        complete_without_moving = not any(
-            plan_sweep(self._losses(name), self.seeds, grid, may_shift=False, refine=True).wanted
-            for name in self.plan.arms
-        )
-        if self.may_shift and complete_without_moving:
+        if self.may_shift and not self._standing(may_shift=False).wanted:
             self.may_shift = False
             self.notes.append("A grid of learning rates was not moved on: there was no time left.")
             return True

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Collection, Iterator, Sequence
 
-import numpy as np
-
 from archwright import format as fmt
 from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan
@@ -16,7 +14,6 @@ from archwright.runs import RunFolder
 from archwright.spec.overrides import flatten
 from archwright.spec.run_spec import Optimizer, Schedule
 from archwright.spec.study_spec import Match
-from archwright.training.data import Material
 
 
 def results_of(execution: Execution, command: str, complete: bool) -> StudyResults:
@@ -25,7 +22,8 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
     order = {name: i for i, name in enumerate(plan.arms)}
     cells = sorted(execution.results, key=lambda c: (order[c.variant], c.seed, c.k))
     variants, runs = plan.variants(), [execution.results[cell] for cell in cells]
-    replicates, sweeps = execution.replicates(), execution.sweeps()
+    replicates, now = execution.replicates(), execution.standing()
+    sweeps = now.sweeps
     found = effects(
         replicates,
         plan.study,
@@ -33,7 +31,8 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         variants=variants,
         runs=runs,
         edges=[name for name, sweep in sweeps.items() if sweep.at_boundary],
-        unigram_entropy=unigram_entropy(plan.material),
+        learnt=execution.learnt,
+        **now.judged,
     )
     device = device_of(plan, execution)
     return StudyResults(
@@ -70,14 +69,23 @@ def announcement(plan: Plan) -> str:
     threads = plan.decisions.machine.threads
     stacked = f" stacks of up to {plan.stack}" if plan.stack > 1 else ""
     at_once = f"{plan.workers}{stacked} at a time with {threads} thread{'s' * (threads != 1)} each"
-    seeds = plan.study.seed_numbers
+    tuning, seeds = plan.study.tuning_seed_numbers, plan.study.seed_numbers
+    tuned = (
+        f"learning rates tuned by seeds {fmt.listed([*map(str, tuning)])}, then"
+        if tuning
+        else "each for"
+    )
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
         f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on "
         f"{plan.evaluation_tokens:,} held-out tokens",
         *(f"  {_announced(arm, plan)}" for arm in plan.arms.values()),
-        f"  each for seeds {seeds[0]} to {seeds[-1]}"
-        + (", learning rates moving on towards lower loss" if plan.study.tune_lr else ""),
+        f"  {tuned} seeds {seeds[0]} to {seeds[-1]}"
+        + (
+            ""
+            if tuning or not plan.study.tune_lr
+            else ", learning rates moving on towards lower loss"
+        ),
     ]
     return "\n".join(lines)
 
@@ -130,6 +138,11 @@ def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
         )
     if failed := [run for run in runs if run.failed]:
         notes.append(f"{len(failed)} of {len(runs)} runs failed; the first: {failed[0].failed}.")
+    for name, decision in execution.standing().decisions.items():
+        if decision.look < len(execution.seeds):
+            notes.append(
+                f"{name} was decided after {decision.look} of {len(execution.seeds)} seeds."
+            )
     if edges := sum(r.at_boundary for r in replicates):
         notes.append(
             f"In {edges} of {len(replicates)} sweeps the best learning rate was at an end of the grid."
@@ -144,22 +157,13 @@ def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
 
 
 def _is_coarse(replicates: Sequence[Replicate], runs: Collection[RunResult]) -> bool:
-    """Return whether the valley of most seeds is narrower than the grid resolves."""
+    """Return whether the valley of most seeds that sweep is narrower than the grid resolves."""
 
     def sharp(found: Replicate) -> bool:
         sweep = [r for r in runs if (r.variant, r.seed) == (found.variant, found.seed)]
         return is_sharp([r.loss for r in sorted(sweep, key=lambda r: r.lr)])
 
     return sum(map(sharp, replicates)) > len(replicates) / 2
-
-
-def unigram_entropy(material: Material) -> float:
-    """Return the entropy of single held-out tokens, in nats: the loss of a model that learnt how often each
-    occurs."""
-    tokens = material.held_out.read(0, min(len(material.held_out), 1_000_000))
-    counts = np.bincount(np.asarray(tokens, dtype=np.int64))
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
 
 
 def device_of(plan: Plan, execution: Execution) -> str:

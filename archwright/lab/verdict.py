@@ -18,8 +18,7 @@ from archwright.lab.statistics import (
 )
 from archwright.spec.study_spec import StudySpec
 
-LEARNT = 0.02
-"""Share that a loss must lie below the entropy of single tokens: less was learnt from counting them."""
+UNLEARNT = "learnt no more than which token follows which"
 AT_BOUNDARY = "the best learning rate of {} is at an end of its grid"
 SCOPE = "At this scale and horizon. No claim is made about other scales."
 
@@ -32,7 +31,7 @@ def effects(
     variants: Sequence[Variant] = (),
     runs: Sequence[RunResult] = (),
     edges: Collection[str] = (),
-    unigram_entropy: float | None = None,
+    learnt: float = math.inf,
     decisions: Mapping[str, Decision] | None = None,
     looks: Looks | None = None,
 ) -> list[Effect]:
@@ -45,8 +44,8 @@ def effects(
     noise floor; without, it is equivalent where the 90 % interval lies within the study's margin,
     else inconclusive. So it also is where there are caveats: fewer than two pairs (then the
     intervals are endless), a variant among the `edges`, whose best learning rate is at an end of its grid,
-    half of the seeds lost to failed `runs`, unmatched `variants`, or a loss hardly below the
-    `unigram_entropy`, in nats. Where both are one run for every seed, they are identical, and nothing was
+    half of the seeds lost to failed `runs`, unmatched `variants`, or a loss that is not below
+    `learnt`, that of bigrams in nats. Where both are one run for every seed, they are identical, and nothing was
     compared.
 
     Where pairs were looked at several times, superiority and equivalence are the `decisions` that were made
@@ -74,7 +73,7 @@ def effects(
             *(AT_BOUNDARY.format(n) for n in pair if n in edges),
             *_failures(effect, runs, pair, study),
             *_mismatches(variants, pair, study),
-            *_unlearnt({n: by_seed[n] for n in pair}, unigram_entropy),
+            *_unlearnt({n: by_seed[n] for n in pair}, learnt),
         ]
         effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats))
         same = _are_one(by_seed[effect.variant], by_seed[baseline])
@@ -216,13 +215,11 @@ def _mismatches(
         yield from (f"{name} could not be matched" for name in unmatched)
 
 
-def _unlearnt(
-    pair: Mapping[str, Mapping[int, Replicate]], unigram_entropy: float | None
-) -> Iterator[str]:
+def _unlearnt(pair: Mapping[str, Mapping[int, Replicate]], learnt: float) -> Iterator[str]:
     for name, replicates in pair.items():
         best = min((r.loss for r in replicates.values()), default=-math.inf)
-        if unigram_entropy is not None and best > (1 - LEARNT) * unigram_entropy:
-            yield f"{name} learnt hardly more than how often each token occurs"
+        if best > learnt:
+            yield f"{name} {UNLEARNT} ({learnt:.2f} nats)"
 
 
 def _claim(effect: Effect, baseline: str) -> str:
@@ -240,7 +237,9 @@ def _claim(effect: Effect, baseline: str) -> str:
         return words
     if effect.caveats:
         words += f" because {listed([*effect.caveats])}"
-    return words if math.isnan(effect.mean) else f"{words}: {_numbers(effect)}"
+    # A number of a run that did not learn, or that stopped too early to be judged, is none.
+    silent = math.isnan(effect.mean) or any(UNLEARNT in caveat for caveat in effect.caveats)
+    return words if silent else f"{words}: {_numbers(effect)}"
 
 
 def _remark(effect: Effect) -> str:
@@ -257,7 +256,21 @@ def _remark(effect: Effect) -> str:
     open_still = effect.outcome == "inconclusive" and not effect.caveats
     if open_still and excludes(effect.interval, 0.0):
         return "; the interval leaves out 0, but not with Holm's correction for several variants"
+    if open_still and (seeds := _seeds_needed(effect)):
+        return f"; about {seeds} seeds would tell: --seeds {seeds}"
     return ""
+
+
+def _seeds_needed(effect: Effect) -> int:
+    """Return with how many seeds the interval would leave out 0, or lie within the margin, if means and
+    deviations stayed; 0 where nobody knows."""
+    half = (effect.interval.high - effect.interval.low) / 2
+    if not 0 < half < math.inf:
+        return 0
+    inside = (effect.equivalence.high - effect.equivalence.low) / 2
+    better, alike = abs(effect.mean), effect.margin - abs(effect.mean)
+    shares = [half / better if better else math.inf, inside / alike if alike > 0 else math.inf]
+    return math.ceil(len(effect.seeds) * max(1.0, min(shares)) ** 2) + 1
 
 
 def _numbers(effect: Effect) -> str:

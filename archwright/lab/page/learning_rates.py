@@ -58,7 +58,10 @@ def _chart(results: StudyResults, series: dict[str, Series], ended: Sequence[Run
     for name, style in series.items():
         runs = [run for run in ended if run.variant == name]
         traces += _seeds(style, short[name], runs, hover=len(series) <= FEW)
-        traces += _mean(style, short[name], runs)
+        tuning = results.study.tuning_seed_numbers
+        traces += _mean(
+            style, short[name], [r for r in runs if r.seed in tuning] if tuning else runs
+        )
         traces += _diverged(style, short[name], runs, high)
         traces += _optimum(style, short[name], _replicates(results, name))
     return Chart(
@@ -68,8 +71,8 @@ def _chart(results: StudyResults, series: dict[str, Series], ended: Sequence[Run
         traces=[*traces, *_grids(results, series, short)],
         layout=_layout(len(series), _ticks(ended), _window(results, ended)),
         unit="final held-out nats per token",
-        note="Thick: mean over seeds. Thin: single seeds. Star: the tuned optimum, mean over seeds of the "
-        "parabola's lowest point. Cross at the upper edge: diverged, where no mean is drawn. Below: the "
+        note="Thick: mean over seeds. Thin: single seeds. Star: the tuned rate, mean over the seeds that "
+        "are compared. Cross at the upper edge: diverged, where no mean is drawn. Below: the "
         "rates that count, for each variant.",
         full_width=True,
         height=26 + 0.9 * len(series),
@@ -122,7 +125,8 @@ def _seeds(style: Series, name: str, runs: Sequence[RunResult], hover: bool) -> 
 
 
 def _mean(style: Series, name: str, runs: Sequence[RunResult]) -> Iterator[Trace]:
-    """Draw the mean over seeds, with a gap at learning rates where one of them diverged."""
+    """Draw the mean over seeds, with a gap at learning rates where one of them diverged; where some seeds tune for
+    all, over these alone, as others have no sweep."""
     losses = losses_by_lr(runs)
     lost = {run.lr for run in runs if run.diverged}
     if losses:
@@ -212,6 +216,8 @@ def _table(results: StudyResults) -> Table:
     )
     rows = [_row(results, variant.name) for variant in results.variants]
     caption = "Tuned rate: the geometric mean of the best rates of each seed."
+    if results.study.tuning_seed_numbers:
+        caption = "Tuned rate: where the parabola through the pooled losses of the tuning seeds is lowest."
     return Table(caption, head, rows)
 
 

@@ -142,13 +142,15 @@ def _known(value: float, note: Callable[[float], str]) -> str:
 def _study_facts(results: StudyResults) -> list[Fact]:
     study, baseline = results.study, results.variants[0]
     per_parameter = fmt.significant(results.tokens_per_run / baseline.non_embedding)
-    lrs = f"tuned for each seed over {study.lr_grid_size} or more" if study.tune_lr else "fixed"
+    tuning = len(study.tuning_seed_numbers)
+    whose = f"by {tuning} seeds that are not compared," if tuning else "for each seed"
+    lrs = f"tuned {whose} over {study.lr_grid_size} or more" if study.tune_lr else "fixed"
     return [
         Fact("Baseline", baseline.name),
         Fact("Tokens of a run", fmt.exact(results.tokens_per_run)),
         Fact("Tokens per parameter", per_parameter, "outside embedding and head"),
         Fact("Steps of a run", fmt.exact(results.steps)),
-        Fact("Seeds", str(study.seeds), "everything is repeated with each"),
+        Fact("Seeds", str(study.seeds), "compared in pairs"),
         Fact("Learning rates", lrs),
         Fact("Matched", _matched(results)),
         Fact("Held-out tokens", fmt.exact(results.evaluation_tokens)),

@@ -5,6 +5,7 @@ from pathlib import Path
 from archwright.files import atomic_write
 from archwright.lab.page import curves, effects, learning_rates, sections
 from archwright.lab.page.styles import series_of
+from archwright.lab.plan import runs_each
 from archwright.lab.results import StudyResults
 from archwright.reporting.document import Page
 
@@ -51,9 +52,8 @@ def _notice(results: StudyResults) -> str:
     if results.complete:
         return ""
     study = results.study
-    lrs = 1 if not study.tune_lr else study.lr_grid_size
-    planned = len(results.variants) * study.seeds * lrs
-    at_least = "" if not study.tune_lr else "at least "
+    planned = round(len(results.variants) * runs_each(study))
+    at_least = "" if not study.tune_lr else "about "
     return (
         f"This study is not complete: {len(results.runs)} of {at_least}{planned} runs have ended. "
         "All that follows is of these and may still change."
