@@ -165,7 +165,7 @@ def _finding(scenario: Scenario, study: StudySpec, draw: int) -> Finding:
         surfaces[("one", "other")[i]] = _surface(
             valley, bottoms, level + shared[:, i], scenario.freedom, rng
         )
-    found = simulate(surfaces, study, learnt=LEARNT)
+    found = simulate(surfaces, study, plateau=LEARNT)
     return Finding(found.effects[0], found.runs)
 
 

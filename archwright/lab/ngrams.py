@@ -8,17 +8,28 @@ from archwright.training.data import Material
 
 MOST = 4_000_000
 """Tokens of each side that are counted at most."""
+PLATEAU = 0.02
+"""Share that a loss must lie below the entropy of single tokens: less was learnt from counting them."""
 
 
-def bigram_loss(material: Material) -> float:
-    """Return the held-out loss, in nats per token, of counting which token follows which in the training text.
+def unigram_entropy(material: Material) -> float:
+    """Return the entropy of single held-out tokens, in nats: the loss of a model that learnt how often each occurs."""
+    counts = np.bincount(_read(material.held_out, MOST))
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def bigram_loss(material: Material, num_tokens: int) -> float:
+    """Return the held-out loss, in nats per token, of counting which token follows which in as many tokens of the
+    training text.
 
     p(b | a) = (n(a, b) + t(a) p(b)) / (n(a) + t(a)), with n the counts, t(a) the number of different tokens that
     follow a, and p(b) the share of b with one added to each count.
     Source: Witten and Bell, 1991, The zero-frequency problem (method C, interpolated).
     """
     size = material.tokenizer.vocab_size
-    seen, asked = (_read(store) for store in (material.train, material.held_out))
+    seen = _read(material.train, min(num_tokens, MOST))
+    asked = _read(material.held_out, MOST)
     if len(seen) < 2 or len(asked) < 2:
         return float("inf")
     single = np.bincount(seen, minlength=size) + 1.0
@@ -36,5 +47,5 @@ def bigram_loss(material: Material) -> float:
     return float(-np.log(np.where(known, mixed, single[after])).mean())
 
 
-def _read(store: TokenStore) -> NDArray[np.int64]:
-    return np.asarray(store.read(0, min(len(store), MOST)), dtype=np.int64)
+def _read(store: TokenStore, num_tokens: int) -> NDArray[np.int64]:
+    return np.asarray(store.read(0, min(len(store), num_tokens)), dtype=np.int64)

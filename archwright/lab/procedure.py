@@ -45,7 +45,7 @@ def standing(
     *,
     seeds: int | None = None,
     may_shift: bool = True,
-    learnt: float = math.inf,
+    plateau: float = math.inf,
 ) -> Standing:
     """Return where a study stands.
 
@@ -59,7 +59,7 @@ def standing(
         losses: of each variant, the baseline first, NaN where a run failed.
         seeds: how many are compared, if time does not allow for all.
         may_shift: whether time allows a window of learning rates to move for all seeds.
-        learnt: loss above which nothing was learnt.
+        plateau: loss above which nothing was learnt.
     """
     number = study.seeds if seeds is None else seeds
     if study.tune_lr and study.procedure == "sweep":
@@ -71,7 +71,11 @@ def standing(
             sweeps[name], powers[name] = Sweep(range(1), [], [], at_boundary=False), 0.0
             continue
         sweeps[name] = pooled_sweep(
-            known, study.tuning_seed_numbers, study.lr_grid_size, may_shift=may_shift, learnt=learnt
+            known,
+            study.tuning_seed_numbers,
+            study.lr_grid_size,
+            may_shift=may_shift,
+            plateau=plateau,
         )
         if sweeps[name].seeds and not sweeps[name].wanted:
             powers[name] = vertex(known, sweeps[name])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from archwright.lab import run_cache
 from archwright.lab.batching import Cell, Groups, cells_of
-from archwright.lab.ngrams import bigram_loss
+from archwright.lab.ngrams import PLATEAU, bigram_loss, unigram_entropy
 from archwright.lab.plan import Plan, file_of
 from archwright.lab.procedure import Standing, standing
 from archwright.lab.results import Replicate, RunResult
@@ -58,7 +58,10 @@ class Execution:
 
     def __post_init__(self) -> None:
         self.seeds = self.seeds or list(self.plan.study.seed_numbers)
-        self.learnt = bigram_loss(self.plan.material) if self.plan.counts_tokens else math.inf
+        material, self.learnt, self.plateau = self.plan.material, math.inf, math.inf
+        if self.plan.counts_tokens:
+            self.learnt = bigram_loss(material, self.plan.tokens_per_run)
+            self.plateau = (1 - PLATEAU) * unigram_entropy(material)
         self._groups = Groups(self.plan, self.runs_folder)
         self._started: set[Cell] = set()
 
@@ -166,7 +169,7 @@ class Execution:
             losses,
             seeds=len(self.seeds),
             may_shift=may_shift,
-            learnt=self.learnt,
+            plateau=self.plateau,
         )
 
     def _folder(self, cell: Cell) -> RunFolder:

@@ -25,7 +25,10 @@ class Simulated:
 
 
 def simulate(
-    surfaces: Mapping[str, Surface], study: StudySpec | None = None, *, learnt: float = float("inf")
+    surfaces: Mapping[str, Surface],
+    study: StudySpec | None = None,
+    *,
+    plateau: float = float("inf"),
 ) -> Simulated:
     """Return what a study says of variants whose losses are drawn from surfaces, the baseline first.
 
@@ -39,7 +42,7 @@ def simulate(
     the same code; a surface is asked once for each run.
 
     Args:
-        learnt: loss above which nothing was learnt.
+        plateau: loss above which nothing was learnt.
     """
     baseline, *others = surfaces
     study = study or StudySpec()
@@ -47,7 +50,7 @@ def simulate(
         update={"match": "none", "variants": dict.fromkeys(others, ("drawn",))}
     )
     losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in surfaces}
-    while (now := standing(study, losses, learnt=learnt)).wanted:
+    while (now := standing(study, losses, plateau=plateau)).wanted:
         for name, seed, k in now.wanted:
             losses[name][seed, k] = surfaces[name](seed, k)
     replicates = [

@@ -92,18 +92,18 @@ def pooled_sweep(
     grid: int = 3,
     limits: tuple[int, int] | None = None,
     may_shift: bool = True,
-    learnt: float = math.inf,
+    plateau: float = math.inf,
 ) -> Sweep:
     """Return the window in which all seeds together tune one variant, and what must run before more can be said.
 
-    The first seed places the window as in `plan_sweep`; where none of its losses is below `learnt`, on a
+    The first seed places the window as in `plan_sweep`; where none of its losses is below `plateau`, on a
     plateau, the window moves to lower rates. Then the mean over the seeds counts: while it is lowest at an
     end, the window moves on, SLIDES times at most; where it rises by more than FINER says to either side of
     its lowest, the window becomes one of half steps around that, once for each of FINER. A seed with a failed
     run in the window does not count.
     """
     window, missing = _final_window(
-        losses, seeds, _first_window(grid, limits), limits, refine=False, learnt=learnt
+        losses, seeds, _first_window(grid, limits), limits, refine=False, plateau=plateau
     )
     slides = SLIDES if may_shift else 0
     for rise in (*FINER, math.inf):
@@ -191,7 +191,7 @@ def _final_window(
     first: Window,
     limits: tuple[int, int] | None,
     refine: bool,
-    learnt: float = math.inf,
+    plateau: float = math.inf,
 ) -> tuple[Window, list[tuple[int, float]]]:
     """Return where the first seed puts the window, and the runs it needs before it can say."""
     for seed in seeds:
@@ -204,7 +204,7 @@ def _final_window(
             swept = [losses[seed, k] for k in window]
             moved = _moved(window, swept)
             if (
-                min(swept) > learnt
+                min(swept) > plateau
             ):  # a plateau has no lowest point; rates that are too high are its usual cause
                 moved = tuple(k - 1 for k in window)
             elif refine and _step(window) == 1 and is_sharp(swept):
