@@ -10,6 +10,7 @@ from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, sweep
 from archwright.lab import plan as plans
 from archwright.lab.command_line import command_of, load, study_of
+from archwright.lab.ngrams import counted
 from archwright.lab.page import write_page, write_tables
 from archwright.lab.plan import STUDY, Plan, slug
 from archwright.lab.plan_file import PLAN
@@ -84,7 +85,8 @@ def compare(
                 plan = Planner(study, folder, workers, progress(quiet).say).plan()
                 plans.save(plan, folder)
                 StartRecord(path).finish()
-            execution = Execution(plan, path, Path(runs))
+            learnt, plateau = counted(plan)
+            execution = Execution(plan, path, Path(runs), learnt=learnt, plateau=plateau)
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(plan))
                 complete = execution.run(workers, shown, interrupt)

@@ -1,15 +1,27 @@
 """What is known of a text by counting: losses that a model must beat to have learnt more."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from archwright.data.store import TokenStore
+from archwright.lab.plan import Plan
 from archwright.training.data import Material
 
 MOST = 4_000_000
 """Tokens of each side that are counted at most."""
 PLATEAU = 0.02
 """Share that a loss must lie below the entropy of single tokens: less was learnt from counting them."""
+
+
+def counted(plan: Plan) -> tuple[float, float]:
+    """Return the loss of bigrams in as many tokens as a run sees, and the loss above which hardly more was learnt than
+    how often each token occurs; infinite where losses are not of one token after another."""
+    if not plan.baseline.run.objective.defines_bits_per_byte:
+        return math.inf, math.inf
+    learnt = bigram_loss(plan.material, plan.tokens_per_run)
+    return learnt, (1 - PLATEAU) * unigram_entropy(plan.material)
 
 
 def unigram_entropy(material: Material) -> float:

@@ -62,11 +62,6 @@ class Plan:
         return next(iter(self.arms.values()))
 
     @property
-    def counts_tokens(self) -> bool:
-        """Whether losses are of one token after another, as those of bigrams are."""
-        return self.baseline.run.objective.defines_bits_per_byte
-
-    @property
     def tokens_per_run(self) -> int:
         """Tokens that each run trains on."""
         return self.steps * self.baseline.run.tokens_per_step

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from archwright.lab import run_cache
 from archwright.lab.batching import Cell, Groups, cells_of
-from archwright.lab.ngrams import PLATEAU, bigram_loss, unigram_entropy
 from archwright.lab.plan import Plan, file_of
 from archwright.lab.procedure import Standing, standing
 from archwright.lab.results import Replicate, RunResult
@@ -53,15 +52,15 @@ class Execution:
     """Those that are run; the last ones are left out where time runs out."""
     may_shift: bool = True
     """Whether time allows a window of learning rates to move for all seeds."""
+    learnt: float = math.inf
+    """Loss of counting bigrams: a variant that is not better learnt too little to be judged."""
+    plateau: float = math.inf
+    """Loss above which hardly more was learnt than how often each token occurs."""
     spent: float = 0.0
     """Wall time of this process, and of runs that were there before it."""
 
     def __post_init__(self) -> None:
         self.seeds = self.seeds or list(self.plan.study.seed_numbers)
-        material, self.learnt, self.plateau = self.plan.material, math.inf, math.inf
-        if self.plan.counts_tokens:
-            self.learnt = bigram_loss(material, self.plan.tokens_per_run)
-            self.plateau = (1 - PLATEAU) * unigram_entropy(material)
         self._groups = Groups(self.plan, self.runs_folder)
         self._started: set[Cell] = set()
 

@@ -24,6 +24,7 @@ class Crew:
 
 
 def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Execution:
+    options = {"procedure": "sweep", "seeds": 5} | options
     study = StudySpec(variants={"b": ("dim=8",)}, budget=budget, **options)
     plan = SimpleNamespace(
         study=study,
@@ -56,8 +57,8 @@ def test_seeds_come_one_after_another_so_that_whole_pairs_are_there_early() -> N
     while wanted := found.wanted():
         finish(found, wanted[0])
         done += 1
-        assert max(len(found.sweeps()[n].seeds) for n in ("modern", "b")) - 1 <= min(
-            len(found.sweeps()[n].seeds) for n in ("modern", "b")
+        assert max(len(found.standing().sweeps[n].seeds) for n in ("modern", "b")) - 1 <= min(
+            len(found.standing().sweeps[n].seeds) for n in ("modern", "b")
         )
     assert done == 30
     assert len(found.replicates()) == 10
@@ -101,7 +102,7 @@ def test_without_time_a_grid_is_not_moved_for_all_seeds() -> None:
     found.spent = 600.0
     assert found._late(Crew())  # type: ignore[arg-type]
     assert found.wanted() == []
-    assert found.sweeps()["b"].at_boundary
+    assert found.standing().sweeps["b"].at_boundary
     assert "not moved" in found.notes[0]
 
 
@@ -119,6 +120,6 @@ def test_a_study_that_was_finished_on_whole_steps_goes_on_with_half_steps() -> N
     assert {(cell.seed, cell.k) for cell in found.wanted()} == {(0, -0.5), (0, 0.5)}
     while wanted := found.wanted():
         finish(found, *wanted, losses=steep)
-    assert {tuple(sweep.window) for sweep in found.sweeps().values()} == {(-0.5, 0.0, 0.5)}
+    assert {tuple(sweep.window) for sweep in found.standing().sweeps.values()} == {(-0.5, 0.0, 0.5)}
     assert len(found.replicates()) == 10
     assert len(found.results) == 2 * 5 * 5
