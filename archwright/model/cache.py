@@ -114,9 +114,9 @@ class Cache:
     def _check(
         self, tokens: Tensor, segment_ids: Tensor | None, prefix_lengths: Tensor | None
     ) -> None:
-        told_apart = self._read is not None and self._read.document is not None
-        if self.num_read and (segment_ids is None) == told_apart:
-            found, before = ("none", "some") if told_apart else ("some", "none")
+        has_documents = self._read is not None and self._read.document is not None
+        if self.num_read and (segment_ids is None) == has_documents:
+            found, before = ("none", "some") if has_documents else ("some", "none")
             raise ValueError(
                 f"segment_ids: found {found} beside a cache that was filled with {before}; "
                 "expected them in every call or in none"
@@ -128,7 +128,7 @@ class Cache:
         self._check_prefix(prefix_lengths)
 
     def _check_lengths(self, layout: TokenLayout, batch: int) -> None:
-        """What was read of a text before it grew beyond a switch length was read with other angles."""
+        """Refuse a text that grows beyond a switch length: its cached keys have the angles of a shorter one."""
         lengths_so_far = layout.lengths_so_far_or_end().expand(batch, -1)
         first, before = lengths_so_far[:, 0], self._lengths_so_far
         if before is not None:

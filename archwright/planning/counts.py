@@ -7,7 +7,7 @@ from archwright.planning.cost import active_parameters, parameters_by_part
 from archwright.spec.model_spec import ModelSpec
 
 LAYER_PARTS = {"feedforward": "feed-forward", "residual": "norms"}
-"""What a reader calls modules of a layer, where that is not their name."""
+"""Names of a layer's modules for readers, where they differ from the attributes'."""
 
 
 def counts_of(spec: ModelSpec) -> Counts:

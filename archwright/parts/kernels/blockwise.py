@@ -79,10 +79,10 @@ def _by_column(scores: ScoreMods, view: AttentionMask) -> bool:
 def _bias_band(bias: Any, queries: int, least: int, most: int, dtype: torch.dtype) -> Tensor:
     """Return the bias of a block's queries at the columns least .. most - 1, counted from its first query:
     [heads, queries, columns]. Every block reads its part of it."""
-    of_distance = bias.at_distances(least - queries + 1, most + 1).to(dtype)
+    by_distance = bias.at_distances(least - queries + 1, most + 1).to(dtype)
     # As rows of one number less, copies of a row move by one column from query to query.
     # [heads, queries * distances]
-    copies = of_distance[:, None].expand(-1, queries, -1).flatten(1)
+    copies = by_distance[:, None].expand(-1, queries, -1).flatten(1)
     # [heads, queries, distances - 1]
     moved: Tensor = copies[:, :-queries].unflatten(1, (queries, -1))
     return moved[..., queries - 1 :]
