@@ -93,7 +93,10 @@ def decide(machine: MachineSpec) -> Decisions:
     """
     check_machine(machine)
     found = Decisions(machine)
-    _decide_device(found)
+    if machine.device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        reason = "CUDA device available" if device == "cuda" else "no CUDA device available"
+        found.decide("device", device, reason)
     check_liger(found.machine)
     _decide_threads(found)
     _decide_float32(found)
@@ -172,17 +175,6 @@ def peak_memory(device: torch.device) -> int:
         return int(psutil.Process().memory_info().rss)
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _decide_device(found: Decisions) -> None:
-    _check_device(found.machine.device)
-    if found.machine.device == "auto":
-        here = torch.cuda.is_available()
-        found.decide(
-            "device",
-            "cuda" if here else "cpu",
-            "CUDA device available" if here else "no CUDA device available",
-        )
 
 
 def _check_device(device: str) -> None:

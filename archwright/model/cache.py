@@ -104,7 +104,9 @@ class Cache:
         if self._switch_lengths:
             self._check_lengths(layout, batch)
         if not self._states:
-            self._states = [_new_states(layer, batch) for layer in self._mixers]
+            for mixers in self._mixers:
+                states = {name: mixer.new_state(batch) for name, mixer in mixers.items()}
+                self._states.append({name: s for name, s in states.items() if s is not None})
         past = Past(self.num_read, self._past.tables)
         self._past.num_read += length
         if ragged:
@@ -167,11 +169,6 @@ class Cache:
                 f"{int(whole.max())}; a prefix must be read in one piece: give it whole, or give "
                 "prefix_lengths"
             )
-
-
-def _new_states(mixers: Mapping[str, Mixer], batch: int) -> dict[str, LayerState]:
-    states = {name: mixer.new_state(batch) for name, mixer in mixers.items()}
-    return {name: state for name, state in states.items() if state is not None}
 
 
 def _after(layout: TokenLayout) -> Read:

@@ -212,7 +212,9 @@ def attend_backward(
         weights, dropped = (_view(kept[i, tile.kept], tile, kv) for i in (0, -1))
         num_keys = block.key_stop - block.key_first
         heads = slice(tile.rows.start * kv, tile.rows.stop * kv)
-        g = _rows(grad_out[tile.rows, tile.queries], kv)
+        g = _unrows(grad_out[tile.rows, tile.queries], kv)  # [rows, kv, group, queries, e]
+        # [rows * kv, group * queries, e]
+        g = g.reshape(heads.stop - heads.start, -1, g.shape[-1])
         dropped = dropped if dropout else weights
         # [rows * kv, keys, group * queries]
         to_values = dropped[..., :num_keys].transpose(1, 2)
@@ -328,12 +330,6 @@ def _unrows(x: Tensor, kv: int) -> Tensor:
     grouped: Tensor = x.unflatten(2, (kv, x.shape[2] // kv))
     # [b, kv, group, t, d]
     return grouped.permute(0, 2, 3, 1, 4)
-
-
-def _rows(x: Tensor, kv: int) -> Tensor:
-    """Lay [b, t, h, d] out as [b * kv, group * t, d]."""
-    # [b * kv, group * t, d]
-    return _unrows(x, kv).reshape(x.shape[0] * kv, -1, x.shape[-1])
 
 
 def _shaped(rows: Tensor, like: Tensor, kv: int) -> Tensor:
