@@ -82,6 +82,7 @@ def shape(attention: LatentAttention) -> list[float]:
     return [int(width) / int(own) for width in widths]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1, full=16)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_a_tiny_model_learns(name: str) -> None:
@@ -100,6 +101,7 @@ def test_a_tiny_model_learns(name: str) -> None:
     assert sum(losses[-4:]) < sum(losses[:4]) - 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=2, full=30)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_a_tiny_model_obeys_the_laws(name: str) -> None:

@@ -156,6 +156,7 @@ def test_users_are_counted_by_the_layers_they_have(monkeypatch: pytest.MonkeyPat
     assert found.presets_with_option(option("dropout", "embedding")) == []
 
 
+@pytest.mark.slow
 def test_recipes_use_optimizers() -> None:
     optimizer = type(load_run("demo").optimizer)
     assert "demo" in Usage().presets_with_kind("optimizer", optimizer)

@@ -103,6 +103,7 @@ def test_every_place_of_the_state_may_hold_anything(saved: Path, tmp_path: Path)
     )  # of what the caller's state holds, and options that torch adds where they are missing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "NaN", "\\ud800", "{}", "[]", "null"])
 def test_a_state_that_is_no_state(text: str, saved: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(saved, tmp_path / "step-1"))

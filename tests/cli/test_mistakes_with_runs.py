@@ -55,6 +55,7 @@ def same_run(trained: Path, *changes: str) -> list[str]:
     return tiny_words(trained / "text.txt", "budget=3steps", *few, *changes)
 
 
+@pytest.mark.slow
 def test_another_spec(run: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = said(capsys, *same_run(trained, "seed=1", "machine.threads=2"), "--out", str(run))
     assert line == (

@@ -105,6 +105,7 @@ def test_postponed_annotations_are_understood(visitors: None, place: Path) -> No
     }
 
 
+@pytest.mark.slow
 def test_two_files_with_one_name_of_a_choice_clash(
     visitors: None, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_reader_that_stops_reading_is_no_error(place: Path) -> None:
 # list, show, diff --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     models, unpublished, recipes, studies, last = out(capsys, "list").split("\n\n")
     assert models.splitlines()[0].split() == [
@@ -199,6 +200,7 @@ def test_list_in_other_formats(capsys: pytest.CaptureFixture[str]) -> None:
     assert "5 of 6" in out(capsys, "list", "models", "--wide")
 
 
+@pytest.mark.slow
 def test_list_choices(capsys: pytest.CaptureFixture[str]) -> None:
     lines = out(capsys, "list", "choices").splitlines()
     found = {tuple(line.split()[:2]) for line in lines}
@@ -206,6 +208,7 @@ def test_list_choices(capsys: pytest.CaptureFixture[str]) -> None:
     assert expected | {("mask", "window"), ("residual", "sandwich")} <= found
 
 
+@pytest.mark.slow
 def test_list_choices_of_an_axis(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "list", "choices", "mask")
     assert text.startswith("mask\n    The axis of attention masks")
@@ -261,6 +264,7 @@ def test_list_runs_says_what_each_reached_last(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -276,6 +280,7 @@ def test_list_of_what_is_not_there(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_list_choices_fit_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +408,7 @@ def test_diff_of_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert out(capsys, "diff", "modern", "modern", "dim=64", "--values") == "dim: 512 -> 64\n"
 
 
+@pytest.mark.slow
 def test_schema(capsys: pytest.CaptureFixture[str]) -> None:
     for what in ("model", "run"):
         schema = json.loads(out(capsys, "schema", what))

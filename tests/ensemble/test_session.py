@@ -162,6 +162,7 @@ class Died(BaseException):
     """The process is gone."""
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("after", [3, 8, 11])
 def test_a_stack_that_is_cut_off_ends_in_the_same_numbers_bit_for_bit(
@@ -189,6 +190,7 @@ def test_a_stack_that_is_cut_off_ends_in_the_same_numbers_bit_for_bit(
     ]
 
 
+@pytest.mark.slow
 def test_the_page_of_an_earlier_stop_goes(longer: RunSpec, tmp_path: Path) -> None:
     (folder,) = started(tmp_path, longer)[:1]
     folder.report_file.write_text("stopped at step 2")

@@ -77,6 +77,7 @@ def test_a_text_that_begins_anew_crosses_the_switch_again(tmp_path: Path) -> Non
         read = [*read, token] if len(read) < 40 else text[-20:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [10, ORIGINAL, ORIGINAL + 1, 60, LONGEST])
 def test_dynamic_ntk_acts_beyond_the_length_of_the_config(tmp_path: Path, length: int) -> None:
     theirs, ours = pair(tmp_path, "llama", **DYNAMIC)

@@ -216,6 +216,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 """One model of each kind of block, and the auxiliary loss of those whose library has one."""
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1, full=6)
 @pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_of_adamw_have_the_same_losses(name: str, tmp_path: Path) -> None:

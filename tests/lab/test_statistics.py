@@ -97,6 +97,7 @@ def test_the_bootstrap_is_never_nan(values):
     assert found.high >= np.mean(values) - 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize(("n", "trials"), [(3, 3000), (5, 3000), (10, 600), (16, 300)])
 def test_intervals_cover_as_often_as_they_say(n, trials):

@@ -47,6 +47,7 @@ def all_done(workers: Workers) -> list[Done]:
     return found
 
 
+@pytest.mark.slow
 def test_jobs_go_on_side_by_side_and_processes_are_used_again(workers: Workers) -> None:
     workers.give("a", {"do": "x", "seconds": 0.5})
     workers.give("b", {"do": "x", "seconds": 0.5})

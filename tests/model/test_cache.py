@@ -78,6 +78,7 @@ class TestBytes:
         cache = small("causal").new_cache()
         assert (cache.num_bytes, cache.num_read) == (0, 0)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("mask", ["causal", "window_global", "strided", "fixed"])
     def test_what_sees_all_doubles(self, mask: str) -> None:
         """One slot more takes what is not kept."""

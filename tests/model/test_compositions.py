@@ -14,6 +14,7 @@ from archwright.spec.rules import RULES
 from tests.strategies import model_specs
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(model_specs(), st.integers(1, 20), st.sampled_from(sorted(KERNELS)))
 def test_each_is_refused_or_runs(spec: ModelSpec, length: int, kernel: str) -> None:

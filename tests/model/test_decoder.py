@@ -57,6 +57,7 @@ KERNEL = pytest.mark.parametrize("kernel", KERNELS)
 
 
 class TestPadding:
+    @pytest.mark.slow
     @pytest.mark.sampled(fast=8)
     @KERNEL
     @pytest.mark.parametrize("side", ["left", "right"])

@@ -32,6 +32,7 @@ def test_there_are_examples() -> None:
     assert FILES.keys() == {"my_norms.py", "my_schedules.py", "my_optimizers.py", "my_mixers.py"}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.usefixtures("visitors")
 @pytest.mark.parametrize(("name", "content", "line"), EXAMPLES, ids=FILES)
@@ -89,6 +90,7 @@ def test_files_outside_have_as_many_lines_as_the_table_says() -> None:
         assert len((HERE / name).read_text("utf-8").splitlines()) == int(lines) < 150
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("visitors")
 def test_the_mixer_is_lawful(tmp_path: Path) -> None:
     (tmp_path / "my_mixers.py").write_text(FILES["my_mixers.py"], "utf-8")

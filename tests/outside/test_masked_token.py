@@ -97,6 +97,7 @@ def test_a_model_that_sees_one_side_is_refused(examples: Examples) -> None:
         enforce_run(run.override("model.attention.mask.kind=full", "evaluate.stride=8"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("visitors")
 def test_it_trains_from_the_command_line_and_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

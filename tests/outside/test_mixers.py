@@ -47,6 +47,7 @@ def spec_of(name: str, *words: str) -> ModelSpec:
     return SMALL.override(*WORDS[name], *words)
 
 
+@pytest.mark.slow
 @ALL
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_it_is_lawful(name: str, law: Any) -> None:
@@ -84,6 +85,7 @@ def test_the_bytes_of_its_state_are_those_of_the_tensors(name: str) -> None:
     assert cache.num_bytes == cache_bytes(model, length, 4) + slot
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @ALL
 def test_it_trains_resumes_and_writes(

@@ -122,6 +122,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "thesis.tex" / "run", SPEC)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("written", [0, 1, 2])
 def test_a_creation_that_was_killed_is_done_again(tmp_path: Path, written: int) -> None:

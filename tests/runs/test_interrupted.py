@@ -32,6 +32,7 @@ def test_it_opens_and_has_a_page(folder: Path) -> None:
     assert archwright.write_report(run.folder).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* is now ")
 def test_the_same_command_continues_it(folder: Path) -> None:
     undisturbed = json.loads((folder / "undisturbed.json").read_text(encoding="utf-8"))

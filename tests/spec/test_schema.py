@@ -28,6 +28,7 @@ def test_it_is_a_schema(spec: type[ModelSpec | RunSpec]) -> None:
     jsonschema.Draft202012Validator.check_schema(validator(spec).schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("room", "spec"), [("models", ModelSpec), ("runs", RunSpec)])
 def test_it_accepts_the_presets(room: str, spec: type[ModelSpec | RunSpec]) -> None:
     for name in preset_names(room):

@@ -117,11 +117,11 @@ def test_nothing_is_left_behind() -> None:
     rotary = next(iter(model.rotaries.values()))
     before = parts_of(model)
     with metered(model, StepMeter(CPU)):
-        assert "rotate" in vars(rotary)
+        assert "rotate_query" in vars(rotary)
         assert parts_of(model) != before
     after = parts_of(model)
     assert {k: v or None for k, v in after.items()} == {k: v or None for k, v in before.items()}
-    assert "rotate" not in vars(rotary)
+    assert "rotate_query" not in vars(rotary)
 
 
 def counted(what: Any, *tensors: Tensor) -> tuple[float, float, float]:

@@ -13,6 +13,7 @@ from archwright.training.loop import Loop
 from tests.training.whole import at_step, leave_out, run_of_twelve, timeless, train
 
 
+@pytest.mark.slow
 def test_a_rehearsal_leaves_the_run_as_it_is(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -353,6 +353,7 @@ def begin_from(trained: Path, text: Path, *changes: str) -> tuple[resolve_room.S
     return resolve(run, material, said)[0], said.lines
 
 
+@pytest.mark.slow
 def test_existing_weights_are_taken_by_name(trained: Path, text: Path) -> None:
     session, said = begin_from(trained, text)
     weights = checkpoint.read_model(trained / "model.safetensors")

@@ -37,6 +37,7 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         leave_out(monkeypatch)
 
 
+@pytest.mark.slow
 def test_what_a_run_leaves(longer: RunSpec, tmp_path: Path, nothing_left_out: None) -> None:
     folder = train(longer, tmp_path / "run")
     names = {path.name for path in folder.path.iterdir()}
