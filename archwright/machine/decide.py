@@ -186,6 +186,7 @@ def _check_device(device: str) -> None:
 
 def _decide_threads(found: Decisions) -> None:
     if found.machine.threads == "auto":
+        # This process may be allowed fewer cores than there are; not every system can say.
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         cores = min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1)
         found.decide("threads", cores, "one for each core")

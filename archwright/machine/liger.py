@@ -157,6 +157,7 @@ def fused_cross_entropy(
 
 def _fused(module: nn.Module) -> str:
     """Let liger compute a module if it can; return what it is then counted as."""
+    # The class alone changes: parameters, hooks and names of weights stay, and `unfuse` can take it back.
     if type(module) is RMSNorm and module.shape == (module.dim,) and module.dim <= LONGEST:
         module.__class__ = FusedRMSNorm
         return "norms"

@@ -208,6 +208,7 @@ class Experts(Branch):
         made of where that is done for all layers together."""
         s = self.spec
         scores = self.routing.probabilities(logits)
+        # As for weights, no 0 / 0 where all sigmoids underflow.
         mean_score = (scores / (scores.sum(-1, keepdim=True) + 1e-20)).mean(0)
         share = sent_to / (len(logits) * s.top_k)
         z_loss = s.router_z_loss * logits.logsumexp(-1).square().mean()
