@@ -221,7 +221,11 @@ class _CrossEntropy(torch.autograd.Function):
         factor = (total * rest).reshape(1, 1)
         # On a CPU looking at a number costs nothing, and in plain training it is 1.
         if factor.device.type != "cpu" or factor.item() != 1:
-            gradient = _scaled(gradient, factor)
+            unscaled, gradient = gradient, torch.empty_like(gradient)
+            for rows in _chunks(
+                unscaled
+            ):  # in the factor's dtype: in float16 a loss scale overflows
+                gradient[rows] = unscaled[rows] * factor
         return gradient, None, None, None, None, None
 
 
@@ -232,14 +236,6 @@ def _log_z(logits: Tensor, probabilities: Tensor, targets: Tensor) -> Tensor:
     if logits.device.type != "cpu" or bool((p < LEAST).any()):
         logit, p = logits.amax(-1, keepdim=True), probabilities.amax(-1, keepdim=True)
     return logit - p.log()
-
-
-def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Multiply in the dtype of the factor: in float16 a loss scale overflows."""
-    scaled = torch.empty_like(gradient)
-    for rows in _chunks(gradient):
-        scaled[rows] = gradient[rows] * factor
-    return scaled
 
 
 def _row_chunks(hidden: Tensor, head: Linear) -> Iterator[tuple[slice, Tensor]]:

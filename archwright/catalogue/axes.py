@@ -173,7 +173,9 @@ def _places() -> list[list[_Place]]:
     found: dict[type[Spec], list[_Place]] = {}
     for place in [_Place("", RunSpec), *_walk(RunSpec)]:
         if _is_axis(place.cls) or place.path in ORDER:
-            found.setdefault(_whole(place.cls), []).append(place)
+            # The axis, also where a place takes only the choices that share a class.
+            axis = next((cls for cls in place.cls.__mro__ if "axis" in cls.__dict__), place.cls)
+            found.setdefault(axis, []).append(place)
     return sorted(
         (sorted(places, key=_rank) for places in found.values()), key=lambda p: _rank(p[0])
     )
@@ -299,27 +301,22 @@ def _options(
 
 
 def _asks(path: str, field: FieldInfo) -> Iterator[str]:
-    """Yield the assignments of an example of a value."""
-    example = _example(field)
+    """Yield the assignments of the example that a field gives; else of another value than the default, where
+    values are few, or of the default."""
+    default, inner = field.get_default(call_default_factory=True), field.annotation
+    example: Any = "VALUE" if default is PydanticUndefined else default
+    if field.examples:
+        example = field.examples[0]
+    elif inner is bool:
+        example = not default
+    elif get_origin(inner) is Literal:
+        example = next((value for value in get_args(inner) if value != default), default)
+    elif _is_axis(inner):
+        others = [k for k in inner.choices() if k not in ("none", getattr(default, "kind", ""))]
+        example = {"kind": next(iter(others), "none")}
     values = flatten(example, f"{path}.") if isinstance(example, dict) else {path: example}
     for key, value in values.items():
         yield f"{key}={_written(value)}"
-
-
-def _example(field: FieldInfo) -> Any:
-    """Return the example that a field gives; else another value than the default, where values are
-    few, or the default."""
-    default, inner = field.get_default(call_default_factory=True), field.annotation
-    if field.examples:
-        return field.examples[0]
-    if inner is bool:
-        return not default
-    if get_origin(inner) is Literal:
-        return next((value for value in get_args(inner) if value != default), default)
-    if _is_axis(inner):
-        others = [k for k in inner.choices() if k not in ("none", getattr(default, "kind", ""))]
-        return {"kind": next(iter(others), "none")}
-    return "VALUE" if default is PydanticUndefined else default
 
 
 def _default(field: FieldInfo) -> str:
@@ -381,11 +378,6 @@ def _written(value: object) -> str:
         inner = [f'"{item}"' if isinstance(item, str) else _written(item) for item in value]
         return f"[{','.join(inner)}]"
     return "{}" if value == {} else str(value)
-
-
-def _whole(cls: type[Spec]) -> type[Spec]:
-    """Return the axis of what only some of its choices share."""
-    return next((base for base in cls.__mro__ if "axis" in base.__dict__), cls)
 
 
 def _rank(place: _Place) -> int:

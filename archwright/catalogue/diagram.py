@@ -6,7 +6,7 @@ from archwright.spec.model_spec import LayerSpec
 from archwright.spec.residuals import Groups, PerBranch, Residual
 
 NAMES = {"feedforward": "feed-forward"}
-"""What drawings call branches, where that is not their name."""
+"""Names of branches in drawings, where they differ from the fields' own."""
 
 
 def diagram(layer: LayerSpec, norm: str) -> list[str]:

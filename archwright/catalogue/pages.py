@@ -121,7 +121,11 @@ def _contents(found: Sequence[Section]) -> Iterator[str]:
 def _section(section: Section, usage: Usage) -> Iterator[str]:
     yield f"## {_title(section.name)}\n"
     yield section.meaning + "\n"
-    yield from _places(section)
+    if section.path not in TOP:
+        where = listed([f"`{place}`" for place in section.places])
+        default = f", by default `{section.default}`" if section.default else ""
+        several = len(section.places) > 1 and section.default
+        yield f"Asked for at {where}{f'; the first is{default[1:]}' if several else default}.\n"
     if section.kinds and section.options:
         yield "Options of all kinds:\n"
     yield from _options(section.options, usage)
@@ -130,15 +134,6 @@ def _section(section: Section, usage: Usage) -> Iterator[str]:
         yield from _options(family.options, usage)
     for kind in section.kinds:
         yield from _kind(section, kind, usage)
-
-
-def _places(section: Section) -> Iterator[str]:
-    if section.path in TOP:
-        return
-    where = listed([f"`{place}`" for place in section.places])
-    default = f", by default `{section.default}`" if section.default else ""
-    several = len(section.places) > 1 and section.default
-    yield f"Asked for at {where}{f'; the first is{default[1:]}' if several else default}.\n"
 
 
 def _which(family: Family, section: Section) -> str:
@@ -158,17 +153,15 @@ def _kind(section: Section, kind: Kind, usage: Usage) -> Iterator[str]:
         yield f"Not yet: {wrong}.\n"
         if not builds(kind.asks):
             return
-        yield f"```python\n{_in_python(kind.asks)}\n```\n"
+        # Code that builds a model, laid out as formatters do.
+        words = [f'"{ask.removeprefix("model.")}"' for ask in kind.asks]
+        given = words[0] if len(words) == 1 else "".join(f"\n    {w}," for w in words) + "\n"
+        yield "```python"
+        yield f'spec = aw.load("{BASE}").override({given})\naw.build(spec)'
+        yield "```\n"
     else:
         yield f"```sh\n{command(kind.asks)}\n```\n"
     yield from _options(kind.options, usage)
-
-
-def _in_python(asks: Sequence[str]) -> str:
-    """Return code that builds a model, laid out as formatters do."""
-    words = [f'"{ask.removeprefix("model.")}"' for ask in asks]
-    given = words[0] if len(words) == 1 else "".join(f"\n    {w}," for w in words) + "\n"
-    return f'spec = aw.load("{BASE}").override({given})\naw.build(spec)'
 
 
 def _options(options: Sequence[Option], usage: Usage) -> Iterator[str]:

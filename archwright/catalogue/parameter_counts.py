@@ -47,23 +47,16 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
     idle = 0
     for name, number in Counter(kinds).items():
         layer = spec.layers_by_kind[name]
-        for part, size in _layer(layer, dim).items():
-            parts[part] += number * size
-        feedforward = layer.feedforward
+        attention, feedforward = layer.attention, layer.feedforward
+        norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
+        position = 0 if layer.position.is_shared else _position(layer, dim)
+        parts["norms"] += number * norms
+        parts["attention"] += number * (attention.num_parameters(dim) + position)
+        parts["recurrence"] += number * layer.recurrence.num_parameters(dim)
+        parts["feed-forward"] += number * feedforward.num_parameters(dim)
         idle += number * (feedforward.num_parameters(dim) - feedforward.num_active_parameters(dim))
     found = {part: number for part, number in parts.items() if number}
     return Counts(found, sum(found.values()) - idle)
-
-
-def _layer(layer: LayerSpec, dim: int) -> dict[str, int]:
-    """Return the numbers of a layer's parameters, without what it shares with others."""
-    position = 0 if layer.position.is_shared else _position(layer, dim)
-    return {
-        "norms": layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim),
-        "attention": layer.attention.num_parameters(dim) + position,
-        "recurrence": layer.recurrence.num_parameters(dim),
-        "feed-forward": layer.feedforward.num_parameters(dim),
-    }
 
 
 def _relatives(layers: list[LayerSpec], dim: int) -> int:

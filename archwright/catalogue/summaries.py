@@ -91,7 +91,8 @@ def name_of(field: str) -> str:
 
 def brief(spec: Spec) -> str:
     """Return a choice by its kind and every option that is not at its default."""
-    usual = {} if _required(spec) else phrases(type(spec)())
+    required = any(field.is_required() for field in type(spec).model_fields.values())
+    usual = {} if required else phrases(type(spec)())
     options = [
         text for field, text in phrases(spec).items() if field in ALWAYS or usual.get(field) != text
     ]
@@ -104,7 +105,8 @@ def phrases(spec: Spec) -> dict[str, str]:
     fields = [
         field
         for field in type(spec).model_fields
-        if field != "kind" and _kind(spec, BELONGS.get(field, "")) != "none"
+        if field != "kind"
+        and getattr(getattr(spec, BELONGS.get(field, ""), None), "kind", "") != "none"
     ]
     found = {field: _phrase(field, getattr(spec, field)) for field in fields}
     for together, text in TOGETHER.items():
@@ -148,10 +150,15 @@ def arrangement(layers: Arrangement) -> str:
 
 def differences(old: ModelSpec, new: ModelSpec) -> list[Difference]:
     """Return what two models chose otherwise: where, the old choice, the new one."""
-    found = [*_around(old, new)]
+    found: list[Difference] = []
+    if (standing := arrangement(old.layers)) != (standing_now := arrangement(new.layers)):
+        found.append(("arrangement", standing, standing_now))
+    around = model_words(new)
+    for field, value in model_words(old).items():
+        found += _choices(name_of(field), value, around[field])
     before, after = layer_words(old), layer_words(new)
     everywhere = [*_between(before["default"], after["default"])]
-    if {"default"} & {*_standing(old)} or {"default"} & {*_standing(new)}:
+    if any("default" in spec.layers.names(spec.num_layers) for spec in (old, new)):
         found += everywhere
     for name in dict.fromkeys(n for n in (*before, *after) if n != "default"):
         if name in before and name in after:
@@ -167,16 +174,6 @@ def differences(old: ModelSpec, new: ModelSpec) -> list[Difference]:
             own = _between(before["default"], before[name])
             found += [(f"{name}: {at}", b, NOTHING) for at, _, b in own]
     return found
-
-
-def _around(old: ModelSpec, new: ModelSpec) -> Iterator[Difference]:
-    """Yield what differs around the layers."""
-    before, then = arrangement(old.layers), arrangement(new.layers)
-    if before != then:
-        yield "arrangement", before, then
-    after = model_words(new)
-    for field, value in model_words(old).items():
-        yield from _choices(name_of(field), value, after[field])
 
 
 def _between(old: LayerSpec, new: LayerSpec) -> Iterator[Difference]:
@@ -198,10 +195,6 @@ def _choices(name: str, old: Any, new: Any) -> Iterator[Difference]:
             sides = before.get(field, NOTHING), after.get(field, NOTHING)
             if sides[0] != sides[1]:
                 yield (name, *sides)
-
-
-def _standing(spec: ModelSpec) -> tuple[str, ...]:
-    return spec.layers.names(spec.num_layers)
 
 
 def _with_widths(layer: LayerSpec, resolved: LayerSpec) -> LayerSpec:
@@ -253,32 +246,24 @@ def _runs(names: tuple[str, ...]) -> str:
     return " + ".join(name if n == 1 else f"{n} {name}" for name, n in runs)
 
 
-def _kind(spec: Spec, field: str) -> str:
-    kind: str = getattr(getattr(spec, field, None), "kind", "")
-    return kind
-
-
-def _required(spec: Spec) -> bool:
-    return any(field.is_required() for field in type(spec).model_fields.values())
-
-
 def one_line(spec: ModelSpec, num_parameters: int) -> str:
     """Return in one line what a model chose; its spec is resolved."""
     kinds = dict.fromkeys(spec.layers.names(spec.num_layers))
-    layers = "; ".join(_layer_in_one_line(spec, kind) for kind in kinds)
+    layers = []
+    for kind in kinds:
+        layer = spec.layers_by_kind[kind]
+        parts = [
+            f"{layer.residual.kind}-norm {layer.norm.kind}",
+            f"{layer.position.kind} positions",
+        ]
+        branches = (layer.attention, layer.recurrence, layer.feedforward)
+        parts += [branch.one_line for branch in branches if branch.one_line]
+        layers.append(("" if kind == "default" else f"{kind}: ") + ", ".join(parts))
     head = "tied" if spec.head.tied else "untied"
     name = f"{spec.name}: " if spec.name else ""
     millions = num_parameters / 1e6
     size = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
     return (
         f"{name}{size} parameters, dim {spec.dim}, "
-        f"{spec.num_layers} layers of {layers}, {head} head of {spec.vocab_size}"
+        f"{spec.num_layers} layers of {'; '.join(layers)}, {head} head of {spec.vocab_size}"
     )
-
-
-def _layer_in_one_line(spec: ModelSpec, kind: str) -> str:
-    layer = spec.layers_by_kind[kind]
-    parts = [f"{layer.residual.kind}-norm {layer.norm.kind}", f"{layer.position.kind} positions"]
-    branches = (layer.attention, layer.recurrence, layer.feedforward)
-    parts += [line for branch in branches if (line := branch.one_line)]
-    return ("" if kind == "default" else f"{kind}: ") + ", ".join(parts)

@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """A model's row in the table."""
+    """A column of the table: its meaning, and how a resolved spec fills its cell."""
 
     meaning: str
     cell: Callable[[ModelSpec], str]

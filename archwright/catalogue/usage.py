@@ -1,7 +1,8 @@
 """Which presets made which choices."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from archwright.catalogue.axes import Option
 from archwright.spec.choice import Choice, Spec
@@ -14,14 +15,14 @@ class Usage:
 
     def __init__(self) -> None:
         self.presets = preset_names("models")
-        self._kinds: dict[tuple[str, type[Spec]], list[str]] = {}
-        self._options: dict[tuple[type[Spec], str], list[str]] = {}
+        self._kinds: defaultdict[tuple[str, type[Spec]], list[str]] = defaultdict(list)
+        self._options: defaultdict[tuple[type[Spec], str], list[str]] = defaultdict(list)
         for name in self.presets:
             self._add(name, _chosen_by_model(load(name)))
         for name in preset_names("runs"):
             run = load_run(name)
-            self._add(name, _chosen("optimizer", run.optimizer))
-            self._add(name, _chosen("schedule", run.schedule))
+            chosen = (_chosen("optimizer", run.optimizer), _chosen("schedule", run.schedule))
+            self._add(name, chain(*chosen))
 
     def presets_with_kind(self, path: str, cls: type[Spec]) -> list[str]:
         """Return the presets that have this choice at a path."""
@@ -37,11 +38,12 @@ class Usage:
         ]
         return sorted(set(names))
 
-    def _add(self, preset: str, chosen: Iterator[tuple[str, Spec]]) -> None:
-        for path, spec in chosen:
-            _note(self._kinds, (path, type(spec)), preset)
-            for name in _differences(spec):
-                _note(self._options, (type(spec), name), preset)
+    def _add(self, preset: str, chosen: Iterable[tuple[str, Spec]]) -> None:
+        found = [*chosen]
+        for path, cls in {(path, type(spec)) for path, spec in found}:
+            self._kinds[path, cls].append(preset)
+        for cls, name in {(type(spec), name) for _, spec in found for name in _differences(spec)}:
+            self._options[cls, name].append(preset)
 
 
 def _chosen_by_model(model: ModelSpec) -> Iterator[tuple[str, Spec]]:
@@ -69,9 +71,3 @@ def _differences(spec: Spec) -> Iterator[str]:
             yield name
         if isinstance(value, Spec) and not isinstance(value, Choice):
             yield from (f"{name}.{k}" for k, v in value if v != getattr(default, k))
-
-
-def _note(table: dict[Any, list[str]], key: object, preset: str) -> None:
-    names = table.setdefault(key, [])
-    if preset not in names:
-        names.append(preset)

@@ -148,11 +148,11 @@ class _StackedNorm(_Stacked):
         )
         self.bare = type(one)(one.spec.model_copy(update=bare), one.dim)  # type: ignore[arg-type]
         self.offset = one.spec.weight == "unit_offset"
-        self.narrow = one.narrow
+        self.scale_in_input_dtype = one.scale_in_input_dtype
 
     def forward(self, x: Float[Tensor, "rows *length dim"]) -> Float[Tensor, "rows *length dim"]:
         y = _by_run(self.bare(x.to(torch.promote_types(x.dtype, torch.float32))), self.number)
-        y = y.to(x.dtype) if self.narrow else y
+        y = y.to(x.dtype) if self.scale_in_input_dtype else y
         if self.weight is not None:
             weight = 1 + self.weight if self.offset else self.weight
             y = y * _beside(weight, y).to(y.dtype)

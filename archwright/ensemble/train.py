@@ -1,8 +1,8 @@
 """Training the runs of several settled folders in one stack, each recorded as if it were alone."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 from archwright import checkpoint
@@ -37,7 +37,10 @@ def train_together(
         UserError: the text has changed, or another process trains here.
         Stopped: SIGTERM; the runs are saved.
     """
-    with _locked(folders), explain_out_of_memory():
+    with ExitStack() as locks, explain_out_of_memory():
+        # In an order that all processes share, so that no two wait for each other.
+        for folder in sorted(folders, key=lambda folder: folder.path):
+            locks.enter_context(folder.lock())
         material = reload_data(folders[0].spec, folders[0])
         made = [resolved_session(folder, material) for folder in folders]
         together = Together([session for session, _ in made])
@@ -126,12 +129,3 @@ def _restore(loops: Mapping[int, Loop]) -> str:
             loop.session.restore(paths[shared[-1]])
         loop.folder.truncate_to(shared[-1] if shared else -1)
     return "resumed" if shared else "started"
-
-
-@contextmanager
-def _locked(folders: Sequence[RunFolder]) -> Iterator[None]:
-    """Keep other processes off all runs, which are taken in an order that all processes share."""
-    with ExitStack() as stack:
-        for folder in sorted(folders, key=lambda folder: folder.path):
-            stack.enter_context(folder.lock())
-        yield

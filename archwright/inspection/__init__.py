@@ -1,1 +1,1 @@
-"""What happens inside a model while it trains?"""
+"""Statistics of a model while it trains, and profiles of its steps."""

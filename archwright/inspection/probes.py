@@ -82,7 +82,12 @@ class Probes:
     @property
     def values(self) -> Values:
         """Measurements, as numbers."""
-        return {name: _numbers(seen) for name, seen in self._seen.items() if seen}
+        found = {}
+        for name, seen in self._seen.items():
+            if seen:  # read all at once, as each reading waits for a GPU
+                read = torch.stack([value.double() for value in seen.values()]).tolist()
+                found[name] = dict(zip(seen, read, strict=True))
+        return found
 
 
 @dataclass
@@ -284,9 +289,3 @@ def _norm(x: Tensor) -> Tensor:
         x.detach(), dtype=torch.promote_types(x.dtype, torch.float32)
     )
     return norm
-
-
-def _numbers(seen: Mapping[str, Tensor]) -> dict[str, float]:
-    """Read all numbers at once, as each reading waits for a GPU."""
-    read = torch.stack([value.double() for value in seen.values()]).tolist()
-    return dict(zip(seen, read, strict=True))

@@ -62,7 +62,10 @@ class StepCosts(TorchDispatchMode):
         if not _moves(func, name, given, made):
             return out
         part = self.meter.part
-        self.num_bytes[part] += _bytes(name, given, made)
+        if name in ("embedding", "gather", "index_select", "index"):
+            self.num_bytes[part] += 2 * sum(map(_size, made))  # of the table, only rows asked for
+        else:
+            self.num_bytes[part] += sum(map(_size, (*given, *made)))
         if func.overloadpacket in flop_registry:
             count = flop_registry[func.overloadpacket]
             self.products[part] += count(*args, **(kwargs or {}), out_val=out)
@@ -79,12 +82,6 @@ def _moves(func: Any, name: str, given: list[Tensor], made: list[Tensor]) -> boo
         return False
     homes = {t.untyped_storage()._cdata for t in given}
     return any(t.untyped_storage()._cdata not in homes for t in made)
-
-
-def _bytes(name: str, given: list[Tensor], made: list[Tensor]) -> float:
-    if name in ("embedding", "gather", "index_select", "index"):
-        return 2.0 * sum(map(_size, made))  # of the table, only the rows that are asked for
-    return float(sum(map(_size, given)) + sum(map(_size, made)))
 
 
 def _size(x: Tensor) -> int:

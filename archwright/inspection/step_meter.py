@@ -100,10 +100,11 @@ class StepMeter:
         self._mark()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+        on_gpu = self.device.type == "cuda"  # whose events give milliseconds
         found: Times = defaultdict(float)
         for (before, _, _), (now, part, phase) in zip(self._marks, self._marks[1:], strict=False):
             if part:
-                found[part, phase] += self._seconds(before, now)
+                found[part, phase] += before.elapsed_time(now) / 1e3 if on_gpu else now - before
         return found
 
     def _mark(self) -> None:
@@ -120,9 +121,6 @@ class StepMeter:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-    def _seconds(self, before: Any, now: Any) -> float:
-        return float(before.elapsed_time(now) / 1e3 if self.device.type == "cuda" else now - before)
 
 
 @contextmanager

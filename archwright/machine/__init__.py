@@ -1,1 +1,1 @@
-"""What can this machine do, and what is chosen for it?"""
+"""Device, precision, kernels and compilation: the machine's abilities, and the settings chosen for it."""

@@ -93,7 +93,10 @@ def decide(machine: MachineSpec) -> Decisions:
     """
     check_machine(machine)
     found = Decisions(machine)
-    _decide_device(found)
+    if machine.device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        reason = "CUDA device available" if device == "cuda" else "no CUDA device available"
+        found.decide("device", device, reason)
     check_liger(found.machine)
     _decide_threads(found)
     _decide_float32(found)
@@ -174,17 +177,6 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _decide_device(found: Decisions) -> None:
-    _check_device(found.machine.device)
-    if found.machine.device == "auto":
-        here = torch.cuda.is_available()
-        found.decide(
-            "device",
-            "cuda" if here else "cpu",
-            "CUDA device available" if here else "no CUDA device available",
-        )
-
-
 def _check_device(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(
@@ -194,6 +186,7 @@ def _check_device(device: str) -> None:
 
 def _decide_threads(found: Decisions) -> None:
     if found.machine.threads == "auto":
+        # This process may be allowed fewer cores than there are; not every system can say.
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         cores = min(filter(None, (psutil.cpu_count(logical=False), allowed)), default=1)
         found.decide("threads", cores, "one for each core")

@@ -61,13 +61,12 @@ class Float8Products(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is F.linear and self._takes(*args):
-            return self._product(*args)
+        if func is F.linear:
+            x, weight = args[:2]
+            sides = (*weight.shape, x.numel() // x.shape[-1])
+            if weight.shape[0] != self.spared and all(side % ALIGNED == 0 for side in sides):
+                return self._product(*args)
         return func(*args, **(kwargs or {}))
-
-    def _takes(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-        sides = (*weight.shape, x.numel() // x.shape[-1])
-        return weight.shape[0] != self.spared and all(side % ALIGNED == 0 for side in sides)
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}

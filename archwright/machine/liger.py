@@ -79,13 +79,13 @@ def unfuse(model: LanguageModel) -> None:
 
 
 class FusedRMSNorm(RMSNorm):
-    """RMSNorm in one kernel for each pass; liger's word for a wide product is gemma, for a narrow one llama."""
+    """RMSNorm in one kernel for each pass; liger calls a weight in float32 gemma, one in the input's dtype llama."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return super().forward(x)
         weight, casts = self.factor(torch.float32), "gemma"
-        if self.narrow and weight is not None:
+        if self.scale_in_input_dtype and weight is not None:
             weight, casts = weight.to(x.dtype), "llama"
         # In place, it would write into the gradient of y, which others may read.
         y: Tensor = _liger().liger_rms_norm(x, weight, self.eps, casting_mode=casts, in_place=False)
@@ -157,6 +157,7 @@ def fused_cross_entropy(
 
 def _fused(module: nn.Module) -> str:
     """Let liger compute a module if it can; return what it is then counted as."""
+    # The class alone changes: parameters, hooks and names of weights stay, and `unfuse` can take it back.
     if type(module) is RMSNorm and module.shape == (module.dim,) and module.dim <= LONGEST:
         module.__class__ = FusedRMSNorm
         return "norms"

@@ -103,7 +103,7 @@ def _unset(
 ) -> Decoder:
     with torch.device("meta"):
         model = _assemble(spec, init)
-    for parameter in model.parameters():  # buffers stay wide
+    for parameter in model.parameters():  # buffers stay in float32, which angles need
         parameter.data = parameter.data.to(dtype)
     if torch.device(device).type != "meta":
         _take_memory(model, device)
@@ -133,6 +133,19 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         position = POSITIONS.make(spec.position, spec.dim, spec.context_length)
     embedding = TokenEmbedding(spec.embedding, spec.dim, spec.vocab_size)
     table = embedding.weight if spec.head.tied else None
+    assert spec.embedding.dim != "auto"
+    width, transform = spec.embedding.dim, None
+    if not spec.head.transform.is_none:
+        transform = TRANSFORMS.make(spec.head.transform, spec.dim, width)
+    head = Head(
+        spec.head,
+        spec.dim,
+        spec.vocab_size,
+        table,
+        width=width,
+        transform=transform,
+        divisor=init.divisor,
+    )
     ends_normed = not spec.layer(spec.num_layers - 1).residual.final_norm
     return Decoder(
         spec,
@@ -141,28 +154,11 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         embedding_norm=_norm(spec.embedding.norm, spec.dim),
         layers=layers,
         norm=nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
-        head=_head(spec, table, init),
+        head=head,
         masks=sharing.patterns,
         rotaries=sharing.rotaries,
         relatives=sharing.relatives,
         lr_scales=init.lr_scales,
-    )
-
-
-def _head(spec: ModelSpec, table: nn.Parameter | None, init: Init) -> Head:
-    assert spec.vocab_size != "auto"
-    assert spec.embedding.dim != "auto"
-    width, transform = spec.embedding.dim, None
-    if not (choice := spec.head.transform).is_none:
-        transform = TRANSFORMS.make(choice, spec.dim, width)
-    return Head(
-        spec.head,
-        spec.dim,
-        spec.vocab_size,
-        table,
-        width=width,
-        transform=transform,
-        divisor=init.divisor,
     )
 
 

@@ -104,7 +104,9 @@ class Cache:
         if self._switch_lengths:
             self._check_lengths(layout, batch)
         if not self._states:
-            self._states = [_new_states(layer, batch) for layer in self._mixers]
+            for mixers in self._mixers:
+                states = {name: mixer.new_state(batch) for name, mixer in mixers.items()}
+                self._states.append({name: s for name, s in states.items() if s is not None})
         past = Past(self.num_read, self._past.tables)
         self._past.num_read += length
         if ragged:
@@ -114,9 +116,9 @@ class Cache:
     def _check(
         self, tokens: Tensor, segment_ids: Tensor | None, prefix_lengths: Tensor | None
     ) -> None:
-        told_apart = self._read is not None and self._read.document is not None
-        if self.num_read and (segment_ids is None) == told_apart:
-            found, before = ("none", "some") if told_apart else ("some", "none")
+        has_documents = self._read is not None and self._read.document is not None
+        if self.num_read and (segment_ids is None) == has_documents:
+            found, before = ("none", "some") if has_documents else ("some", "none")
             raise ValueError(
                 f"segment_ids: found {found} beside a cache that was filled with {before}; "
                 "expected them in every call or in none"
@@ -128,7 +130,7 @@ class Cache:
         self._check_prefix(prefix_lengths)
 
     def _check_lengths(self, layout: TokenLayout, batch: int) -> None:
-        """What was read of a text before it grew beyond a switch length was read with other angles."""
+        """Refuse a text that grows beyond a switch length: its cached keys have the angles of a shorter one."""
         lengths_so_far = layout.lengths_so_far_or_end().expand(batch, -1)
         first, before = lengths_so_far[:, 0], self._lengths_so_far
         if before is not None:
@@ -167,11 +169,6 @@ class Cache:
                 f"{int(whole.max())}; a prefix must be read in one piece: give it whole, or give "
                 "prefix_lengths"
             )
-
-
-def _new_states(mixers: Mapping[str, Mixer], batch: int) -> dict[str, LayerState]:
-    states = {name: mixer.new_state(batch) for name, mixer in mixers.items()}
-    return {name: state for name, state in states.items() if state is not None}
 
 
 def _after(layout: TokenLayout) -> Read:

@@ -1,4 +1,4 @@
-"""What other rooms know of a model, whatever is inside."""
+"""The interface of models that all other rooms use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +36,7 @@ class LanguageModel(nn.Module, ABC):
     head: Head
     masks: Mapping[str, MaskPattern]
     lr_scales: Mapping[str, float]
-    """What the learning rate is multiplied by, for roles of parameters that have another than 1."""
+    """Factors of the learning rate by role of parameter, where they are not 1."""
     forward: Callable[..., Output]
     """Returns the logits at each token."""
     hidden: Callable[..., Tensor]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
 from archwright.parts.linear import GroupedLinear, Linear, linears_joint_backward, to_autocast_dtype
-from archwright.parts.norms import NORMS
+from archwright.parts.norms import NORMS, upcast, without_autocast
 from archwright.parts.registry import Registry
 from archwright.parts.routing import ROUTINGS, Router
 from archwright.spec import feedforward as spec
@@ -160,10 +159,10 @@ class Experts(Branch):
             sent = sent * weights.flatten()[order, None].to(sent.dtype)
         found = self.experts(sent, sorted_experts, ends)
         # Put back and summed by token, not added up where they fall, whose order a GPU leaves to chance.
-        of_token = found[order.argsort()].unflatten(0, chosen.shape)  # [tokens, top_k, dim]
+        per_token = found[order.argsort()].unflatten(0, chosen.shape)  # [tokens, top_k, dim]
         if self.spec.router_weight_on == "output":
-            of_token = of_token * weights[..., None]
-        out = (of_token.sum(1) * self.spec.routed_scaling_factor).to(found.dtype)
+            per_token = per_token * weights[..., None]
+        out = (per_token.sum(1) * self.spec.routed_scaling_factor).to(found.dtype)
         if self.training and torch.is_grad_enabled():
             sent_to = ends.diff(prepend=ends.new_zeros(1))
             self.auxiliary = self._auxiliary(logits, sent_to)
@@ -180,11 +179,10 @@ class Experts(Branch):
         return self.routing(logits, self.selection_bias, training=self.training)
 
     def _logits(self, rows: Tensor) -> Tensor:
-        kind, wide = rows.device.type, torch.promote_types(rows.dtype, torch.float32)
-        known = torch.amp.is_autocast_available(kind)
-        bias = None if self.router.bias is None else self.router.bias.to(wide)
-        with torch.autocast(kind, enabled=False) if known else nullcontext():
-            logits: Tensor = F.linear(rows.to(wide), self.router.weight.to(wide), bias)
+        dtype = torch.promote_types(rows.dtype, torch.float32)
+        bias = None if self.router.bias is None else self.router.bias.to(dtype)
+        with without_autocast(rows.device.type):
+            logits: Tensor = F.linear(rows.to(dtype), self.router.weight.to(dtype), bias)
         return logits
 
     def _with_shared(self, rows: Tensor, out: Tensor) -> Tensor:
@@ -210,6 +208,7 @@ class Experts(Branch):
         made of where that is done for all layers together."""
         s = self.spec
         scores = self.routing.probabilities(logits)
+        # As for weights, no 0 / 0 where all sigmoids underflow.
         mean_score = (scores / (scores.sum(-1, keepdim=True) + 1e-20)).mean(0)
         share = sent_to / (len(logits) * s.top_k)
         z_loss = s.router_z_loss * logits.logsumexp(-1).square().mean()
@@ -304,11 +303,11 @@ class XIELU(nn.Module):
         self.negative = nn.Parameter(torch.empty(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        above = F.softplus(self.positive) * wide.square()
-        below = wide.clamp(max=0)  # exp overflows where it is not asked for
+        x32 = upcast(x)
+        above = F.softplus(self.positive) * x32.square()
+        below = x32.clamp(max=0)  # exp overflows where it is not asked for
         bent = (self.spec.beta + F.softplus(self.negative)) * (below.expm1() - below)
-        return (torch.where(wide > 0, above, bent) + self.spec.beta * wide).to(x.dtype)
+        return (torch.where(x32 > 0, above, bent) + self.spec.beta * x32).to(x.dtype)
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.positive, _softplus_inverse(self.spec.alpha_positive))

@@ -129,8 +129,8 @@ def linears_joint_backward(
 
     Maps wider than x stay apart: one of them is product enough for all cores.
     """
-    narrow = all(m.transposed_backward and m.d_out <= m.d_in for m in maps)
-    if len(maps) > 1 and narrow and _gains_by_transposing(x):
+    none_widens = all(m.transposed_backward and m.d_out <= m.d_in for m in maps)
+    if len(maps) > 1 and none_widens and _gains_by_transposing(x):
         x, *given = _narrowed(x, *(m.weight for m in maps), *(m.bias for m in maps))
         return list(_Products.apply(x, len(maps), *given))  # type: ignore[no-untyped-call]
     return [m(x) for m in maps]
@@ -167,12 +167,12 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         # [rows, d_in] and [rows, d_out]
-        rows, of_rows = x.flatten(0, -2), grad.flatten(0, -2)
+        rows, grad_rows = x.flatten(0, -2), grad.flatten(0, -2)
         if x.shape[-1] <= grad.shape[-1]:
-            of_weight = (_apart(rows.t()) @ of_rows).t().contiguous()
+            grad_weight = (_apart(rows.t()) @ grad_rows).t().contiguous()
         else:
-            of_weight = _apart(of_rows.t()) @ rows
-        return grad @ weight, of_weight, of_rows.sum(0) if ctx.biased else None
+            grad_weight = _apart(grad_rows.t()) @ rows
+        return grad @ weight, grad_weight, grad_rows.sum(0) if ctx.biased else None
 
 
 class _Products(torch.autograd.Function):
@@ -193,15 +193,15 @@ class _Products(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         widths, grad = [len(w) for w in weights], torch.cat(grads, -1)
         # [rows, sum of d_out]
-        of_rows = grad.flatten(0, -2)
+        grad_rows = grad.flatten(0, -2)
         # [d_in, sum of d_out], cut up by map
-        of_weights = (_apart(x.flatten(0, -2).t()) @ of_rows).split(widths, -1)
-        of_biases = zip(ctx.biased, of_rows.split(widths, -1), strict=True)
+        grad_weights = (_apart(x.flatten(0, -2).t()) @ grad_rows).split(widths, -1)
+        grad_biases = zip(ctx.biased, grad_rows.split(widths, -1), strict=True)
         return (
             grad @ torch.cat(weights),
             None,
-            *(part.t().contiguous() for part in of_weights),
-            *(part.sum(0) if biased else None for biased, part in of_biases),
+            *(part.t().contiguous() for part in grad_weights),
+            *(part.sum(0) if biased else None for biased, part in grad_biases),
         )
 
 

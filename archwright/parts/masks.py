@@ -445,8 +445,8 @@ class AttentionMask:
         if isinstance(pattern, GivenMask):
             seen = pattern.shows(row, head, query, key)
         else:
-            of_head = (head,) if self.num_heads > 1 else ()
-            seen = pattern.visible(here, there, *of_head)
+            head_index = (head,) if self.num_heads > 1 else ()
+            seen = pattern.visible(here, there, *head_index)
         if self.kept is not None:
             seen = seen & (there >= 0)
         if at.segment_ids is not None and kept.segment_ids is not None:

@@ -23,7 +23,7 @@ class NoNorm(nn.Identity):
 class _Weighted(nn.Module):
     """Base of norms: a weight w or 1 + w and a bias, for all heads together or for each."""
 
-    narrow: bool = False
+    scale_in_input_dtype: bool = False
     """Whether both factors are cast to the dtype of x before they are multiplied."""
 
     def __init__(
@@ -66,12 +66,12 @@ class LayerNorm(_Weighted):
         super().__init__(spec, dim, heads, bias=spec.bias)
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        wide = upcast(x)
-        weight = self.factor(wide.dtype)
-        bias = None if self.bias is None else self.bias.to(wide.dtype)
+        x32 = upcast(x)
+        weight = self.factor(x32.dtype)
+        bias = None if self.bias is None else self.bias.to(x32.dtype)
         if len(self.shape) == 1:
-            return F.layer_norm(wide, self.shape, weight, bias, self.eps).to(x.dtype)
-        y = F.layer_norm(wide, (self.dim,), eps=self.eps)
+            return F.layer_norm(x32, self.shape, weight, bias, self.eps).to(x.dtype)
+        y = F.layer_norm(x32, (self.dim,), eps=self.eps)
         y = y if weight is None else y * weight
         return (y if bias is None else y + bias).to(x.dtype)
 
@@ -80,23 +80,23 @@ class RMSNorm(_Weighted):
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last axis.
 
     Shapes: x and y [..., dim]; weight [dim]. With heads: x and y [..., heads, dim]; weight [heads, dim].
-    Instead of the weight stands 1 + weight, formed in float32, or nothing, if asked. A wide product is
-    cast to the dtype of x afterwards, of a narrow one both factors before.
+    Instead of the weight stands 1 + weight, formed in float32, or nothing, if asked. A product in
+    float32 is cast to the dtype of x afterwards; of one in the dtype of x both factors are cast before.
     Zhang and Sennrich, 2019, Root Mean Square Layer Normalization, eq. 4.
     """
 
     def __init__(self, spec: spec.RMSNorm, dim: int, heads: int | None = None) -> None:
         super().__init__(spec, dim, heads, bias=False)
-        self.narrow = spec.scale_in == "input_dtype"
+        self.scale_in_input_dtype = spec.scale_in == "input_dtype"
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-        wide = upcast(x)
-        weight = self.factor(wide.dtype)
-        narrow = self.narrow and x.dtype != wide.dtype
-        if weight is None or (len(self.shape) == 1 and not narrow):
-            return self._normed(wide, weight).to(x.dtype)
-        y = self._normed(wide, None)
-        if narrow:
+        x32 = upcast(x)
+        weight = self.factor(x32.dtype)
+        casts_first = self.scale_in_input_dtype and x.dtype != x32.dtype
+        if weight is None or (len(self.shape) == 1 and not casts_first):
+            return self._normed(x32, weight).to(x.dtype)
+        y = self._normed(x32, None)
+        if casts_first:
             return y.to(x.dtype) * weight.to(x.dtype)
         return (y * weight).to(x.dtype)
 
@@ -127,7 +127,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         grad, grad_weight = grads[0], None
-        with _no_autocast(x.device.type):
+        with without_autocast(x.device.type):
             # [rows, dim]
             by_row = (grad * x).reshape(-1, x.shape[-1])
             if weight is None:
@@ -145,8 +145,8 @@ def upcast(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _no_autocast(device: str) -> AbstractContextManager[Any]:
-    """Keep products wide in a backward pass under autocast, which the meta device does not know."""
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Keep products in their own dtype under autocast, which the meta device does not know."""
     known = torch.amp.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if known else nullcontext()
 

@@ -45,7 +45,12 @@ class Router:
     ) -> Routes:
         """Return the best experts by score, and their weights before these are normalised."""
         scores = self.scores(logits)
-        ranks = _ranks(self.experts, logits, scores, selection_bias)
+        ranks = scores if selection_bias is None else scores + selection_bias
+        if selection_bias is None and (
+            self.experts.num_groups == 1 or self.experts.group_score == "max"
+        ):
+            # Scores grow with their logits, which do not round to 0 or 1 and so rank what scores cannot.
+            ranks = logits
         best = _in_best_groups(self.experts, ranks).topk(self.experts.top_k, sorted=False)
         return best.indices, scores.gather(-1, best.indices)
 
@@ -139,16 +144,6 @@ def sparsemixer(
     return torch.cat(chosen, -1), torch.cat(weights, -1)
 
 
-def _ranks(
-    spec: spec.Experts, logits: Tensor, scores: Tensor, selection_bias: Tensor | None
-) -> Tensor:
-    """Return what experts are chosen by."""
-    if selection_bias is not None:
-        return scores + selection_bias
-    # All scores grow with their logits, which do not round to 0 or 1 and so rank what scores cannot.
-    return logits if spec.num_groups == 1 or spec.group_score == "max" else scores
-
-
 def _in_best_groups(spec: spec.Experts, ranks: Tensor) -> Tensor:
     """Hide experts out of groups that are not among the best."""
     if spec.num_groups == 1:
@@ -165,7 +160,7 @@ def _in_best_groups(spec: spec.Experts, ranks: Tensor) -> Tensor:
 def _size(spec: spec.Experts, weights: Tensor) -> Tensor:
     """Return what the weights of the chosen experts are divided by."""
     if spec.normalize_power == 1:
-        size = weights.sum(-1, keepdim=True) + 1e-20
+        size = weights.sum(-1, keepdim=True) + 1e-20  # no 0 / 0 where all sigmoids underflow
     else:
         size = torch.linalg.vector_norm(weights, spec.normalize_power, dim=-1, keepdim=True)
     return size.clamp(min=spec.normalize_min) if spec.normalize_min else size

@@ -90,7 +90,10 @@ class KVCache:
         if not self._held:
             self._held = [_empty(x, slots.capacity) for x in new]
         elif self._held[0].shape[1] <= slots.capacity:
-            self._held = [_grown(held, slots.capacity) for held in self._held]
+            for i, held in enumerate(self._held):
+                self._held[i] = _empty(held, slots.capacity)
+                # The slot more than the capacity, the last, holds nothing that is kept.
+                self._held[i][:, : held.shape[1] - 1] = held[:, :-1]
         before = [held[:, : slots.num_before] for held in self._held]
         if slots.seen is not None and slots.joins:
             shown = [torch.cat((held, x), 1) for held, x in zip(before, new, strict=True)]
@@ -105,12 +108,6 @@ class KVCache:
 def _empty(like: Tensor, capacity: int) -> Tensor:
     batch, _, heads, dim = like.shape
     return like.new_zeros(batch, capacity + 1, heads, dim)
-
-
-def _grown(held: Tensor, capacity: int) -> Tensor:
-    grown = _empty(held, capacity)
-    grown[:, : held.shape[1] - 1] = held[:, :-1]
-    return grown
 
 
 @dataclass

@@ -96,12 +96,15 @@ def token_layout(
     Raises:
         ValueError: a shape that does not fit the tokens.
     """
-    _check(tokens, segment_ids, padding_mask, prefix_lengths)
+    _check(tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
     padding_mask = None if padding_mask is None else padding_mask.bool()
     index = None
     if padding_mask is not None or segment_ids is not None or read is not None:
         index = _index(tokens, segment_ids, padding_mask, read)
-    position_ids = index if position_ids is None else _rows(position_ids, tokens)
+    if position_ids is None:
+        position_ids = index
+    elif position_ids.ndim == 1:
+        position_ids = position_ids[None]
     return TokenLayout(
         tokens.shape[1],
         tokens.device,
@@ -116,6 +119,7 @@ def token_layout(
 
 def _check(
     tokens: Tensor,
+    position_ids: Tensor | None,
     segment_ids: Tensor | None,
     padding_mask: Tensor | None,
     prefix_lengths: Tensor | None,
@@ -133,6 +137,13 @@ def _check(
             f"prefix_lengths: found shape {list(prefix_lengths.shape)}; "
             f"expected one number for each row, [{tokens.shape[0]}]"
         )
+    rows, length = tokens.shape
+    if position_ids is None or position_ids.shape in ((length,), (1, length), (rows, length)):
+        return
+    found = list(position_ids.shape if position_ids.ndim > 1 else position_ids[None].shape)
+    raise ValueError(
+        f"position_ids: found shape {found}; expected {list(tokens.shape)} or [{length}]"
+    )
 
 
 def _index(
@@ -157,16 +168,3 @@ def _starts(segment_ids: Tensor) -> Tensor:
     starts = torch.ones_like(segment_ids, dtype=torch.bool)
     starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
     return starts
-
-
-def _rows(position_ids: Tensor, tokens: Tensor) -> Tensor:
-    position_ids = position_ids[None] if position_ids.ndim == 1 else position_ids
-    if position_ids.shape[-1] != tokens.shape[1] or position_ids.shape[0] not in (
-        1,
-        tokens.shape[0],
-    ):
-        raise ValueError(
-            f"position_ids: found shape {list(position_ids.shape)}; "
-            f"expected {list(tokens.shape)} or [{tokens.shape[1]}]"
-        )
-    return position_ids

@@ -7,7 +7,7 @@ from archwright.planning.cost import active_parameters, parameters_by_part
 from archwright.spec.model_spec import ModelSpec
 
 LAYER_PARTS = {"feedforward": "feed-forward", "residual": "norms"}
-"""What a reader calls modules of a layer, where that is not their name."""
+"""Names of a layer's modules for readers, where they differ from the attributes'."""
 
 
 def counts_of(spec: ModelSpec) -> Counts:
@@ -22,13 +22,9 @@ def counted(model: LanguageModel) -> Counts:
     """Return the numbers of parameters of a model that is built."""
     parts: dict[str, int] = {}
     for name, number in parameters_by_part(model).items():
-        part = _part(name.split("."))
+        first, *below = name.split(".")
+        part = "norms" if first == "norm" else first
+        if first == "layers":
+            part = LAYER_PARTS.get(below[0], below[0])
         parts[part] = parts.get(part, 0) + number
     return Counts(parts, active_parameters(model))
-
-
-def _part(words: list[str]) -> str:
-    """Return what a reader calls the part of a model with this dotted name."""
-    if words[0] == "layers":
-        return LAYER_PARTS.get(words[1], words[1])
-    return "norms" if words[0] == "norm" else words[0]

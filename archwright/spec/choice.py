@@ -116,7 +116,7 @@ class BoolGroup(Uniform):
 
 
 class ModelSizes(NamedTuple):
-    """What numbers of a choice that are left open follow from."""
+    """Sizes of a model, from which numbers of a choice that are left open follow."""
 
     dim: int
     num_layers: int

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 import sys
 from functools import cache
 
@@ -21,23 +22,21 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 
 @cache
-def _module_docstrings(name: str) -> dict[str, dict[str, str]]:
+def _module_docstrings(module_name: str) -> dict[str, dict[str, str]]:
     """Return the fields' docstrings of every class at the top of a module."""
-    module = sys.modules.get(name)
+    module = sys.modules.get(module_name)
     try:
         source = inspect.getsource(module) if module else ""
     except (OSError, TypeError):
         return {}
-    classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    return {cls.name: _class_docstrings(cls) for cls in classes}
-
-
-def _class_docstrings(node: ast.ClassDef) -> dict[str, str]:
-    """Pair each annotated name with the string that stands right below it."""
-    found = {}
-    for field, below in zip(node.body, node.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            match below:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    found[field.target.id] = inspect.cleandoc(text)
+    found: dict[str, dict[str, str]] = {}
+    for cls in (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)):
+        found[cls.name] = {}
+        for pair in itertools.pairwise(cls.body):
+            match pair:  # an annotated name, and the string that stands right below it
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[cls.name][name] = inspect.cleandoc(text)
     return found

@@ -45,7 +45,7 @@ class FeedForward(Choice):
 
     @property
     def hidden_layer(self) -> "Hidden | None":
-        """What has a hidden width: the feed-forward itself, each of its experts, or nothing."""
+        """The layer with a hidden width: the feed-forward itself, or each of its experts; None without one."""
         return None
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:

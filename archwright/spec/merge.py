@@ -27,10 +27,11 @@ def merge(base: Table, over: Table, under: Table = NOTHING) -> dict[str, Any]:
         if key == "layer_kinds" and isinstance(value, dict):
             below = dict.fromkeys(value, base)  # each lies upon the default layer
         below = below if isinstance(below, Mapping) else NOTHING
-        if isinstance(value, dict) and isinstance(old, dict) and not _drops(old, value, below):
-            merged[key] = merge(old, value, below)
-        else:
-            merged[key] = value
+        merged[key] = value
+        if isinstance(value, dict) and isinstance(old, dict):
+            kind = old.get("kind", below.get("kind"))
+            if kind is None or value.get("kind", kind) == kind:
+                merged[key] = merge(old, value, below)
     return merged
 
 
@@ -42,9 +43,3 @@ def validated(cls: type[T], values: dict[str, Any], at: tuple[str, ...] = ()) ->
         return cls.model_validate(values)
     except ValidationError as error:
         raise UserError(*explain(error, cls, values, at)) from None
-
-
-def _drops(old: Table, new: Table, below: Table) -> bool:
-    """Whether `new` sets another kind than `old` has."""
-    kind = old.get("kind", below.get("kind"))
-    return kind is not None and "kind" in new and new["kind"] != kind

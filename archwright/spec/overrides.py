@@ -71,15 +71,13 @@ def paths(cls: type[Spec], prefix: str = "") -> Iterator[str]:
     for name, field in cls.model_fields.items():
         name, inner = field.alias or name, field.annotation
         yield prefix + name
-        if isinstance(inner, type) and issubclass(inner, Spec):
-            for member in _members(inner):
-                yield from paths(member, f"{prefix}{name}.")
-
-
-def _members(cls: type[Spec]) -> list[type[Spec]]:
-    if issubclass(cls, Choice) and cls.is_axis():
-        return list(cls.choices().values())
-    return [cls]
+        if not (isinstance(inner, type) and issubclass(inner, Spec)):
+            continue
+        members: Iterable[type[Spec]] = [inner]
+        if issubclass(inner, Choice) and inner.is_axis():
+            members = inner.choices().values()
+        for member in members:
+            yield from paths(member, f"{prefix}{name}.")
 
 
 def dump(spec: Spec) -> Values:
@@ -96,7 +94,8 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
         name, equals, text = assignment.partition("=")
         name = name.strip()
         if not equals or not all(name.split(".")):
-            lines.append(f"{show(assignment)}: expected key=value, such as {_example(spec)}")
+            example = "model.dim=256" if "model" in type(spec).model_fields else "dim=256"
+            lines.append(f"{show(assignment)}: expected key=value, such as {example}")
             continue
         try:
             value = _value(text.strip())
@@ -182,7 +181,3 @@ def _nest(keys: Keys, value: Any) -> Values:
         value = {key: value}
     nested: Values = value
     return nested
-
-
-def _example(spec: Spec) -> str:
-    return "model.dim=256" if "model" in type(spec).model_fields else "dim=256"

@@ -34,7 +34,7 @@ class Scaling(Choice):
         """Return what cosines and sines are multiplied by where that is left open."""
         return 1.0
 
-    def of_pairs(self, number: int) -> dict[str, Any]:
+    def options_for_pairs(self, number: int) -> dict[str, Any]:
         """Return the options that change where heads have so many pairs of coordinates."""
         return {}
 
@@ -125,7 +125,7 @@ class LongRoPE(Scaling):
     def auto_attention_factor(self, original_length: int) -> float:
         return math.sqrt(1 + math.log(self.factor) / math.log(max(2, original_length)))
 
-    def of_pairs(self, number: int) -> dict[str, Any]:
+    def options_for_pairs(self, number: int) -> dict[str, Any]:
         """Keep as many divisors as there are pairs, evenly spread."""
         found = {}
         for name, divisors in (("short", self.short), ("long", self.long)):
@@ -237,7 +237,7 @@ class RoPE(Position):
         return {"scaling": self.scaling.numbers(sizes)}
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        changes = self.scaling.of_pairs(rotary_dim(self, to.head_dim) // 2)
+        changes = self.scaling.options_for_pairs(rotary_dim(self, to.head_dim) // 2)
         return {"scaling": changes} if changes else {}
 
 

@@ -81,7 +81,10 @@ def load_run(name: str | Path) -> RunSpec:
     if str(name) not in preset_names("runs") and str(name) in preset_names("models"):
         return RunSpec(name=str(name), model=load(name))
     if is_run(name):
-        return _onwards(Path(name))
+        before = read_run(Path(name) / RUN_FILE)
+        onwards = f"{Path(name).resolve().name}-onwards"
+        run = RunSpec(name=onwards, model=before.model, data=before.data, parts=before.parts)
+        return override(run, [f"init.from={toml_value(str(Path(name)))}"])
     path = _find(name, "runs")
     values = _read(path, RunSpec)
     if ONLY_RUNS & set(values):
@@ -232,14 +235,6 @@ def _prefixes(path: str) -> list[str]:
     """Return a dotted path and those of its tables, the longest first."""
     parts = path.split(".")
     return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-
-
-def _onwards(folder: Path) -> RunSpec:
-    """Return a run that begins with the weights of the one in a folder."""
-    before = read_run(folder / RUN_FILE)
-    name = f"{folder.resolve().name}-onwards"
-    run = RunSpec(name=name, model=before.model, data=before.data, parts=before.parts)
-    return override(run, [f"init.from={toml_value(str(folder))}"])
 
 
 def _run_from(values: Values, path: Path) -> RunSpec:

@@ -5,8 +5,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pydantic.fields import FieldInfo
-
 from archwright.spec.choice import Choice, Spec
 
 FORMAT = 2
@@ -162,14 +160,12 @@ def _inner(
         }
     if key == "sources":
         return {_path(classes, path): source for path, source in value.items()}
-    fields = [field for cls in classes if (field := _field(cls, key))]
+    fields = [
+        f for cls in classes for name, f in cls.model_fields.items() if key == (f.alias or name)
+    ]
     inner = [f.annotation for f in fields if isinstance(f.annotation, type)]
     specs = [cls for cls in dict.fromkeys(inner) if issubclass(cls, Spec)]
     return _renamed(specs, value, f"{at}{key}.", notes) if specs else dict(value)
-
-
-def _field(cls: type[Spec], key: str) -> FieldInfo | None:
-    return next((f for name, f in cls.model_fields.items() if key == (f.alias or name)), None)
 
 
 def _path(classes: list[type[Spec]], path: str) -> str:

@@ -71,7 +71,7 @@ class Residual(Choice):
     at_once: ClassVar[bool] = False
     """Whether all branches read the same x."""
     stability: ClassVar[str] = ""
-    """What it is called as a means to keep numbers in bounds; empty where it is none."""
+    """Its name among means that keep activations in bounds; empty where it is none."""
     dropout: Probability = 0.0
     """Share of each branch's output dropped in training."""
     multiplier: PerBranch = Field(PerBranch(), examples=[0.5])

@@ -58,8 +58,13 @@ def _stride(run: RunSpec) -> Iterator[str]:
 
 def _visible_future(run: RunSpec) -> Iterator[str]:
     """No token sees those that it is trained to predict; a text that is read from both sides is seen whole."""
-    mixers = list(_mixers(run))
-    seers = [seer for at, mixer in mixers for seer in _seers(at, mixer)]
+    seers: list[tuple[str, str]] = []
+    for at, mixer in _mixers(run):
+        if not mixer.causal:
+            seers.append((at, mixer.kind))
+        mask = getattr(mixer, "mask", None)
+        if isinstance(mask, Mask) and (mask.shows_future or not mask.causal):
+            seers.append((f"{at}.mask", mask.kind))
     if run.objective.causal:
         for path, kind in seers:
             yield (
@@ -75,15 +80,6 @@ def _visible_future(run: RunSpec) -> Iterator[str]:
             f'{path}.kind: found "{kind}", through which no token sees what follows it; '
             f'objective.kind = "{run.objective.kind}" expects a mask such as "full"'
         )
-
-
-def _seers(at: str, mixer: Mixer) -> Iterator[tuple[str, str]]:
-    """Yield path and kind of what lets tokens see what follows them."""
-    if not mixer.causal:
-        yield at, mixer.kind
-    mask = getattr(mixer, "mask", None)
-    if isinstance(mask, Mask) and (mask.shows_future or not mask.causal):
-        yield f"{at}.mask", mask.kind
 
 
 def _ignored_inputs(run: RunSpec) -> Iterator[str]:

@@ -7,7 +7,7 @@ from archwright.spec.choice import Choice, ModelSizes, ScaleDown
 from archwright.spec.merge import validated
 
 if TYPE_CHECKING:
-    from archwright.spec.model_spec import Arrangement, ModelSpec
+    from archwright.spec.model_spec import ModelSpec
     from archwright.spec.run_spec import RunSpec
 
 Table = dict[str, Any]
@@ -21,7 +21,10 @@ def tiny(spec: "ModelSpec") -> "ModelSpec":
 
     It has each layer of prefix and suffix and at least one whole cycle between them.
     """
-    num_layers = min(spec.num_layers, _whole_cycles(spec.layers, TINY_LAYERS))
+    layers = spec.layers
+    fixed, cycle = len(layers.prefix) + len(layers.suffix), len(layers.cycle)
+    whole_cycles = fixed + cycle * max(1, math.ceil((TINY_LAYERS - fixed) / cycle))
+    num_layers = min(spec.num_layers, whole_cycles)
     small = scaled_down(spec, TINY_DIM, TINY_HEAD_DIM, num_layers, TINY_CONTEXT, TINY_EXPERTS)
     return small.model_copy(update={"name": f"{spec.name}-tiny"})
 
@@ -56,7 +59,11 @@ def scaled_down(
                 _change(partial, _stated(choice.scaled_down(to), partial, choice))
     if isinstance(spec.embedding.dim, int):
         values["embedding"]["dim"] = to.width(spec.embedding.dim)
-    values["layers"] = _arranged(spec.layers, num_layers)
+    layers = spec.layers
+    if len(layers.prefix) + len(layers.suffix) + len(layers.cycle) > num_layers:
+        # To leave room for the cycle, the ends have each kind once.
+        for end in ("prefix", "suffix"):
+            values["layers"][end] = tuple(dict.fromkeys(getattr(layers, end)))
     values |= {
         "dim": dim,
         "num_layers": num_layers,
@@ -87,17 +94,3 @@ def _stated(changes: Table, partial: Table, choice: Choice) -> Table:
         elif name in partial or ("kind" in partial and type(own) is int):
             found[name] = value
     return found
-
-
-def _whole_cycles(layers: "Arrangement", least: int) -> int:
-    """Return the smallest number of layers, from `least` on, that ends the cycle where it began."""
-    fixed, cycle = len(layers.prefix) + len(layers.suffix), len(layers.cycle)
-    return fixed + cycle * max(1, math.ceil((least - fixed) / cycle))
-
-
-def _arranged(layers: "Arrangement", num_layers: int) -> Table:
-    """Return an arrangement that leaves room for the cycle: if need be, the ends have each kind once."""
-    values = layers.model_dump()
-    if len(layers.prefix) + len(layers.suffix) + len(layers.cycle) > num_layers:
-        values |= {end: tuple(dict.fromkeys(values[end])) for end in ("prefix", "suffix")}
-    return values

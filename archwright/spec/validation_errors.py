@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from archwright.format import QUOTED, number_text, shortened
 from archwright.spec.choice import Choice, Spec
@@ -75,7 +74,8 @@ def locate(cls: type[Spec], loc: tuple[Any, ...], values: object) -> tuple[Path,
     path: Path = ()
     owner = cls
     for depth, key in enumerate(loc):
-        field = owner.model_fields.get(str(key)) or _by_alias(owner, str(key))
+        aliases = {f.alias: f for f in owner.model_fields.values()}
+        field = owner.model_fields.get(str(key)) or aliases.get(str(key))
         path += (str(key),)
         if field is None:
             break
@@ -117,15 +117,14 @@ def show(value: object) -> str:
 
 def _expectation(problem: Any) -> str:
     template = EXPECTED.get(problem["type"])
-    context = {key: _number_or_text(value) for key, value in problem.get("ctx", {}).items()}
     if template:
+        context = {
+            key: f"{value:g}" if isinstance(value, float) else str(value).replace("'", '"')
+            for key, value in problem.get("ctx", {}).items()
+        }
         return template.format(**context)
     message = str(problem["msg"]).removeprefix("Value error, ")
     return message.removeprefix("expected ").rstrip()
-
-
-def _number_or_text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).replace("'", '"')
 
 
 def _spec_class(annotation: object, values: object) -> type[Spec] | None:
@@ -148,7 +147,3 @@ def _keys_below(values: Any, loc: tuple[Any, ...]) -> Path:
         values = values[key]
         path += (str(key),)
     return path
-
-
-def _by_alias(owner: type[Spec], key: str) -> FieldInfo | None:
-    return next((f for f in owner.model_fields.values() if f.alias == key), None)

@@ -96,9 +96,9 @@ def _cut(view: AttentionMask, size: int) -> Blocks:
                 used -= part.numel()  # the same as in the block before
             elif low < high:
                 mask_bias.append(part)
-            of_all = (0, 0) if view.num_rows == 1 else (rows.start, rows.stop)
+            row_range = (0, 0) if view.num_rows == 1 else (rows.start, rows.stop)
             keys = (key_first, key_stop, low, high)
-            table.append(Block(*of_all, first, stop, *keys, used, *hidden.shape[:2]))
+            table.append(Block(*row_range, first, stop, *keys, used, *hidden.shape[:2]))
             used += part.numel()
             pairs += len(rows) * (stop - first) * (key_stop - key_first)
     # Stretch after stretch: [hidden].
@@ -113,11 +113,11 @@ def _cut(view: AttentionMask, size: int) -> Blocks:
 
 def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[range, int, int]]:
     """Yield neighbouring rows with a range of keys for all of them, as few as do not cost more together."""
-    wide = [(start // ALIGNED * ALIGNED, stop) for start, stop in ranges]
+    aligned = [(start // ALIGNED * ALIGNED, stop) for start, stop in ranges]
     row = 0
-    while row < len(wide):
-        (start, stop), cost, end = wide[row], wide[row][1] - wide[row][0], row + 1
-        for low, high in wide[row + 1 :]:
+    while row < len(aligned):
+        (start, stop), cost, end = aligned[row], aligned[row][1] - aligned[row][0], row + 1
+        for low, high in aligned[row + 1 :]:
             both = (min(start, low), max(stop, high))
             apart = cost + high - low + ALIGNED
             if (end + 1 - row) * (both[1] - both[0]) > apart:

@@ -26,7 +26,10 @@ def blockwise(
         return sdpa(query, key, value, view, scores)
     bias_band, (least, most) = None, _columns(view)
     if scores.bias is not None:
-        if not _by_column(scores, view):
+        at = view.layout
+        by_distance = isinstance(scores.bias, ElementwiseBias) and scores.bias.by_distance
+        # Columns are distances only where positions count them, without padding in between.
+        if not (by_distance and at.padding_mask is None and at.position_ids is at.index):
             mixed: Tensor = _outside_compiler("by_autograd")(query, key, value, view, scores)
             return mixed
         bias_band = _bias_band(
@@ -69,20 +72,13 @@ def _outside_compiler(name: str) -> Callable[..., Any]:
     return LEFT_OUT[name]
 
 
-def _by_column(scores: ScoreMods, view: AttentionMask) -> bool:
-    """Whether the bias of all pairs that see each other depends on how many columns they are apart."""
-    at = view.layout
-    by_distance = isinstance(scores.bias, ElementwiseBias) and scores.bias.by_distance
-    return by_distance and at.padding_mask is None and at.position_ids is at.index
-
-
 def _bias_band(bias: Any, queries: int, least: int, most: int, dtype: torch.dtype) -> Tensor:
     """Return the bias of a block's queries at the columns least .. most - 1, counted from its first query:
     [heads, queries, columns]. Every block reads its part of it."""
-    of_distance = bias.at_distances(least - queries + 1, most + 1).to(dtype)
+    by_distance = bias.at_distances(least - queries + 1, most + 1).to(dtype)
     # As rows of one number less, copies of a row move by one column from query to query.
     # [heads, queries * distances]
-    copies = of_distance[:, None].expand(-1, queries, -1).flatten(1)
+    copies = by_distance[:, None].expand(-1, queries, -1).flatten(1)
     # [heads, queries, distances - 1]
     moved: Tensor = copies[:, :-queries].unflatten(1, (queries, -1))
     return moved[..., queries - 1 :]

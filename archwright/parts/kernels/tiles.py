@@ -110,7 +110,7 @@ def attend(
         added = bias_band is not None and softcap is None and sinks is None
         if bias_band is not None and added:  # the product is added to the bias, which saves a pass
             # [rows, heads, queries, keys]
-            scores.view(tile.shape).copy_(_of_block(bias_band, tile.block, least))
+            scores.view(tile.shape).copy_(_bias_of_block(bias_band, tile.block, least))
         factor = 1 / (softcap or 1)
         scores.baddbmm_(_asking(q, tile, kv), to_keys, beta=int(added), alpha=factor)
         if softcap is not None:  # in float32, for which alone torch has a fast tanh
@@ -146,7 +146,7 @@ def _add_to(
     """Add to a block's scores [rows, heads, queries, keys] its bias and what hides, and give sinks theirs."""
     queries, num_keys = block.stop - block.first, block.key_stop - block.key_first
     if bias_band is not None:
-        scores[..., :num_keys].add_(_of_block(bias_band, block, least))
+        scores[..., :num_keys].add_(_bias_of_block(bias_band, block, least))
     if block.masked_first < block.masked_stop:
         shape = (block.mask_rows, block.mask_heads, queries, block.masked_stop - block.masked_first)
         part = mask_bias[block.mask_at :][: shape[0] * shape[1] * shape[2] * shape[3]]
@@ -193,7 +193,7 @@ def attend_backward(
     kv, dtype, grad_out = k.shape[1], q.dtype, grad_out.to(q.dtype)
     # [b, t, heads, d]
     query = q.transpose(1, 2)
-    wide = torch.promote_types(dtype, torch.float32)
+    accumulate_dtype = torch.promote_types(dtype, torch.float32)
     grad_q = q.new_empty(query.shape)
     tiles = list(_tiles(query, table, sinks))
     # From the last block on: where that sees all keys, it writes what the others add to.
@@ -202,15 +202,19 @@ def attend_backward(
     grad_k, grad_v = (torch.empty_like(x) if whole else torch.zeros_like(x) for x in (k, v))
     grad_bias_band = None
     if bias_band is not None and learned:
-        grad_bias_band = torch.zeros(bias_band.shape, dtype=wide, device=bias_band.device)
-    grad_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=wide)
+        grad_bias_band = torch.zeros(
+            bias_band.shape, dtype=accumulate_dtype, device=bias_band.device
+        )
+    grad_sinks = None if sinks is None else torch.zeros_like(sinks, dtype=accumulate_dtype)
     spare = query.new_empty(2, max(p.size for p in tiles))
     for tile in reversed(tiles):
         block, beta = tile.block, 0 if whole and tile is tiles[-1] else 1
         weights, dropped = (_view(kept[i, tile.kept], tile, kv) for i in (0, -1))
         num_keys = block.key_stop - block.key_first
         heads = slice(tile.rows.start * kv, tile.rows.stop * kv)
-        g = _rows(grad_out[tile.rows, tile.queries], kv)
+        g = _unrows(grad_out[tile.rows, tile.queries], kv)  # [rows, kv, group, queries, e]
+        # [rows * kv, group * queries, e]
+        g = g.reshape(heads.stop - heads.start, -1, g.shape[-1])
         dropped = dropped if dropout else weights
         # [rows * kv, keys, group * queries]
         to_values = dropped[..., :num_keys].transpose(1, 2)
@@ -226,15 +230,16 @@ def attend_backward(
         # [rows, heads, queries, keys]
         by_head = grad.view(tile.shape)
         if grad_bias_band is not None:
-            _of_block(grad_bias_band, block, least).add_(by_head[..., :num_keys].sum(0, dtype=wide))
+            strip_grad = _bias_of_block(grad_bias_band, block, least)
+            strip_grad.add_(by_head[..., :num_keys].sum(0, dtype=accumulate_dtype))
         if grad_sinks is not None:
-            grad_sinks.add_(by_head[..., num_keys].sum((0, 2), dtype=wide))
+            grad_sinks.add_(by_head[..., num_keys].sum((0, 2), dtype=accumulate_dtype))
         if softcap is not None:
             grad = torch.ops.aten.tanh_backward(grad, _view(kept[1, tile.kept], tile, kv))
-        of_q = grad.new_empty(*grad.shape[:2], q.shape[-1])
-        of_q.baddbmm_(grad, _seen(k, tile, sinks), beta=0, alpha=scale)
+        block_grad_q = grad.new_empty(*grad.shape[:2], q.shape[-1])
+        block_grad_q.baddbmm_(grad, _seen(k, tile, sinks), beta=0, alpha=scale)
         to = grad_q[tile.rows, tile.queries]
-        _unrows(to, kv).copy_(_shaped(of_q, to, kv))
+        _unrows(to, kv).copy_(_shaped(block_grad_q, to, kv))
         # [rows * kv, keys, group * queries]
         to_keys = grad[..., :num_keys].transpose(1, 2)
         # [b * kv, keys, d]
@@ -242,8 +247,8 @@ def attend_backward(
     # [b, s, kv, width]
     by_token = [x.transpose(1, 2) for x in (grad_k, grad_v)]
     others = [(grad_bias_band, bias_band), (grad_sinks, sinks)]
-    narrow = [grad.to(like.dtype) for grad, like in others if grad is not None and like is not None]
-    return [grad_q, *by_token, *narrow]
+    cast = [grad.to(like.dtype) for grad, like in others if grad is not None and like is not None]
+    return [grad_q, *by_token, *cast]
 
 
 class Attend(torch.autograd.Function):
@@ -279,7 +284,7 @@ def gradients(
     return q, k, v, bias_band, next(grads, None), *[None] * 9
 
 
-def _of_block(bias_band: Tensor, block: Block, least: int) -> Tensor:
+def _bias_of_block(bias_band: Tensor, block: Block, least: int) -> Tensor:
     """Return a block's part of a strip, [heads, queries, keys]."""
     start = block.key_first - block.first - least
     return bias_band[
@@ -322,15 +327,9 @@ def _asking(x: Tensor, tile: _Tile, kv: int) -> Tensor:
 def _unrows(x: Tensor, kv: int) -> Tensor:
     """View [b, t, h, d] as [b, kv, group, t, d]."""
     # [b, t, kv, group, d]
-    of_groups: Tensor = x.unflatten(2, (kv, x.shape[2] // kv))
+    grouped: Tensor = x.unflatten(2, (kv, x.shape[2] // kv))
     # [b, kv, group, t, d]
-    return of_groups.permute(0, 2, 3, 1, 4)
-
-
-def _rows(x: Tensor, kv: int) -> Tensor:
-    """Lay [b, t, h, d] out as [b * kv, group * t, d]."""
-    # [b * kv, group * t, d]
-    return _unrows(x, kv).reshape(x.shape[0] * kv, -1, x.shape[-1])
+    return grouped.permute(0, 2, 3, 1, 4)
 
 
 def _shaped(rows: Tensor, like: Tensor, kv: int) -> Tensor:

@@ -125,9 +125,9 @@ class LatentAttention(AttentionMixer):
         if state is not None and self.caches_unrotated:
             (kept,) = state.update(context.slots(state.max_length), kept)
         if self.rotary is not None:
-            rotary, of_keys = self.rotary.value, self.rotation_of_keys(context, mask, state)
+            rotary, key_rotation = self.rotary.value, self.rotation_of_keys(context, mask, state)
             q = self._rotated(q, rotary.rotate_query, context.rotation(self.rotary))
-            kept = self._rotated(kept, rotary.rotate_key, of_keys)
+            kept = self._rotated(kept, rotary.rotate_key, key_rotation)
         if state is not None and not self.caches_unrotated:
             (kept,) = state.update(context.slots(state.max_length), kept)
         return q, kept
@@ -138,8 +138,10 @@ class LatentAttention(AttentionMixer):
 
     def _absorbs(self, queries: int, keys: int) -> bool:
         """Whether what keys and values cost to make is more than what wider scores and mixtures cost."""
-        narrow = self.widths[0] + self.value_dim
-        return (keys - queries) * self.rank * narrow > queries * keys * (2 * self.rank - narrow)
+        head_width = self.widths[0] + self.value_dim
+        return (keys - queries) * self.rank * head_width > queries * keys * (
+            2 * self.rank - head_width
+        )
 
     def _expanded(self, q: Heads, kept: Heads, mask: AttentionMask, scores: ScoreMods) -> Heads:
         latent, rope_key = kept[:, :, 0, : self.rank], kept[..., self.rank :]

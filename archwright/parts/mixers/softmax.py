@@ -97,7 +97,9 @@ class SoftmaxAttention(AttentionMixer):
         mask = context.mask(self.pattern, self.num_heads)
         if projected is None:
             projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
-        q, k, v = (self._clipped(p) for p in projected[:3])
+        q, k, v = projected[:3]
+        if (limit := self.spec.qkv_clip) != "none":
+            q, k, v = (p.clamp(-limit, limit) for p in (q, k, v))
         q = q.unflatten(-1, (self.num_heads, self.head_dim))  # [batch, length, heads, head_dim]
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         # [batch, length, num_kv_heads, value_dim]
@@ -120,10 +122,6 @@ class SoftmaxAttention(AttentionMixer):
             mixed = mixed * torch.sigmoid(projected[3]).view(*mixed.shape[:3], -1)
         out: Tensor = self.out(self.out_norm(mixed.flatten(-2)))  # [batch, length, dim]
         return out
-
-    def _clipped(self, projected: Tensor) -> Tensor:
-        limit = self.spec.qkv_clip
-        return projected if limit == "none" else projected.clamp(-limit, limit)
 
     def _norm_of_heads(self, norm: Norm, num_heads: int) -> nn.Module:
         """Return the norm of queries or keys, over what the spec says."""

@@ -134,10 +134,10 @@ class _DistanceBias:
 
     def block(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
         # [batch, heads, queries, distances]
-        of_all = torch.einsum("bqhd,nhd->bhqn", self.query[:, first:stop], self.r)
+        products = torch.einsum("bqhd,nhd->bhqn", self.query[:, first:stop], self.r)
         keys = self.keys[:, None, key_first:key_stop]
         rows = (self.queries[:, first:stop, None] - keys)[:, None]
-        return of_all.gather(-1, rows.expand(*of_all.shape[:3], -1))
+        return products.gather(-1, rows.expand(*products.shape[:3], -1))
 
 
 def _elementwise(

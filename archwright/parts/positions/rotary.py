@@ -59,12 +59,12 @@ class Rotary(nn.Module):
     ) -> Rotation:
         """Return the rotation at given positions, of texts that are `spans` tokens long so far (the last
         position plus one if not given)."""
-        of_text = self.frequencies
+        frequencies = self.frequencies
         if self.follows_length:
             if spans is None:
                 spans = positions.amax(-1, keepdim=True).expand_as(positions) + 1
-            of_text = self.scaling.at_length(self.frequencies, spans)[..., None, :]
-        angles = positions[..., None, None].to(self.frequencies.dtype) * of_text
+            frequencies = self.scaling.at_length(self.frequencies, spans)[..., None, :]
+        angles = positions[..., None, None].to(self.frequencies.dtype) * frequencies
         factor = self.scaling.attention_factor
         cos, sin = angles.cos() * factor, angles.sin() * factor
         if self.spec.pairing == "half":

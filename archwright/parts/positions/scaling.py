@@ -79,6 +79,7 @@ class YaRN(RoPEScaling):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rotary - 1)
         pairs = torch.arange(len(plain), dtype=plain.dtype)
+        # No division by 0 where both ends fall on one pair.
         ramp = ((pairs - low) / max(high - low, 1e-3)).clamp(0, 1)
         return plain / float(s.factor) * ramp + plain * (1 - ramp)
 
