@@ -57,9 +57,10 @@ class Sharing:
 
     def sizes(self, variants: int, workers: int) -> list[int]:
         """Return how many runs a stack may have, so that no worker has nothing to do: seeds where learning rates
-        are fixed, else whole sweeps."""
+        are fixed or placed by others, else whole sweeps."""
         study = self.study
-        unit, seeds = (study.lr_grid_size, study.seeds - 1) if study.tune_lr else (1, study.seeds)
+        sweeps = study.tune_lr and study.procedure == "sweep"
+        unit, seeds = (study.lr_grid_size, study.seeds - 1) if sweeps else (1, study.seeds)
         fitting = [n for n in (1, 2, 4, 8) if n <= seeds and -(-seeds // n) * variants >= workers]
         return [n * unit for n in fitting if 1 < n * unit <= MOST]
 

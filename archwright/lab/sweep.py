@@ -132,9 +132,9 @@ def pooled(losses: Losses, seeds: Sequence[int], window: Window) -> list[float]:
 
 
 def vertex(losses: Losses, sweep: Sweep) -> float:
-    """Return the power k of the ratio at which the parabola through the pooled losses is lowest, to a thousandth."""
+    """Return the power k of the ratio at which the parabola through the pooled losses is lowest, to a hundredth."""
     found = tuned(pooled(losses, sweep.seeds, sweep.window), [math.exp(k) for k in sweep.window])
-    return round(math.log(found.lr), 3)
+    return round(math.log(found.lr), 2)
 
 
 def tuned(losses: Sequence[float], lrs: Sequence[float]) -> Tuned:

@@ -136,6 +136,7 @@ def results_of(made: Made) -> StudyResults:
         question="Is a gated feed-forward worth its third matrix?",
         source="Shazeer 2020, arXiv 2002.05202",
         variants={name: ["feedforward.kind=gelu"] for name in names[1:]},
+        procedure="sweep",
         seeds=made.seeds,
         tune_lr=not made.fixed,
         lengths=tuple(length // 64 for length in made.lengths),

@@ -35,16 +35,17 @@ def decide(gain: float, *changes: str, **options: object) -> tuple[int, str]:
 
 
 def test_the_fastest_way_is_taken_and_says_why() -> None:
-    stack, why = decide(0.1)
+    stack, why = decide(0.1, procedure="sweep", seeds=5)
     assert stack == 6  # two whole sweeps of three
     assert why == "6 runs as one train 1.60 times the tokens of as many alone on a thread"
     assert decide(0.001)[0] == 1
-    assert decide(0.1, tune_lr=False)[0] == 4  # of five seeds
+    assert decide(0.1, tune_lr=False, seeds=5)[0] == 4  # of five seeds
+    assert decide(0.1)[0] == 8  # of nine
 
 
 def test_what_is_asked_for_is_not_measured() -> None:
     assert decide(0.1, parallelism="processes") == (1, "parallelism=processes was asked for")
-    assert decide(-0.1, parallelism="ensemble") == (6, "stacks were asked for")
+    assert decide(-0.1, parallelism="ensemble") == (8, "stacks were asked for")
 
 
 def test_one_variant_that_cannot_be_stacked_leaves_all_alone() -> None:

@@ -129,7 +129,7 @@ def test_files_beside_it_are_as_they_were(study: Path, name: str) -> None:
 def test_a_study_that_was_edited_is_refused(study: Path) -> None:
     file = study / "study.toml"
     text = file.read_text()
-    file.write_text(text.replace("seeds = 2", "seeds = 3"))
+    file.write_text(text.replace("\nseeds = 2", "\nseeds = 3"))
     assert "copy holds another study (seeds: 3 -> 2)" in complaint(study)
     file.write_text(text + "\n# a note\n")
     assert complaint(study).startswith("copy/study.toml: changed or gone")

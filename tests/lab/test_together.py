@@ -17,7 +17,7 @@ from tests.lab.small import OPTIONS, killed_twice_and_finished, losses, words, w
 pytestmark = pytest.mark.slow
 
 VARIANT = ":norm.kind=layer"
-STACKED = OPTIONS | {"parallelism": "ensemble"}
+STACKED = OPTIONS | {"parallelism": "ensemble", "seeds": 4}
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,14 @@ def stacked(place: Path) -> StudyResults:
 
 def test_runs_in_stacks_are_what_they_are_alone(stacked: StudyResults, place: Path) -> None:
     alone = compare(
-        *words("text.txt", VARIANT), quiet=True, out="alone", runs="alone-runs", **OPTIONS
+        *words("text.txt", VARIANT),
+        quiet=True,
+        out="alone",
+        runs="alone-runs",
+        **OPTIONS | {"seeds": 4},
     )
     assert losses(stacked).keys() == losses(alone).keys()
-    assert losses(stacked) == pytest.approx(losses(alone), rel=1e-5)
+    assert losses(stacked) == pytest.approx(losses(alone), rel=2e-5)
     assert stacked.replicates
     assert stacked.grids == alone.grids
 
