@@ -1,0 +1,121 @@
+"""What a study wants to be run follows from losses alone, whatever their order."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from archwright.lab.procedure import Run, Standing, standing
+from archwright.lab.simulate import simulate
+from archwright.spec.study_spec import StudySpec
+
+
+def study(**options: Any) -> StudySpec:
+    return StudySpec(variants={"new": ("drawn",)}, match="none", **options)
+
+
+def valley(at: float, lowest: float = 4.0, rise: float = 0.1) -> Any:
+    """A loss for each rate, by the seed as high as a hash says."""
+    return lambda seed, k: (
+        lowest + rise * (k - at) ** 2 + 0.02 * math.sin(37.0 * seed + 11.0 * lowest)
+    )
+
+
+def run_all(
+    asked: StudySpec, surfaces: dict[str, Any], dice: random.Random, **options: Any
+) -> tuple[Standing, dict[str, dict[tuple[int, float], float]]]:
+    """Train what is wanted, in an order of chance."""
+    losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in surfaces}
+    while wanted := standing(asked, losses, **options).wanted:
+        name, seed, k = dice.choice(wanted)
+        losses[name][seed, k] = surfaces[name](seed, k)
+    return standing(asked, losses, **options), losses
+
+
+def test_seeds_that_tune_come_first_and_are_not_compared() -> None:
+    asked, surfaces = study(), {"old": valley(0.3), "new": valley(-0.4)}
+    first: list[Run] = list(standing(asked, {"old": {}, "new": {}}).wanted)
+    assert first == [(name, 0, k) for name in surfaces for k in (-1, 0, 1)]
+    found, losses = run_all(asked, surfaces, random.Random(0))
+    for name, at in (("old", 0.3), ("new", -0.4)):
+        assert {seed for seed, _ in losses[name] if seed < 2} == {0, 1}
+        powers = {k for seed, k in losses[name] if seed >= 2}
+        assert [*powers] == [pytest.approx(at, abs=0.02)]
+        assert [*found.compared[name]] == list(range(2, 2 + len(found.compared[name])))
+
+
+@pytest.mark.parametrize("procedure", ["confirm", "sweep"])
+def test_the_order_in_which_runs_end_changes_nothing(procedure: str) -> None:
+    surfaces = {"old": valley(0.3, rise=0.3), "new": valley(-1.6, 4.01), "other": valley(0.1, 4.2)}
+    found = [
+        run_all(study(procedure=procedure, seeds=7), surfaces, random.Random(seed))
+        for seed in range(6)
+    ]
+    assert all(one == found[0] for one in found)
+
+
+def test_what_is_decided_is_trained_no_further() -> None:
+    surfaces = {"old": valley(0.0), "new": valley(0.0, 4.01, 0.12), "far": valley(0.0, 5.0)}
+    found, losses = run_all(study(), surfaces, random.Random(0))
+    assert (found.decisions["far"].outcome, found.decisions["far"].look) == ("superior", 4)
+    judged = {name: sum(seed >= 2 for seed, _ in known) for name, known in losses.items()}
+    assert judged["far"] == 4
+    assert judged["old"] == max(judged.values())
+    whole, losses = run_all(study(early_stopping=False), surfaces, random.Random(0))
+    assert all(sum(seed >= 2 for seed, _ in known) == 9 for known in losses.values())
+    assert whole.decisions["far"].look == 9
+
+
+def test_fixed_rates_need_no_tuning() -> None:
+    found, losses = run_all(
+        study(tune_lr=False, seeds=3), {"old": valley(0), "new": valley(1)}, random.Random(0)
+    )
+    assert {run for known in losses.values() for run in known} == {(s, 0.0) for s in range(3)}
+    assert found.looks is not None
+    assert found.looks.widen == 1.0
+
+
+def test_a_plateau_is_left_to_lower_rates() -> None:
+    """Nothing is learnt at the first three rates, where the noise says that the highest is best."""
+
+    def flat(seed: int, k: float) -> float:
+        return 6.0 - 0.01 * k if k > -1.5 else 4.0 + 0.1 * (k + 3) ** 2
+
+    _, losses = run_all(study(seeds=4), {"old": flat, "new": flat}, random.Random(0), plateau=5.5)
+    assert [*{k for seed, k in losses["new"] if seed >= 2}] == [pytest.approx(-3.0, abs=0.05)]
+    _, losses = run_all(study(seeds=4), {"old": flat, "new": flat}, random.Random(0))
+    assert min(k for _, k in losses["new"]) > -1.5
+
+
+def test_a_narrow_valley_gets_finer_rates() -> None:
+    _, losses = run_all(
+        study(seeds=4), {"old": valley(0.2, rise=1.2), "new": valley(0.2)}, random.Random(0)
+    )
+    assert 0.25 in {k for seed, k in losses["old"] if seed < 2}
+    assert 0.25 not in {k for seed, k in losses["new"] if seed < 2}
+    assert [*{k for seed, k in losses["old"] if seed >= 2}] == [pytest.approx(0.2, abs=0.03)]
+
+
+def test_a_failed_run_takes_its_seed_and_the_study_ends() -> None:
+    def breaks(seed: int, k: float) -> float:
+        return math.nan if seed in (1, 4) else valley(0.0)(seed, k)
+
+    found, _ = run_all(study(), {"old": valley(0.0), "new": breaks}, random.Random(0))
+    assert not found.wanted
+    assert {1, 4}.isdisjoint(found.compared["new"])
+    assert found.decisions["new"].outcome == "equivalent"
+
+
+def test_seeds_that_time_does_not_allow_are_not_wanted() -> None:
+    noisy = {"old": valley(0.0), "new": lambda seed, k: valley(0.0)(seed, k) + 0.3 * (-1) ** seed}
+    found, losses = run_all(study(), noisy, random.Random(0), seeds=5)
+    assert max(seed for seed, _ in losses["old"]) == 6
+    assert not found.decisions
+
+
+def test_simulated_studies_are_judged_as_real_ones() -> None:
+    found = simulate({"old": valley(0.0), "new": valley(0.4, 3.8)})
+    assert found.effects[0].outcome == "better"
+    assert found.runs == sum(map(len, found.losses.values()))
+    assert found.effects[0].seeds == (2, 3, 4, 5)
