@@ -18,7 +18,8 @@ changes; without a name it changes the baseline. KEY=VALUE holds for all:
   archwright compare modern modern:norm.kind=layer :feedforward.kind=gelu data.text=FILE
 
 Models are scaled to what the budget can train, unless model.dim or model.num_layers is given, and made equal
-in parameters through the width of their hidden layers. Every seed tunes the learning rate of every variant.
+in parameters through the width of their hidden layers. Two seeds tune the learning rate of every variant;
+fresh seeds are compared at it, in pairs, and what is decided early is trained no further.
 Finished runs are kept and never repeated: the same command goes on where it stopped.
 
 studies:
@@ -26,7 +27,7 @@ studies:
 
 EXAMPLES = """\
   archwright compare textbook modern --budget 10m
-  archwright compare modern :norm.kind=layer :feedforward.kind=gelu data.text=mine.txt --seeds 5
+  archwright compare modern :norm.kind=layer :feedforward.kind=gelu data.text=mine.txt --seeds 15
   archwright compare norm-placement --budget 30m --dry-run
   archwright compare modern :attention.num_kv_heads=1 --no-tune-lr --budget 400steps --size 0.5M"""
 

@@ -37,6 +37,10 @@ SIZES = tuple(5e4 * 2**n for n in range(15))
 LEAST_TOKENS_PER_PARAMETER = 5.0
 """The largest size is taken that is trained on so many tokens for each parameter."""
 
+STEPS_TO_GROW = 500
+"""Steps of a run without which no larger model is taken: in fewer, post-norm models do not leave the plateau on which
+they know how often tokens occur."""
+
 LEAST_STEPS = 50
 """Fewer steps tell nothing."""
 
@@ -204,22 +208,21 @@ class Planner:
         return 1
 
     def _size_for_budget(self, found: Mapping[str, Arm], workers: int, seconds: float) -> float:
-        """Return the largest size that the budget can train on enough tokens, going by the FLOP/s of the
-        smallest."""
+        """Return the largest size that the budget can train on enough tokens and for enough steps, going by the FLOP/s
+        of the smallest."""
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
         each = seconds * USED * workers / (runs_each(self.study) * len(found))
 
-        def tokens_per_parameter(size: float) -> float:
-            model = next(iter(arms(self.study, size).values())).model
-            counts = count(model, self.material.tokenizer.vocab_size)
+        def fits(size: float) -> bool:
+            run = next(iter(arms(self.study, size).values()))
+            counts = count(run.model, self.material.tokenizer.vocab_size)
             tokens: float = (each - cost.setup) * flops / counts.flops_per_token
-            return tokens / counts.non_embedding
+            enough = tokens >= LEAST_TOKENS_PER_PARAMETER * counts.non_embedding
+            return enough and tokens >= STEPS_TO_GROW * run.tokens_per_step
 
-        fitting: list[float] = [
-            s for s in SIZES if tokens_per_parameter(s) >= LEAST_TOKENS_PER_PARAMETER
-        ]
+        fitting: list[float] = [size for size in SIZES if fits(size)]
         return max(fitting) if fitting else SIZES[0]
 
     def _steps(self, found: Mapping[str, Arm], costs: Mapping[str, Cost], workers: int) -> int:

@@ -96,7 +96,7 @@ class StudySpec(Spec):
     first_seed: int = Field(0, ge=0, le=2**62)
     """The first of the seeds, which follow one another."""
     tune_lr: bool = True
-    """Tune the learning rate of each variant for each seed, or leave it as it is given."""
+    """Tune the learning rate of each variant, or leave it as it is given."""
     lr_grid_size: int = Field(3, ge=3, le=100)
     """Learning rates in a sweep, around the best."""
     lr_ratio: float = Field(3.0, ge=1.4, le=10)

@@ -71,7 +71,7 @@ def test_fresh_seeds_are_compared_at_the_rate_that_others_found(results: StudyRe
     for found in results.replicates:
         grid = results.grids[found.variant]
         pooled = [fmean(known[found.variant, seed, lr] for seed in (0, 1)) for lr in grid]
-        assert found.lr == pytest.approx(tuned(pooled, grid).lr, rel=2e-3)
+        assert found.lr == pytest.approx(tuned(pooled, grid).lr, rel=6e-3)
         assert found.loss == known[found.variant, found.seed, found.lr]
     [effect] = results.effects
     by = {(r.variant, r.seed): r.loss for r in results.replicates}
