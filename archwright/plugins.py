@@ -55,7 +55,7 @@ REGISTRIES: tuple[Registry, ...] = (
 def register(choice: type[Choice], part: Any) -> None:
     """Let a choice from outside the package join its axis: files and command lines may name it from now on.
 
-    `part` is a class or a function; what it is called with and what it returns is said by the registry of
+    `part` is a class or a function; what it is called with and what it returns is written in the registry of
     the axis, and by CONTRIBUTING.md.
 
     Raises:

@@ -151,7 +151,7 @@ def sentence(text: str | None) -> str:
 
 @cache
 def refusal(asks: tuple[str, ...]) -> str:
-    """Return what is said of assignments that cannot be trained, or nothing."""
+    """Return what is printed of assignments that cannot be trained, or nothing."""
     return _refusal(lambda: enforce_run(load_run(BASE).override(*asks)))
 
 

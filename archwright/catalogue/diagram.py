@@ -12,7 +12,7 @@ NAMES = {"feedforward": "feed-forward"}
 def diagram(layer: LayerSpec, norm: str) -> list[str]:
     """Return the lines of a drawing, from x on the left to x on the right; `norm` is what a norm is called.
 
-    A wiring that joined from outside without a flow is told by its docstring.
+    A wiring that joined from outside without a flow is shown by its docstring.
     """
     residual, groups = layer.residual, layer.groups
     if not residual.flow:

@@ -64,7 +64,7 @@ BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_position": "qk_norm"}
 ENDINGS = {"qk_norm_position": " positions"}
 SWITCHES = {("tied", False): "untied", ("normalize_weights", False): "not renormalised"}
 ALWAYS = {"size", "radius", "stride", "dilation", "num_experts"}
-"""Numbers that are told even where they are the default."""
+"""Numbers that are shown even where they are the default."""
 
 HEADS = ("num_heads", "num_kv_heads", "head_dim")
 EXPERTS = ("num_experts", "top_k")
@@ -72,7 +72,7 @@ TOGETHER = {
     HEADS: "{num_heads}/{num_kv_heads} heads of {head_dim}",
     EXPERTS: "{top_k} of {num_experts}",
 }
-"""Fields that are told as one."""
+"""Fields that are shown as one."""
 NOTHING = "-"
 
 Difference = tuple[str, str, str]

@@ -14,11 +14,11 @@ UNKNOWN = "?"
 """Stands for what is not published."""
 
 
-def print_architectures(models: dict[str, Any], format: str, *, wide: bool = False) -> None:
+def print_architectures(models: dict[str, Any], format: str, *, all_columns: bool = False) -> None:
     """Print a row for each model that comes with the package, given the listing of them."""
     records: list[Record] = models["rows"]
     if format == "text":
-        columns = [*records[0]][1:-1] if wide else models["brief"]
+        columns = [*records[0]][1:-1] if all_columns else models["brief"]
         lines = [["model", *(name.replace("_", " ") for name in columns)]]
         for record in records:
             empty = UNKNOWN if record["unpublished"] else ""

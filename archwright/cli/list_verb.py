@@ -40,11 +40,13 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--format", choices=FORMATS, default="text", help="of models: text, csv, markdown or json"
     )
-    parser.add_argument("--wide", action="store_true", help="of models: every column")
+    parser.add_argument(
+        "--wide", dest="all_columns", action="store_true", help="of models: every column"
+    )
     options, parts = parser.parse_with_parts(words)
     joined = bool(parts)
     what, name = options.what, options.name
-    whole = options.wide or options.format != "text"
+    whole = options.all_columns or options.format != "text"
     if what and what not in WHAT:
         raise UserError(f'list "{what}": expected one of {", ".join(WHAT)}.{nearest(what, WHAT)}')
     if name and what != "choices":
@@ -58,7 +60,7 @@ def run(words: Sequence[str]) -> int:
             f"list {what}: --wide and --format are for models; leave them out, or list models"
         )
     elif whole:
-        print_architectures(listing("models", resolve=joined), options.format, wide=True)
+        print_architectures(listing("models", resolve=joined), options.format, all_columns=True)
     else:
         for each in [what] if what else ["models", "recipes", "studies"]:
             _print(each, joined)

@@ -31,7 +31,7 @@ def train_together(
     all others have saved their last step.
 
     Args:
-        lost: told of a run whose loss is not finite any more.
+        lost: called with a run whose loss is not finite any more.
 
     Raises:
         UserError: the text has changed, or another process trains here.

@@ -37,7 +37,7 @@ def sampling(
     config = table(tokenizer.files, GENERATION)
     if config.get("do_sample") is False and not given:
         return Sampling(temperature=0.0)
-    return Sampling(**_of_checkpoint(config) | given)
+    return Sampling(**_checkpoint_sampling(config) | given)
 
 
 LIMITS: dict[str, Callable[[Any], bool]] = {
@@ -47,7 +47,7 @@ LIMITS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _of_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
+def _checkpoint_sampling(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("do_sample") is not True:
         return {}
     found = {name: config[name] for name in LIMITS if _is_number(config.get(name))}

@@ -98,7 +98,7 @@ def _flat(values: Spec, without: frozenset[str] = frozenset()) -> dict[str, Any]
 
 
 def _lines(own: dict[str, Any], theirs: dict[str, Any], spec: ModelSpec) -> Iterator[str]:
-    """Yield what differs; options of another kind are told by the kind alone."""
+    """Yield what differs; options of another kind are named by the kind alone."""
     kinds = [p.removesuffix("kind") for p in own if p.endswith("kind") and own[p] != theirs.get(p)]
     for path, value in own.items():
         other = theirs.get(path)

@@ -88,8 +88,8 @@ class Family:
         # A class that is not recorded yet has the keys of this one.
         declared = class_defaults(model_type) or self.defaults
         known = _filled(declared, undeclared)
-        of_groups = [lens for group in changes.get("groups", ()) for lens in group.lenses]
-        own = {_key(lens) for lens in (*lenses, *of_groups)}
+        group_lenses = [lens for group in changes.get("groups", ()) for lens in group.lenses]
+        own = {_key(lens) for lens in (*lenses, *group_lenses)}
         kept = [
             lens
             for lens in self.lenses

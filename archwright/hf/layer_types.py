@@ -81,7 +81,7 @@ class Layers:
         return table
 
     def write(self, spec: ModelSpec) -> dict[str, Any]:
-        """Return the keys of this group: the pattern's, and what is said of each role that is there."""
+        """Return the keys of this group: the pattern's, and those of each role that is there."""
         names = [self._role(getter(spec, [i])) for i in range(spec.num_layers)]
         keys: dict[str, Any] = dict(self.pattern.write(names))
         for role in dict.fromkeys(names):

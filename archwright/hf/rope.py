@@ -22,7 +22,7 @@ class Rope:
             that turns whole heads.
         theta: the key, outside `rope_parameters`, of the base of the frequencies.
         layer_type: the entry of `rope_parameters` where it has one for each type of layer.
-        scaled: whether a scaling that is told for the whole model counts here.
+        scaled: whether a scaling that is given for the whole model counts here.
         kinds: the kinds of scaling that the family has; empty: all.
         renamed: what the family calls otherwise.
     """

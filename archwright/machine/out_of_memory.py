@@ -1,4 +1,4 @@
-"""Running out of memory, said in one line."""
+"""Running out of memory, as one line of error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

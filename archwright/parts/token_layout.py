@@ -69,7 +69,7 @@ class Read:
 
     next_index: Int[Tensor, " batch"]
     document: Int[Tensor, " batch"] | None
-    """The document that each row was left in; None where none were told apart."""
+    """The document that each row was left in; None where none were separated."""
 
 
 def token_layout(

@@ -125,7 +125,7 @@ class RunFolder:
 
     @property
     def spec(self) -> "RunSpec":
-        """The run, with what the machine decided once `write_spec` was told of it."""
+        """The run, with what the machine decided once `write_spec` has written it."""
         return _read_spec(self.spec_file)
 
     @property

@@ -85,7 +85,7 @@ class Spec(BaseModel):
 
 
 class Uniform(Spec):
-    """Values of one type that are told as one where all are equal, as a plain one stands for all."""
+    """Values of one type that are written as one where all are equal, as a plain one stands for all."""
 
     @property
     def one(self) -> Any:

@@ -22,7 +22,7 @@ def override(spec: S, assignments: Iterable[str]) -> S:
     """Return `spec` with dotted values replaced, all at once, whatever their order.
 
     Raises:
-        UserError: what is no assignment, no path, no legal value, or said twice, one line each.
+        UserError: what is no assignment, no path, no legal value, or given twice, one line each.
     """
     given, lines = _assigned(spec, assignments)
     over: Values = {}

@@ -60,7 +60,7 @@ def suspicions(spec: "ModelSpec") -> list[str]:
 
 
 def _distinct(lines: Iterable[str]) -> list[str]:
-    """Drop repetitions, and what layer kinds have from the default layer, which is told of."""
+    """Drop repetitions, and what layer kinds have from the default layer, which is checked itself."""
     known = dict.fromkeys(lines)
     return [
         line for line in known if (rest := LAYER_KIND.sub("", line)) == line or rest not in known

@@ -74,7 +74,7 @@ def train_apart(
     try:
         _send(process.stdin, texts, {"vocab_size": vocab_size, "special_tokens": special_tokens})
         content = process.stdout.read()  # its standard input stays open: its end would end it
-        code_of_exit = process.wait()
+        exit_code = process.wait()
     except BaseException:
         process.kill()
         process.wait()
@@ -83,9 +83,9 @@ def train_apart(
         process.stdout.close()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-    if code_of_exit:
+    if exit_code:
         raise UserError(
-            f"data.tokenizer: the process that trains it ended with code {code_of_exit}, perhaps for "
+            f"data.tokenizer: the process that trains it ended with code {exit_code}, perhaps for "
             "want of memory. Train on less text, or free some memory."
         )
     return tokenizers.Tokenizer.from_str(content.decode("utf-8"))

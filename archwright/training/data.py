@@ -72,7 +72,7 @@ def reload_data(run: RunSpec, folder: RunFolder) -> Material:
 
 
 def _recorded(folder: RunFolder) -> dict[str, Any]:
-    """Return what `Material.record` said when the run began.
+    """Return the `Material.record` of when the run began.
 
     Raises:
         UserError: somebody changed it.

@@ -68,7 +68,7 @@ YOUTU = LLAMA.derive("youtu", "YoutuForCausalLM", *LATENT, PAIRING, layer_keys=L
 
 
 def _one(key: str, path: str) -> Computed:
-    """Return the lens of a number that may be told for each layer, if all are equal."""
+    """Return the lens of a number that may be given for each layer, if all are equal."""
 
     def read(config: Config) -> Table:
         numbers = config[key] if isinstance(config[key], list) else [config[key]]

@@ -1,4 +1,4 @@
-"""Meta: Llama, what others are told apart from, and Llama 4 and CWM."""
+"""Meta: Llama, from which others differ, and Llama 4 and CWM."""
 
 from archwright.hf.families.common import (
     ATTENTION_BIAS,

@@ -93,7 +93,7 @@ PHI = LLAMA.derive(
 
 
 def _read_mscale(config: Config) -> Table:
-    """Return what LongRoPE multiplies cosines and sines by, which is told for short and long texts."""
+    """Return what LongRoPE multiplies cosines and sines by, which are given for short and long texts."""
     keys = config.get("rope_scaling") or config.get("rope_parameters") or {}
     short, long = keys.get("short_mscale"), keys.get("long_mscale")
     if (keys.get("rope_type") or keys.get("type") or "default") == "default":

@@ -60,9 +60,9 @@ def blockwise(
 
 
 def _outside_compiler(name: str) -> Callable[..., Any]:
-    """Return what depends on data, which a compiler cannot follow: it is told so, and goes on behind.
+    """Return what depends on data, which a compiler cannot follow: it is disabled for that, and goes on behind.
 
-    To tell it loads all of it, which takes seconds, so it is told only where it is at work.
+    To disable it loads all of it, which takes seconds, so that is done only where it is at work.
     """
     if torch.compiler.is_compiling():
         from archwright.parts.kernels import compiled
