@@ -5,7 +5,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from archwright.lab import run_cache
@@ -103,11 +103,14 @@ class Execution:
 
     def replicates(self) -> list[Replicate]:
         """Return the seeds that are compared, of each variant those that have all their runs."""
-        return [
-            replicate([self.results[Cell(name, seed, k)] for k in powers])
-            for name, seeds in self.standing().compared.items()
-            for seed, powers in seeds.items()
-        ]
+        now, found = self.standing(), []
+        for name, seeds in now.compared.items():
+            for seed, powers in seeds.items():
+                one = replicate([self.results[Cell(name, seed, k)] for k in powers])
+                # A rate that other seeds placed is at an end where their window is.
+                edge = one.at_boundary or now.sweeps[name].at_boundary
+                found.append(replace(one, at_boundary=edge) if len(powers) == 1 else one)
+        return found
 
     @property
     def left_out(self) -> set[int]:

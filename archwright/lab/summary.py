@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from archwright import format as fmt
 from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan
-from archwright.lab.results import ControlledVariable, Replicate, RunResult, StudyResults
+from archwright.lab.results import ControlledVariable, Effect, Replicate, RunResult, StudyResults
 from archwright.lab.scheduler import Execution
 from archwright.lab.sweep import RISE, is_sharp, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
@@ -60,7 +60,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         seconds=execution.spent,
         command=command,
         complete=complete,
-        notes=[*execution.notes, *_notes(replicates, execution)],
+        notes=[*execution.notes, *_notes(found, replicates, execution)],
     )
 
 
@@ -129,7 +129,9 @@ def _shape(arm: Arm, base: Arm) -> Iterator[str]:
             yield f"{path} {value:,}{extent}" if isinstance(value, int) else f"{path} {value}"
 
 
-def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
+def _notes(
+    effects: Sequence[Effect], replicates: Sequence[Replicate], execution: Execution
+) -> list[str]:
     runs = execution.results.values()
     notes = []
     if diverged := [run for run in runs if run.diverged]:
@@ -138,12 +140,13 @@ def _notes(replicates: Sequence[Replicate], execution: Execution) -> list[str]:
         )
     if failed := [run for run in runs if run.failed]:
         notes.append(f"{len(failed)} of {len(runs)} runs failed; the first: {failed[0].failed}.")
-    for name, decision in execution.standing().decisions.items():
-        if decision.look < len(execution.seeds):
+    for effect in effects:
+        if effect.outcome != "inconclusive" and len(effect.seeds) < len(execution.seeds):
             notes.append(
-                f"{name} was decided after {decision.look} of {len(execution.seeds)} seeds."
+                f"{effect.variant} was decided after {len(effect.seeds)} of {len(execution.seeds)} seeds."
             )
-    if edges := sum(r.at_boundary for r in replicates):
+    tuning = execution.plan.study.tuning_seed_numbers
+    if not tuning and (edges := sum(r.at_boundary for r in replicates)):
         notes.append(
             f"In {edges} of {len(replicates)} sweeps the best learning rate was at an end of the grid."
         )
