@@ -170,5 +170,6 @@ def _mean_and_error(differences: Sequence[float], widen: float) -> _Pairs:
     return _Pairs(float(values.mean()), error, len(values))
 
 
+@cache
 def _quantile(level: float, pairs: int) -> float:
     return float(stats.t.ppf(1 - level / 2, max(1, pairs - 1)))
