@@ -134,6 +134,7 @@ class _TimeBudget(BaseModel):
 
     seconds: Annotated[float, Field(gt=0, lt=1e12)]
     spent: Seconds
+    final_max_tokens: Annotated[int, Field(ge=1, lt=2**63)] | None = None
 
 
 _Other = str | bool | Number | list[Any] | dict[str, Any]

@@ -23,6 +23,10 @@ REHEARSAL = 0.1
 """Share of the budget after which the end is rehearsed: by then steps take what they take."""
 LANDING = 0.02
 """Share of the budget that a run still trains, if it was to, when its time turns out to be over."""
+READING = 0.1
+"""Share of the budget that the last evaluations may take; of a text that takes longer they read a fair sample."""
+LEAST_READ = 20_000
+"""Tokens that they read in any case, if the text has as many."""
 TRAINING = 0.5
 """Least share of the budget that is trained, however long the start and the end take."""
 Plan = tuple[int, int]
@@ -78,6 +82,10 @@ class Closing:
             for work, seconds in self.rehearse().items():
                 self._note(work, seconds)
 
+    def read_less(self, share: float) -> None:
+        """Take note that the last evaluations read only a share of what they were to."""
+        self.final_tokens *= share
+
     def evaluated(self, seconds: float, num_tokens: int) -> None:
         """Take note of an evaluation during training."""
         self._note("evaluation", seconds * self.final_tokens / max(1, num_tokens))
@@ -101,7 +109,7 @@ class Closing:
 
 
 def final_tokens(run: RunSpec, held_out: int) -> float:
-    """Return how many tokens of a held-out text the last evaluations read, each time that one is read."""
+    """Return how many tokens the last evaluations read of so many held-out ones, each time that one is read."""
     stride, context_length = run.evaluate.stride, run.model.context_length
     overlap = 1.0 if stride == "auto" else context_length / stride
     tokens = min(run.evaluate.final_max_tokens, held_out)

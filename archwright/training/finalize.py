@@ -23,17 +23,19 @@ SAMPLE_TOKENS = 160
 """Length of the sample."""
 REHEARSED_TOKENS = 4096
 """Held-out tokens that the rehearsal evaluates and compresses."""
+READ = frozenset({"evaluation", "baselines"})
+"""What of the end reads the held-out text."""
 REHEARSED_SAMPLE = 10
 """Tokens that the rehearsal samples."""
 
 
 def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
-    """Evaluate on the whole held-out text, write samples and weights, mark the run finished.
+    """Evaluate on the held-out text, write samples and weights, mark the run finished.
 
     What a process that was killed in here has recorded already is not recorded twice.
     """
     session, tokenizer = loop.session, material.tokenizer
-    windows = _windows(session.run, material, session.run.evaluate.final_max_tokens)
+    windows = _windows(session.run, material, final_max_tokens(session.run, folder))
     final_evaluation(loop, folder, material)
     known = _known(folder, session.num_steps)
     if windows.objective.defines_bits_per_byte:
@@ -66,7 +68,7 @@ def rehearse(
     with _timed(seconds, "evaluation", final_tokens / windows.num_tokens):
         evaluate(session.model, windows, session.precision)
     if windows.objective.defines_bits_per_byte:
-        whole = min(len(material.held_out), session.run.evaluate.final_max_tokens)
+        whole = min(len(material.held_out), final_max_tokens(session.run, folder))
         with _timed(seconds, "baselines", whole / windows.num_tokens):
             compressors(windows, material.tokenizer)
     if windows.objective.generates_text:
@@ -121,26 +123,33 @@ def final_evaluation(loop: Loop, folder: RunFolder, material: Material) -> None:
     session = loop.session
     known = _known(folder, session.num_steps)
     if ("eval", None) not in known:
-        windows = _windows(session.run, material, session.run.evaluate.final_max_tokens)
+        windows = _windows(session.run, material, final_max_tokens(session.run, folder))
         loop.record("eval", **evaluate(session.model, windows, session.precision).record())
     for length in session.run.evaluate.lengths:
         if ("length", str(length)) not in known:
-            loop.record("length", name=str(length), **_at_length(loop, material, length))
+            found = _at_length(loop, folder, material, length)
+            loop.record("length", name=str(length), **found)
 
 
-def _at_length(loop: Loop, material: Material, length: int) -> dict[str, Any]:
+def final_max_tokens(run: RunSpec, folder: RunFolder) -> int:
+    """Return how many tokens the evaluation at the end reads at most: what the run says, or less where its budget in
+    time pays for less."""
+    recorded = folder.environment().get("time_budget", {}).get("final_max_tokens")
+    return min(run.evaluate.final_max_tokens, recorded or run.evaluate.final_max_tokens)
+
+
+def _at_length(loop: Loop, folder: RunFolder, material: Material, length: int) -> dict[str, Any]:
     """Return the evaluation on texts of `length` tokens; nothing for a model whose positions end before."""
     session = loop.session
     if session.model.spec.position.ends and length > session.run.model.context_length:
         return {}
-    evaluated = session.run.evaluate
     windows = held_out_windows(
         material.held_out,
         material.tokenizer,
         session.run.objective,
         length,
         stride=length,
-        max_tokens=evaluated.final_max_tokens,
+        max_tokens=final_max_tokens(session.run, folder),
     )
     return evaluate(session.model, windows, session.precision).record()
 

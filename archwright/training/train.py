@@ -22,6 +22,8 @@ from archwright.spec.read import load_run
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 from archwright.training.budget import (
+    LEAST_READ,
+    READING,
     Closing,
     Deadline,
     final_tokens,
@@ -30,7 +32,7 @@ from archwright.training.budget import (
 )
 from archwright.training.data import Material, prepare_data, reload_data
 from archwright.training.evaluation import Evaluation, evaluate, held_out_windows
-from archwright.training.finalize import finish, rehearse, report
+from archwright.training.finalize import READ, final_max_tokens, finish, rehearse, report
 from archwright.training.interrupt import Interrupt, interruptions
 from archwright.training.loop import DivergedError, Loop
 from archwright.training.progress import Progress, progress, speaker
@@ -134,7 +136,11 @@ def train_in(
             loop.deadline = _deadline(loop, folder, material)
             loop.record("event", name=started, text=f"at step {session.standing.step}")
             _run(loop, folder, say)
-            say.say("evaluating on the whole held-out text")
+            tokens = min(len(material.held_out), final_max_tokens(session.run, folder))
+            whole = tokens == len(material.held_out)
+            say.say(
+                f"evaluating on {'the whole' if whole else f'{tokens:,} tokens of the'} held-out text"
+            )
             ending(loop, folder, material)
         if loop.deadline:  # whoever trains this spec again makes as many steps
             machine = session.run.machine.model_copy(update={"num_steps": session.num_steps})
@@ -166,8 +172,24 @@ def _deadline(loop: Loop, folder: RunFolder, material: Material) -> Deadline | N
     if not budget:
         return None
     run, standing = loop.session.run, loop.session.standing
-    tokens = final_tokens(run, len(material.held_out))
-    closing = Closing(tokens, lambda: rehearse(loop, folder, material, tokens))
+
+    def most() -> int:
+        return min(len(material.held_out), final_max_tokens(run, folder))
+
+    def rehearsed() -> dict[str, float]:
+        seconds = rehearse(loop, folder, material, closing.final_tokens)
+        reading = sum(seconds[work] for work in READ & seconds.keys())
+        whole, allowed = most(), READING * run.budget.amount
+        least = min(whole, max(LEAST_READ, int(whole * allowed / max(reading, allowed))))
+        if "final_max_tokens" not in budget and least < whole:
+            # Recorded, so that a run that is interrupted reads the same.
+            noted = {"time_budget": budget | {"final_max_tokens": least}}
+            folder.write_environment(folder.environment() | noted)
+            closing.read_less(least / whole)
+            seconds |= {work: seconds[work] * least / whole for work in READ & seconds.keys()}
+        return seconds
+
+    closing = Closing(final_tokens(run, most()), rehearsed)
     return Deadline(
         run.budget,
         budget["spent"],

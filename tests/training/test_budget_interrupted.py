@@ -107,6 +107,24 @@ def test_an_interrupted_run_goes_on_with_the_time_that_is_left(
     assert_same(train(timed, tmp_path / "run"), plain)
 
 
+def test_what_cannot_be_read_in_time_is_read_in_part(
+    timed: RunSpec, plain: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second for a text that takes a hundred: no less than the least is read, and the same after an interruption."""
+    monkeypatch.setattr(train_room, "LEAST_READ", 50)
+    monkeypatch.setattr(train_room, "rehearse", lambda *_: {"evaluation": 60.0, "baselines": 40.0})
+    whole = train(timed, tmp_path / "whole")
+    assert whole.environment()["time_budget"]["final_max_tokens"] == 50
+    *_, last = timeless(whole, "eval")
+    *_, all_of_it = timeless(plain, "eval")
+    assert last["num_tokens"] < all_of_it["num_tokens"]
+    with monkeypatch.context() as patch:
+        at_step(patch, 11, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Stopped):
+            train(timed, tmp_path / "run")
+    assert timeless(train(timed, tmp_path / "run"), "eval")[-1]["num_tokens"] == last["num_tokens"]
+
+
 @pytest.mark.sampled(full=5)
 @pytest.mark.parametrize("number", [1, 9, 17])
 @pytest.mark.parametrize("place", ["before", "after", "followed"])
