@@ -2,12 +2,11 @@
 nothing else."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from archwright.lab.looks import ALPHA, PLACED, Decision, Looks, decide
 from archwright.lab.sweep import Losses, Sweep, plan_sweep, pooled_sweep, vertex
@@ -85,7 +84,8 @@ def standing(
         for seed in study.seed_numbers[:number]:
             if not math.isnan(losses[name].get((seed, k), math.nan)):
                 compared[name][seed] = (k,)
-    decisions = decided(study, losses, powers, number)
+    failed = {n for n, sweep in sweeps.items() if n not in powers and not sweep.wanted}
+    decisions = decided(study, losses, powers, number, failed)
     looks = looks_of(study, number)
     for pairs in looks.numbers:
         # Those that are open at this look, and the baseline while any is.
@@ -108,6 +108,7 @@ def decided(
     losses: Mapping[str, Losses],
     powers: Mapping[str, float],
     number: int,
+    failed: Collection[str] = (),
 ) -> dict[str, Decision]:
     """Return what was decided of each variant at the looks that all seeds for are there."""
     baseline, *variants = losses
@@ -117,14 +118,16 @@ def decided(
         if name in powers
     }
     first = finished.get(baseline, [])
+    # A variant whose tuning failed keeps no other from being decided.
     differences = {
         name: [own - base for own, base in zip(finished.get(name, []), first, strict=False)]
         for name in variants
+        if name not in failed
     }
-    means = [float(np.nanmean(first[: n + 1])) for n in range(len(first))]
+    known = [[loss for loss in first[: n + 1] if not math.isnan(loss)] for n in range(len(first))]
     return decide(
         differences,
-        [study.equivalence_margin * mean for mean in means],
+        [study.equivalence_margin * fmean(losses) if losses else 0.0 for losses in known],
         looks_of(study, number),
         ALPHA,
     )

@@ -107,6 +107,21 @@ def test_a_failed_run_takes_its_seed_and_the_study_ends() -> None:
     assert found.decisions["new"].outcome == "equivalent"
 
 
+def test_a_variant_that_cannot_be_tuned_keeps_no_other_from_being_decided() -> None:
+    surfaces = {"old": valley(0.0), "broken": lambda seed, k: math.nan, "new": valley(0.0, 5.0)}
+    found, _ = run_all(study(), surfaces, random.Random(0))
+    assert (found.decisions["new"].outcome, found.decisions["new"].look) == ("superior", 4)
+    assert not found.compared["broken"]
+    assert "broken" not in found.decisions
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_baseline_whose_first_pair_failed_is_compared_by_the_others() -> None:
+    old = lambda seed, k: math.nan if seed == 2 else valley(0.0)(seed, k)  # noqa: E731
+    found, _ = run_all(study(), {"old": old, "new": valley(0.0, 5.0)}, random.Random(0))
+    assert found.decisions["new"].outcome == "superior"
+
+
 def test_seeds_that_time_does_not_allow_are_not_wanted() -> None:
     noisy = {"old": valley(0.0), "new": lambda seed, k: valley(0.0)(seed, k) + 0.3 * (-1) ** seed}
     found, losses = run_all(study(), noisy, random.Random(0), seeds=5)
