@@ -9,6 +9,7 @@ from typing import Any
 from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, sweep
 from archwright.lab import plan as plans
+from archwright.lab import plan_file
 from archwright.lab.command_line import command_of, load, study_of
 from archwright.lab.ngrams import counted
 from archwright.lab.page import write_page, write_tables
@@ -29,6 +30,9 @@ from archwright.training.interrupt import Interrupt, interruptions
 
 STUDIES = Path("studies")
 """Where studies are kept when the user names no folder."""
+
+FIVE = 5
+"""Seeds of a study by default, when each swept for itself."""
 
 LOCKS = ("lock", "lock.json")
 
@@ -77,6 +81,7 @@ def compare(
     files = [Path(file).resolve() for file in parts]
     study = study_of(*words, **options, parts=load(files))
     path = Path(out) if out else STUDIES / slug(study.name)
+    study = _as_planned_before(path, study)
     command = command_of(study, path, out, parts)
     with open_study(path, study) as folder:
         with Workers(usable_cores(), path / "log.txt", files) as workers:
@@ -116,6 +121,7 @@ def plan(
     files = [Path(file).resolve() for file in parts]
     study = study_of(*words, **options, parts=load(files))
     path = Path(out) if out else STUDIES / slug(study.name)
+    study = _as_planned_before(path, study)
     known = path / PLAN
     if known.is_file():
         _check_place(path, study)
@@ -162,6 +168,17 @@ def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
                 if not (path / PLAN).exists():
                     record.undo()
                 raise
+
+
+def _as_planned_before(path: Path, study: StudySpec) -> StudySpec:
+    """Return a study as its folder has it in what was otherwise by default when that was planned: a plan that names no
+    procedure is of before there were two, when five seeds were compared unless others were asked for."""
+    if not _is_planned(path) or plan_file.names_procedure(path):
+        return study
+    there, default = read_study(path / STUDY, warn=False), StudySpec()
+    names = ["procedure", "tuning_seeds", "early_stopping"]
+    names += ["seeds"] * ((there.seeds, study.seeds) == (FIVE, default.seeds))
+    return study.model_copy(update={name: getattr(there, name) for name in names})
 
 
 def _check_place(path: Path, study: StudySpec) -> None:

@@ -100,6 +100,15 @@ def read(folder: Path) -> PlanRecord:
     )
 
 
+def names_procedure(folder: Path) -> bool:
+    """Tell whether a plan says how rates are tuned; also of one that cannot be read, which `read` refuses."""
+    try:
+        values = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return True
+    return not isinstance(values, dict) or "procedure" in values
+
+
 def _check_files(folder: Path, record: PlanRecord) -> None:
     for name, sha256 in record.files.items():
         path = folder / name

@@ -156,6 +156,23 @@ def test_no_damage_ends_in_a_traceback(study: Path) -> None:
     assert all(len(said) == 1 for said in lines)
 
 
+def test_a_plan_that_names_no_procedure_is_of_before_there_were_two(study: Path) -> None:
+    """Five seeds were the default then: who repeats the command, without --seeds, goes on."""
+    file, plan_json = study / "study.toml", study / "plan.json"
+    lines = file.read_text().replace("\nseeds = 2", "\nseeds = 5").splitlines()
+    new = ("procedure", "tuning_seeds", "early_stopping")
+    file.write_text("\n".join(line for line in lines if not line.startswith(new)))
+    values = json.loads(plan_json.read_text())
+    del values["procedure"], values["checksum"], values["files"]
+    plan_json.write_text(json.dumps(values))
+    asked = ASKED | {"seeds": None}
+    found = plan(*words("text.txt", ":norm.kind=layer"), out="copy", **asked).study
+    assert (found.procedure, found.seeds) == ("sweep", 5)
+    asked = ASKED | {"seeds": 7}
+    with pytest.raises(UserError, match=r"another study \(seeds: 5 -> 7\)"):
+        plan(*words("text.txt", ":norm.kind=layer"), out="copy", **asked)
+
+
 def test_a_study_of_before_the_renamings_goes_on(tmp_path: Path) -> None:
     """Its study.toml says rates, grid, ratio, margin and together; its plan has no checksum."""
     common = [w.replace("float32_matmul_precision", "float32_products") for w in words("text.txt")]
