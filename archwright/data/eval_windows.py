@@ -102,6 +102,13 @@ class HeldOut:
         for first, stop in _stretches(self._rows):
             yield np.asarray(self.store.read(first, stop), np.int64)
 
+    @property
+    def places(self) -> tuple[Ids, Ids]:
+        """The document of each window, and its number in the order of the text, as they are iterated."""
+        starts = np.array([row.start for row in self._rows])
+        documents = np.searchsorted(self.store.offsets, starts, "right") - 1
+        return documents, np.argsort(np.argsort(starts))
+
     def _windows(self, document: int) -> Iterator[Window]:
         """Yield the windows over a document."""
         base, end = (int(offset) for offset in self.store.offsets[document : document + 2])

@@ -53,6 +53,10 @@ class _Evaluation(_Any):
     bits_per_byte: Number = None
     num_tokens: Some
     num_bytes: Count
+    tuning: Number = None
+    # Called otherwise than `tokens`, which says how many were trained on.
+    judged_tokens: list[Some] = Field(default_factory=list)
+    judged_nats: list[Number] = Field(default_factory=list)
 
 
 class _Baseline(_Any):

@@ -2,11 +2,14 @@
 
 import math
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from archwright.data.compressors import Baseline, baselines
 from archwright.data.eval_windows import HeldOut, bits_per_byte
@@ -26,6 +29,13 @@ from archwright.training.step import to_device
 ROW_TOKENS = 8192
 """Tokens of a batch: enough for fast products, few enough for the logits to stay small."""
 
+FEW_DOCUMENTS = 20
+"""Below so many, documents say too little of how much another choice of text would move a loss."""
+STRETCHES = 64
+"""Of a text of few documents."""
+MOST_CLUSTERS = 256
+"""Neighbouring documents stand together where there are more."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -43,6 +53,20 @@ class Evaluation:
     def record(self) -> dict[str, Any]:
         """Return the values as a metrics record has them, without those that are not defined."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Losses on the two halves of held-out windows, every other one in the order of the text: on one, learning rates
+    are tuned, on the other, what was tuned is judged."""
+
+    tuning: float
+    """Nats per token of the first half."""
+    judged_tokens: tuple[int, ...]
+    """Targets of the second, by document; neighbours together where there are many, stretches of the text where there
+    are few."""
+    judged_nats: tuple[float, ...]
+    """Their sums of -ln p."""
 
 
 def held_out_windows(
@@ -64,18 +88,65 @@ def held_out_windows(
 @torch.inference_mode()
 def evaluate(model: LanguageModel, windows: HeldOut, precision: Precision) -> Evaluation:
     """Return what a model reaches on held-out windows."""
+    nats, num_targets = 0.0, 0
+    for logits, targets in _predictions(model, windows, precision):
+        loss = cross_entropy(logits, targets)
+        nats += loss.nll_sum.item()
+        num_targets += int(loss.num_targets)
+    return _evaluation(windows, nats, num_targets)
+
+
+@torch.inference_mode()
+def evaluate_halves(
+    model: LanguageModel, windows: HeldOut, precision: Precision
+) -> tuple[Evaluation, Halves]:
+    """Return what a model reaches on held-out windows, and on each half of them."""
+    total, rows = 0.0, []
+    for logits, targets in _predictions(model, windows, precision):
+        total += cross_entropy(logits, targets).nll_sum.item()  # as `evaluate` adds it up
+        rows += [cross_entropy(row, target) for row, target in zip(logits, targets, strict=True)]
+    nats = np.array([row.nll_sum.item() for row in rows])
+    tokens = np.array([int(row.num_targets) for row in rows])
+    documents, numbers = windows.places
+    tunes = numbers % 2 == 0
+    different = np.unique(documents)
+    if len(different) >= FEW_DOCUMENTS:
+        place = (
+            np.searchsorted(different, documents)
+            * MOST_CLUSTERS
+            // max(len(different), MOST_CLUSTERS)
+        )
+    else:
+        place = numbers * STRETCHES // max(len(numbers), STRETCHES)
+    judged = [
+        (int(tokens[at].sum()), float(nats[at].sum()))
+        for at in (~tunes & (place == p) for p in np.unique(place))
+    ]
+    kept = [cluster for cluster in judged if cluster[0]]
+    halves = Halves(
+        tuning=float(nats[tunes].sum() / max(1, tokens[tunes].sum())),
+        judged_tokens=tuple(cluster[0] for cluster in kept),
+        judged_nats=tuple(cluster[1] for cluster in kept),
+    )
+    return _evaluation(windows, total, int(tokens.sum())), halves
+
+
+def _predictions(
+    model: LanguageModel, windows: HeldOut, precision: Precision
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield logits and targets of each batch; the model is as it was in the end."""
     was_training = model.training
     model.eval()
-    nats, num_targets = 0.0, 0
     with uncompiled(model):
         for arrays in windows:
             batch = to_device(arrays, precision.device)
             with precision.autocast():
                 logits = model(**batch.inputs.given()).logits
-            loss = cross_entropy(logits, batch.targets)
-            nats += loss.nll_sum.item()
-            num_targets += int(loss.num_targets)
+            yield logits, batch.targets
     model.train(was_training)
+
+
+def _evaluation(windows: HeldOut, nats: float, num_targets: int) -> Evaluation:
     mean = nats / num_targets if num_targets else math.nan
     defined = windows.objective.defines_bits_per_byte
     return Evaluation(
