@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,23 @@ class Window(NamedTuple):
     start: int
     stop: int
     counted: int
+
+
+class Windows(Protocol):
+    """Batches to evaluate on, the same each time."""
+
+    num_tokens: int
+    num_bytes: int
+
+    @property
+    def defines_bits_per_byte(self) -> bool:
+        """Whether the losses of all targets add up to that of the text."""
+
+    @property
+    def generates_text(self) -> bool:
+        """Whether a model that was trained so goes on with a text."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
 
 
 class HeldOut:
@@ -88,6 +105,16 @@ class HeldOut:
             raise UserError("data.held_out: there is no held-out text to measure on.")
         # Rows of equal length stand together: full ones first, so that few batches need padding.
         self._rows = sorted(rows, key=lambda row: row.start - row.stop)
+
+    @property
+    def defines_bits_per_byte(self) -> bool:
+        """Whether the losses of all targets add up to that of the text."""
+        return self.objective.defines_bits_per_byte
+
+    @property
+    def generates_text(self) -> bool:
+        """Whether a model that was trained so goes on with a text."""
+        return self.objective.generates_text
 
     def __len__(self) -> int:
         """Return the number of batches."""

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from archwright.data.compressors import Baseline, baselines
-from archwright.data.eval_windows import HeldOut, bits_per_byte
+from archwright.data.eval_windows import HeldOut, Windows, bits_per_byte
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
+from archwright.data.task_text import TaskText, TaskWindows
 from archwright.losses import cross_entropy
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
@@ -39,6 +40,10 @@ class Evaluation:
     num_tokens: int
     """Of the text."""
     num_bytes: int
+    accuracy: float | None = None
+    """Share of the answers of a task to which the model gives the largest probability; None of documents."""
+    num_answers: int | None = None
+    """How many answers that are."""
 
     def record(self) -> dict[str, Any]:
         """Return the values as a metrics record has them, without those that are not defined."""
@@ -46,27 +51,30 @@ class Evaluation:
 
 
 def held_out_windows(
-    store: TokenStore,
+    text: TokenStore | TaskText,
     tokenizer: Tokenizer,
     objective: Objective,
     context_length: int,
     *,
     stride: int | None = None,
     max_tokens: int | None = None,
-) -> HeldOut:
-    """Return the windows to evaluate on; see `HeldOut`."""
+) -> Windows:
+    """Return the windows to evaluate on; see `HeldOut` and `TaskWindows`."""
     batch_size = max(1, ROW_TOKENS // context_length)
+    if isinstance(text, TaskText):
+        return TaskWindows(text, context_length, batch_size, max_tokens)
     lengths = tokenizer.token_lengths
     examples = Examples(objective, Vocabulary.of(tokenizer))
-    return HeldOut(store, context_length, batch_size, stride, max_tokens, lengths, examples)
+    return HeldOut(text, context_length, batch_size, stride, max_tokens, lengths, examples)
 
 
 @torch.inference_mode()
-def evaluate(model: LanguageModel, windows: HeldOut, precision: Precision) -> Evaluation:
+def evaluate(model: LanguageModel, windows: Windows, precision: Precision) -> Evaluation:
     """Return what a model reaches on held-out windows."""
     was_training = model.training
     model.eval()
-    nats, num_targets = 0.0, 0
+    asks = isinstance(windows, TaskWindows)
+    nats, num_targets, num_right = 0.0, 0, 0
     with uncompiled(model):
         for arrays in windows:
             batch = to_device(arrays, precision.device)
@@ -75,15 +83,19 @@ def evaluate(model: LanguageModel, windows: HeldOut, precision: Precision) -> Ev
             loss = cross_entropy(logits, batch.targets)
             nats += loss.nll_sum.item()
             num_targets += int(loss.num_targets)
+            if asks:
+                num_right += int((logits.argmax(-1) == batch.targets).sum())
     model.train(was_training)
     mean = nats / num_targets if num_targets else math.nan
-    defined = windows.objective.defines_bits_per_byte
+    defined = windows.defines_bits_per_byte
     return Evaluation(
         nats_per_token=mean,
         perplexity=math.exp(min(mean, 700.0)),
         bits_per_byte=bits_per_byte(nats, windows.num_bytes) if defined else None,
         num_tokens=windows.num_tokens,
         num_bytes=windows.num_bytes,
+        accuracy=num_right / num_targets if asks else None,
+        num_answers=num_targets if asks else None,
     )
 
 
