@@ -50,6 +50,8 @@ class RunResult:
     """Loss on texts of other lengths, by tokens."""
     command: str = ""
     """The command that repeats it."""
+    accuracy: float = float("nan")
+    """Share of right answers at the end, of a run on a task."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,17 @@ class ControlledVariable:
 
 
 @dataclass(frozen=True)
+class TaskFacts:
+    """What is known of a task before any model."""
+
+    name: str
+    chance: float
+    """Share of answers that are right by guessing."""
+    floor: float
+    """The least loss, in nats per answer."""
+
+
+@dataclass(frozen=True)
 class StudyResults:
     """All that a study found."""
 
@@ -183,6 +196,18 @@ class StudyResults:
     """Wall time that runs took."""
     command: str
     """The command that repeats the study."""
+    task: TaskFacts | None = None
+    """What is known of the task that the runs were trained on; None of documents."""
     complete: bool = True
     notes: Sequence[str] = ()
     """Notes for the reader: seeds left out, runs failed or diverged, noise of the machine."""
+
+    @property
+    def accuracies(self) -> dict[str, list[float]]:
+        """The accuracy of each variant's best run of every seed, of a study on a task."""
+        if self.task is None:
+            return {}
+        found: dict[str, list[float]] = {variant.name: [] for variant in self.variants}
+        for replicate in self.replicates:
+            found[replicate.variant].append(replicate.best.accuracy)
+        return {name: values for name, values in found.items() if values}

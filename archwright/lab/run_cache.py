@@ -145,7 +145,13 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
             if r["kind"] == "length"
         },
         command=command,
+        accuracy=_number(evaluations[-1]["accuracy"]) if _answers(evaluations) else math.nan,
     )
+
+
+def _answers(evaluations: Sequence[Record]) -> bool:
+    """Tell whether the last evaluation counted answers."""
+    return bool(evaluations) and "accuracy" in evaluations[-1]
 
 
 def failure(variant: str, seed: int, lr: float, key: str, why: str, command: str) -> RunResult:

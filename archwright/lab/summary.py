@@ -4,9 +4,17 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 
 from archwright import format as fmt
+from archwright.data.task_text import TaskText
 from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan
-from archwright.lab.results import ControlledVariable, Effect, Replicate, RunResult, StudyResults
+from archwright.lab.results import (
+    ControlledVariable,
+    Effect,
+    Replicate,
+    RunResult,
+    StudyResults,
+    TaskFacts,
+)
 from archwright.lab.scheduler import Execution
 from archwright.lab.sweep import RISE, is_sharp, plan_sweep
 from archwright.lab.verdict import SCOPE, effects, verdict
@@ -59,9 +67,17 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         predicted_seconds=plan.seconds,
         seconds=execution.spent,
         command=command,
+        task=_task(plan),
         complete=complete,
         notes=[*execution.notes, *_notes(found, replicates, execution)],
     )
+
+
+def _task(plan: Plan) -> TaskFacts | None:
+    text = plan.material.held_out
+    if not isinstance(text, TaskText):
+        return None
+    return TaskFacts(text.task.kind, text.sampler.chance, text.sampler.floor)
 
 
 def announcement(plan: Plan) -> str:

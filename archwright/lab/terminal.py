@@ -1,8 +1,9 @@
 """Output of a study at its end."""
 
 from math import isfinite
+from statistics import fmean
 
-from archwright.format import duration, listed, printable
+from archwright.format import duration, listed, accuracy, printable
 from archwright.lab.results import Effect, StudyResults
 
 
@@ -10,7 +11,7 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
     """Print the verdict, and unless `quiet` the effects, notes, and where the page is."""
     lines = ["", results.verdict, results.scope]
     if not quiet:
-        lines += ["", *(f"  {_line(effect)}" for effect in results.effects)]
+        lines += [*_answers(results), "", *(f"  {_line(effect)}" for effect in results.effects)]
         lines += [*(f"  {note}" for note in results.notes), ""]
         lines += [
             f"{len(results.runs)} runs in {duration(results.seconds)}, "
@@ -18,6 +19,16 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
             f"page  {results.folder}/report.html",
         ]
     print(printable("\n".join(lines)))
+
+
+def _answers(results: StudyResults) -> list[str]:
+    """Say how many answers of a task each variant has right."""
+    if results.task is None or not results.accuracies:
+        return []
+    shares = [f"{name} {accuracy(fmean(found))}" for name, found in results.accuracies.items()]
+    return [
+        f"Answers of {results.task.name} that are right: {listed(shares)}; {accuracy(results.task.chance)} by guessing."
+    ]
 
 
 def _line(effect: Effect) -> str:

@@ -19,9 +19,11 @@ from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel
 from archwright.runs.load import OpenRun
+from archwright.spec.errors import UserError
 from archwright.spec.objectives import Objective
 from archwright.text.corpus import Document, open_texts
 from archwright.text.tokenizer import Tokenizer
+from archwright.training.data import task_material
 from archwright.training.step import to_device
 
 ROW_TOKENS = 8192
@@ -103,8 +105,14 @@ def evaluate_text(run: OpenRun, *texts: str, stride: int | None = None) -> Evalu
     """Return what a run's model reaches on texts: files, folders, globs, `-`, or `stdlib`.
 
     Raises:
-        UserError: missing, binary, empty or undecodable files, one line each.
+        UserError: missing, binary, empty or undecodable files, one line each; the run was trained on a task, whose
+            answers no text has.
     """
+    if not run.spec.data.task.is_none:
+        raise UserError(
+            f'text: {run.folder.path} was trained on the task "{run.spec.data.task.kind}", whose answers are no '
+            f"text; leave it out to judge on held-out examples: archwright eval {run.folder.path}"
+        )
     documents = open_texts(texts, run.spec.data)
     with tempfile.TemporaryDirectory() as folder:
         store = prepare_documents(documents, run.tokenizer, Path(folder))
@@ -116,6 +124,21 @@ def evaluate_text(run: OpenRun, *texts: str, stride: int | None = None) -> Evalu
             stride=stride,
         )
         return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
+
+
+def evaluate_task(run: OpenRun) -> Evaluation:
+    """Return what a run's model reaches on the held-out examples of the task that it was trained on.
+
+    Raises:
+        UserError: it was trained on documents.
+    """
+    if run.spec.data.task.is_none:
+        raise UserError("text: found none; expected files, folders, globs, -, or stdlib")
+    material = task_material(run.spec)
+    windows = held_out_windows(
+        material.held_out, material.tokenizer, run.spec.objective, run.spec.model.context_length
+    )
+    return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
 
 
 def compressors(windows: HeldOut, tokenizer: Tokenizer) -> tuple[Baseline, ...]:
