@@ -3,7 +3,7 @@
 from math import isfinite
 from statistics import fmean
 
-from archwright.format import duration, listed, accuracy, printable
+from archwright.format import accuracy, duration, listed, printable
 from archwright.lab.results import Effect, StudyResults
 
 
