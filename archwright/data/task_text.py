@@ -72,9 +72,10 @@ class TaskText:
         return Batch(Inputs(np.stack(tokens)), np.stack(answers))
 
     def _drawn(self, seed: int, index: int, sampler: Sampler) -> Example:
+        draw = sampler.sample_to_train if self.side == "train" else sampler.sample
         for attempt in range(MOST_TRIES):
             generator = np.random.default_rng((seed, index, attempt, int(self.side == "held_out")))
-            example = sampler.sample(generator)
+            example = draw(generator)
             if _side(example) == self.side:
                 return example
         raise UserError(

@@ -48,6 +48,10 @@ class MQAR(Task):
     kind: Literal["mqar"] = "mqar"
     pairs: Number | Literal["auto"] = Field("auto", examples=[64])
     """Pairs in an example, each asked once; auto: a quarter of model.context_length, which leaves no room between."""
+    fewest_pairs: Number | Literal["auto"] = Field("auto", examples=[64])
+    """Pairs in an example of training at least: their number n is drawn from here to `pairs`, with p(n) ~ 1 / n, as
+    examples with few teach the most at first (Arora et al., 2024, Based, figure 2, trains on such a mixture); held-out
+    examples have `pairs`; auto: 4."""
     keys: Symbols = 128
     """Different keys that pairs are drawn from, without repetition."""
     values: Symbols = 128
@@ -69,14 +73,19 @@ class MQAR(Task):
         return f"data.task.pairs = {self.pairs}"
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
-        most = min(self.keys, self.values, sizes.context_length // 4)
-        return {"pairs": max(1, most)} if self.pairs == "auto" else {}
+        most = max(1, min(self.keys, self.values, sizes.context_length // 4))
+        pairs = most if self.pairs == "auto" else self.pairs
+        fewest = min(4, pairs) if self.fewest_pairs == "auto" else self.fewest_pairs
+        return {"pairs": pairs, "fewest_pairs": fewest}
 
     @model_validator(mode="after")
     def _pairs_differ(self) -> Self:
         for name, number in (("keys", self.keys), ("values", self.values)):
             if self.pairs != "auto" and self.pairs > number:
                 raise UserError(f"{name}: found {number}; expected at least pairs = {self.pairs}")
+        fewest = self.fewest_pairs
+        if self.pairs != "auto" and fewest != "auto" and fewest > self.pairs:
+            raise UserError(f"fewest_pairs: found {fewest}; expected at most pairs = {self.pairs}")
         return self
 
 

@@ -18,8 +18,8 @@ class Example(NamedTuple):
 
 
 class Sampler(ABC):
-    """Draws examples of a task, each of as many tokens as it is made for. A subclass is called with the task's spec
-    and that length."""
+    """Draws examples of a task, each of as many tokens as it is made for. A subclass is called with the task's spec, in
+    which a number stands for each "auto", and that length."""
 
     floor: float = 0.0
     """Mean of -ln p of the answers, in nats, below which no model can come."""
@@ -29,3 +29,7 @@ class Sampler(ABC):
     @abstractmethod
     def sample(self, generator: np.random.Generator) -> Example:
         """Draw an example: a function of the generator alone."""
+
+    def sample_to_train(self, generator: np.random.Generator) -> Example:
+        """Draw an example to train on, where these are others than those that a model is judged on."""
+        return self.sample(generator)

@@ -19,19 +19,27 @@ class MQARSampler(Sampler):
     def __init__(self, spec: MQAR, length: int) -> None:
         self.spec, self.length = spec, length
         assert spec.pairs != "auto"
+        assert spec.fewest_pairs != "auto"
         self.pairs = spec.pairs
-        self.num_slots = (length + 1) // 2 - self.pairs
-        weights = np.arange(1, self.num_slots + 1) ** (spec.power - 1.0)
-        self.log_weights = np.log(weights / weights.sum())
+        self.numbers = np.arange(spec.fewest_pairs, spec.pairs + 1)
+        self.shares = 1 / self.numbers / (1 / self.numbers).sum()
         self.chance = 1 / spec.values
 
     def sample(self, generator: np.random.Generator) -> Example:
-        """Draw an example."""
-        spec, pairs = self.spec, self.pairs
+        """Draw an example with all pairs."""
+        return self._with_pairs(self.pairs, generator)
+
+    def sample_to_train(self, generator: np.random.Generator) -> Example:
+        """Draw an example with a number of pairs that is drawn, too."""
+        return self._with_pairs(int(generator.choice(self.numbers, p=self.shares)), generator)
+
+    def _with_pairs(self, pairs: int, generator: np.random.Generator) -> Example:
+        spec = self.spec
         keys = generator.permutation(spec.keys)[:pairs]
         values = spec.keys + generator.permutation(spec.values)[:pairs]
         # Draws without replacement are those with the largest of log p + Gumbel noise, in their order.
-        noisy = self.log_weights + generator.gumbel(size=self.num_slots)
+        slots = np.arange(1, (self.length + 1) // 2 - pairs + 1)
+        noisy = (spec.power - 1.0) * np.log(slots) + generator.gumbel(size=len(slots))
         places = 2 * pairs + 2 * np.argsort(-noisy)[:pairs]
         tokens = spec.keys + generator.integers(spec.values, size=self.length + 1)
         tokens[0 : 2 * pairs : 2], tokens[1 : 2 * pairs : 2] = keys, values
