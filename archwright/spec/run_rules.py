@@ -8,6 +8,7 @@ from archwright.spec.masks import Mask
 from archwright.spec.mixers import Mixer
 from archwright.spec.rules import enforce
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.tasks import Task
 from archwright.spec.validation_errors import show
 
 
@@ -58,9 +59,19 @@ def _stride(run: RunSpec) -> Iterator[str]:
 
 def _task(run: RunSpec) -> Iterator[str]:
     """The examples of a task fit into the context, and are all there is: no other text, documents or objective."""
-    task, length = run.data.task, run.model.context_length
+    task, length, text = run.data.task, run.model.context_length, run.data.text
     if task.is_none:
+        if names := [name for name in text if name in Task.choices() and name != "none"]:
+            yield (
+                f'data.text: found the task "{names[0]}" beside other texts; a task stands alone: data.text={names[0]}'
+            )
         return
+    if text != (task.kind,):
+        yield (
+            f'data.task.kind: found "{task.kind}" beside data.text = {show(text)}; the text is the task or documents: '
+            f"give data.text={task.kind}, or data.task.kind=none"
+        )
+    yield from (f"data.task.{line}" for line in task.contradictions())
     found = f'data.text: found the task "{task.kind}", which '
     if length < task.shortest:
         yield (

@@ -16,11 +16,10 @@ from archwright.spec.choice import (
     Steps,
     Tokens,
 )
-from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import NextToken, Objective
-from archwright.spec.overrides import dump, override, toml_value
+from archwright.spec.overrides import dump, override
 from archwright.spec.tasks import Documents, Task
 
 
@@ -99,20 +98,6 @@ class DataSpec(Spec):
         if kind in Task.choices() and kind != "none" and tuple(text) == (STDLIB,):
             return values | {"text": (kind,)}
         return values
-
-    @model_validator(mode="after")
-    def _text_is_of_one_kind(self) -> Self:
-        names = [name for name in self.text if name in Task.choices() and name != "none"]
-        if self.task.is_none and names:
-            raise UserError(
-                f'text: found the task "{names[0]}" beside other texts; a task stands alone: data.text={names[0]}'
-            )
-        if not self.task.is_none and self.text != (self.task.kind,):
-            raise UserError(
-                f'task.kind: found "{self.task.kind}" beside data.text = {toml_value(self.text)}; the text is the '
-                f"task or documents: give data.text={self.task.kind}, or data.task.kind=none"
-            )
-        return self
 
 
 class Optimizer(Choice):

@@ -1,11 +1,11 @@
 """Synthetic tasks: texts whose examples are drawn, and of which only the answers are scored."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from archwright.spec.choice import Choice, ModelSizes
-from archwright.spec.errors import UserError
 
 Symbols = Annotated[int, Field(ge=2, le=2**16)]
 """How many different tokens play a part of a task."""
@@ -31,8 +31,12 @@ class Task(Choice):
 
     @property
     def needs(self) -> str:
-        """Return what of it needs such a length, for the user."""
+        """What of it needs such a length, for the user."""
         return "an example"
+
+    def contradictions(self) -> Iterator[str]:
+        """Yield a line for each option that another one does not allow."""
+        yield from ()
 
 
 class Documents(Task):
@@ -78,15 +82,13 @@ class MQAR(Task):
         fewest = min(4, pairs) if self.fewest_pairs == "auto" else self.fewest_pairs
         return {"pairs": pairs, "fewest_pairs": fewest}
 
-    @model_validator(mode="after")
-    def _pairs_differ(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
         for name, number in (("keys", self.keys), ("values", self.values)):
             if self.pairs != "auto" and self.pairs > number:
-                raise UserError(f"{name}: found {number}; expected at least pairs = {self.pairs}")
+                yield (f"{name}: found {number}; expected at least pairs = {self.pairs}")
         fewest = self.fewest_pairs
         if self.pairs != "auto" and fewest != "auto" and fewest > self.pairs:
-            raise UserError(f"fewest_pairs: found {fewest}; expected at most pairs = {self.pairs}")
-        return self
+            yield (f"fewest_pairs: found {fewest}; expected at most pairs = {self.pairs}")
 
 
 class Markov(Task):
@@ -103,15 +105,13 @@ class Markov(Task):
     table_seed: int = Field(0, ge=0, lt=2**63)
     """Of the table, which is the same for all seeds of a run."""
 
-    @model_validator(mode="after")
-    def _table_is_small(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
         if self.symbols ** (self.order + 1) > MOST_TRANSITIONS:
             most = max(s for s in range(2, 257) if s ** (self.order + 1) <= MOST_TRANSITIONS)
-            raise UserError(
+            yield (
                 f"symbols: found {self.symbols}; expected at most {most} with order = {self.order}, as the table has "
                 "symbols^(order + 1) numbers"
             )
-        return self
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -140,11 +140,9 @@ class Needle(Task):
     fillers: Symbols = 32
     """Different tokens of filler."""
 
-    @model_validator(mode="after")
-    def _keys_differ(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
         if self.pairs > self.keys:
-            raise UserError(f"keys: found {self.keys}; expected at least pairs = {self.pairs}")
-        return self
+            yield (f"keys: found {self.keys}; expected at least pairs = {self.pairs}")
 
     @property
     def words(self) -> tuple[str, ...]:
