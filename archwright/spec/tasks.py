@@ -14,8 +14,8 @@ Number = Annotated[int, Field(ge=1, le=2**16)]
 
 
 class Task(Choice):
-    """The axis of synthetic tasks, named by `data.text`: examples are drawn afresh for every step, one for each row
-    of a batch and as long as model.context_length, and only the answers are scored."""
+    """The axis of synthetic tasks, which data.text names, as in data.text=mqar: examples are drawn afresh for every
+    step, one for each row of a batch and as long as model.context_length, and only the answers are scored."""
 
     axis: ClassVar[str] = "task"
 
@@ -40,7 +40,7 @@ class Task(Choice):
 
 
 class Documents(Task):
-    """No task: the text is made of documents, of which every token is scored."""
+    """No task: data.text names documents, of which every token is scored."""
 
     kind: Literal["none"] = "none"
 
