@@ -125,7 +125,7 @@ def _alone(name: str, shape: str, args: argparse.Namespace) -> Alone:
     words += ["--allocator", args.allocator, "--threads", str(args.threads)]
     words += ["--float32", torch.get_float32_matmul_precision()]  # compilers ask for all settings
     done = subprocess.run(
-        [sys.executable, __file__, *words, "--begun", str(time.time())],
+        [sys.executable, __file__, *words, "--started", str(time.time())],
         capture_output=True,
         text=True,
         check=True,
@@ -296,7 +296,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=timing.RESULTS)
     parser.add_argument("--solo", help=argparse.SUPPRESS)
     parser.add_argument("--float32", help=argparse.SUPPRESS)
-    parser.add_argument("--begun", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--started", type=float, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

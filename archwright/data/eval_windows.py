@@ -41,6 +41,12 @@ class Windows(Protocol):
 
     num_tokens: int
     num_bytes: int
+    counts_answers: bool
+    """Whether the share of right predictions is wanted."""
+
+    @property
+    def places(self) -> tuple[Ids, Ids]:
+        """The document of each window, and its number in the order of the text, as they are iterated."""
 
     @property
     def defines_bits_per_byte(self) -> bool:
@@ -69,6 +75,8 @@ class HeldOut:
     Raises:
         UserError: there is nothing to predict.
     """
+
+    counts_answers = False
 
     def __init__(
         self,
@@ -128,6 +136,13 @@ class HeldOut:
         """Yield the predicted tokens, the text that `num_bytes` counts, in stretches in order."""
         for first, stop in _stretches(self._rows):
             yield np.asarray(self.store.read(first, stop), np.int64)
+
+    @property
+    def places(self) -> tuple[Ids, Ids]:
+        """The document of each window, and its number in the order of the text, as they are iterated."""
+        starts = np.array([row.start for row in self._rows])
+        documents = np.searchsorted(self.store.offsets, starts, "right") - 1
+        return documents, np.argsort(np.argsort(starts))
 
     def _windows(self, document: int) -> Iterator[Window]:
         """Yield the windows over a document."""

@@ -12,6 +12,7 @@ import numpy as np
 from archwright.data.batches import share_of
 from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.data.tasks import TASKS, Example, Sampler
+from archwright.data.tasks.base import Ids
 from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import differing
 from archwright.spec.tasks import Task
@@ -104,6 +105,7 @@ class TaskWindows:
 
     defines_bits_per_byte = False
     generates_text = False
+    counts_answers = True
     num_bytes = 0
 
     def __init__(
@@ -121,6 +123,12 @@ class TaskWindows:
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._batches)
+
+    @property
+    def places(self) -> tuple[Ids, Ids]:
+        """The number of each example, twice: it is a document of its own."""
+        numbers = np.arange(self.num_examples)
+        return numbers, numbers
 
     @cached_property
     def _batches(self) -> list[Batch]:

@@ -1,7 +1,7 @@
 """Looking at a study before it ends: how much of the error each look may spend, and what is decided by it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Literal, NamedTuple
@@ -17,6 +17,15 @@ Floats = NDArray[np.float64]
 
 ALPHA = 0.05
 """Probability that any variant of a study is called better or worse than a baseline that is as good."""
+TextError = Callable[[str, int], float]
+"""(variant, pairs) -> standard error of the mean of so many pairs from the choice of held-out documents, in nats."""
+
+
+def no_text_error(variant: str, pairs: int) -> float:
+    """Return 0: documents are not known."""
+    return 0.0
+
+
 FRACTIONS = (4 / 9, 6 / 9, 1.0)
 """Shares of the seeds after which a study is looked at."""
 POINTS = 2001
@@ -67,10 +76,13 @@ class Looks:
         look = self.numbers.index(pairs) if pairs in self.numbers else -1
         return nominal_levels(alpha, self.numbers, self.planned)[look]
 
-    def interval(self, differences: Sequence[float], alpha: float) -> Interval:
+    def interval(
+        self, differences: Sequence[float], alpha: float, text_error: float = 0.0
+    ) -> Interval:
         """Return the interval of the mean of some pairs that holds with probability 1 - alpha at all looks
         together."""
-        return t_interval(differences, 1 - self.level(alpha, len(differences)), self.widen)
+        level = 1 - self.level(alpha, len(differences))
+        return t_interval(differences, level, self.widen, text_error)
 
 
 @cache
@@ -116,6 +128,7 @@ def decide(
     margins: Sequence[float],
     judged: Looks,
     alpha: float,
+    text_error: TextError = no_text_error,
 ) -> dict[str, Decision]:
     """Return what the pairs of each variant say, looked at as often as `looks` says: at a look all variants
     that are still open have all its pairs.
@@ -126,7 +139,10 @@ def decide(
 
     Args:
         differences: variant minus baseline of each pair that is finished, in the order of the seeds; NaN where
-        a run failed. margins: the margin after so many pairs, in the order of the seeds.
+        a run failed. margins: the margin after so many pairs, in the order of the seeds. text_error: the
+        standard error of a variant's mean over so many pairs from the choice of held-out documents. It is in all pairs
+        alike, so that looks depend on each other more than the levels take into account, which makes them rarer
+        to err.
     """
     numbers, planned = judged.numbers, judged.planned
     decided: dict[str, Decision] = {}
@@ -135,7 +151,10 @@ def decide(
         if any(len(pair) < pairs for pair in waiting.values()):
             break
         superior = sum(decision.outcome == "superior" for decision in decided.values())
-        found = {name: _mean_and_error(pair, judged.widen) for name, pair in waiting.items()}
+        found = {
+            name: _mean_and_error(pair, judged.widen, text_error(name, pairs))
+            for name, pair in waiting.items()
+        }
         for name in sorted(found, key=lambda name: -found[name].t):
             levels = nominal_levels(alpha / (len(differences) - superior), numbers, planned)
             if not found[name].t > _quantile(levels[look], found[name].pairs):
@@ -153,7 +172,7 @@ def decide(
 class _Pairs(NamedTuple):
     mean: float
     error: float
-    """Widened standard error of the mean."""
+    """Standard error of the mean, widened, and with that of the text."""
     pairs: int
 
     @property
@@ -161,12 +180,12 @@ class _Pairs(NamedTuple):
         return abs(self.mean) / self.error if self.error else math.inf if self.mean else 0.0
 
 
-def _mean_and_error(differences: Sequence[float], widen: float) -> _Pairs:
+def _mean_and_error(differences: Sequence[float], widen: float, text_error: float) -> _Pairs:
     values = np.asarray(differences, float)
     values = values[np.isfinite(values)]
     if len(values) < 2:
         return _Pairs(0.0, math.inf, len(values))
-    error = widen * float(values.std(ddof=1)) / math.sqrt(len(values))
+    error = math.hypot(widen * float(values.std(ddof=1)) / math.sqrt(len(values)), text_error)
     return _Pairs(float(values.mean()), error, len(values))
 
 

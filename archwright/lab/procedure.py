@@ -8,7 +8,15 @@ from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
-from archwright.lab.looks import ALPHA, PLACED, Decision, Looks, decide
+from archwright.lab.looks import (
+    ALPHA,
+    PLACED,
+    Decision,
+    Looks,
+    TextError,
+    decide,
+    no_text_error,
+)
 from archwright.lab.sweep import Losses, Sweep, plan_sweep, pooled_sweep, vertex
 from archwright.spec.study_spec import StudySpec
 
@@ -45,6 +53,7 @@ def standing(
     seeds: int | None = None,
     may_shift: bool = True,
     plateau: float = math.inf,
+    text_error: TextError = no_text_error,
 ) -> Standing:
     """Return where a study stands.
 
@@ -59,6 +68,7 @@ def standing(
         seeds: how many are compared, if time does not allow for all.
         may_shift: whether time allows a window of learning rates to move for all seeds.
         plateau: loss above which nothing was learnt.
+        text_error: of a variant's mean over so many pairs, from the choice of held-out documents.
     """
     number = study.seeds if seeds is None else seeds
     if study.tune_lr and study.procedure == "sweep":
@@ -85,7 +95,7 @@ def standing(
             if not math.isnan(losses[name].get((seed, k), math.nan)):
                 compared[name][seed] = (k,)
     failed = {n for n, sweep in sweeps.items() if n not in powers and not sweep.wanted}
-    decisions = decided(study, losses, powers, number, failed)
+    decisions = decided(study, losses, powers, number, failed, text_error)
     looks = looks_of(study, number)
     for pairs in looks.numbers:
         # Those that are open at this look, and the baseline while any is.
@@ -109,6 +119,7 @@ def decided(
     powers: Mapping[str, float],
     number: int,
     failed: Collection[str] = (),
+    text_error: TextError = no_text_error,
 ) -> dict[str, Decision]:
     """Return what was decided of each variant at the looks that all seeds for are there."""
     baseline, *variants = losses
@@ -130,6 +141,7 @@ def decided(
         [study.equivalence_margin * fmean(losses) if losses else 0.0 for losses in known],
         looks_of(study, number),
         ALPHA,
+        text_error,
     )
 
 

@@ -21,6 +21,20 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Halves:
+    """Losses of a run on the two halves of the held-out windows, in nats per token, at most the initial one."""
+
+    tuning: float
+    """On every other window: by these, learning rates are tuned."""
+    judged: float
+    """On those between: by these, variants are judged."""
+    tokens: Sequence[int]
+    """Targets of the half that judges, by document, or by stretch of the text where it has few."""
+    nats: Sequence[float]
+    """Their sums of -ln p."""
+
+
+@dataclass(frozen=True)
 class RunResult:
     """One finished training. Losses are held-out nats per token."""
 
@@ -46,6 +60,9 @@ class RunResult:
     memory_bytes: float = float("nan")
     """Most that its process held."""
     curve: Sequence[Point] = ()
+    """All on one sample of the held-out text."""
+    halves: Halves | None = None
+    """None of runs from before there were any, which tune and judge by `loss`."""
     lengths: Mapping[int, float] = field(default_factory=dict)
     """Loss on texts of other lengths, by tokens."""
     command: str = ""
@@ -109,6 +126,7 @@ class Effect:
     variant: str
     outcome: Outcome
     mean: float
+    """Of `differences`."""
     interval: Interval
     """Of 95 %, for this pair alone: t, or BCa from ten seeds."""
     t_interval: Interval
@@ -128,6 +146,8 @@ class Effect:
     seeds: Sequence[int]
     nats_per_bit_per_byte: float
     """Divides nats per token into bits per byte on this text."""
+    text_error: float = 0.0
+    """Standard error of the mean from the choice of held-out documents, in nats per token; 0 where it is not known."""
     baseline_loss: float = float("nan")
     """Mean of the baseline over the same seeds."""
     caveats: Sequence[str] = ()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from archwright.lab.results import Point, RunResult
+from archwright.lab.results import Halves, Point, RunResult
 from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
@@ -120,7 +120,8 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
     vocab_size = folder.spec.model.vocab_size
     assert vocab_size != "auto"
     initial = _number(steps[0].get("loss")) if steps else math.log(vocab_size)
-    end = math.inf if diverged or not evaluations else _number(evaluations[-1]["nats_per_token"])
+    last_evaluation = {} if diverged or not evaluations else evaluations[-1]
+    end = _number(last_evaluation.get("nats_per_token"))
     bits_per_nat = _bits_per_nat(evaluations) or math.nan
     last = steps[-1] if steps else {}
     cpu = float(last.get("cpu_seconds", math.nan))
@@ -131,6 +132,7 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
         seed=seed,
         lr=lr,
         loss=min(end, initial),
+        halves=_halves(last_evaluation, initial),
         bits_per_byte=min(end, initial) * bits_per_nat,
         initial_loss=initial,
         diverged=not end < initial,
@@ -138,26 +140,37 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
         cpu_seconds=cpu,
         tokens_per_second=float(last.get("tokens", math.nan)) / busy,
         memory_bytes=max((float(r.get("memory_bytes") or 0) for r in steps), default=math.nan),
-        curve=[_point(r, float(environment.get("flops_per_token", math.nan))) for r in evaluations],
+        curve=[
+            _point(r, float(environment.get("flops_per_token", math.nan)))
+            for r in evaluations
+            if "name" not in r
+        ],
         lengths={
             int(r["name"]): _number(r.get("nats_per_token"))
             for r in records
             if r["kind"] == "length"
         },
         command=command,
-        accuracy=_number(evaluations[-1]["accuracy"]) if _answers(evaluations) else math.nan,
+        accuracy=float(last_evaluation.get("accuracy", math.nan)),
     )
-
-
-def _answers(evaluations: Sequence[Record]) -> bool:
-    """Tell whether the last evaluation counted answers."""
-    return bool(evaluations) and "accuracy" in evaluations[-1]
 
 
 def failure(variant: str, seed: int, lr: float, key: str, why: str, command: str) -> RunResult:
     """Return the result of a run that came to no end."""
     nan = math.nan
     return RunResult(key, variant, seed, lr, nan, nan, nan, failed=why, command=command)
+
+
+def _halves(evaluation: Record, initial: float) -> Halves | None:
+    """Return the losses on the half that tunes and on the half that judges, at most the initial one."""
+    if not evaluation:  # it diverged
+        return Halves(initial, initial, (), ())
+    if "tuning" not in evaluation:
+        return None
+    tokens = tuple(evaluation["judged_tokens"])
+    nats = tuple(map(_number, evaluation["judged_nats"]))
+    judged = math.fsum(nats) / sum(tokens) if tokens else math.inf
+    return Halves(min(_number(evaluation["tuning"]), initial), min(judged, initial), tokens, nats)
 
 
 def _point(record: Record, flops_per_token: float) -> Point:

@@ -13,6 +13,7 @@ from archwright.lab.batching import Cell, Groups, cells_of
 from archwright.lab.plan import Plan, file_of
 from archwright.lab.procedure import Standing, standing
 from archwright.lab.results import Replicate, RunResult
+from archwright.lab.statistics import text_error
 from archwright.lab.sweep import replicate
 from archwright.lab.workers import Done, Workers
 from archwright.progress import Silent
@@ -106,11 +107,19 @@ class Execution:
         now, found = self.standing(), []
         for name, seeds in now.compared.items():
             for seed, powers in seeds.items():
-                one = replicate([self.results[Cell(name, seed, k)] for k in powers])
+                runs = [self.results[Cell(name, seed, k)] for k in powers]
+                one = replicate(runs if self.by_halves else [replace(r, halves=None) for r in runs])
                 # A rate that other seeds placed is at an end where their window is.
                 edge = one.at_boundary or now.sweeps[name].at_boundary
                 found.append(replace(one, at_boundary=edge) if len(powers) == 1 else one)
         return found
+
+    @property
+    def by_halves(self) -> bool:
+        """Whether learning rates are tuned on one half of the held-out windows and variants judged on the other:
+        where all runs have both, which those of earlier versions have not."""
+        confirms = self.plan.study.procedure == "confirm"
+        return confirms and all(run.halves or run.failed for run in self.results.values())
 
     @property
     def left_out(self) -> set[int]:
@@ -165,14 +174,33 @@ class Execution:
     def _standing(self, may_shift: bool) -> Standing:
         losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in self.plan.arms}
         for cell, result in self.results.items():
-            losses[cell.variant][cell.seed, cell.k] = result.loss
+            losses[cell.variant][cell.seed, cell.k] = self._loss(result)
         return standing(
             self.plan.study,
             losses,
             seeds=len(self.seeds),
             may_shift=may_shift,
             plateau=self.plateau,
+            text_error=self._text_error,
         )
+
+    def _loss(self, run: RunResult) -> float:
+        """Return the loss that counts: on the half of the windows that tunes, or on the one that judges."""
+        if not (self.by_halves and run.halves):
+            return run.loss
+        tunes = run.seed in self.plan.study.tuning_seed_numbers
+        return run.halves.tuning if tunes else run.halves.judged
+
+    def _text_error(self, variant: str, pairs: int) -> float:
+        """Return the standard error of a variant's mean from the choice of documents."""
+        seeds = [*self.plan.study.seed_numbers][:pairs]
+        by_seed = {
+            (cell.variant, cell.seed): run.halves
+            for cell, run in self.results.items()
+            if cell.seed in seeds and self.by_halves
+        }
+        base = next(iter(self.plan.arms))
+        return text_error([(by_seed.get((variant, s)), by_seed.get((base, s))) for s in seeds])
 
     def _folder(self, cell: Cell) -> RunFolder:
         """Return where a run is kept, whether it is there yet or not."""

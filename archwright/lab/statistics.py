@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from archwright.lab.results import Interval
+from archwright.lab.results import Halves, Interval
 
 BOOTSTRAP_FROM = 10
 """Seeds from which intervals are bootstrapped: with fewer, resampling says too little of the tails."""
@@ -22,14 +22,17 @@ def paired_interval(differences: Sequence[float], level: float = 0.95) -> Interv
     return bootstrap_interval(differences, level)
 
 
-def t_interval(differences: Sequence[float], level: float = 0.95, widen: float = 1.0) -> Interval:
-    """mean ± t widen s / sqrt(n), t the quantile (1 + level) / 2 of Student's distribution with n - 1
-    degrees of freedom, s the standard deviation of the differences.
+def t_interval(
+    differences: Sequence[float], level: float = 0.95, widen: float = 1.0, text_error: float = 0.0
+) -> Interval:
+    """mean ± t sqrt((widen s)² / n + text_error²), t the quantile (1 + level) / 2 of Student's distribution with
+    n - 1 degrees of freedom, s the standard deviation of the differences.
 
     Exact where differences are normal. Source: Student, 1908, The probable error of a mean.
     """
     mean, error = _mean_and_error(differences)
-    half = float(stats.t.ppf((1 + level) / 2, len(differences) - 1)) * widen * error
+    t = float(stats.t.ppf((1 + level) / 2, len(differences) - 1))
+    half = t * math.hypot(widen * error, text_error)
     return Interval(mean - half, mean + half, level, "t")
 
 
@@ -68,12 +71,34 @@ def equivalence_interval(differences: Sequence[float]) -> Interval:
     return t_interval(differences, 0.90)
 
 
-def paired_p_value(differences: Sequence[float], widen: float = 1.0) -> float:
-    """Two-sided, of Student's t test that the mean difference is 0, with the standard error times `widen`."""
+def paired_p_value(
+    differences: Sequence[float], widen: float = 1.0, text_error: float = 0.0
+) -> float:
+    """Two-sided, of Student's t test that the mean difference is 0, with the standard error of `t_interval`."""
     mean, error = _mean_and_error(differences)
+    error = math.hypot(widen * error, text_error)
     if error == 0:
         return 1.0 if mean == 0 else 0.0
-    return 2 * float(stats.t.sf(abs(mean) / (widen * error), len(differences) - 1))
+    return 2 * float(stats.t.sf(abs(mean) / error, len(differences) - 1))
+
+
+def text_error(pairs: Sequence[tuple[Halves | None, Halves | None]]) -> float:
+    """Return the standard error of a mean difference, variant minus baseline, from the choice of held-out documents.
+
+    With d_c the difference in document c, in nats per token and meaned over the pairs, w_c its share of all tokens, and
+    d the sum of w_c d_c: sqrt(n / (n - 1) sum of w_c² (d_c - d)²) of n documents. 0 where documents are not known, as
+    of runs that diverged. Source: Cochran, 1977, Sampling techniques, section 6.4 (the error of a ratio).
+    """
+    known = [(v, b) for v, b in pairs if v and b and v.nats and v.tokens == b.tokens]
+    tokens = np.asarray(known[0][0].tokens if known else (), np.float64)
+    if len(tokens) < 2:
+        return 0.0
+    total = np.mean(
+        [np.subtract(v.nats, b.nats) for v, b in known if v.tokens == known[0][0].tokens], axis=0
+    )
+    residuals = (total - tokens * total.sum() / tokens.sum()) / tokens.sum()
+    error = math.sqrt(len(tokens) / (len(tokens) - 1) * float((residuals**2).sum()))
+    return error if math.isfinite(error) else 0.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

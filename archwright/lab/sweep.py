@@ -163,11 +163,14 @@ def tuned(losses: Sequence[float], lrs: Sequence[float]) -> Tuned:
 
 
 def replicate(runs: Sequence[RunResult]) -> Replicate:
-    """Return what one seed of one variant says: its sweep by `tuned`, or its only run as it is."""
+    """Return what one seed of one variant says: its sweep by `tuned`, or its only run on the half of the held-out
+    windows that judges, where there are halves."""
     runs = sorted(runs, key=lambda run: run.lr)
     losses, lrs = [run.loss for run in runs], [run.lr for run in runs]
     best = runs[lowest(losses)]
-    found = tuned(losses, lrs) if len(runs) > 1 else Tuned(best.loss, best.lr, at_boundary=False)
+    if len(runs) == 1 and best.halves:
+        losses = [best.halves.judged]
+    found = tuned(losses, lrs) if len(runs) > 1 else Tuned(losses[0], best.lr, at_boundary=False)
     return Replicate(
         variant=best.variant,
         seed=best.seed,

@@ -15,6 +15,7 @@ from archwright.lab.statistics import (
     paired_interval,
     paired_p_value,
     t_interval,
+    text_error,
 )
 from archwright.spec.study_spec import StudySpec
 
@@ -126,7 +127,7 @@ def _measured(
     pairs = [(variant_by_seed[seed], baseline_by_seed[seed]) for seed in seeds]
     differences = [variant.loss - baseline.loss for variant, baseline in pairs]
     baseline_loss = _mean([baseline.loss for _, baseline in pairs])
-    enough = len(pairs) >= 2
+    enough, beside = len(pairs) >= 2, 0.0
     endless = Interval(-math.inf, math.inf, 1 - ALPHA, "t")
     interval = student = endless
     equivalence = replace(endless, level=0.90)
@@ -134,8 +135,9 @@ def _measured(
         interval, student = paired_interval(differences), t_interval(differences)
         equivalence = equivalence_interval(differences)
     elif enough and looks is not None:
-        interval = student = replace(looks.interval(differences, ALPHA), level=1 - ALPHA)
-        equivalence = replace(looks.interval(differences, 2 * ALPHA), level=1 - 2 * ALPHA)
+        beside = text_error([(variant.best.halves, base.best.halves) for variant, base in pairs])
+        interval = student = replace(looks.interval(differences, ALPHA, beside), level=1 - ALPHA)
+        equivalence = replace(looks.interval(differences, 2 * ALPHA, beside), level=1 - 2 * ALPHA)
     return Effect(
         variant=name,
         outcome="inconclusive",
@@ -145,7 +147,10 @@ def _measured(
         equivalence=equivalence,
         margin=margin * baseline_loss,
         noise=noise_floor([r.loss for r in baseline_by_seed.values()], len(pairs)),
-        p_value=paired_p_value(differences, looks.widen if looks else 1.0) if enough else 1.0,
+        p_value=paired_p_value(differences, looks.widen if looks else 1.0, beside)
+        if enough
+        else 1.0,
+        text_error=beside,
         holm_p_value=1.0,
         differences=tuple(differences),
         seeds=tuple(seeds),

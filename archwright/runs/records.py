@@ -55,6 +55,10 @@ class _Evaluation(_Any):
     num_bytes: Count
     accuracy: Number = None
     num_answers: Count | None = None
+    tuning: Number = None
+    # Called otherwise than `tokens`, which says how many were trained on.
+    judged_tokens: list[Some] = Field(default_factory=list)
+    judged_nats: list[Number] = Field(default_factory=list)
 
 
 class _Baseline(_Any):

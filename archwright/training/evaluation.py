@@ -2,11 +2,14 @@
 
 import math
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from archwright.data.compressors import Baseline, baselines
 from archwright.data.eval_windows import HeldOut, Windows, bits_per_byte
@@ -28,6 +31,13 @@ from archwright.training.step import to_device
 
 ROW_TOKENS = 8192
 """Tokens of a batch: enough for fast products, few enough for the logits to stay small."""
+
+FEW_DOCUMENTS = 20
+"""Below so many, documents say too little of how much another choice of text would move a loss."""
+STRETCHES = 64
+"""Of a text of few documents."""
+MOST_CLUSTERS = 256
+"""Neighbouring documents stand together where there are more."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,20 @@ class Evaluation:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+@dataclass(frozen=True)
+class Halves:
+    """Losses on the two halves of held-out windows, every other one in the order of the text: on one, learning rates
+    are tuned, on the other, what was tuned is judged."""
+
+    tuning: float
+    """Nats per token of the first half."""
+    judged_tokens: tuple[int, ...]
+    """Targets of the second, by document; neighbours together where there are many, stretches of the text where there
+    are few."""
+    judged_nats: tuple[float, ...]
+    """Their sums of -ln p."""
+
+
 def held_out_windows(
     text: TokenStore | TaskText,
     tokenizer: Tokenizer,
@@ -73,21 +97,72 @@ def held_out_windows(
 @torch.inference_mode()
 def evaluate(model: LanguageModel, windows: Windows, precision: Precision) -> Evaluation:
     """Return what a model reaches on held-out windows."""
+    nats, num_targets, num_right = 0.0, 0, 0
+    for logits, targets in _predictions(model, windows, precision):
+        loss = cross_entropy(logits, targets)
+        nats += loss.nll_sum.item()
+        num_targets += int(loss.num_targets)
+        num_right += _num_right(windows, logits, targets)
+    return _evaluation(windows, nats, num_targets, num_right)
+
+
+@torch.inference_mode()
+def evaluate_halves(
+    model: LanguageModel, windows: Windows, precision: Precision
+) -> tuple[Evaluation, Halves]:
+    """Return what a model reaches on held-out windows, and on each half of them."""
+    total, num_right, rows = 0.0, 0, []
+    for logits, targets in _predictions(model, windows, precision):
+        total += cross_entropy(logits, targets).nll_sum.item()  # as `evaluate` adds it up
+        num_right += _num_right(windows, logits, targets)
+        rows += [cross_entropy(row, target) for row, target in zip(logits, targets, strict=True)]
+    nats = np.array([row.nll_sum.item() for row in rows])
+    tokens = np.array([int(row.num_targets) for row in rows])
+    documents, numbers = windows.places
+    tunes = numbers % 2 == 0
+    different = np.unique(documents)
+    if len(different) >= FEW_DOCUMENTS:
+        place = (
+            np.searchsorted(different, documents)
+            * MOST_CLUSTERS
+            // max(len(different), MOST_CLUSTERS)
+        )
+    else:
+        place = numbers * STRETCHES // max(len(numbers), STRETCHES)
+    judged = [
+        (int(tokens[at].sum()), float(nats[at].sum()))
+        for at in (~tunes & (place == p) for p in np.unique(place))
+    ]
+    kept = [cluster for cluster in judged if cluster[0]]
+    halves = Halves(
+        tuning=float(nats[tunes].sum() / max(1, tokens[tunes].sum())),
+        judged_tokens=tuple(cluster[0] for cluster in kept),
+        judged_nats=tuple(cluster[1] for cluster in kept),
+    )
+    return _evaluation(windows, total, int(tokens.sum()), num_right), halves
+
+
+def _predictions(
+    model: LanguageModel, windows: Windows, precision: Precision
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield logits and targets of each batch; the model is as it was in the end."""
     was_training = model.training
     model.eval()
-    asks = isinstance(windows, TaskWindows)
-    nats, num_targets, num_right = 0.0, 0, 0
     with uncompiled(model):
         for arrays in windows:
             batch = to_device(arrays, precision.device)
             with precision.autocast():
                 logits = model(**batch.inputs.given()).logits
-            loss = cross_entropy(logits, batch.targets)
-            nats += loss.nll_sum.item()
-            num_targets += int(loss.num_targets)
-            if asks:
-                num_right += int((logits.argmax(-1) == batch.targets).sum())
+            yield logits, batch.targets
     model.train(was_training)
+
+
+def _num_right(windows: Windows, logits: Tensor, targets: Tensor) -> int:
+    """Return how many answers have the largest logit; 0 where none are counted."""
+    return int((logits.argmax(-1) == targets).sum()) if windows.counts_answers else 0
+
+
+def _evaluation(windows: Windows, nats: float, num_targets: int, num_right: int) -> Evaluation:
     mean = nats / num_targets if num_targets else math.nan
     defined = windows.defines_bits_per_byte
     return Evaluation(
@@ -96,8 +171,8 @@ def evaluate(model: LanguageModel, windows: Windows, precision: Precision) -> Ev
         bits_per_byte=bits_per_byte(nats, windows.num_bytes) if defined else None,
         num_tokens=windows.num_tokens,
         num_bytes=windows.num_bytes,
-        accuracy=num_right / num_targets if asks else None,
-        num_answers=num_targets if asks else None,
+        accuracy=num_right / max(1, num_targets) if windows.counts_answers else None,
+        num_answers=num_targets if windows.counts_answers else None,
     )
 
 

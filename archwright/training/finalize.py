@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from archwright import checkpoint
@@ -15,10 +16,17 @@ from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import Material
-from archwright.training.evaluation import compressors, evaluate, held_out_windows
+from archwright.training.evaluation import (
+    compressors,
+    evaluate,
+    evaluate_halves,
+    held_out_windows,
+)
 from archwright.training.loop import Loop
 from archwright.training.session import Session
 
+FINAL = "final"
+"""Name of the evaluation that counts, of a run of which only numbers stay."""
 SAMPLE_TOKENS = 160
 """Length of the sample."""
 REHEARSED_TOKENS = 4096
@@ -110,8 +118,20 @@ def report(folder: RunFolder) -> None:
 
 
 def finalize_metrics_only(loop: Loop, folder: RunFolder, material: Material) -> None:
-    """Evaluate on the held-out text and mark the run finished; only numbers stay of it."""
-    final_evaluation(loop, folder, material)
+    """Evaluate on the held-out text and mark the run finished; only numbers stay of it.
+
+    The curve ends on the sample that it was measured on; the evaluation that counts is a record of its own, with the
+    halves that tune and judge.
+    """
+    session = loop.session
+    known = _known(folder, session.num_steps)
+    if ("eval", None) not in known:
+        loop.record("eval", **loop.evaluate().record())
+    windows = _windows(session.run, material, final_max_tokens(session.run, folder))
+    if ("eval", FINAL) not in known:
+        found, halves = evaluate_halves(session.model, windows, session.precision)
+        loop.record("eval", name=FINAL, **found.record(), **asdict(halves))
+    _evaluate_lengths(loop, folder, material, known)
     with contextlib.suppress(OSError):
         folder.report_file.unlink()  # the page of an earlier stop
     loop.record("event", name="finished", text=f"{loop.session.num_steps} steps")
@@ -125,7 +145,13 @@ def final_evaluation(loop: Loop, folder: RunFolder, material: Material) -> None:
     if ("eval", None) not in known:
         windows = _windows(session.run, material, final_max_tokens(session.run, folder))
         loop.record("eval", **evaluate(session.model, windows, session.precision).record())
-    for length in session.run.evaluate.lengths:
+    _evaluate_lengths(loop, folder, material, known)
+
+
+def _evaluate_lengths(
+    loop: Loop, folder: RunFolder, material: Material, known: set[tuple[str, str | None]]
+) -> None:
+    for length in loop.session.run.evaluate.lengths:
         if ("length", str(length)) not in known:
             found = _at_length(loop, folder, material, length)
             loop.record("length", name=str(length), **found)

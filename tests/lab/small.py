@@ -61,14 +61,14 @@ def tabled_losses(study: Path) -> Losses:
 
 
 def killed_twice_and_finished(
-    place: Path, variant: str, parallelism: str, *, kill_a_worker: bool = False
+    place: Path, variant: str, parallelism: str, *, seeds: int = 2, kill_a_worker: bool = False
 ) -> tuple[set[str], Losses]:
     """Kill a study's process when one run is finished and again when five are, after one of its workers if asked; let
     it finish, and return the runs that were there before, which it must leave as they are, and the losses."""
     again = command(
         "compare",
         *words("text.txt", variant),
-        *("--budget", "20steps", "--seeds", "2", "--evaluation-tokens", "2048"),
+        *("--budget", "20steps", "--seeds", str(seeds), "--evaluation-tokens", "2048"),
         *("--parallelism", parallelism, "--quiet", "--out", "killed", "--runs", "killed-runs"),
     )
     runs = place / "killed-runs"

@@ -64,15 +64,15 @@ def test_every_variant_has_every_seed_at_a_grid_of_equal_size(results: StudyResu
 
 
 def test_fresh_seeds_are_compared_at_the_rate_that_others_found(results: StudyResults) -> None:
-    known = losses(results)
+    known = {(r.variant, r.seed, r.lr): r.halves for r in results.runs}
     assert [(r.variant, r.seed) for r in results.replicates] == [
         (name, seed) for name in ("modern", "norm.kind=layer") for seed in (2, 3)
     ]
     for found in results.replicates:
         grid = results.grids[found.variant]
-        pooled = [fmean(known[found.variant, seed, lr] for seed in (0, 1)) for lr in grid]
+        pooled = [fmean(known[found.variant, seed, lr].tuning for seed in (0, 1)) for lr in grid]
         assert found.lr == pytest.approx(tuned(pooled, grid).lr, rel=6e-3)
-        assert found.loss == known[found.variant, found.seed, found.lr]
+        assert found.loss == known[found.variant, found.seed, found.lr].judged
     [effect] = results.effects
     by = {(r.variant, r.seed): r.loss for r in results.replicates}
     assert list(effect.differences) == [by["norm.kind=layer", s] - by["modern", s] for s in (2, 3)]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from archwright.lab.results import Halves
 from archwright.lab.statistics import (
     bootstrap_interval,
     equivalence_interval,
@@ -17,6 +18,7 @@ from archwright.lab.statistics import (
     paired_interval,
     paired_p_value,
     t_interval,
+    text_error,
 )
 from bench.calibration import binomial_interval
 
@@ -162,3 +164,45 @@ def test_binomial_bounds_solve_their_equations(successes, trials):
     if successes < trials:
         assert stats.binom.cdf(successes, trials, high) == pytest.approx(0.025)
     assert 0 <= low <= successes / trials <= high <= 1
+
+
+def halves(tokens, nats):
+    return Halves(0.0, 0.0, tuple(tokens), tuple(nats))
+
+
+def test_the_error_of_the_text_is_that_of_drawing_documents_again():
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(50, 2000, size=60)
+    per_token = 3 + rng.normal(0, 0.5, size=60)
+    pairs = []
+    for _ in range(4):
+        base = tokens * (per_token + rng.normal(0, 0.01, size=60))
+        pairs.append(
+            (halves(tokens, base + tokens * rng.normal(0.1, 0.2, size=60)), halves(tokens, base))
+        )
+    difference = np.mean([np.subtract(v.nats, b.nats) for v, b in pairs], axis=0)
+    drawn = rng.integers(0, 60, size=(20_000, 60))
+    means = difference[drawn].sum(axis=1) / tokens[drawn].sum(axis=1)
+    assert text_error(pairs) == pytest.approx(means.std(), rel=0.04)
+
+
+def test_what_all_documents_share_is_no_error_of_the_text():
+    tokens = [100, 300, 50]
+    base = halves(tokens, [300.0, 1000.0, 140.0])
+    worse = halves(tokens, [300.0 + 10, 1000.0 + 30, 140.0 + 5])
+    assert text_error([(worse, base)] * 3) == pytest.approx(0, abs=1e-12)
+    assert text_error([(halves([], []), base), (None, base)]) == 0
+
+
+def test_an_interval_with_the_texts_error_holds_for_other_documents():
+    rng = np.random.default_rng(1)
+    held, without = 0, 0
+    for _ in range(600):
+        of_text = rng.normal(0, 0.01)
+        differences = 0.2 + of_text + rng.normal(0, 0.01, size=9)
+        found = t_interval(differences, text_error=0.01)
+        alone = t_interval(differences)
+        held += found.low < 0.2 < found.high
+        without += alone.low < 0.2 < alone.high
+    assert held / 600 > 0.94
+    assert without / 600 < 0.75

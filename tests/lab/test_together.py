@@ -97,6 +97,6 @@ def test_stacks_that_cannot_be_are_refused_with_the_reason(place: Path) -> None:
 def test_killed_at_any_moment_a_study_of_stacks_ends_with_the_same_numbers(
     stacked: StudyResults, place: Path
 ) -> None:
-    kept, found = killed_twice_and_finished(place, VARIANT, "ensemble")
+    kept, found = killed_twice_and_finished(place, VARIANT, "ensemble", seeds=STACKED["seeds"])
     assert kept
     assert found == losses(stacked)

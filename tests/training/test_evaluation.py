@@ -26,6 +26,7 @@ from archwright.text.tokenizer import Ids, Tokenizer
 from archwright.training.evaluation import (
     compressors,
     evaluate,
+    evaluate_halves,
     evaluate_text,
     held_out_windows,
 )
@@ -204,3 +205,44 @@ def test_the_record_has_plain_numbers(store: TokenStore, tokenizer: Tokenizer) -
     )
     assert all(type(value) in (int, float) for value in found.record().values())
     assert not np.isnan(found.nats_per_token)
+
+
+def test_halves_are_every_other_window(store: TokenStore, tokenizer: Tokenizer) -> None:
+    model = model_of(tokenizer)
+    windows = held_out_windows(store, tokenizer, NextToken(), CONTEXT, stride=CONTEXT)
+    whole, halves = evaluate_halves(model, windows, FP32)
+    assert whole == evaluate(model, windows, FP32)
+    model.double().eval()
+    sums, number = {0: [0.0, 0.0], 1: [0.0, 0.0]}, 0
+    for text in encoded(tokenizer):
+        ids = [tokenizer.end_of_text, *text.tolist()]
+        for seen in range(0, len(ids) - 1, CONTEXT):
+            stop = min(seen + CONTEXT, len(ids) - 1)
+            first = max(0, min(seen, stop - CONTEXT))
+            with torch.no_grad():
+                logits = model(torch.tensor([ids[first:stop]])).logits[0, seen - first :]
+            targets = torch.tensor(ids[seen + 1 : stop + 1])
+            sums[number % 2][0] += len(targets)
+            sums[number % 2][1] += float(
+                torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+            )
+            number += 1
+    assert number > 5
+    assert halves.tuning == pytest.approx(sums[0][1] / sums[0][0], rel=1e-5)
+    assert sum(halves.judged_tokens) == sums[1][0]
+    assert sum(halves.judged_nats) == pytest.approx(sums[1][1], rel=1e-5)
+
+
+@pytest.mark.parametrize("number", [30, 700])
+def test_many_documents_are_counted_each_or_with_neighbours(number: int, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(raw_bytes([END]), END)
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for i in range(number):
+        (folder / f"{i:03}.txt").write_text("words " * 10, encoding="utf-8")
+    kept = prepare_documents(open_texts((str(folder),), DataSpec()), tokenizer, tmp_path / "kept")
+    windows = held_out_windows(kept, tokenizer, NextToken(), CONTEXT, stride=CONTEXT)
+    _, halves = evaluate_halves(model_of(tokenizer), windows, FP32)
+    # 60 bytes in three windows: each document has one or two in the half that judges.
+    assert len(halves.judged_tokens) == min(number, 256)
+    assert sum(halves.judged_tokens) == pytest.approx(30 * number, rel=0.02)
