@@ -72,8 +72,9 @@ def verdict(history: History, result: Result) -> tuple[str, str]:
         what = "held-out" if last else "training"
         return f"The {what} loss is not finite", f"for {how}."
     if last and (task := history.task):
-        share, whole = right_answers(last, task)
-        return f"{share} of {task['name']}", f"{whole}, reached by {how}."
+        head = f"{fmt.accuracy(last.get('accuracy', math.nan))} of answers right"
+        guessed = f"where {fmt.accuracy(task['chance'])} are right by guessing"
+        return head, f"on {task['name']}, {guessed}, reached by {how}."
     if not last:
         head = f"{fmt.decimal(loss)} {history.loss_unit} in training"
         return head, f"reached by {how}, not yet evaluated on held-out text."

@@ -126,8 +126,8 @@ class TestWhole:
     def test_pages_speak_of_answers(self, run: RunSpec, tmp_path: Path) -> None:
         history = read_history(train(run, tmp_path / "run"))
         head, rest = verdict(history, result_of(history))
-        assert head == f"{100 * history.evals[-1]['accuracy']:.1f} % of mqar"
-        assert rest.startswith("of 160 answers right; 11.1 % by guessing, reached by a model of")
+        assert head == f"{100 * history.evals[-1]['accuracy']:.1f} % of answers right"
+        assert rest.startswith("on mqar, where 11.1 % are right by guessing, reached by a model of")
         html = run_page(history).html()
         assert "nats per answer" in html
         assert "nats per token" not in html
