@@ -61,7 +61,10 @@ class TaskText:
             UserError: the task needs a longer one.
         """
         if context_length < self.task.shortest:
-            raise UserError(too_short(self.task, context_length))
+            raise UserError(
+                f'model.context_length: found {context_length}; data.text = "{self.task.kind}" with '
+                f"{self.task.needs} expects at least {self.task.shortest}"
+            )
         sampler: Sampler = TASKS.make(self.task, context_length - 1)
         return sampler
 
@@ -139,14 +142,6 @@ class TaskWindows:
             self.text.batch(0, range(start, stop), self.sampler)
             for start, stop in zip(starts, stops, strict=True)
         ]
-
-
-def too_short(task: Task, context_length: int, key: str = "model.context_length") -> str:
-    """Say that an example does not fit into a context."""
-    return (
-        f"{key}: found {context_length}; expected at least {task.shortest}, which {task.needs} of "
-        f'data.text = "{task.kind}" takes'
-    )
 
 
 def _side(example: Example) -> Side:

@@ -73,11 +73,16 @@ def _task(run: RunSpec) -> Iterator[str]:
         )
     yield from (f"data.task.{line}" for line in task.contradictions())
     found = f'data.text: found the task "{task.kind}", which '
-    if length < task.shortest:
-        yield (
-            f'model.context_length: found {length}; data.text = "{task.kind}" with {task.needs} expects at least '
-            f"{task.shortest}"
-        )
+    places = [
+        ("model.context_length", length),
+        *(("evaluate.lengths", n) for n in run.evaluate.lengths),
+    ]
+    for path, found_length in places:
+        if found_length < task.shortest:
+            yield (
+                f'{path}: found {found_length}; data.text = "{task.kind}" with {task.needs} expects at least '
+                f"{task.shortest}"
+            )
     if not run.objective.defines_bits_per_byte:
         yield f'{found}says what is predicted; leave objective.kind = "{run.objective.kind}" out'
     if run.data.held_out:

@@ -63,7 +63,7 @@ class TestEveryTask:
 
     def test_a_context_that_is_too_short_is_refused(self, task: Task) -> None:
         TaskBatches(text(task, length=task.shortest), 1).at(0)
-        with pytest.raises(UserError, match=f"expected at least {task.shortest}"):
+        with pytest.raises(UserError, match=f"expects at least {task.shortest}"):
             TaskBatches(text(task, length=task.shortest - 1), 1)
 
 
