@@ -51,7 +51,7 @@ class TaskText:
 
     @cached_property
     def sampler(self) -> Sampler:
-        """What draws examples of the context's length."""
+        """Draws examples of the context's length."""
         return self.sampler_of(self.context_length)
 
     def sampler_of(self, context_length: int) -> Sampler:

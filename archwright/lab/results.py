@@ -179,7 +179,7 @@ class ControlledVariable:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What is known of a task before any model."""
+    """A task's name, and its figures before any model."""
 
     name: str
     chance: float
@@ -217,7 +217,7 @@ class StudyResults:
     command: str
     """The command that repeats the study."""
     task: TaskFacts | None = None
-    """What is known of the task that the runs were trained on; None of documents."""
+    """The task that the runs were trained on; None of documents."""
     complete: bool = True
     notes: Sequence[str] = ()
     """Notes for the reader: seeds left out, runs failed or diverged, noise of the machine."""

@@ -68,14 +68,14 @@ class History:
 
     @property
     def task(self) -> Line | None:
-        """What is known of the synthetic task that the text is, if it is one: its name, `floor`, the least loss in
+        """The synthetic task that the text is, if it is one: its name, `floor`, the least loss in
         nats per answer, and `chance`, the accuracy of guessing."""
         found = self.environment.get("data", {}).get("task")
         return dict(found) if found else None
 
     @property
     def loss_unit(self) -> str:
-        """What losses are measured in."""
+        """The unit of losses."""
         return "nats per answer" if self.task else "nats per token"
 
     @property

@@ -31,7 +31,7 @@ class Task(Choice):
 
     @property
     def needs(self) -> str:
-        """What of it needs such a length, for the user."""
+        """The option that needs such a length, for the user."""
         return "an example"
 
     def contradictions(self) -> Iterator[str]:
