@@ -31,7 +31,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
     cells = sorted(execution.results, key=lambda c: (order[c.variant], c.seed, c.k))
     variants, runs = plan.variants(), [execution.results[cell] for cell in cells]
     replicates, now = execution.replicates(), execution.standing()
-    sweeps = now.sweeps
+    sweeps, task = now.sweeps, _task(plan)
     found = effects(
         replicates,
         plan.study,
@@ -40,6 +40,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         runs=runs,
         edges=[name for name, sweep in sweeps.items() if sweep.at_boundary],
         learnt=execution.learnt,
+        asks=task is not None,
         **now.judged,
     )
     device = device_of(plan, execution)
@@ -67,7 +68,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         predicted_seconds=plan.seconds,
         seconds=execution.spent,
         command=command,
-        task=_task(plan),
+        task=task,
         complete=complete,
         notes=[*execution.notes, *_notes(found, replicates, execution)],
     )

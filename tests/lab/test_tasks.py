@@ -10,8 +10,9 @@ from archwright.lab.compare import compare
 from archwright.lab.page.answers import answers_section
 from archwright.lab.page.csv_files import tables
 from archwright.lab.page.whole import study_page
-from archwright.lab.results import StudyResults, TaskFacts
+from archwright.lab.results import Effect, StudyResults, TaskFacts
 from archwright.lab.terminal import print_results
+from archwright.lab.verdict import effects
 from tests.lab.made_results import two_variants
 from tests.lab.small import COMMON, OPTIONS, working_in
 
@@ -49,6 +50,26 @@ def test_a_study_on_documents_says_nothing_of_answers() -> None:
     results = two_variants()
     assert answers_section(results) is None
     assert "accuracy" not in tables(results)["runs.csv"]
+
+
+def test_to_solve_a_task_that_another_does_not_is_a_result(made: StudyResults) -> None:
+    """Losses are about 1.98 nats in both; one of them is moved beyond those of guessing."""
+    name = made.variants[1].name
+
+    def outcome(worse: float, guessing: float, asks: bool = True) -> Effect:
+        moved = [
+            replace(r, loss=r.loss + worse * (r.variant == name), at_boundary=False)
+            for r in made.replicates
+        ]
+        (found,) = effects(moved, made.study, "modern", learnt=guessing, asks=asks)
+        return found
+
+    assert outcome(2.0, guessing=3.0).outcome == "worse"
+    assert outcome(2.0, guessing=3.0, asks=False).outcome == "inconclusive"
+    neither = outcome(2.0, guessing=1.0)
+    assert neither.outcome == "inconclusive"
+    assert "modern has no more answers right than guessing (1.00 nats)" in neither.sentence
+    assert "nats per token" not in neither.sentence
 
 
 @pytest.mark.slow
