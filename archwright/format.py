@@ -114,6 +114,12 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.{digits}f} %"
 
 
+def accuracy(share: float) -> str:
+    """Return a share of right answers in per cent, `99.6 %`: what is not all of them does not look so."""
+    digits = 1 if share == 1 or share < 0.9995 else 2
+    return f"{min(100 * share, 99.99 if share < 1 else 100):.{digits}f} %"
+
+
 def decimal(value: float, digits: int = 3) -> str:
     """Return a number with fixed decimals, and `not finite` for infinities and NaN."""
     return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"

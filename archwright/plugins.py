@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from archwright.data.objectives import OBJECTIVES
+from archwright.data.tasks import TASKS
 from archwright.optim.groups import OPTIMIZERS
 from archwright.optim.schedules import SCHEDULES
 from archwright.parts.embeddings import TRANSFORMS
@@ -45,6 +46,7 @@ REGISTRIES: tuple[Registry, ...] = (
     ROUTINGS,
     TRANSFORMS,
     INITS,
+    TASKS,
     OBJECTIVES,
     OPTIMIZERS,
     SCHEDULES,

@@ -45,6 +45,7 @@ ORDER = (
     "model.init",
     "model.layers",
     "model.encoder",
+    "data.task",
     "objective",
     "optimizer",
     "schedule",

@@ -11,12 +11,13 @@ from archwright.planning.memory import least_memory
 from archwright.reporting.terminal import print_resolved
 from archwright.spec.overrides import flatten, toml_value
 from archwright.spec.read import collapse_uniform, even_tables
-from archwright.spec.run_spec import RunSpec, TokenizerSpec
+from archwright.spec.run_spec import DataSpec, RunSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.foreign import read_json
 from archwright.text.open_tokenizer import tokenizer_file
 from archwright.text.sources import STDIN, find_files
 from archwright.text.tokenizer import Tokenizer
+from archwright.text.words import word_tokenizer
 from archwright.training.resolve import resolved, with_steps
 
 NAMING = ("source", "sources", "name")
@@ -36,11 +37,8 @@ def dry_run(run: RunSpec) -> None:
     Raises:
         UserError: a text or a tokenizer that is not there.
     """
-    files = [
-        *find_files([text for text in run.data.text if text != STDIN]),
-        *find_files([text for text in run.data.held_out if text != STDIN], "data.held_out"),
-    ]
-    model = build(run.model, device="meta", vocab_size=_num_tokens(run.data.tokenizer))
+    text = _text(run.data)
+    model = build(run.model, device="meta", vocab_size=_num_tokens(run.data))
     num_steps = _num_steps(run, model)
     run = resolved(run, model)
     if num_steps:
@@ -48,16 +46,24 @@ def dry_run(run: RunSpec) -> None:
     print(model)
     print()
     print_resolved(_pairs(run))
-    size = sum(file.path.stat().st_size for file in files)
-    print_resolved(
-        _cost(
-            run,
-            model,
-            num_steps,
-            f"{len(files):,} file{'s' * (len(files) != 1)}, {fmt.size(size)}",
-        )
-    )
+    print_resolved(_cost(run, model, num_steps, text))
     print("Nothing was trained.")
+
+
+def _text(data: DataSpec) -> str:
+    """Say what there is to train on.
+
+    Raises:
+        UserError: a text that is not there.
+    """
+    if not data.task.is_none:
+        return f"examples of {data.task.kind}, drawn for each step"
+    files = [
+        *find_files([text for text in data.text if text != STDIN]),
+        *find_files([text for text in data.held_out if text != STDIN], "data.held_out"),
+    ]
+    size = sum(file.path.stat().st_size for file in files)
+    return f"{len(files):,} file{'s' * (len(files) != 1)}, {fmt.size(size)}"
 
 
 def _pairs(run: RunSpec) -> Iterator[tuple[str, object]]:
@@ -100,8 +106,11 @@ def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:
     return run.budget.steps(run.tokens_per_step, flops, 1.0)
 
 
-def _num_tokens(spec: TokenizerSpec) -> int:
+def _num_tokens(data: DataSpec) -> int:
     """Return the size of the vocabulary; one trained on little text may come out smaller."""
+    if not data.task.is_none:
+        return word_tokenizer(data.task.words).vocab_size
+    spec = data.tokenizer
     special = list(dict.fromkeys((spec.end_of_text, *spec.special_tokens)))
     if spec.kind == "bpe":
         return spec.vocab_size

@@ -21,6 +21,13 @@ class TokenSource(Protocol):
     def __getitem__(self, where: slice, /) -> NDArray[np.integer[Any]]: ...
 
 
+class BatchSource(Protocol):
+    """The batches of a training."""
+
+    def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
+        """Return the batch of a step, or the rows of it that belong to one of many processes."""
+
+
 class Batches:
     """Windows of a long row of tokens, in an order that is computed, not stored.
 
@@ -71,8 +78,7 @@ class Batches:
 
     def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
         """Return the batch of a step, or the rows of it that belong to one of many processes."""
-        share, rest = divmod(self.batch_size, world_size)
-        assert not rest, f"a batch of {self.batch_size} does not split over {world_size} processes"
+        share = share_of(self.batch_size, rank, world_size)
         # What an objective draws is drawn for the whole batch, so that it is the same in however many processes.
         rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         windows = np.empty((len(rows), self.window_length), np.int64)
@@ -81,7 +87,7 @@ class Batches:
         text = Inputs(windows)
         if self.end_of_text is not None:
             text = Inputs(windows, *_documents(windows, self.end_of_text))
-        return self._examples.batch(text, self.seed, step)[rank * share : (rank + 1) * share]
+        return self._examples.batch(text, self.seed, step)[share]
 
     def _starts(self, rows: Ids) -> list[int]:
         """Return the position of each row's first token."""
@@ -91,6 +97,13 @@ class Batches:
         windows = permuted(indices, self.windows_per_epoch, keys)
         starts: list[int] = (offsets + windows * self._stride).tolist()
         return starts
+
+
+def share_of(batch_size: int, rank: int, world_size: int) -> slice:
+    """Return the rows of a batch that belong to one of many processes."""
+    share, rest = divmod(batch_size, world_size)
+    assert not rest, f"a batch of {batch_size} does not split over {world_size} processes"
+    return slice(rank * share, (rank + 1) * share)
 
 
 def _documents(tokens: Ids, end_of_text: int) -> tuple[Ids, Ids]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,29 @@ class Window(NamedTuple):
     counted: int
 
 
+class Windows(Protocol):
+    """Batches to evaluate on, the same each time."""
+
+    num_tokens: int
+    num_bytes: int
+    counts_answers: bool
+    """Whether the share of right predictions is wanted."""
+
+    @property
+    def places(self) -> tuple[Ids, Ids]:
+        """The document of each window, and its number in the order of the text, as they are iterated."""
+
+    @property
+    def defines_bits_per_byte(self) -> bool:
+        """Whether the losses of all targets add up to that of the text."""
+
+    @property
+    def generates_text(self) -> bool:
+        """Whether a model that was trained so goes on with a text."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
 class HeldOut:
     """Fixed windows over held-out documents, each document alone and from its end-of-text token.
 
@@ -52,6 +75,8 @@ class HeldOut:
     Raises:
         UserError: there is nothing to predict.
     """
+
+    counts_answers = False
 
     def __init__(
         self,
@@ -88,6 +113,16 @@ class HeldOut:
             raise UserError("data.held_out: there is no held-out text to measure on.")
         # Rows of equal length stand together: full ones first, so that few batches need padding.
         self._rows = sorted(rows, key=lambda row: row.start - row.stop)
+
+    @property
+    def defines_bits_per_byte(self) -> bool:
+        """Whether the losses of all targets add up to that of the text."""
+        return self.objective.defines_bits_per_byte
+
+    @property
+    def generates_text(self) -> bool:
+        """Whether a model that was trained so goes on with a text."""
+        return self.objective.generates_text
 
     def __len__(self) -> int:
         """Return the number of batches."""

@@ -5,7 +5,7 @@ import math
 from archwright.format import duration, short
 from archwright.lab.results import Effect
 from archwright.lab.scheduler import Execution
-from archwright.lab.verdict import UNLEARNT, seeds_needed
+from archwright.lab.verdict import GUESSED, UNLEARNT, seeds_needed
 
 LEAVES_PLATEAU = 500
 """Steps in which small models of all presets have left the plateau on which they know how often tokens occur."""
@@ -18,7 +18,7 @@ MANY = 100
 def advice(effect: Effect, execution: Execution) -> str:
     """Return what would decide a variant, or nothing where nobody knows."""
     study = execution.plan.study
-    if any(UNLEARNT in caveat for caveat in effect.caveats):
+    if any(words in caveat for caveat in effect.caveats for words in (UNLEARNT, GUESSED)):
         return _longer(execution)
     if edges := [
         n

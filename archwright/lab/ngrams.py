@@ -5,7 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from archwright.data.inputs import IGNORE
 from archwright.data.store import TokenStore
+from archwright.data.task_text import TaskText, TaskWindows
 from archwright.lab.plan import Plan
 from archwright.training.data import Material
 
@@ -17,18 +19,27 @@ PLATEAU = 0.02
 
 def counted(plan: Plan) -> tuple[float, float]:
     """Return the loss of bigrams in as many tokens as a run sees, and the loss above which hardly more was learnt than
-    how often each token occurs; infinite where losses are not of one token after another."""
+    how often each token occurs; infinite where losses are not of one token after another. Of a task both are losses
+    of guessing from how often each answer occurs, as of a Markov chain bigrams may be all there is to learn."""
+    if isinstance(plan.material.held_out, TaskText):
+        guessing = (1 - PLATEAU) * answer_entropy(plan.material.held_out)
+        return guessing, guessing
     if not plan.baseline.run.objective.defines_bits_per_byte:
         return math.inf, math.inf
     learnt = bigram_loss(plan.material, plan.tokens_per_run)
     return learnt, (1 - PLATEAU) * unigram_entropy(plan.material)
 
 
+def answer_entropy(text: TaskText) -> float:
+    """Return the entropy of single answers of held-out examples, in nats: the loss of guessing the likeliest ones."""
+    windows = TaskWindows(text, text.context_length, 64, MOST)
+    answers = np.concatenate([batch.targets[batch.targets != IGNORE] for batch in windows])
+    return _entropy(np.bincount(answers))
+
+
 def unigram_entropy(material: Material) -> float:
     """Return the entropy of single held-out tokens, in nats: the loss of a model that learnt how often each occurs."""
-    counts = np.bincount(_read(material.held_out, MOST))
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum())
+    return _entropy(np.bincount(_read(material.held_out, MOST)))
 
 
 def bigram_loss(material: Material, num_tokens: int) -> float:
@@ -59,5 +70,11 @@ def bigram_loss(material: Material, num_tokens: int) -> float:
     return float(-np.log(np.where(known, mixed, single[after])).mean())
 
 
-def _read(store: TokenStore, num_tokens: int) -> NDArray[np.int64]:
+def _entropy(counts: NDArray[np.int64]) -> float:
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _read(store: TokenStore | TaskText, num_tokens: int) -> NDArray[np.int64]:
+    assert isinstance(store, TokenStore), "of a task, answers are counted"
     return np.asarray(store.read(0, min(len(store), num_tokens)), dtype=np.int64)

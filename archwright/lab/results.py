@@ -69,6 +69,8 @@ class RunResult:
     """Loss on texts of other lengths, by tokens."""
     command: str = ""
     """The command that repeats it."""
+    accuracy: float = float("nan")
+    """Share of right answers at the end, of a run on a task."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,17 @@ class ControlledVariable:
 
 
 @dataclass(frozen=True)
+class TaskFacts:
+    """A task's name, and its figures before any model."""
+
+    name: str
+    chance: float
+    """Share of answers that are right by guessing."""
+    floor: float
+    """The least loss, in nats per answer."""
+
+
+@dataclass(frozen=True)
 class StudyResults:
     """All that a study found."""
 
@@ -259,6 +272,18 @@ class StudyResults:
     """The command that repeats the study."""
     shorter_runs: Sequence[RunResult] = ()
     """Those of a share of the steps."""
+    task: TaskFacts | None = None
+    """The task that the runs were trained on; None of documents."""
     complete: bool = True
     notes: Sequence[str] = ()
     """Notes for the reader: seeds left out, runs failed or diverged, noise of the machine."""
+
+    @property
+    def accuracies(self) -> dict[str, list[float]]:
+        """The accuracy of each variant's best run of every seed, of a study on a task."""
+        if self.task is None:
+            return {}
+        found: dict[str, list[float]] = {variant.name: [] for variant in self.variants}
+        for replicate in self.replicates:
+            found[replicate.variant].append(replicate.best.accuracy)
+        return {name: values for name, values in found.items() if values}

@@ -152,6 +152,7 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
             if r["kind"] == "length"
         },
         command=command,
+        accuracy=float(last_evaluation.get("accuracy", math.nan)),
     )
 
 

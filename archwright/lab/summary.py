@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from archwright import format as fmt
+from archwright.data.task_text import TaskText
 from archwright.lab.advice import advice
 from archwright.lab.horizons import multiplier_of
 from archwright.lab.matching import mismatch
@@ -16,6 +17,7 @@ from archwright.lab.results import (
     Replicate,
     RunResult,
     StudyResults,
+    TaskFacts,
 )
 from archwright.lab.scheduler import Execution
 from archwright.lab.sweep import RISE, is_sharp, plan_sweep
@@ -33,7 +35,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
     cells = sorted(execution.results, key=lambda c: (order[c.variant], c.seed, c.k))
     variants, runs = plan.variants(), [execution.results[cell] for cell in cells]
     replicates, now = execution.replicates(), execution.standing()
-    sweeps = now.sweeps
+    sweeps, task = now.sweeps, _task(plan)
     advised = partial(advice, execution=execution) if complete else lambda effect: ""
     found = effects(
         replicates,
@@ -45,6 +47,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         learnt=execution.learnt,
         multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
         advice=advised,
+        asks=task is not None,
         **now.judged,
     )
     device = device_of(plan, execution)
@@ -75,15 +78,25 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         seconds=execution.spent,
         command=command,
         shorter_runs=[execution.shorter[cell] for cell in sorted(execution.shorter)],
+        task=task,
         complete=complete,
         notes=[*execution.notes, *_notes(found, replicates, execution)],
     )
 
 
 def _text(plan: Plan) -> str:
-    """Name the text, without its folders."""
+    """Name the task, or the text without its folders."""
+    if task := _task(plan):
+        return task.name
     names = [Path(text).name or text for text in plan.baseline.run.data.text]
     return fmt.listed(names) if len(names) < 3 else f"{len(names)} texts"
+
+
+def _task(plan: Plan) -> TaskFacts | None:
+    text = plan.material.held_out
+    if not isinstance(text, TaskText):
+        return None
+    return TaskFacts(text.task.kind, text.sampler.chance, text.sampler.floor)
 
 
 def announcement(plan: Plan) -> str:

@@ -3,9 +3,10 @@
 import json
 from dataclasses import asdict
 from math import isfinite
+from statistics import fmean
 from typing import Any
 
-from archwright.format import duration, listed, printable
+from archwright.format import accuracy, duration, listed, printable
 from archwright.lab.results import Effect, StudyResults
 from archwright.lab.verdict import compute_words
 
@@ -14,7 +15,7 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
     """Print the verdict, and unless `quiet` the effects, notes, and where the page is."""
     lines = ["", results.verdict, results.scope]
     if not quiet:
-        lines += ["", *(f"  {_line(effect)}" for effect in results.effects)]
+        lines += [*_answers(results), "", *(f"  {_line(effect)}" for effect in results.effects)]
         lines += [*(f"  {note}" for note in results.notes), ""]
         lines += [
             f"{len(results.runs)} runs in {duration(results.seconds)}, "
@@ -49,6 +50,16 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _answers(results: StudyResults) -> list[str]:
+    """Say how many answers of a task each variant has right."""
+    if results.task is None or not results.accuracies:
+        return []
+    shares = [f"{name} {accuracy(fmean(found))}" for name, found in results.accuracies.items()]
+    return [
+        f"Answers of {results.task.name} that are right: {listed(shares)}; {accuracy(results.task.chance)} by guessing."
+    ]
 
 
 def _line(effect: Effect) -> str:

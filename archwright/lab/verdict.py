@@ -28,6 +28,7 @@ from archwright.lab.statistics import (
 from archwright.spec.study_spec import StudySpec
 
 UNLEARNT = "learnt no more than which token follows which"
+GUESSED = "has no more answers right than guessing"
 AT_BOUNDARY = "the best learning rate of {} is at an end of its grid"
 SCOPE = "At this scale and horizon. No claim is made about other scales."
 
@@ -41,6 +42,7 @@ def effects(
     runs: Sequence[RunResult] = (),
     edges: Collection[str] = (),
     learnt: float = math.inf,
+    asks: bool = False,
     decisions: Mapping[str, Decision] | None = None,
     looks: Looks | None = None,
     multiplier: Callable[[Effect], Multiplier | None] = lambda effect: None,
@@ -56,8 +58,9 @@ def effects(
     else inconclusive. So it also is where there are caveats: fewer than two pairs (then the
     intervals are endless), a variant among the `edges`, whose best learning rate is at an end of its grid,
     half of the seeds lost to failed `runs`, unmatched `variants`, or a loss that is not below
-    `learnt`, that of bigrams in nats. Where both are one run for every seed, they are identical, and nothing was
-    compared.
+    `learnt`, that of bigrams in nats; or where a task `asks`, losses of both that are not below that of guessing, as
+    to have solved it is a result where the other has not. Where both are one run for every seed, they are identical,
+    and nothing was compared.
 
     Where pairs were looked at several times, superiority and equivalence are the `decisions` that were made
     then, intervals hold at all `looks` together, and the noise floor stops nothing.
@@ -88,7 +91,7 @@ def effects(
             *(AT_BOUNDARY.format(n) for n in pair if n in edges),
             *_failures(effect, runs, pair, study),
             *_mismatches(variants, pair, study),
-            *_unlearnt({n: by_seed[n] for n in pair}, learnt),
+            *_unlearnt({n: by_seed[n] for n in pair}, learnt, asks),
         ]
         effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats))
         same = _are_one(by_seed[effect.variant], by_seed[baseline])
@@ -246,11 +249,16 @@ def _mismatches(
         yield from (f"{name} could not be matched" for name in unmatched)
 
 
-def _unlearnt(pair: Mapping[str, Mapping[int, Replicate]], learnt: float) -> Iterator[str]:
-    for name, replicates in pair.items():
-        best = min((r.loss for r in replicates.values()), default=-math.inf)
-        if best > learnt:
-            yield f"{name} {UNLEARNT} ({learnt:.2f} nats)"
+def _unlearnt(
+    pair: Mapping[str, Mapping[int, Replicate]], learnt: float, asks: bool
+) -> Iterator[str]:
+    best = {
+        n: min((r.loss for r in found.values()), default=-math.inf) for n, found in pair.items()
+    }
+    unlearnt = [name for name, loss in best.items() if loss > learnt]
+    if not asks or len(unlearnt) == len(pair):
+        words = GUESSED if asks else UNLEARNT
+        yield from (f"{name} {words} ({learnt:.2f} nats)" for name in unlearnt)
 
 
 def _claim(effect: Effect, baseline: str) -> str:

@@ -61,7 +61,7 @@ def loss_chart(history: History) -> Chart:
         summary=_loss_summary(history),
         traces=traces,
         layout={"shapes": _levels(history)},
-        unit="nats per token",
+        unit=history.loss_unit,
         marks=[
             {"along": _with_flops({k: line[k] for k in _ALONG}, history), "text": line["name"]}
             for line in lines
@@ -69,6 +69,29 @@ def loss_chart(history: History) -> Chart:
         note=_loss_note(history),
         full_width=True,
     )
+
+
+def accuracy_charts(history: History) -> list[Chart]:
+    """Return the share of right answers beside that of guessing, of a run on a task."""
+    lines = [line for line in history.evals if "accuracy" in line]
+    if not history.task or not lines:
+        return []
+    values = [line["accuracy"] for line in lines]
+    trace: Trace = _evaluated(lines, values, history)
+    return [
+        Chart(
+            name="accuracy",
+            title="Accuracy",
+            summary=f"From {fmt.accuracy(values[0])} to {fmt.accuracy(values[-1])} of the answers are right.",
+            traces=[trace],
+            layout={
+                "showlegend": False,
+                "shapes": [level(history.task["chance"], "by guessing")],
+                "yaxis": {"range": [0, 1.05], "tickformat": ".0%"},
+            },
+            unit="share of held-out answers",
+        )
+    ]
 
 
 def step_charts(history: History) -> list[Chart]:
@@ -167,21 +190,23 @@ def _raw_and_smooth(
 def _held_out(history: History) -> list[Trace]:
     if not history.evals:
         return []
-    hover = [f"{_bits(line)}at step {fmt.exact(line['step'])}" for line in history.evals]
-    columns = {name: [line[name] for line in history.evals] for name in _ALONG}
-    return [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": "held out",
-            "along": _with_flops(columns, history),
-            "y": [line["nats_per_token"] for line in history.evals],
-            "customdata": hover,
-            "line": {"width": 2, "color": "$held-out"},
-            "marker": {"size": 7, "color": "$held-out"},
-            "hovertemplate": "%{y:.4f}, %{customdata}",
-        }
-    ]
+    return [_evaluated(history.evals, [line["nats_per_token"] for line in history.evals], history)]
+
+
+def _evaluated(lines: Sequence[Line], values: Sequence[float], history: History) -> Trace:
+    """Draw what evaluations found."""
+    columns = {name: [line[name] for line in lines] for name in _ALONG}
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "held out",
+        "along": _with_flops(columns, history),
+        "y": values,
+        "customdata": [f"{_bits(line)}at step {fmt.exact(line['step'])}" for line in lines],
+        "line": {"width": 2, "color": "$held-out"},
+        "marker": {"size": 7, "color": "$held-out"},
+        "hovertemplate": "%{y:.4f}, %{customdata}",
+    }
 
 
 def _bits(line: Line) -> str:
@@ -212,9 +237,13 @@ def _spikes(history: History) -> list[Trace]:
 
 
 def _levels(history: History) -> list[dict[str, Any]]:
-    """Draw what the compressors reach as dotted levels, in nats per token of the held-out text."""
+    """Draw what the compressors reach as dotted levels, in nats per token of the held-out text, or the least loss of
+    a task."""
     if not history.evals:
         return []
+    if history.task and history.task["floor"]:
+        least = history.task["floor"]
+        return [level(least, f"the least of any model, {fmt.loss(least)}")]
     return [
         level(
             as_nats_per_token(line["bits_per_byte"], history.evals[-1]),
@@ -289,7 +318,7 @@ def _loss_summary(history: History) -> str:
     if not len(losses):
         return "No steps were recorded."
     last = losses[-max(1, smoothing_window(len(losses)) // 2) :].mean()
-    trained = f"Training loss goes from {losses[0]:.2f} to {last:.2f} nats per token"
+    trained = f"Training loss goes from {losses[0]:.2f} to {last:.2f} {history.loss_unit}"
     last_eval = history.evals[-1]["nats_per_token"] if history.evals else None
     held_out = f"; held-out loss ends at {last_eval:.2f}" if last_eval else ""
     return f"{trained} over {fmt.exact(len(losses))} steps{held_out}."
@@ -299,7 +328,7 @@ def _loss_note(history: History) -> str:
     losses = history.train["loss"]
     notes = []
     read = {line["num_bytes"]: None for line in history.evals}
-    if len(read) > 1:
+    if len(read) > 1 and not history.task:
         first, *_, last = map(fmt.size, read)
         notes.append(f"Held-out points read {first} of the text, the last one {last}.")
     if history.evals and history.compressors:

@@ -67,6 +67,18 @@ class History:
         return float(value) if value else None
 
     @property
+    def task(self) -> Line | None:
+        """The synthetic task that the text is, if it is one: its name, `floor`, the least loss in
+        nats per answer, and `chance`, the accuracy of guessing."""
+        found = self.environment.get("data", {}).get("task")
+        return dict(found) if found else None
+
+    @property
+    def loss_unit(self) -> str:
+        """The unit of losses."""
+        return "nats per answer" if self.task else "nats per token"
+
+    @property
     def state(self) -> State:
         """How the run ended, or that it has not."""
         last = next((e["name"] for e in reversed(self.events) if e["name"] in _STATES), "")

@@ -71,13 +71,26 @@ def verdict(history: History, result: Result) -> tuple[str, str]:
     if loss is None or not math.isfinite(loss):
         what = "held-out" if last else "training"
         return f"The {what} loss is not finite", f"for {how}."
+    if last and (task := history.task):
+        head = f"{fmt.accuracy(last.get('accuracy', math.nan))} of answers right"
+        guessed = f"where {fmt.accuracy(task['chance'])} are right by guessing"
+        return head, f"on {task['name']}, {guessed}, reached by {how}."
     if not last:
-        head = f"{fmt.decimal(loss)} nats per token in training"
+        head = f"{fmt.decimal(loss)} {history.loss_unit} in training"
         return head, f"reached by {how}, not yet evaluated on held-out text."
     unit = "nats per token" if bits is None else "bits per byte"
     head = f"{fmt.decimal(loss)} {unit} on held-out text"
     perplexity = f"perplexity {fmt.significant(last['perplexity'])} per token (base e)"
     return head, f"reached by {how}: {_beside(history, last)}{perplexity}."
+
+
+def right_answers(evaluation: Line, task: Line) -> tuple[str, str]:
+    """Return the accuracy on a task, and what it is a share of, beside that of guessing."""
+    share, number = evaluation.get("accuracy", math.nan), evaluation.get("num_answers", 0)
+    return (
+        fmt.accuracy(share),
+        f"of {fmt.exact(number)} answers right; {fmt.accuracy(task['chance'])} by guessing",
+    )
 
 
 def notice(history: History, result: Result) -> str:

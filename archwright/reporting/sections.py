@@ -1,5 +1,6 @@
 """The sections of a run's report. To add one, write its maker and put it into `SECTIONS`."""
 
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +9,7 @@ from archwright import format as fmt
 from archwright.format import printable
 from archwright.reporting import choices, curves, heat_maps
 from archwright.reporting.document import Fact, Facts, Row, Section, Table, Text, Verbatim
-from archwright.reporting.history import History
+from archwright.reporting.history import History, Line
 from archwright.reporting.result import Result
 from archwright.spec.read import to_toml
 
@@ -16,7 +17,7 @@ from archwright.spec.read import to_toml
 def numbers(history: History, result: Result) -> Section:
     """State every number of the verdict and what it was measured on."""
     groups = {
-        "Held-out text": _held_out_facts(history, result),
+        "Held-out examples" if history.task else "Held-out text": _held_out_facts(history, result),
         "Training": _training_facts(history, result),
         "Model": _model_facts(history, result),
     }
@@ -27,7 +28,14 @@ def training_curves(history: History, result: Result) -> Section | None:
     """Draw what was measured at every step, and list what happened on the way."""
     if result.steps == 0:
         return None
-    return Section("Curves", [curves.loss_chart(history), *curves.step_charts(history)])
+    return Section(
+        "Curves",
+        [
+            curves.loss_chart(history),
+            *curves.accuracy_charts(history),
+            *curves.step_charts(history),
+        ],
+    )
 
 
 def probes(history: History, result: Result) -> Section | None:
@@ -134,6 +142,8 @@ def _held_out_facts(history: History, result: Result) -> list[Fact]:
     last = result.held_out
     if not last:
         return [Fact("Evaluation", "none yet")]
+    if task := history.task:
+        return _answer_facts(last, task)
     return [
         *_fact("Bits per byte", result.bits_per_byte, fmt.decimal),
         *(
@@ -147,6 +157,17 @@ def _held_out_facts(history: History, result: Result) -> list[Fact]:
     ]
 
 
+def _answer_facts(last: Line, task: Line) -> list[Fact]:
+    return [
+        Fact("Accuracy", fmt.accuracy(last.get("accuracy", math.nan)), "of answers"),
+        Fact("By guessing", fmt.accuracy(task["chance"])),
+        Fact("Loss", fmt.loss(last["nats_per_token"]), "nats per answer"),
+        Fact("Least loss", fmt.loss(task["floor"]), "of any model"),
+        Fact("Answers", fmt.exact(last.get("num_answers", 0))),
+        Fact("Tokens", fmt.exact(last["num_tokens"])),
+    ]
+
+
 def _training_facts(history: History, result: Result) -> list[Fact]:
     planned = f"of {fmt.exact(history.planned_steps)}" if history.planned_steps else ""
     return [
@@ -154,7 +175,7 @@ def _training_facts(history: History, result: Result) -> list[Fact]:
         Fact("Tokens", fmt.exact(result.tokens)),
         Fact("Time", fmt.duration(result.seconds)),
         *_fact("FLOPs", result.flops, fmt.flops),
-        *_fact("Loss at the end", result.train_loss, fmt.loss, "nats per token"),
+        *_fact("Loss at the end", result.train_loss, fmt.loss, history.loss_unit),
         *_fact("Speed", result.tokens_per_second, fmt.count, "tokens/s, median"),
         *_fact("Utilisation", result.utilisation, fmt.percent, "of measured peak"),
         *_fact("Memory", result.memory_bytes, fmt.size, "highest"),
@@ -186,6 +207,11 @@ def _texts(history: History, result: Result) -> list[Facts]:
     data = history.environment.get("data")
     if not data:
         return []
+    if task := history.task:
+        trained = result.steps * history.spec.batch_size
+        drawn = [Fact("Task", task["name"]), Fact("Trained on", fmt.exact(trained), "drawn for it")]
+        held = Fact("Held out", fmt.exact(task["num_held_out"]), "never trained on")
+        return [Facts({"Examples": [*drawn, held]})]
     passes = Fact("Passes over it", fmt.significant(result.tokens / data["train"]["num_tokens"]))
     return [
         Facts(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from archwright import format as fmt
 from archwright.format import printable
 from archwright.reporting.history import History, read_history
-from archwright.reporting.result import Result, device, notice, result_of
+from archwright.reporting.result import Result, device, notice, result_of, right_answers
 from archwright.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -57,8 +57,14 @@ def _quality(history: History, result: Result) -> list[Line]:
     last = result.held_out
     if not last:
         loss = result.train_loss
-        trained = [] if loss is None else [("training loss", fmt.loss(loss), "nats per token")]
+        trained = [] if loss is None else [("training loss", fmt.loss(loss), history.loss_unit)]
         return [*trained, ("held-out loss", "none", "not evaluated yet")]
+    if task := history.task:
+        least = f", {fmt.loss(task['floor'])} at least" if task["floor"] else ""
+        return [
+            ("accuracy", *right_answers(last, task)),
+            ("held-out loss", fmt.loss(last["nats_per_token"]), f"{history.loss_unit}{least}"),
+        ]
     beside = sorted(history.compressors, key=lambda line: float(line["bits_per_byte"]))
     bits = result.bits_per_byte
     own = (

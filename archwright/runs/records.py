@@ -53,6 +53,8 @@ class _Evaluation(_Any):
     bits_per_byte: Number = None
     num_tokens: Some
     num_bytes: Count
+    accuracy: Number = None
+    num_answers: Count | None = None
     tuning: Number = None
     # Called otherwise than `tokens`, which says how many were trained on.
     judged_tokens: list[Some] = Field(default_factory=list)
@@ -117,11 +119,21 @@ class _Text(BaseModel):
     text: str = ""
 
 
+class _Task(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
+
+    name: str
+    floor: Finite
+    chance: Finite
+    num_held_out: Some
+
+
 class _Data(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", defer_build=True)
 
     train: _Text
     held_out: _Text
+    task: _Task | None = None
     files_skipped: Count = 0
     tokenizer: str = ""
 

@@ -8,12 +8,13 @@ from archwright.spec.masks import Mask
 from archwright.spec.mixers import Mixer
 from archwright.spec.rules import enforce
 from archwright.spec.run_spec import RunSpec
+from archwright.spec.tasks import Task
 from archwright.spec.validation_errors import show
 
 
 def enforce_run(run: RunSpec) -> None:
     """Raise a UserError with one line for each broken rule of the run and its model."""
-    rules = (_name, _rows, _stride, _tokenizer, _visible_future, _ignored_inputs)
+    rules = (_name, _rows, _stride, _tokenizer, _task, _visible_future, _ignored_inputs)
     lines = [line for rule in rules for line in rule(run)]
     try:
         enforce(run.model)
@@ -54,6 +55,42 @@ def _stride(run: RunSpec) -> Iterator[str]:
             f'evaluate.stride: found {stride}; objective.kind = "{run.objective.kind}" reads a text once: '
             f"expected model.context_length = {run.model.context_length}"
         )
+
+
+def _task(run: RunSpec) -> Iterator[str]:
+    """The examples of a task fit into the context, and are all there is: no other text, documents or objective."""
+    task, length, text = run.data.task, run.model.context_length, run.data.text
+    if task.is_none:
+        if names := [name for name in text if name in Task.choices() and name != "none"]:
+            yield (
+                f'data.text: found the task "{names[0]}" beside other texts; a task stands alone: data.text={names[0]}'
+            )
+        return
+    if text != (task.kind,):
+        yield (
+            f'data.task.kind: found "{task.kind}" beside data.text = {show(text)}; the text is the task or documents: '
+            f"give data.text={task.kind}, or data.task.kind=none"
+        )
+    yield from (f"data.task.{line}" for line in task.contradictions())
+    found = f'data.text: found the task "{task.kind}", which '
+    places = [
+        ("model.context_length", length),
+        *(("evaluate.lengths", n) for n in run.evaluate.lengths),
+    ]
+    for path, found_length in places:
+        if found_length < task.shortest:
+            yield (
+                f'{path}: found {found_length}; data.text = "{task.kind}" with {task.needs} expects at least '
+                f"{task.shortest}"
+            )
+    if not run.objective.defines_bits_per_byte:
+        yield f'{found}says what is predicted; leave objective.kind = "{run.objective.kind}" out'
+    if run.data.held_out:
+        yield f"{found}holds out examples of its own; leave data.held_out out"
+    if run.data.packing != "concat":
+        yield f'{found}has one example in a row; leave data.packing = "{run.data.packing}" out'
+    if run.data.tokenizer.kind != "bpe":
+        yield f'{found}has tokens of its own; leave data.tokenizer.kind = "{run.data.tokenizer.kind}" out'
 
 
 def _visible_future(run: RunSpec) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from archwright.spec.budget import Budget
 from archwright.spec.choice import (
@@ -19,7 +19,8 @@ from archwright.spec.choice import (
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import NextToken, Objective
-from archwright.spec.overrides import override
+from archwright.spec.overrides import dump, override
+from archwright.spec.tasks import Documents, Task
 
 
 def _as_list(value: object) -> Any:
@@ -41,6 +42,10 @@ Recordable = Annotated[str, AfterValidator(_recordable)]
 Texts = Annotated[tuple[Recordable, ...], BeforeValidator(_as_list), Field(strict=False)]
 
 
+STDLIB = "stdlib"
+"""The text that is always there."""
+
+
 class TokenizerSpec(Spec):
     """How text becomes tokens."""
 
@@ -59,8 +64,9 @@ class TokenizerSpec(Spec):
 class DataSpec(Spec):
     """Which text, how it is split, and how its tokens fill batches."""
 
-    text: Annotated[Texts, Field(min_length=1)] = ("stdlib",)
-    """Files, folders, globs, `-` for standard input, or `stdlib`: Python's own source."""
+    text: Annotated[Texts, Field(min_length=1)] = (STDLIB,)
+    """Files, folders, globs, `-` for standard input, `stdlib`: Python's own source, or a synthetic task by its
+    name, such as `mqar`."""
     held_out: Texts = ()
     """Texts to evaluate on; empty: one document in ten of `text`, by hash."""
     field: str = "text"
@@ -72,6 +78,26 @@ class DataSpec(Spec):
     tokenizer: TokenizerSpec = TokenizerSpec()
     packing: Literal["concat", "document_mask"] = "concat"
     """Pack documents end to end, or also hide them from one another with positions of their own."""
+    task: Task = Documents()
+    """The synthetic task that `text` names, with its options."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_and_task_are_one(cls, values: object) -> Any:
+        """Let the name of a task as the text stand for its kind, and its kind for a text that is left as it is."""
+        if not isinstance(values, dict):
+            return values
+        task, text = values.get("task"), _as_list(values.get("text", STDLIB))
+        given = task if isinstance(task, dict) else dump(task) if isinstance(task, Task) else {}
+        kind = given.get("kind", "none")
+        if not isinstance(text, (tuple, list)) or not isinstance(kind, str):
+            return values
+        named = text[0] if len(text) == 1 and text[0] in Task.choices() else "none"
+        if kind == "none" and named != "none":
+            return values | {"task": given | {"kind": named}}
+        if kind in Task.choices() and kind != "none" and tuple(text) == (STDLIB,):
+            return values | {"text": (kind,)}
+        return values
 
 
 class Optimizer(Choice):

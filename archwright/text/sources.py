@@ -14,9 +14,10 @@ from pathlib import Path
 from archwright.files import clear_errors
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.files import expanded, irregular
+from archwright.spec.run_spec import STDLIB
+from archwright.spec.tasks import Task
 
 STDIN = "-"
-STDLIB = "stdlib"
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 """Folders inside the standard library's that are no part of `stdlib`."""
 
@@ -96,7 +97,8 @@ def _missing(source: str, path: Path) -> str:
     except OSError:
         names = {}
     if parent == Path() and path.name == source:
-        names.setdefault(STDLIB, STDLIB)
+        for known in (STDLIB, *Task.choices().keys() - {"none"}):
+            names.setdefault(known, known)
     hint = nearest(path.name, names)
     for lower, name in names.items():
         hint = hint.replace(f'"{lower}"', f'"{name}"')

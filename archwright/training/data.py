@@ -6,13 +6,18 @@ from typing import Any
 
 from archwright.data.prepare import Prepared, prepare
 from archwright.data.store import StoreError, TokenStore
+from archwright.data.task_text import NUM_HELD_OUT, SIDES, TaskText
 from archwright.runs import RunFolder
+from archwright.spec.choice import ModelSizes
 from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec, TokenizerSpec
+from archwright.spec.tasks import Task
 from archwright.text.cache import sweep
 from archwright.text.corpus import open_corpus
 from archwright.text.open_tokenizer import open_tokenizer
 from archwright.text.tokenizer import Tokenizer
+from archwright.text.words import word_tokenizer
 
 
 @dataclass(frozen=True)
@@ -20,8 +25,8 @@ class Material:
     """A tokenizer, and the tokens to train and to evaluate on."""
 
     tokenizer: Tokenizer
-    train: TokenStore
-    held_out: TokenStore
+    train: TokenStore | TaskText
+    held_out: TokenStore | TaskText
     num_skipped: int = 0
     """Files that were left out because they are no text."""
 
@@ -32,7 +37,13 @@ class Material:
             "held_out": _record(self.held_out),
             "files_skipped": self.num_skipped,
             "tokenizer": self.tokenizer.fingerprint,
-        }
+        } | (task_facts(self.held_out) if isinstance(self.held_out, TaskText) else {})
+
+    def __str__(self) -> str:
+        if isinstance(self.train, TaskText):
+            return f'examples of the task "{self.train.task.kind}", drawn for each step, {NUM_HELD_OUT:,} held out'
+        skipped = f", {self.num_skipped} files skipped as no text" if self.num_skipped else ""
+        return f"{len(self.train):,} tokens to train on, {len(self.held_out):,} held out{skipped}"
 
 
 def prepare_data(run: RunSpec, folder: RunFolder) -> Material:
@@ -41,6 +52,8 @@ def prepare_data(run: RunSpec, folder: RunFolder) -> Material:
     Raises:
         UserError: what is wrong with the text or the tokenizer.
     """
+    if not run.data.task.is_none:
+        return _task_material(run, folder)
     sweep()
     corpus = open_corpus(run.data)
     tokenizer = _inherited(run) or open_tokenizer(run.data.tokenizer, corpus.train)
@@ -56,6 +69,8 @@ def reload_data(run: RunSpec, folder: RunFolder) -> Material:
         UserError: the text or the tokenizer is not the same any more.
     """
     recorded = _recorded(folder)
+    if not run.data.task.is_none:
+        return _task_reloaded(run, folder, recorded)
     tokenizer = Tokenizer.load(folder.tokenizer_folder)
     if tokenizer.fingerprint != recorded["tokenizer"]:
         raise UserError(_changed(folder, "tokenizer"))
@@ -69,6 +84,55 @@ def reload_data(run: RunSpec, folder: RunFolder) -> Material:
         if store.index.tokenizer != tokenizer.fingerprint or not same:
             raise UserError(_changed(folder, "row of tokens"))
     return Material(tokenizer, stores.train, stores.held_out, recorded["files_skipped"])
+
+
+def task_material(run: RunSpec) -> Material:
+    """Return the material of a run on a task, for which nothing is read."""
+    task = settled_task(run.data.task, run.model)
+    tokenizer = word_tokenizer(task.words)
+    train, held_out = (
+        TaskText(task, side, tokenizer.begin_of_text, run.model.context_length) for side in SIDES
+    )
+    return Material(tokenizer, train, held_out)
+
+
+def settled_task(task: Task, model: ModelSpec) -> Task:
+    """Return a task with a number in place of each "auto"."""
+    sizes = ModelSizes(model.dim, model.num_layers, model.context_length)
+    return task.model_copy(update=task.numbers(sizes))
+
+
+def task_facts(text: TaskText) -> dict[str, Any]:
+    """Return what is known of a task's answers before any model: the least loss and the accuracy of guessing."""
+    return {
+        "task": {
+            "name": text.task.kind,
+            "floor": text.sampler.floor,
+            "chance": text.sampler.chance,
+            "num_held_out": NUM_HELD_OUT,
+        }
+    }
+
+
+def _task_material(run: RunSpec, folder: RunFolder) -> Material:
+    material = task_material(run)
+    inherited = _inherited(run)
+    if inherited and inherited.fingerprint != material.tokenizer.fingerprint:
+        raise UserError(
+            f'data.text: found the task "{run.data.task.kind}", whose tokens are others than those of init.from; '
+            "start from a run on the same task, or leave init.from out"
+        )
+    folder.write_tokenizer(material.tokenizer)
+    return material
+
+
+def _task_reloaded(run: RunSpec, folder: RunFolder, recorded: dict[str, Any]) -> Material:
+    material = task_material(run)
+    if recorded["tokenizer"] != material.tokenizer.fingerprint:
+        raise UserError(_changed(folder, "tokenizer"))
+    if any(_record(getattr(material, s))["text"] != recorded[s]["text"] for s in SIDES):
+        raise UserError(_changed(folder, "text"))
+    return material
 
 
 def _recorded(folder: RunFolder) -> dict[str, Any]:
@@ -131,7 +195,15 @@ def _inherited(run: RunSpec) -> Tokenizer | None:
     return Tokenizer.load(folder)
 
 
-def _record(store: TokenStore) -> dict[str, Any]:
+def _record(store: TokenStore | TaskText) -> dict[str, Any]:
+    if isinstance(store, TaskText):
+        return {
+            "store": "",
+            "text": store.fingerprint,
+            "num_tokens": len(store),
+            "num_documents": NUM_HELD_OUT,
+            "num_bytes": 0,
+        }
     return {
         "store": str(store.folder.resolve()),
         "text": store.index.text,

@@ -12,18 +12,21 @@ import torch
 from torch import Tensor
 
 from archwright.data.compressors import Baseline, baselines
-from archwright.data.eval_windows import HeldOut, bits_per_byte
+from archwright.data.eval_windows import HeldOut, Windows, bits_per_byte
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
+from archwright.data.task_text import TaskText, TaskWindows
 from archwright.losses import cross_entropy
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel
 from archwright.runs.load import OpenRun
+from archwright.spec.errors import UserError
 from archwright.spec.objectives import Objective
 from archwright.text.corpus import Document, open_texts
 from archwright.text.tokenizer import Tokenizer
+from archwright.training.data import task_material
 from archwright.training.step import to_device
 
 ROW_TOKENS = 8192
@@ -49,6 +52,10 @@ class Evaluation:
     num_tokens: int
     """Of the text."""
     num_bytes: int
+    accuracy: float | None = None
+    """Share of the answers of a task to which the model gives the largest probability; None of documents."""
+    num_answers: int | None = None
+    """How many answers that are."""
 
     def record(self) -> dict[str, Any]:
         """Return the values as a metrics record has them, without those that are not defined."""
@@ -70,40 +77,44 @@ class Halves:
 
 
 def held_out_windows(
-    store: TokenStore,
+    text: TokenStore | TaskText,
     tokenizer: Tokenizer,
     objective: Objective,
     context_length: int,
     *,
     stride: int | None = None,
     max_tokens: int | None = None,
-) -> HeldOut:
-    """Return the windows to evaluate on; see `HeldOut`."""
+) -> Windows:
+    """Return the windows to evaluate on; see `HeldOut` and `TaskWindows`."""
     batch_size = max(1, ROW_TOKENS // context_length)
+    if isinstance(text, TaskText):
+        return TaskWindows(text, context_length, batch_size, max_tokens)
     lengths = tokenizer.token_lengths
     examples = Examples(objective, Vocabulary.of(tokenizer))
-    return HeldOut(store, context_length, batch_size, stride, max_tokens, lengths, examples)
+    return HeldOut(text, context_length, batch_size, stride, max_tokens, lengths, examples)
 
 
 @torch.inference_mode()
-def evaluate(model: LanguageModel, windows: HeldOut, precision: Precision) -> Evaluation:
+def evaluate(model: LanguageModel, windows: Windows, precision: Precision) -> Evaluation:
     """Return what a model reaches on held-out windows."""
-    nats, num_targets = 0.0, 0
+    nats, num_targets, num_right = 0.0, 0, 0
     for logits, targets in _predictions(model, windows, precision):
         loss = cross_entropy(logits, targets)
         nats += loss.nll_sum.item()
         num_targets += int(loss.num_targets)
-    return _evaluation(windows, nats, num_targets)
+        num_right += _num_right(windows, logits, targets)
+    return _evaluation(windows, nats, num_targets, num_right)
 
 
 @torch.inference_mode()
 def evaluate_halves(
-    model: LanguageModel, windows: HeldOut, precision: Precision
+    model: LanguageModel, windows: Windows, precision: Precision
 ) -> tuple[Evaluation, Halves]:
     """Return what a model reaches on held-out windows, and on each half of them."""
-    total, rows = 0.0, []
+    total, num_right, rows = 0.0, 0, []
     for logits, targets in _predictions(model, windows, precision):
         total += cross_entropy(logits, targets).nll_sum.item()  # as `evaluate` adds it up
+        num_right += _num_right(windows, logits, targets)
         rows += [cross_entropy(row, target) for row, target in zip(logits, targets, strict=True)]
     nats = np.array([row.nll_sum.item() for row in rows])
     tokens = np.array([int(row.num_targets) for row in rows])
@@ -128,11 +139,11 @@ def evaluate_halves(
         judged_tokens=tuple(cluster[0] for cluster in kept),
         judged_nats=tuple(cluster[1] for cluster in kept),
     )
-    return _evaluation(windows, total, int(tokens.sum())), halves
+    return _evaluation(windows, total, int(tokens.sum()), num_right), halves
 
 
 def _predictions(
-    model: LanguageModel, windows: HeldOut, precision: Precision
+    model: LanguageModel, windows: Windows, precision: Precision
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield logits and targets of each batch; the model is as it was in the end."""
     was_training = model.training
@@ -146,15 +157,22 @@ def _predictions(
     model.train(was_training)
 
 
-def _evaluation(windows: HeldOut, nats: float, num_targets: int) -> Evaluation:
+def _num_right(windows: Windows, logits: Tensor, targets: Tensor) -> int:
+    """Return how many answers have the largest logit; 0 where none are counted."""
+    return int((logits.argmax(-1) == targets).sum()) if windows.counts_answers else 0
+
+
+def _evaluation(windows: Windows, nats: float, num_targets: int, num_right: int) -> Evaluation:
     mean = nats / num_targets if num_targets else math.nan
-    defined = windows.objective.defines_bits_per_byte
+    defined = windows.defines_bits_per_byte
     return Evaluation(
         nats_per_token=mean,
         perplexity=math.exp(min(mean, 700.0)),
         bits_per_byte=bits_per_byte(nats, windows.num_bytes) if defined else None,
         num_tokens=windows.num_tokens,
         num_bytes=windows.num_bytes,
+        accuracy=num_right / max(1, num_targets) if windows.counts_answers else None,
+        num_answers=num_targets if windows.counts_answers else None,
     )
 
 
@@ -162,8 +180,14 @@ def evaluate_text(run: OpenRun, *texts: str, stride: int | None = None) -> Evalu
     """Return what a run's model reaches on texts: files, folders, globs, `-`, or `stdlib`.
 
     Raises:
-        UserError: missing, binary, empty or undecodable files, one line each.
+        UserError: missing, binary, empty or undecodable files, one line each; the run was trained on a task, whose
+            answers no text has.
     """
+    if not run.spec.data.task.is_none:
+        raise UserError(
+            f'text: {run.folder.path} was trained on the task "{run.spec.data.task.kind}", whose answers are no '
+            f"text; leave it out to judge on held-out examples: archwright eval {run.folder.path}"
+        )
     documents = open_texts(texts, run.spec.data)
     with tempfile.TemporaryDirectory() as folder:
         store = prepare_documents(documents, run.tokenizer, Path(folder))
@@ -175,6 +199,21 @@ def evaluate_text(run: OpenRun, *texts: str, stride: int | None = None) -> Evalu
             stride=stride,
         )
         return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
+
+
+def evaluate_task(run: OpenRun) -> Evaluation:
+    """Return what a run's model reaches on the held-out examples of the task that it was trained on.
+
+    Raises:
+        UserError: it was trained on documents.
+    """
+    if run.spec.data.task.is_none:
+        raise UserError("text: found none; expected files, folders, globs, -, or stdlib")
+    material = task_material(run.spec)
+    windows = held_out_windows(
+        material.held_out, material.tokenizer, run.spec.objective, run.spec.model.context_length
+    )
+    return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
 
 
 def compressors(windows: HeldOut, tokenizer: Tokenizer) -> tuple[Baseline, ...]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from archwright import checkpoint
-from archwright.data.eval_windows import HeldOut
+from archwright.data.eval_windows import HeldOut, Windows
 from archwright.format import printable
 from archwright.generation.writing import stream
 from archwright.machine.compiling import uncompiled
@@ -46,11 +46,11 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     windows = _windows(session.run, material, final_max_tokens(session.run, folder))
     final_evaluation(loop, folder, material)
     known = _known(folder, session.num_steps)
-    if windows.objective.defines_bits_per_byte:
+    if isinstance(windows, HeldOut) and windows.defines_bits_per_byte:
         for baseline in compressors(windows, tokenizer):
             if ("baseline", baseline.name) not in known:
                 loop.record("baseline", **baseline._asdict())
-    if windows.objective.generates_text:
+    if windows.generates_text:
         text = printable(_sample(session, tokenizer, SAMPLE_TOKENS))
         folder.check_kept()
         folder.write_samples(text)
@@ -75,11 +75,11 @@ def rehearse(
     windows = _windows(session.run, material, REHEARSED_TOKENS)
     with _timed(seconds, "evaluation", final_tokens / windows.num_tokens):
         evaluate(session.model, windows, session.precision)
-    if windows.objective.defines_bits_per_byte:
+    if isinstance(windows, HeldOut) and windows.defines_bits_per_byte:
         whole = min(len(material.held_out), final_max_tokens(session.run, folder))
         with _timed(seconds, "baselines", whole / windows.num_tokens):
             compressors(windows, material.tokenizer)
-    if windows.objective.generates_text:
+    if windows.generates_text:
         _sample(session, material.tokenizer, 2)  # the first tokens take longer
         with _timed(seconds, "sample", SAMPLE_TOKENS / REHEARSED_SAMPLE):
             _sample(session, material.tokenizer, REHEARSED_SAMPLE)
@@ -180,7 +180,7 @@ def _at_length(loop: Loop, folder: RunFolder, material: Material, length: int) -
     return evaluate(session.model, windows, session.precision).record()
 
 
-def _windows(run: RunSpec, material: Material, max_tokens: int) -> HeldOut:
+def _windows(run: RunSpec, material: Material, max_tokens: int) -> Windows:
     return held_out_windows(
         material.held_out,
         material.tokenizer,

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from archwright import checkpoint
-from archwright.data.batches import Batches
+from archwright.data.batches import Batches, BatchSource
 from archwright.data.objectives import Examples, Vocabulary
+from archwright.data.task_text import TaskBatches, TaskText
 from archwright.format import size
 from archwright.machine.compiling import compile_parts
 from archwright.machine.decide import Decisions, decide, decide_kernel, decide_loss, decided
@@ -20,7 +21,7 @@ from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.budget import seconds_of
-from archwright.training.data import Material
+from archwright.training.data import Material, settled_task
 from archwright.training.progress import Progress
 from archwright.training.session import Session
 from archwright.training.trials import LONG, NOT_TRIED, compile_if_faster, fuse_if_faster
@@ -144,8 +145,10 @@ def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
         )
 
 
-def make_batches(run: RunSpec, material: Material) -> Batches:
+def make_batches(run: RunSpec, material: Material) -> BatchSource:
     """Return the run's batches."""
+    if isinstance(material.train, TaskText):
+        return TaskBatches(material.train, run.batch_size, run.seed)
     return Batches(
         material.train,
         run.model.context_length,
@@ -160,6 +163,7 @@ def resolved(run: RunSpec, model: LanguageModel) -> RunSpec:
     """Replace what follows from other values."""
     update: dict[str, Any] = {
         "model": model.spec,
+        "data": run.data.model_copy(update={"task": settled_task(run.data.task, model.spec)}),
         "optimizer": run.optimizer.with_lrs_resolved(),
     }
     if run.evaluate.stride == "auto":

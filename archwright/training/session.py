@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from archwright import checkpoint
-from archwright.data.batches import Batches
+from archwright.data.batches import BatchSource
 from archwright.inspection.probes import PASSES, Probes
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
@@ -52,7 +52,7 @@ class TrainerState:
 class Session:
     """A model in training. `step()` trains on the next batch."""
 
-    def __init__(self, run: RunSpec, model: LanguageModel, batches: Batches) -> None:
+    def __init__(self, run: RunSpec, model: LanguageModel, batches: BatchSource) -> None:
         self.run, self.model, self.batches = run, model, batches
         self.device = torch.device(run.machine.device)
         self.standing = TrainerState()

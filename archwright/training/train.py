@@ -271,10 +271,7 @@ def _record(
 def _announce(session: Session, decisions: Decisions, material: Material, say: Progress) -> None:
     """Print what is about to be trained, and what the machine decided."""
     say.say(repr(session.model))
-    say.say(
-        f"data: {len(material.train):,} tokens to train on, {len(material.held_out):,} held out"
-        + (f", {material.num_skipped} files skipped as no text" if material.num_skipped else "")
-    )
+    say.say(f"data: {material}")
     for key, reason in decisions.reasons.items():
         say.say(f"{key} = {getattr(decisions.machine, key)}: {reason}")
 

@@ -94,7 +94,8 @@ def state(run: RunResult) -> str:
 def _run(run: RunResult, results: StudyResults, lengths: Sequence[int]) -> Line:
     counts = run.lr in results.grids.get(run.variant, ())
     at_lengths = {f"loss_at_{length}": run.lengths.get(length, float("nan")) for length in lengths}
-    return {**_of(run, RUN), "counts": counts, "state": state(run), **at_lengths}
+    answers = {} if results.task is None else {"accuracy": run.accuracy}
+    return {**_of(run, RUN), "counts": counts, "state": state(run), **at_lengths, **answers}
 
 
 def _points(run: RunResult) -> list[Line]:

@@ -1,0 +1,149 @@
+"""Batches and held-out windows of a synthetic task: examples that are drawn when they are read."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from archwright.data.batches import share_of
+from archwright.data.inputs import IGNORE, Batch, Inputs
+from archwright.data.tasks import TASKS, Example, Sampler
+from archwright.data.tasks.base import Ids
+from archwright.spec.errors import UserError
+from archwright.spec.fingerprint import differing
+from archwright.spec.tasks import Task
+
+Side = Literal["train", "held_out"]
+SIDES: tuple[Side, Side] = ("train", "held_out")
+
+FORMAT = 1
+"""Of fingerprints: raised when the same seeds would give other examples."""
+HELD_OUT_SHARE = 8
+"""Of how many possible examples one is held out, by the hash of its tokens."""
+NUM_HELD_OUT = 2048
+"""Examples that are held out."""
+MOST_TRIES = 1000
+"""Draws for one example of a side, after which a task has too few different ones."""
+
+
+class TaskText:
+    """One side of a task as a text without end: example i of a seed is a function of (seed, i) alone.
+
+    No example of one side is one of the other: the hash of its tokens says on which it is. An example is
+    `begin_of_text` and then as many tokens as fit.
+    """
+
+    def __init__(self, task: Task, side: Side, begin_of_text: int, context_length: int) -> None:
+        self.task, self.side, self.begin_of_text = task, side, begin_of_text
+        self.context_length = context_length
+        self.fingerprint = hashlib.blake2b(
+            json.dumps([FORMAT, side, differing(task), NUM_HELD_OUT], sort_keys=True).encode(),
+            digest_size=16,
+        ).hexdigest()
+
+    def __len__(self) -> int:
+        """Return the tokens of all held-out examples."""
+        return NUM_HELD_OUT * self.context_length
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """Draws examples of the context's length."""
+        return self.sampler_of(self.context_length)
+
+    def sampler_of(self, context_length: int) -> Sampler:
+        """Return what draws examples for another length of context.
+
+        Raises:
+            UserError: the task needs a longer one.
+        """
+        if context_length < self.task.shortest:
+            raise UserError(
+                f'model.context_length: found {context_length}; data.text = "{self.task.kind}" with '
+                f"{self.task.needs} expects at least {self.task.shortest}"
+            )
+        sampler: Sampler = TASKS.make(self.task, context_length - 1)
+        return sampler
+
+    def batch(self, seed: int, indices: Sequence[int], sampler: Sampler | None = None) -> Batch:
+        """Return examples of a seed as a batch."""
+        drawn = [self._drawn(seed, index, sampler or self.sampler) for index in indices]
+        tokens = [np.concatenate([[self.begin_of_text], example.tokens]) for example in drawn]
+        answers = [np.concatenate([[IGNORE], example.answers]) for example in drawn]
+        return Batch(Inputs(np.stack(tokens)), np.stack(answers))
+
+    def _drawn(self, seed: int, index: int, sampler: Sampler) -> Example:
+        draw = sampler.sample_to_train if self.side == "train" else sampler.sample
+        for attempt in range(MOST_TRIES):
+            generator = np.random.default_rng((seed, index, attempt, int(self.side == "held_out")))
+            example = draw(generator)
+            if _side(example) == self.side:
+                return example
+        raise UserError(
+            f'data.task: "{self.task.kind}" has too few different examples to hold some out; give it more tokens, or '
+            "a larger model.context_length"
+        )
+
+
+class TaskBatches:
+    """Batches of fresh examples, as a pure function of (seed, step): no example is seen twice."""
+
+    def __init__(self, text: TaskText, batch_size: int, seed: int = 0) -> None:
+        self.text, self.batch_size, self.seed = text, batch_size, seed
+        _ = text.sampler  # refuses a context that is too short
+
+    def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
+        """Return the batch of a step, or the rows of it that belong to one of many processes."""
+        rows = share_of(self.batch_size, rank, world_size)
+        first = step * self.batch_size
+        return self.text.batch(self.seed, range(first + rows.start, first + rows.stop))
+
+
+class TaskWindows:
+    """Held-out examples to evaluate on, the same for all seeds of a run: the first that have `max_tokens` together, or
+    all there are. Bits per byte are not defined, as the examples are no text."""
+
+    defines_bits_per_byte = False
+    generates_text = False
+    counts_answers = True
+    num_bytes = 0
+
+    def __init__(
+        self, text: TaskText, context_length: int, batch_size: int, max_tokens: int | None = None
+    ) -> None:
+        self.sampler = text.sampler_of(context_length)
+        self.text, self.batch_size = text, batch_size
+        wanted = NUM_HELD_OUT if max_tokens is None else max(1, max_tokens // context_length)
+        self.num_examples = min(NUM_HELD_OUT, wanted)
+        self.num_tokens = self.num_examples * context_length
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return math.ceil(self.num_examples / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
+
+    @property
+    def places(self) -> tuple[Ids, Ids]:
+        """The number of each example, twice: it is a document of its own."""
+        numbers = np.arange(self.num_examples)
+        return numbers, numbers
+
+    @cached_property
+    def _batches(self) -> list[Batch]:
+        # Kept, as a run is evaluated many times.
+        starts = range(0, self.num_examples, self.batch_size)
+        stops = [min(start + self.batch_size, self.num_examples) for start in starts]
+        return [
+            self.text.batch(0, range(start, stop), self.sampler)
+            for start, stop in zip(starts, stops, strict=True)
+        ]
+
+
+def _side(example: Example) -> Side:
+    digest = hashlib.blake2b(np.ascontiguousarray(example.tokens).tobytes(), digest_size=8).digest()
+    return "train" if int.from_bytes(digest, "little") % HELD_OUT_SHARE else "held_out"
