@@ -238,11 +238,20 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--procedure", choices=STUDIES, default="confirm")
     parser.add_argument("--seeds", type=int, help="by default those of the procedure")
+    parser.add_argument(
+        "--ends",
+        type=int,
+        nargs="+",
+        metavar="PAIRS",
+        help="after how many pairs the study ends, and ends again with pairs that are added, as 9 15 24",
+    )
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     study = STUDIES[options.procedure]
     if options.seeds:
         study = study.model_copy(update={"seeds": options.seeds})
+    if options.ends:
+        study = study.model_copy(update={"seeds": options.ends[0], "ends": tuple(options.ends)})
     for line in table(options.draws, study, processes=options.processes):
         print(line, flush=True)
 

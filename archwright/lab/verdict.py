@@ -361,7 +361,7 @@ def _member(effect: Effect, brief: bool) -> str:
         return f"{effect.variant} ({signed(effect.mean, _digits(effect))})"
     amount = f"{abs(effect.mean):.{_digits(effect)}f} nats per token"
     direction = "less" if effect.mean < 0 else "more"
-    compute = f"{compute_words(effect.multiplier)}; " if effect.multiplier else ""
+    compute = f"worth {compute_words(effect.multiplier)}; " if effect.multiplier else ""
     return f"{effect.variant} ({compute}{amount} {direction}, {_range(effect)})"
 
 

@@ -54,10 +54,12 @@ def losses(found: StudyResults) -> Losses:
 
 
 def tabled_losses(study: Path) -> Losses:
-    """Return the loss of every run by a study's runs.csv."""
+    """Return the loss of every run of the whole horizon by a study's runs.csv."""
     with (study / "runs.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    return {(r["variant"], int(r["seed"]), float(r["lr"])): float(r["loss"]) for r in rows}
+    whole = max(int(r["tokens"]) for r in rows)
+    kept = [r for r in rows if int(r["tokens"]) == whole]
+    return {(r["variant"], int(r["seed"]), float(r["lr"])): float(r["loss"]) for r in kept}
 
 
 def killed_twice_and_finished(

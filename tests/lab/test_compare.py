@@ -1,8 +1,10 @@
 """A whole study, from words to a verdict: every number is that of a run which can be repeated alone."""
 
 import csv
+import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from archwright.lab.compare import compare, plan
 from archwright.lab.results import StudyResults
 from archwright.lab.summary import announcement
 from archwright.lab.sweep import tuned
+from archwright.lab.terminal import as_json
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Hidden
@@ -125,6 +128,70 @@ def test_studies_share_runs(results: StudyResults, place: Path) -> None:
     assert 1 <= len(shared) <= 2  # of modern: the rate where the first seed's sweep began
     new = set((place / "studies" / "runs").iterdir()) - before
     assert len(new) == 4 - len(shared) + len(other.shorter_runs)
+
+
+def test_the_first_pairs_are_trained_for_shorter_horizons(results: StudyResults) -> None:
+    whole = results.tokens_per_run
+    found = [(r.variant, r.seed, r.tokens) for r in results.shorter_runs]
+    assert sorted(found) == sorted(
+        (name, seed, whole // part)
+        for name in ("modern", "norm.kind=layer")
+        for seed in (2, 3)
+        for part in (4, 2)
+    )
+    lrs = {r.variant: r.lr for r in results.replicates}
+    assert all(run.lr == lrs[run.variant] for run in results.shorter_runs)
+    # In so few steps each is worse than at the whole horizon.
+    ends = {(r.variant, r.seed): r.loss for r in results.replicates}
+    assert all(r.halves.judged > ends[r.variant, r.seed] for r in results.shorter_runs if r.halves)
+
+
+def test_the_command_of_a_shorter_run_trains_it(results: StudyResults, place: Path) -> None:
+    run = results.shorter_runs[0]
+    _, _, *given = shlex.split(run.command)
+    alone = aw.train(*given[: given.index("--out")], out=place / "shorter", quiet=True)
+    records = [r for r in alone.folder.metrics() if r["kind"] == "eval"]
+    assert records[-1]["nats_per_token"] == run.loss
+
+
+def test_results_are_json(results: StudyResults) -> None:
+    found = json.loads(as_json(results))
+    assert found["verdict"] == results.verdict
+    assert [e["outcome"] for e in found["effects"]] == [e.outcome for e in results.effects]
+    assert {run["key"] for run in found["runs"]} == {run.key for run in results.runs}
+
+
+def test_pairs_are_added_to_a_study_that_ended_undecided(
+    results: StudyResults, place: Path
+) -> None:
+    given = words("text.txt", ":norm.kind=layer")
+    shutil.copytree(place / "study", place / "added")
+    more = compare(*given, quiet=True, out="added", add_seeds=2, **OPTIONS)
+    assert results.effects[0].outcome == "inconclusive"
+    assert more.study.ends == (2, 4)
+    assert [r.seed for r in more.replicates if r.variant == "modern"] == [2, 3, 4, 5]
+    before, after = losses(results), losses(more)
+    assert {cell: after[cell] for cell in before} == before
+    assert "--add-seeds" not in more.command
+    # The same command without it knows what was added; with it, it adds again.
+    again = compare(*given, quiet=True, out="added", **OPTIONS)
+    assert losses(again) == after
+    assert again.effects[0].interval == more.effects[0].interval
+
+
+def test_pairs_are_added_to_nothing_but_what_has_ended(results: StudyResults, place: Path) -> None:
+    given = words("text.txt", ":norm.kind=layer")
+    with pytest.raises(
+        UserError, match=r"adds to a study that has ended, and there is none in new"
+    ):
+        compare(*given, out="new", add_seeds=2, **OPTIONS)
+    shutil.copytree(place / "study", place / "waiting")
+    with pytest.raises(
+        UserError, match=r"runs of the study are still to be made; let it end first"
+    ):
+        compare(*given, out="waiting", runs="empty-runs", add_seeds=2, **OPTIONS)
+    with pytest.raises(UserError, match=r"--add-seeds: found -1; expected 1 or more"):
+        compare(*given, out="study", add_seeds=-1, **OPTIONS)
 
 
 def test_another_study_in_the_same_folder_is_refused(results: StudyResults) -> None:
