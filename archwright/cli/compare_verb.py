@@ -3,6 +3,7 @@
 import argparse
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ EXAMPLES = """\
   archwright compare textbook modern --budget 10m
   archwright compare modern :norm.kind=layer :feedforward.kind=gelu data.text=mine.txt --seeds 15
   archwright compare norm-placement --budget 30m --dry-run
+  archwright compare norm-placement --budget 30m --add-seeds 6
   archwright compare modern :attention.num_kv_heads=1 --no-tune-lr --budget 400steps --size 0.5M"""
 
 
@@ -43,9 +45,19 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--runs", metavar="DIR", help="where single runs are kept (default: studies/runs)"
     )
+    parser.add_argument(
+        "--add-seeds",
+        type=int,
+        default=0,
+        metavar="N",
+        help="add N pairs to a study that ended undecided; each time spends half of the error that is left",
+    )
     add_parts_option(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")
     parser.add_argument("--quiet", action="store_true", help="print the verdict alone")
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as JSON; progress goes to stderr"
+    )
     options = parser.parse(words)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.dry_run:
@@ -73,9 +85,11 @@ def _add_options(parser: Parser) -> list[str]:
 
 
 def _compare(options: argparse.Namespace, given: dict[str, Any]) -> int:
+    import psutil
+
     from archwright.lab.compare import Interrupted, compare
     from archwright.lab.run_cache import POOL
-    from archwright.lab.terminal import print_results
+    from archwright.lab.terminal import as_json, print_results
 
     try:
         results = compare(
@@ -84,10 +98,15 @@ def _compare(options: argparse.Namespace, given: dict[str, Any]) -> int:
             runs=options.runs or POOL,
             parts=options.parts,
             quiet=options.quiet,
+            add_seeds=options.add_seeds,
+            waited=time.time() - psutil.Process().create_time(),
             **given,
         )
     except Interrupted as stop:
         print(f"archwright: {stop}", file=sys.stderr)
         return 128 + stop.signal
-    print_results(results, quiet=options.quiet)
+    if options.json:
+        print(as_json(results))
+    else:
+        print_results(results, quiet=options.quiet)
     return 0

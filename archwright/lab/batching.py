@@ -16,6 +16,8 @@ class Cell(NamedTuple):
     variant: str
     seed: int
     k: float
+    share: float = 1.0
+    """Of the study's steps."""
 
 
 Group = tuple[Cell, ...]
@@ -73,7 +75,11 @@ class Groups:
         if self.plan.stack == 1 or not self._is_new(first):
             return (first,)
         place = self._place(first)
-        alike = [c for c in wanted if self._place(c) == place and self._is_new(c)]
+        alike = [
+            c
+            for c in wanted
+            if (self._place(c), c.share) == (place, first.share) and self._is_new(c)
+        ]
         return tuple(alike[: self.plan.stack])
 
     def _is_new(self, cell: Cell) -> bool:

@@ -1,8 +1,10 @@
 """The verb of the lab: from the names of architectures to a verdict on which is better."""
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,8 @@ def compare(
     runs: str | Path = POOL,
     parts: Sequence[str | Path] = (),
     quiet: bool = False,
+    add_seeds: int = 0,
+    waited: float = 0.0,
     **options: Any,
 ) -> StudyResults:
     """Train variants as often as their difference needs to be known, and return what follows.
@@ -72,26 +76,40 @@ def compare(
         runs: where single runs are kept; studies share them.
         parts: files of choices from outside the package.
         quiet: show no progress.
+        add_seeds: pairs to add to a study that ended undecided. Its end spent most of the error; what is added
+            spends half of the rest, so that one may look again and again.
+        waited: seconds since the user asked, which a budget in time counts.
         options: any field of a StudySpec, such as `budget`, `seeds`, `tune_lr`, `size`, `match`.
 
     Raises:
         UserError: what is wrong with variants, text, budget or folder, one line each.
         Interrupted: Ctrl-C or SIGTERM; the same call goes on.
     """
+    started = time.monotonic() - waited
     files = [Path(file).resolve() for file in parts]
     study = study_of(*words, **options, parts=load(files))
     path = Path(out) if out else STUDIES / slug(study.name)
     study = _as_planned_before(path, study)
+    if add_seeds and not _is_planned(path):
+        raise UserError(
+            f"--add-seeds adds to a study that has ended, and there is none in {path}: leave it out, or name "
+            "the study's folder with --out"
+        )
     command = command_of(study, path, out, parts)
     with open_study(path, study) as folder:
         with Workers(usable_cores(), path / "log.txt", files) as workers:
             plan = plans.saved(study, folder)
             if plan is None:
-                plan = Planner(study, folder, workers, progress(quiet).say).plan()
+                say = progress(quiet).say
+                plan = Planner(study, folder, workers, say, started=started).plan()
                 plans.save(plan, folder)
                 StartRecord(path).finish()
             learnt, plateau = counted(plan)
             execution = Execution(plan, path, Path(runs), learnt=learnt, plateau=plateau)
+            if add_seeds:
+                execution = _extended(execution, add_seeds)
+                plans.save(execution.plan, folder)
+            execution.spent = time.monotonic() - started
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(plan))
                 complete = execution.run(workers, shown, interrupt)
@@ -168,6 +186,35 @@ def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
                 if not (path / PLAN).exists():
                     record.undo()
                 raise
+
+
+def _extended(execution: Execution, seeds: int) -> Execution:
+    """Return a study with more pairs; one that is not complete with those that were added goes on as it is.
+
+    Raises:
+        UserError: it has not ended yet, or everything is decided.
+    """
+    execution.take_finished()
+    study, now = execution.plan.study, execution.standing()
+    if seeds < 1:
+        raise UserError(f"--add-seeds: found {seeds}; expected 1 or more")
+    if study.procedure == "sweep":
+        raise UserError(
+            f'--add-seeds: found a study with procedure = "sweep"; start it anew with --seeds {study.seeds + seeds}'
+        )
+    if now.wanted and study.ends:
+        return execution
+    if now.wanted:
+        raise UserError(
+            f"--add-seeds: {len(now.wanted)} runs of the study are still to be made; let it end first, without "
+            "--add-seeds"
+        )
+    if all(name in now.decisions for name in [*execution.plan.arms][1:]):
+        raise UserError("--add-seeds: every variant is decided; there is nothing to add to")
+    ends = study.ends or (len(execution.seeds),)
+    ends = (*ends, ends[-1] + seeds)
+    plan = replace(execution.plan, study=study.model_copy(update={"ends": ends}))
+    return replace(execution, plan=plan, seeds=[], results={}, shorter={})
 
 
 def _as_planned_before(path: Path, study: StudySpec) -> StudySpec:

@@ -26,6 +26,9 @@ def no_text_error(variant: str, pairs: int) -> float:
     return 0.0
 
 
+KEPT_BACK = 0.2
+"""Share of the error that a study keeps for pairs that are added after its end, which spend half of what is left
+each time."""
 FRACTIONS = (4 / 9, 6 / 9, 1.0)
 """Shares of the seeds after which a study is looked at."""
 POINTS = 2001
@@ -61,20 +64,39 @@ class Looks:
     """Whether it is looked at before its end."""
     widen: float = PLACED
     """Factor of standard errors."""
+    ends: tuple[int, ...] = ()
+    """Pairs at which it ended, and at which it does with those that were added, each time."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """After how many pairs; the last is the end."""
+        end, *later = self.ends or (self.seeds,)
         if not self.early or self.planned < FEWEST:
-            return (self.seeds,)
+            return (end, *later)
         shares = (math.ceil(round(share * self.planned, 6)) for share in FRACTIONS)
-        return (*dict.fromkeys(n for n in shares if n < self.seeds), self.seeds)
+        return (*dict.fromkeys(n for n in shares if n < end), end, *later)
 
     def level(self, alpha: float, pairs: int) -> float:
         """Return the level at which an interval holds at all looks together, for the look after so many pairs;
         for other numbers that of the end."""
         look = self.numbers.index(pairs) if pairs in self.numbers else -1
-        return nominal_levels(alpha, self.numbers, self.planned)[look]
+        return self.levels(alpha)[look]
+
+    def levels(self, alpha: float) -> tuple[float, ...]:
+        """Return the two-sided nominal level of each look."""
+        return nominal_levels(self._spent(alpha), self.numbers)
+
+    def _spent(self, alpha: float) -> tuple[float, ...]:
+        """Return how much of alpha is spent after each look: after a share t of the planned pairs
+        2 (1 - Phi(z_(1 - a/2) / sqrt(t))) of a = (1 - KEPT_BACK) alpha, all of a at the end, and half of what is left
+        each time that pairs are added. Source: Lan and DeMets, 1983, Discrete sequential boundaries (spending like
+        O'Brien and Fleming, 1979)."""
+        own, added = (1 - KEPT_BACK) * alpha, max(0, len(self.ends) - 1)
+        z = stats.norm.ppf(1 - own / 2)
+        before = self.numbers[: len(self.numbers) - 1 - added]
+        shares = [float(2 * stats.norm.sf(z / math.sqrt(n / self.planned))) for n in before]
+        later = [alpha - (alpha - own) * 0.5**i for i in range(1, added + 1)]
+        return (*shares, own, *later)
 
     def interval(
         self, differences: Sequence[float], alpha: float, text_error: float = 0.0
@@ -86,16 +108,15 @@ class Looks:
 
 
 @cache
-def nominal_levels(alpha: float, numbers: tuple[int, ...], planned: int) -> tuple[float, ...]:
-    """Return the two-sided level of each look, so that all together err with probability alpha where nothing is true.
+def nominal_levels(spent: tuple[float, ...], numbers: tuple[int, ...]) -> tuple[float, ...]:
+    """Return the two-sided level of each look, so that all up to it together err with the probability that is spent by
+    then where nothing is true.
 
-    After a share t of the planned pairs 2 (1 - Phi(z_(1 - alpha/2) / sqrt(t))) of alpha is spent, all of it at
-    the last of the `numbers` of pairs. Where time ran short, the last is less than was planned.
-    Sources: Lan and DeMets, 1983, Discrete sequential boundaries (spending like O'Brien and Fleming, 1979);
-    Armitage, McPherson and Rowe, 1969, Repeated significance tests (the integrals).
+    Source: Armitage, McPherson and Rowe, 1969, Repeated significance tests (the integrals).
+
+    Args:
+        numbers: pairs at each look.
     """
-    z = stats.norm.ppf(1 - alpha / 2)
-    spent = [float(2 * stats.norm.sf(z / math.sqrt(n / planned))) for n in numbers[:-1]] + [alpha]
     levels: list[float] = []
     # Where no bound was crossed yet: the sum of the pairs so far, of unit variance each, at weighted points.
     sums: Floats = np.zeros(1)
@@ -144,9 +165,8 @@ def decide(
         alike, so that looks depend on each other more than the levels take into account, which makes them rarer
         to err.
     """
-    numbers, planned = judged.numbers, judged.planned
     decided: dict[str, Decision] = {}
-    for look, pairs in enumerate(numbers):
+    for look, pairs in enumerate(judged.numbers):
         waiting = {name: d[:pairs] for name, d in differences.items() if name not in decided}
         if any(len(pair) < pairs for pair in waiting.values()):
             break
@@ -156,12 +176,12 @@ def decide(
             for name, pair in waiting.items()
         }
         for name in sorted(found, key=lambda name: -found[name].t):
-            levels = nominal_levels(alpha / (len(differences) - superior), numbers, planned)
+            levels = judged.levels(alpha / (len(differences) - superior))
             if not found[name].t > _quantile(levels[look], found[name].pairs):
                 break
             decided[name] = Decision(pairs, levels[look], "superior")
             superior += 1
-        level = nominal_levels(2 * alpha, numbers, planned)[look]
+        level = judged.levels(2 * alpha)[look]
         for name, pair in found.items():
             half = _quantile(level, pair.pairs) * pair.error
             if name not in decided and abs(pair.mean) + half < margins[pairs - 1]:

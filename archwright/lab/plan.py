@@ -8,6 +8,7 @@ from archwright.files import atomic_write
 from archwright.lab import plan_file
 from archwright.lab.matching import Counts
 from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
+from archwright.lab.procedure import PAIRS
 from archwright.lab.results import Variant
 from archwright.lab.variants import with_lr
 from archwright.machine.decide import Decisions, environment
@@ -16,6 +17,7 @@ from archwright.spec.read import diff, read_run, to_toml
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.training.data import Material, reload_data
+from archwright.training.resolve import with_steps
 
 STUDY = "study.toml"
 """The study as it was asked for, in its folder."""
@@ -24,7 +26,7 @@ EXTRA_LRS = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
 
 
-FINER_LRS = 2.0
+FINER_LRS = 1.0
 """Runs of each tuning seed beside its grid, about: where it moves, or becomes finer."""
 
 
@@ -69,27 +71,49 @@ class Plan:
     @property
     def num_runs(self) -> int:
         """Runs of the whole study, about."""
-        return round(runs_each(self.study) * len(self.arms))
+        shorter = shorter_pairs(self.study) * len(horizons(self.study))
+        return round((runs_each(self.study) + shorter) * len(self.arms))
 
-    def run_seconds(self, name: str) -> float:
-        """Return the seconds that a run of a variant takes."""
+    def run_seconds(self, name: str, share: float = 1.0) -> float:
+        """Return the seconds that a run of a variant takes, or one of a share of its steps."""
         return self.costs[name].run(
-            self.steps, evaluated(self.baseline.run, self.evaluation_tokens)
+            self.steps_of(share), evaluated(self.baseline.run, self.evaluation_tokens)
         )
 
     @property
     def seconds(self) -> float:
         """Wall time of all runs."""
-        work = sum(map(self.run_seconds, self.arms)) * runs_each(self.study)
+        number = runs_each(self.study)
+        work = sum(
+            number * self.run_seconds(name)
+            + shorter_pairs(self.study)
+            * sum(self.run_seconds(name, share) for share in horizons(self.study))
+            for name in self.arms
+        )
         return work / min(self.workers, max(1, self.num_runs))
 
     def lr(self, name: str, k: float) -> float:
         """Return the k-th learning rate of a variant's lattice."""
         return float(f"{self.arms[name].run.optimizer.peak_lr * self.study.lr_ratio**k:.4g}")
 
-    def run(self, name: str, seed: int, k: float) -> RunSpec:
-        """Return one run of the study."""
-        return with_lr(self.arms[name].run, self.lr(name, k)).model_copy(update={"seed": seed})
+    def run(self, name: str, seed: int, k: float, share: float = 1.0) -> RunSpec:
+        """Return one run of the study, of all its steps or of a share of them, which the warm-up has, too."""
+        run = with_lr(self.arms[name].run, self.lr(name, k)).model_copy(update={"seed": seed})
+        if share == 1.0:
+            return run
+        assert isinstance(run.schedule.warmup, int)
+        warmup = max(1, round(share * run.schedule.warmup)) if run.schedule.warmup else 0
+        run = run.model_copy(
+            update={
+                "schedule": run.schedule.model_copy(update={"warmup": warmup}),
+                "evaluate": run.evaluate.model_copy(update={"every": 0}),
+            }
+        )
+        return with_steps(run, self.steps_of(share))
+
+    def steps_of(self, share: float) -> int:
+        """Return the steps of runs that have a share of them."""
+        return max(1, round(share * self.steps))
 
     def variants(self) -> list[Variant]:
         """Return what the variants are, for the reader."""
@@ -123,6 +147,16 @@ def runs_each(study: StudySpec) -> float:
     return study.seeds + len(study.tuning_seed_numbers) * (study.lr_grid_size + FINER_LRS)
 
 
+def horizons(study: StudySpec) -> tuple[float, ...]:
+    """Return the shares of the steps for which a study trains its first pairs again."""
+    return study.horizons if study.procedure == "confirm" else ()
+
+
+def shorter_pairs(study: StudySpec) -> int:
+    """Return how many pairs are trained again for those."""
+    return min(PAIRS, study.seeds)
+
+
 def evaluated(run: RunSpec, final: int) -> int:
     """Return the tokens that a run evaluates on, on the way and at its end."""
     return 10 * run.evaluate.max_tokens + final * (1 + len(run.evaluate.lengths))
@@ -142,6 +176,8 @@ def save(plan: Plan, folder: RunFolder) -> None:
         why=plan.why,
         steps=plan.steps,
         procedure=plan.study.procedure,
+        horizons=plan.study.horizons,
+        ends=plan.study.ends,
         evaluation_tokens=plan.evaluation_tokens,
         arms=tuple(
             ArmRecord(
@@ -178,7 +214,13 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
     }
     run = next(iter(arms.values())).run
     return Plan(
-        study=study.model_copy(update={"procedure": record.procedure}),
+        study=study.model_copy(
+            update={
+                "procedure": record.procedure,
+                "horizons": record.horizons,
+                "ends": record.ends,
+            }
+        ),
         arms=arms,
         material=reload_data(run, folder),
         decisions=Decisions(run.machine, folder.environment()["peak_flops"]),

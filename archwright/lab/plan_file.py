@@ -53,6 +53,8 @@ class PlanRecord(Spec):
     stack: int = Field(1, ge=1)  # plans from before there was a choice have neither
     why: str = ""
     procedure: Literal["confirm", "sweep"] = "sweep"  # the only one of plans that do not say
+    horizons: tuple[float, ...] = ()  # plans that do not say have none
+    ends: tuple[int, ...] = ()
     steps: int = Field(ge=1)
     evaluation_tokens: int = Field(ge=1)
     arms: tuple[ArmRecord, ...] = Field(min_length=1)

@@ -20,6 +20,9 @@ from archwright.lab.looks import (
 from archwright.lab.sweep import Losses, Sweep, plan_sweep, pooled_sweep, vertex
 from archwright.spec.study_spec import StudySpec
 
+PAIRS = 4
+"""Pairs that are trained again for shares of the steps."""
+
 Run = tuple[str, int, float]
 """A variant, a seed, and the power k of the ratio that its learning rate is."""
 
@@ -52,6 +55,7 @@ def standing(
     *,
     seeds: int | None = None,
     may_shift: bool = True,
+    fill: bool = False,
     plateau: float = math.inf,
     text_error: TextError = no_text_error,
 ) -> Standing:
@@ -67,10 +71,11 @@ def standing(
         losses: of each variant, the baseline first, NaN where a run failed.
         seeds: how many are compared, if time does not allow for all.
         may_shift: whether time allows a window of learning rates to move for all seeds.
+        fill: whether time is left for those that are decided, too.
         plateau: loss above which nothing was learnt.
         text_error: of a variant's mean over so many pairs, from the choice of held-out documents.
     """
-    number = study.seeds if seeds is None else seeds
+    number = len(study.seed_numbers) if seeds is None else seeds
     if study.tune_lr and study.procedure == "sweep":
         return _each_sweeps(study, losses, number, may_shift)
     sweeps: dict[str, Sweep] = {}
@@ -98,8 +103,10 @@ def standing(
     decisions = decided(study, losses, powers, number, failed, text_error)
     looks = looks_of(study, number)
     for pairs in looks.numbers:
-        # Those that are open at this look, and the baseline while any is.
-        variants = [n for n in list(losses)[1:] if n not in decisions or decisions[n].look >= pairs]
+        # Those that are open at this look, all where time is left, and the baseline while any is.
+        variants = [
+            n for n in list(losses)[1:] if fill or n not in decisions or decisions[n].look >= pairs
+        ]
         arms = [next(iter(losses)), *variants] if variants else []
         until = study.seed_numbers[:pairs]
         missing = [
@@ -111,6 +118,27 @@ def standing(
         if missing or wanted:
             return Standing(sweeps, [*wanted, *missing], compared, decisions, looks)
     return Standing(sweeps, wanted, compared, decisions, looks)
+
+
+def shorter_runs(
+    study: StudySpec, compared: Mapping[str, Mapping[int, Sequence[float]]], pairs: int = PAIRS
+) -> list[tuple[str, int, float, float]]:
+    """Return the runs, as (variant, seed, k, share of the steps), that show the first pairs at shorter horizons: each
+    at the rate that was found for the whole, the baseline first."""
+    if study.procedure == "sweep" or not study.horizons:
+        return []
+    baseline, *variants = compared
+    seeds = sorted(compared[baseline])[:pairs]
+    kept = {name: [s for s in seeds if s in compared[name]] for name in variants}
+    kept = {name: both for name, both in kept.items() if both}
+    arms = {baseline: seeds, **kept} if kept else {}
+    return [
+        (name, seed, compared[name][seed][0], share)
+        for seed in seeds
+        for share in study.horizons
+        for name in arms
+        if seed in arms[name]
+    ]
 
 
 def decided(
@@ -147,7 +175,8 @@ def decided(
 
 def looks_of(study: StudySpec, seeds: int) -> Looks:
     """Return after how many pairs a study is looked at."""
-    return Looks(seeds, study.seeds, study.early_stopping, widen=PLACED if study.tune_lr else 1.0)
+    widen = PLACED if study.tune_lr else 1.0
+    return Looks(seeds, study.seeds, study.early_stopping, widen, study.ends)
 
 
 def _finished(

@@ -120,6 +120,52 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Horizon:
+    """The difference at one horizon."""
+
+    tokens: int
+    """That each run was trained on."""
+    mean: float
+    """Variant minus baseline, held-out nats per token, meaned over pairs."""
+    low: float
+    high: float
+    """The 95 % interval of the mean."""
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """How many times what a variant needs the baseline needs for the same loss: above 1, the variant saves."""
+
+    tokens: float
+    low: float
+    high: float
+    """The 95 % interval of `tokens`; what reaches `most`, or 1 / `most`, lies beyond what was measured."""
+    most: float
+    """The whole horizon over the shortest one."""
+    flops: float
+    """FLOPs per token of the baseline over those of the variant."""
+    seconds: float
+    """The same in seconds of the processor that trained."""
+    horizons: Sequence[Horizon] = ()
+
+    @property
+    def compute(self) -> float:
+        """In training FLOPs."""
+        return self.tokens * self.flops
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of `compute`."""
+        return self.low * self.flops, self.high * self.flops
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether `tokens` lies beyond the horizons that were measured."""
+        return not 1 / self.most < self.tokens < self.most
+
+
+@dataclass(frozen=True)
 class Effect:
     """Variant minus baseline over paired seeds, in held-out nats per token: below 0 is better."""
 
@@ -154,6 +200,8 @@ class Effect:
     """Reasons why the outcome is inconclusive at best, such as a learning rate at the end of its grid."""
     sentence: str = ""
     """The outcome in a sentence."""
+    multiplier: Multiplier | None = None
+    """How much compute the difference is worth, where shorter horizons were trained."""
 
     @property
     def bits_per_byte(self) -> float:
@@ -200,6 +248,7 @@ class StudyResults:
     """Limits of the verdict."""
     variants: Sequence[Variant]
     runs: Sequence[RunResult]
+    """Those of the whole horizon."""
     replicates: Sequence[Replicate]
     effects: Sequence[Effect]
     grids: Mapping[str, Sequence[float]]
@@ -218,6 +267,8 @@ class StudyResults:
     """The command that repeats the study."""
     task: TaskFacts | None = None
     """The task that the runs were trained on; None of documents."""
+    shorter_runs: Sequence[RunResult] = ()
+    """Those of a share of the steps."""
     complete: bool = True
     notes: Sequence[str] = ()
     """Notes for the reader: seeds left out, runs failed or diverged, noise of the machine."""

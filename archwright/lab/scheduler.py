@@ -10,8 +10,8 @@ from pathlib import Path
 
 from archwright.lab import run_cache
 from archwright.lab.batching import Cell, Groups, cells_of
-from archwright.lab.plan import Plan, file_of
-from archwright.lab.procedure import Standing, standing
+from archwright.lab.plan import Plan, file_of, horizons
+from archwright.lab.procedure import PAIRS, Standing, shorter_runs, standing
 from archwright.lab.results import Replicate, RunResult
 from archwright.lab.statistics import text_error
 from archwright.lab.sweep import replicate
@@ -20,11 +20,14 @@ from archwright.progress import Silent
 from archwright.runs import RunFolder
 from archwright.training.interrupt import Interrupt
 
-LATE = 1.15
-"""Times the budget, beyond which seeds that have not started are left out."""
+LATE = 1.02
+"""Times the budget, beyond which what has not started is left out."""
 
 LEAST_SEEDS = 3
 """Seeds that are never left out."""
+
+ENDING = 3.0
+"""Seconds from the last run to the prompt: tables and page."""
 
 GLANCE = 0.5
 """Seconds between looks at the runs."""
@@ -48,6 +51,10 @@ class Execution:
     folder: Path
     runs_folder: Path
     results: dict[Cell, RunResult] = field(default_factory=dict)
+    shorter: dict[Cell, RunResult] = field(default_factory=dict)
+    """Runs of a share of the steps."""
+    may_shorten: bool = True
+    """Whether time allows runs of a share of the steps."""
     notes: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     """Those that are run; the last ones are left out where time runs out."""
@@ -58,7 +65,7 @@ class Execution:
     plateau: float = math.inf
     """Loss above which hardly more was learnt than how often each token occurs."""
     spent: float = 0.0
-    """Wall time of this process, and of runs that were there before it."""
+    """Wall time that the user waited for this process, and that of runs which were there before it."""
 
     def __post_init__(self) -> None:
         self.seeds = self.seeds or list(self.plan.study.seed_numbers)
@@ -70,13 +77,13 @@ class Execution:
 
         A run that fails does not keep the others from being made.
         """
-        self._take_finished()
+        self.take_finished()
         before = self.spent
         started = time.monotonic()
         workers.size = self.plan.workers
         while not interrupt:
             self.spent = before + time.monotonic() - started
-            self._take_finished()
+            self.take_finished()
             running = cells_of(workers)
             wanted = [cell for cell in self.wanted() if cell not in running]
             if not wanted and not workers.running:
@@ -99,8 +106,12 @@ class Execution:
         return self._standing(self.may_shift)
 
     def wanted(self) -> list[Cell]:
-        """Return the runs still to be made, the most urgent first."""
-        return [Cell(*run) for run in self.standing().wanted]
+        """Return the runs still to be made, the most urgent first: those that decide, then those of shorter horizons,
+        then, where a budget in time leaves some, more of what narrows intervals."""
+        if wanted := [Cell(*run) for run in self.standing().wanted]:
+            return wanted
+        shorter = self._shorter(PAIRS) if self.may_shorten else []
+        return [cell for cell in shorter if cell not in self.shorter] or self._filling()
 
     def replicates(self) -> list[Replicate]:
         """Return the seeds that are compared, of each variant those that have all their runs."""
@@ -113,6 +124,28 @@ class Execution:
                 edge = one.at_boundary or now.sweeps[name].at_boundary
                 found.append(replace(one, at_boundary=edge) if len(powers) == 1 else one)
         return found
+
+    def _shorter(self, pairs: int) -> list[Cell]:
+        study, compared = self.plan.study, self.standing().compared
+        return [Cell(*run) for run in shorter_runs(study, compared, pairs)]
+
+    def _filling(self) -> list[Cell]:
+        """Return the runs of the next seed that fit into what is left of a budget in time: of variants
+        that were decided early, then of shorter horizons."""
+        budget = self.plan.study.wall_seconds
+        if budget is None:
+            return []
+        filled = self._standing(self.may_shift, fill=True).wanted
+        runs = [Cell(*run) for run in filled]
+        if not runs and self.may_shorten:
+            runs = [c for c in self._shorter(len(self.seeds)) if c not in self.shorter]
+        runs = [cell for cell in runs if cell.seed == runs[0].seed]
+        # Together they take as long as the slowest worker, which has the most of them.
+        each = max((self.run_seconds(c.variant, c.share) for c in runs), default=0.0)
+        rounds = math.ceil(len(runs) / self.plan.workers)
+        fits = self.spent + each * rounds + ENDING <= budget
+        begun = any(self._folder(cell).started for cell in runs)
+        return runs if fits or begun else []
 
     @property
     def by_halves(self) -> bool:
@@ -132,17 +165,23 @@ class Execution:
         words = ["archwright", "train", str(file), f"seed={cell.seed}"]
         lr = self.plan.arms[cell.variant].run.optimizer.learning_rates[0]
         words += [f"optimizer.{lr}={self.plan.lr(cell.variant, cell.k):g}"]
+        if cell.share < 1:
+            run = self.plan.run(*cell)
+            words += [f"machine.num_steps={run.machine.num_steps}"]
+            words += [f"schedule.warmup={run.schedule.warmup}"]
+            words += [f"evaluate.every={run.evaluate.every}"]
         words += ["--out", f"runs/{file.stem}-seed{cell.seed}"]
         for part in self.plan.study.parts:
             words += ["--parts", part.name]
         return shlex.join(words)
 
-    def run_seconds(self, name: str) -> float:
-        """Return the wall time that a run of a variant takes: as measured, else as estimated."""
+    def run_seconds(self, name: str, share: float = 1.0) -> float:
+        """Return the wall time that a run of a variant takes, or one of a share of its steps: as measured, else as
+        estimated."""
         took = [r.seconds for r in self.results.values() if r.variant == name and r.seconds > 0]
-        estimated = self.plan.run_seconds(name)
-        overhead = estimated - self.plan.costs[name].step * self.plan.steps
-        return statistics.fmean(took) + max(0.0, overhead) if len(took) > 2 else estimated
+        estimated = self.plan.run_seconds(name, share)
+        overhead = estimated - self.plan.costs[name].step * self.plan.steps_of(share)
+        return statistics.fmean(took) * share + max(0.0, overhead) if len(took) > 2 else estimated
 
     def outstanding(self) -> dict[str, int]:
         """Return how many runs each variant still has, those included that are not wanted yet, as if none was
@@ -169,22 +208,34 @@ class Execution:
         """Return the wall time that outstanding runs take together, about, those under way as if they had just
         begun."""
         work = sum(self.run_seconds(name) * n for name, n in self.outstanding().items())
-        return work / self.plan.workers
+        return (work + self._shorter_seconds()) / self.plan.workers
 
-    def _standing(self, may_shift: bool) -> Standing:
+    def _shorter_seconds(self) -> float:
+        """Return the processor time of the runs of shorter horizons that are still to be made."""
+        if not self.may_shorten:
+            return 0.0
+        whole = sum(
+            min(PAIRS, len(self.seeds)) * self.run_seconds(name, share)
+            for name in self.plan.arms
+            for share in horizons(self.plan.study)
+        )
+        return max(0.0, whole - sum(self.run_seconds(c.variant, c.share) for c in self.shorter))
+
+    def _standing(self, may_shift: bool, *, fill: bool = False) -> Standing:
         losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in self.plan.arms}
         for cell, result in self.results.items():
-            losses[cell.variant][cell.seed, cell.k] = self._loss(result)
+            losses[cell.variant][cell.seed, cell.k] = self.loss(result)
         return standing(
             self.plan.study,
             losses,
             seeds=len(self.seeds),
             may_shift=may_shift,
+            fill=fill,
             plateau=self.plateau,
             text_error=self._text_error,
         )
 
-    def _loss(self, run: RunResult) -> float:
+    def loss(self, run: RunResult) -> float:
         """Return the loss that counts: on the half of the windows that tunes, or on the one that judges."""
         if not (self.by_halves and run.halves):
             return run.loss
@@ -206,7 +257,7 @@ class Execution:
         """Return where a run is kept, whether it is there yet or not."""
         return self._groups.folder(cell)
 
-    def _take_finished(self) -> None:
+    def take_finished(self) -> None:
         """Read the runs that are wanted and were made before, which may make others wanted."""
         while found := [
             cell
@@ -215,12 +266,15 @@ class Execution:
         ]:
             for cell in found:
                 self._read(cell)
-                self.spent += self.run_seconds(cell.variant) / self.plan.workers
+                self.spent += self.run_seconds(cell.variant, cell.share) / self.plan.workers
 
     def _read(self, cell: Cell) -> None:
         lr = self.plan.lr(cell.variant, cell.k)
         folder = self._folder(cell)
-        self.results[cell] = run_cache.read(folder, cell.variant, cell.seed, lr, self.command(cell))
+        self._keep(cell, run_cache.read(folder, cell.variant, cell.seed, lr, self.command(cell)))
+
+    def _keep(self, cell: Cell, run: RunResult) -> None:
+        (self.results if cell.share == 1.0 else self.shorter)[cell] = run
 
     def _end(self, done: Done, show: Display) -> None:
         assert isinstance(done.name, tuple)
@@ -234,23 +288,42 @@ class Execution:
                 self._read(cell)
             else:
                 lr, key = self.plan.lr(cell.variant, cell.k), self._folder(cell).path.name
-                self.results[cell] = run_cache.failure(
-                    cell.variant, cell.seed, lr, key, why, self.command(cell)
-                )
-            show.ended(self.results[cell])
+                run = run_cache.failure(cell.variant, cell.seed, lr, key, why, self.command(cell))
+                self._keep(cell, run)
+            show.ended((self.results | self.shorter)[cell])
 
     def _late(self, workers: Workers) -> bool:
-        """Leave out the last seed, or the move of a window, where there is no time for it."""
+        """Leave out the last seed, the shorter horizons, or the move of a window, where there is no time for it: seeds
+        down to those of the second look, then horizons, then seeds again."""
         budget = self.plan.study.wall_seconds
-        if budget is None or self.spent + self.remaining() <= LATE * budget:
+        if budget is None:
             return False
+        if (end := self.spent + self.remaining() + ENDING) <= LATE * budget:
+            return self._takes_back(budget - end)
         started = {cell.seed for cell in (*self.results, *cells_of(workers))}
-        if self.seeds[-1] not in started and len(self.seeds) > LEAST_SEEDS:
-            left_out = self.seeds.pop()
-            self.notes.append(f"Seed {left_out} was left out: the runs take longer than estimated.")
+        shortens = self.may_shorten and self._shorter_seconds() > 0
+        least = max(LEAST_SEEDS, 2 * self.plan.study.seeds // 3) if shortens else LEAST_SEEDS
+        if self.seeds[-1] not in started and len(self.seeds) > least:
+            self.seeds.pop()
+            return True
+        if shortens:
+            self.may_shorten = False
             return True
         if self.may_shift and not self._standing(may_shift=False).wanted:
             self.may_shift = False
             self.notes.append("A grid of learning rates was not moved on: there was no time left.")
             return True
         return False
+
+    def _takes_back(self, left: float) -> bool:
+        """Take a seed back that was left out, where the runs turned out to be faster and the last look is still to
+        come."""
+        planned = self.plan.study.seed_numbers
+        sweeps = self.plan.study.procedure == "sweep"
+        if sweeps or len(self.seeds) == len(planned) or not self.standing().wanted:
+            return False
+        pair = sum(map(self.run_seconds, self.plan.arms)) / self.plan.workers
+        if pair > left:
+            return False
+        self.seeds.append(planned[len(self.seeds)])
+        return True

@@ -2,9 +2,13 @@
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
 from archwright import format as fmt
 from archwright.data.task_text import TaskText
+from archwright.lab.advice import advice
+from archwright.lab.horizons import multiplier_of
 from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan
 from archwright.lab.results import (
@@ -32,6 +36,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
     variants, runs = plan.variants(), [execution.results[cell] for cell in cells]
     replicates, now = execution.replicates(), execution.standing()
     sweeps, task = now.sweeps, _task(plan)
+    advised = partial(advice, execution=execution) if complete else lambda effect: ""
     found = effects(
         replicates,
         plan.study,
@@ -41,6 +46,8 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         edges=[name for name, sweep in sweeps.items() if sweep.at_boundary],
         learnt=execution.learnt,
         asks=task is not None,
+        multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
+        advice=advised,
         **now.judged,
     )
     device = device_of(plan, execution)
@@ -53,6 +60,8 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
             parameters=plan.baseline.counts.non_embedding,
             tokens=plan.tokens_per_run,
             device=device,
+            text=_text(plan),
+            advice=advised,
         ),
         scope=SCOPE,
         variants=variants,
@@ -69,6 +78,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         seconds=execution.spent,
         command=command,
         task=task,
+        shorter_runs=[execution.shorter[cell] for cell in sorted(execution.shorter)],
         complete=complete,
         notes=[*execution.notes, *_notes(found, replicates, execution)],
     )
@@ -79,6 +89,12 @@ def _task(plan: Plan) -> TaskFacts | None:
     if not isinstance(text, TaskText):
         return None
     return TaskFacts(text.task.kind, text.sampler.chance, text.sampler.floor)
+
+
+def _text(plan: Plan) -> str:
+    """Name the text, without its folders."""
+    names = [Path(text).name or text for text in plan.baseline.run.data.text]
+    return fmt.listed(names) if len(names) < 3 else f"{len(names)} texts"
 
 
 def announcement(plan: Plan) -> str:
@@ -157,11 +173,20 @@ def _notes(
         )
     if failed := [run for run in runs if run.failed]:
         notes.append(f"{len(failed)} of {len(runs)} runs failed; the first: {failed[0].failed}.")
+    now, study = execution.standing(), execution.plan.study
     for effect in effects:
-        if effect.outcome != "inconclusive" and len(effect.seeds) < len(execution.seeds):
-            notes.append(
-                f"{effect.variant} was decided after {len(effect.seeds)} of {len(execution.seeds)} seeds."
-            )
+        look = now.decisions[effect.variant].look if effect.variant in now.decisions else 0
+        if effect.outcome != "inconclusive" and 0 < look < study.seeds:
+            notes.append(f"{effect.variant} was decided after {look} of {study.seeds} seeds.")
+    undecided = [e.variant for e in effects if e.variant not in now.decisions]
+    if execution.left_out and undecided:
+        number = len(execution.left_out)
+        notes.append(
+            f"{number} of {study.seeds} seeds {'were' if number > 1 else 'was'} left out: "
+            "the budget did not pay for them."
+        )
+    if not execution.may_shorten:
+        notes.append("Shorter horizons were left out: the budget did not pay for them.")
     tuning = execution.plan.study.tuning_seed_numbers
     if not tuning and (edges := sum(r.at_boundary for r in replicates)):
         notes.append(

@@ -1,10 +1,14 @@
 """Output of a study at its end."""
 
+import json
+from dataclasses import asdict
 from math import isfinite
 from statistics import fmean
+from typing import Any
 
 from archwright.format import accuracy, duration, listed, printable
 from archwright.lab.results import Effect, StudyResults
+from archwright.lab.verdict import compute_words
 
 
 def print_results(results: StudyResults, *, quiet: bool = False) -> None:
@@ -19,6 +23,33 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
             f"page  {results.folder}/report.html",
         ]
     print(printable("\n".join(lines)))
+
+
+def as_json(results: StudyResults) -> str:
+    """Return results as JSON: all but the curves, which curves.csv in the study's folder has. What is no finite number
+    is null."""
+    values = asdict(results) | {"study": results.study.model_dump(mode="json")}
+    for run in (*values["runs"], *values["shorter_runs"]):
+        del run["curve"]
+        run["halves"] = run["halves"] and {k: run["halves"][k] for k in ("tuning", "judged")}
+    values["replicates"] = [{**r, "best": r["best"]["key"]} for r in values["replicates"]]
+    for effect, found in zip(values["effects"], results.effects, strict=True):
+        if found.multiplier:
+            low, high = found.multiplier.interval
+            effect["multiplier"] |= {
+                "compute": found.multiplier.compute,
+                "compute_low": low,
+                "compute_high": high,
+            }
+    return json.dumps(_finite(values), indent=2, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _answers(results: StudyResults) -> list[str]:
@@ -36,9 +67,12 @@ def _line(effect: Effect) -> str:
     if effect.outcome == "identical":
         return effect.sentence
     why = f" because {listed([*effect.caveats])}" if effect.caveats else ""
+    if effect.outcome == "inconclusive":
+        return f"{effect.variant}: undecided{why}"
+    compute = f"{compute_words(effect.multiplier)}, " if effect.multiplier else ""
     bits = effect.bits_per_byte
     return (
-        f"{effect.variant}: {effect.outcome}{why}, {effect.mean:+.4f} nats per token "
+        f"{effect.variant}: {effect.outcome}{why}, {compute}{effect.mean:+.4f} nats per token "
         f"({low:+.4f} to {high:+.4f}){f', {bits:+.4f} bits per byte' if isfinite(bits) else ''}; "
         f"noise {effect.noise:.4f}, margin {effect.margin:.4f}, p {effect.holm_p_value:.2g}"
     )

@@ -1,13 +1,21 @@
 """A study's verdict, in numbers and in a sentence: each variant against the baseline, over paired seeds."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
 from archwright.format import count, listed, signed
 from archwright.lab.looks import ALPHA, Decision, Looks
-from archwright.lab.results import Effect, Interval, Outcome, Replicate, RunResult, Variant
+from archwright.lab.results import (
+    Effect,
+    Interval,
+    Multiplier,
+    Outcome,
+    Replicate,
+    RunResult,
+    Variant,
+)
 from archwright.lab.statistics import (
     equivalence_interval,
     holm,
@@ -37,6 +45,8 @@ def effects(
     asks: bool = False,
     decisions: Mapping[str, Decision] | None = None,
     looks: Looks | None = None,
+    multiplier: Callable[[Effect], Multiplier | None] = lambda effect: None,
+    advice: Callable[[Effect], str] = lambda effect: "",
 ) -> list[Effect]:
     """Return each variant minus the baseline over the seeds that both have, in the study's order.
 
@@ -54,6 +64,10 @@ def effects(
 
     Where pairs were looked at several times, superiority and equivalence are the `decisions` that were made
     then, intervals hold at all `looks` together, and the noise floor stops nothing.
+
+    Args:
+        multiplier: returns how much compute a difference is worth. advice: returns what to do about a variant that is
+        undecided.
     """
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
     names.pop(baseline, None)
@@ -83,19 +97,31 @@ def effects(
         same = _are_one(by_seed[effect.variant], by_seed[baseline])
         outcome = "identical" if same else _outcome(effect, effect.variant in superior, looks)
         effect = replace(effect, outcome=outcome)
-        found.append(replace(effect, sentence=_claim(effect, baseline) + _remark(effect) + "."))
+        known = outcome not in ("inconclusive", "identical")
+        effect = replace(effect, multiplier=multiplier(effect) if known else None)
+        sentence = _claim(effect, baseline) + _remark(effect, advice)
+        found.append(replace(effect, sentence=sentence + "."))
     return found
 
 
 def verdict(
-    effects: Sequence[Effect], baseline: str, *, parameters: float, tokens: float, device: str
+    effects: Sequence[Effect],
+    baseline: str,
+    *,
+    parameters: float,
+    tokens: float,
+    device: str,
+    text: str = "",
+    advice: Callable[[Effect], str] = lambda effect: "",
 ) -> str:
-    """Return the study in a sentence: its outcomes, parameters, tokens of each run, and device."""
-    scale = f", at {count(parameters)} parameters and {count(tokens)} tokens on {device}"
+    """Return the study in a sentence: its outcomes, parameters, tokens of each run, text and device, and what to do
+    where a single variant is undecided."""
+    of_text = f" of {text}" if text else ""
+    scale = f", at {count(parameters)} parameters and {count(tokens)} tokens{of_text} on {device}"
     if not effects:
         return f"{baseline} was compared with nothing{scale}."
     if len(effects) == 1:
-        return _claim(effects[0], baseline) + scale + _remark(effects[0]) + "."
+        return _claim(effects[0], baseline) + scale + _remark(effects[0], advice) + "."
     groups = []
     brief = len(effects) > FEW
     for outcome, words in GROUPS.items():
@@ -250,14 +276,12 @@ def _claim(effect: Effect, baseline: str) -> str:
         return words
     if effect.caveats:
         words += f" because {listed([*effect.caveats])}"
-    # A number of a run that did not learn, or that stopped too early to be judged, is none.
-    silent = math.isnan(effect.mean) or any(
-        words in caveat for caveat in effect.caveats for words in (UNLEARNT, GUESSED)
-    )
-    return words if silent else f"{words}: {_numbers(effect)}"
+    # What is undecided has no number to be remembered by.
+    silent = math.isnan(effect.mean) or effect.outcome == "inconclusive"
+    return words if silent else f"{words}: {_numbers(effect, baseline)}"
 
 
-def _remark(effect: Effect) -> str:
+def _remark(effect: Effect, advice: Callable[[Effect], str]) -> str:
     """Return what the outcome needs said about it, if anything."""
     digits = _digits(effect)
     margin = f"the margin of {100 * effect.margin / effect.baseline_loss:.2g} % fixed beforehand"
@@ -269,14 +293,14 @@ def _remark(effect: Effect) -> str:
         moves = "the pairs agree, but another set of seeds alone moves the mean as much"
         return f"; {moves} ({effect.noise:.{digits}f})"
     open_still = effect.outcome == "inconclusive" and not effect.caveats
+    why = ""
     if open_still and excludes(effect.interval, 0.0):
-        return "; the interval leaves out 0, but not with Holm's correction for several variants"
-    if open_still and (seeds := _seeds_needed(effect)):
-        return f"; about {seeds} seeds would tell: --seeds {seeds}"
-    return ""
+        why = "; the interval leaves out 0, but not with Holm's correction for several variants"
+    then = advice(effect) if effect.outcome == "inconclusive" else ""
+    return why + (f"; {then}" if then else "")
 
 
-def _seeds_needed(effect: Effect) -> int:
+def seeds_needed(effect: Effect) -> int:
     """Return with how many seeds the interval would leave out 0, or lie within the margin, if means and
     deviations stayed; 0 where nobody knows."""
     half = (effect.interval.high - effect.interval.low) / 2
@@ -288,15 +312,36 @@ def _seeds_needed(effect: Effect) -> int:
     return math.ceil(len(effect.seeds) * max(1.0, min(shares)) ** 2) + 1
 
 
-def _numbers(effect: Effect) -> str:
+def _numbers(effect: Effect, baseline: str) -> str:
     digits, direction = _digits(effect), "less" if effect.mean < 0 else "more"
     parts = [f"{abs(effect.mean):.{digits}f} nats per token {direction}"]
     if len(effect.seeds) > 1:
         parts[0] += f" (95 % interval {_range(effect)}, {len(effect.seeds)} seeds)"
+    if effect.multiplier:
+        parts.insert(0, f"for the same loss {baseline} needs {compute_words(effect.multiplier)}")
     if math.isfinite(effect.bits_per_byte):
         parts.append(f"{abs(effect.bits_per_byte):.{digits}f} bits per byte")
     parts.append(f"{100 * abs(effect.share):.2g} % of the loss")
     return ", ".join(parts)
+
+
+def compute_words(found: Multiplier) -> str:
+    """Return a multiplier as `1.8 times the compute (95 % interval 1.5 to 2.2)`."""
+    low, high = found.interval
+    ends = " to ".join(
+        _times(tokens, value, found) for tokens, value in ((found.low, low), (found.high, high))
+    )
+    interval = "" if found.is_bound else f" (95 % interval {ends})"
+    return f"{_times(found.tokens, found.compute, found)} times the compute{interval}"
+
+
+def _times(tokens: float, value: float, found: Multiplier) -> str:
+    """Return a factor in words; what lies beyond the horizons that were trained is a bound."""
+    if tokens >= found.most * (1 - 1e-9):
+        return f"more than {found.most * found.flops:.2g}"
+    if tokens <= (1 + 1e-9) / found.most:
+        return f"less than {found.flops / found.most:.2g}"
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
 def _range(effect: Effect) -> str:
@@ -316,7 +361,8 @@ def _member(effect: Effect, brief: bool) -> str:
         return f"{effect.variant} ({signed(effect.mean, _digits(effect))})"
     amount = f"{abs(effect.mean):.{_digits(effect)}f} nats per token"
     direction = "less" if effect.mean < 0 else "more"
-    return f"{effect.variant} ({amount} {direction}, {_range(effect)})"
+    compute = f"{compute_words(effect.multiplier)}; " if effect.multiplier else ""
+    return f"{effect.variant} ({compute}{amount} {direction}, {_range(effect)})"
 
 
 def _digits(effect: Effect) -> int:

@@ -60,6 +60,22 @@ def _as_numbers(value: object) -> Any:
     return (value,) if type(value) is int else value
 
 
+Share = Annotated[float, Field(ge=0.05, lt=1)]
+
+
+def _as_shares(value: object) -> Any:
+    """Read `0.25,0.5` or `none` as the command line has it; the shortest comes first."""
+    if isinstance(value, str):
+        words = [] if value == "none" else value.strip("[]() ").split(",")
+        try:
+            value = [float(word) for word in words if word.strip()]
+        except ValueError:
+            raise ValueError("expected shares of the steps, such as 0.25,0.5, or none") from None
+    if isinstance(value, (list, tuple)) and all(isinstance(share, float) for share in value):
+        return tuple(sorted({*value}))
+    return value
+
+
 class StudySpec(Spec):
     """A comparison of variants with a baseline. A variant is a list of words: the name of a model or recipe,
     where it is another than the baseline's, and dotted keys that it changes."""
@@ -89,10 +105,16 @@ class StudySpec(Spec):
     that was found; or by each seed that is compared for itself, at three times the cost of a seed."""
     seeds: int = Field(9, ge=2, le=1000)
     """How many pairs of runs are compared, each from other initial values and in another order of data."""
+    ends: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    """After how many pairs the study ended, and after how many it does with those that --add-seeds added. An end spends
+    half of what is left of the error, so that all together err no more often than one."""
     tuning_seeds: int = Field(2, ge=1, le=1000)
     """Seeds that tune the learning rates and are not compared, where procedure is "confirm"."""
     early_stopping: bool = True
     """Look at the study after four and six ninths of its seeds, too, and train no further what is decided by then."""
+    horizons: Annotated[tuple[Share, ...], BeforeValidator(_as_shares)] = (0.25, 0.5)
+    """Shares of the steps for which the first four pairs are trained again, at the rate that was found: they show how
+    a difference changes with tokens, and how much compute it is worth. "none": train none."""
     first_seed: int = Field(0, ge=0, le=2**62)
     """The first of the seeds, which follow one another."""
     tune_lr: bool = True
@@ -125,12 +147,13 @@ class StudySpec(Spec):
     def seed_numbers(self) -> range:
         """The seeds that are compared."""
         first = self.tuning_seed_numbers.stop
-        return range(first, first + self.seeds)
+        return range(first, first + (self.ends[-1] if self.ends else self.seeds))
 
     @property
     def wall_seconds(self) -> float | None:
-        """The budget as wall time for all runs, or None where it is steps or tokens for each."""
-        return self.budget.seconds
+        """The budget as wall time for all runs, or None where it is steps or tokens for each, or is spent, as
+        pairs were added."""
+        return None if self.ends else self.budget.seconds
 
     def override(self, *assignments: str) -> "StudySpec":
         """Return this study with dotted values replaced.
@@ -148,6 +171,7 @@ OPTIONS = (
     "first_seed",
     "procedure",
     "early_stopping",
+    "horizons",
     "tune_lr",
     "lr_grid_size",
     "lr_ratio",

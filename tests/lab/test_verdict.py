@@ -119,7 +119,7 @@ def test_ten_seeds_are_bootstrapped():
         (
             (0.1, -0.1, 0.02, -0.05, 0.03),
             "inconclusive",
-            "Whether new is better than old is undecided: ",
+            "Whether new is better than old is undecided.",
         ),
         ((0.0, 0.0, 0.0, 0.0, 0.0), "equivalent", "new and old are equivalent"),
     ],
@@ -214,8 +214,8 @@ def test_reservations_conclude_nothing_and_say_why(more, reason):
     assert reason in effect.caveats
     assert effect.sentence.startswith("Whether new is better than old is undecided because ")
     assert reason in effect.sentence
-    # A loss of what did not learn is no number to be read.
-    assert ("0.212 nats per token less" in effect.sentence) == ("learnt" not in more)
+    # What is undecided has no number to be read.
+    assert "nats per token less" not in effect.sentence
 
 
 def test_few_failures_cost_their_seeds_alone():
@@ -267,7 +267,7 @@ def test_the_verdict_of_one_variant():
     small = found((-0.001, -0.0011, -0.001, -0.0009, -0.001))
     assert verdict([small], "old", **scale).endswith("moves the mean as much (0.010000).")
     undecided = found((0.1, -0.1, 0.02, -0.05, 0.03))
-    assert "(95 % interval 0.096 less to 0.096 more, 5 seeds)" in undecided.sentence
+    assert undecided.sentence == "Whether new is better than old is undecided."
     assert "No claim is made about other scales" in SCOPE
 
 
