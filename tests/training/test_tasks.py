@@ -111,9 +111,9 @@ class TestWhole:
         path = str(folder.path)
         assert main(["eval", path]) == 0
         found = evaluate_task(open_run(path))
-        assert (
-            f"accuracy         {found.accuracy:.4f}   of 16,384 answers" in capsys.readouterr().out
-        )
+        assert found.accuracy
+        share = f"{100 * found.accuracy:.1f} %"
+        assert f"accuracy         {share}   of 16,384 answers" in capsys.readouterr().out
         assert main(["generate", path, "--prompt", "k1 v3 k1", "--max-tokens", "1"]) == 0
         assert capsys.readouterr().out.split()[:3] == ["k1", "v3", "k1"]
         assert main(["eval", path, "--text", "notes.txt"]) == 2
