@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 
-from archwright.lab.multiplier import drops, horizon, multiplier_in_tokens
+from archwright.lab.multiplier import drops, horizon, multiplier_in_tokens, rise_before
 from archwright.lab.plan import horizons
 from archwright.lab.results import Effect, Horizon, Multiplier, Replicate
 from archwright.lab.scheduler import Execution
@@ -44,6 +44,9 @@ def multiplier_of(
         most=1 / shares[0],
         flops=base.counts.flops_per_token / arm.counts.flops_per_token,
         seconds=pace[effect.variant] / pace[plan.baseline.name],
+        # In the time of the variant the baseline reads fewer tokens where it is slower.
+        at_equal_seconds=effect.mean
+        - rise_before(pace[plan.baseline.name] / pace[effect.variant], shares, baseline),
         horizons=[
             *(
                 horizon(plan.steps_of(share) * base.run.tokens_per_step, differences[:, i].tolist())

@@ -73,6 +73,19 @@ def multiplier_in_tokens(
     return float(value[0]), float(low), float(high)
 
 
+def rise_before(share: float, shares: Sequence[float], falls: Drops) -> float:
+    """Return how much higher the loss was after a share of the whole horizon, by the curve of the last stretch; NaN
+    beyond that, and as far on the other side of the end."""
+    steps = np.diff(np.log([*shares, 1.0]))[::-1]
+    before, backwards = -math.log(share), falls.mean[::-1]
+    if not abs(before) <= steps[0]:
+        return math.nan
+    rate = float(_steepening(backwards[:, None], steps)[0, 0])
+    if abs(rate) < 1e-9:
+        return float(backwards[0]) * before / float(steps[0])
+    return float(backwards[0]) * math.expm1(rate * before) / math.expm1(rate * float(steps[0]))
+
+
 def _read(differences: Floats, steps: Floats, baseline: Floats, variant: Floats) -> Floats:
     """Return the factors of many draws.
 

@@ -51,6 +51,8 @@ class RunResult:
     diverged: bool = False
     failed: str = ""
     """Why it came to no end; then its numbers are NaN."""
+    tokens: int = 0
+    """Trained on; 0 where it failed."""
     seconds: float = float("nan")
     """Wall time of training."""
     cpu_seconds: float = float("nan")
@@ -146,8 +148,11 @@ class Multiplier:
     flops: float
     """FLOPs per token of the baseline over those of the variant."""
     seconds: float
-    """The same in seconds of the processor that trained."""
+    """Seconds of the processor per token of the baseline over those of the variant."""
+    at_equal_seconds: float = float("nan")
+    """The difference, variant minus baseline, if the baseline were trained for as many seconds as the variant was."""
     horizons: Sequence[Horizon] = ()
+    """The shortest first."""
 
     @property
     def compute(self) -> float:
@@ -265,10 +270,10 @@ class StudyResults:
     """Wall time that runs took."""
     command: str
     """The command that repeats the study."""
-    task: TaskFacts | None = None
-    """The task that the runs were trained on; None of documents."""
     shorter_runs: Sequence[RunResult] = ()
     """Those of a share of the steps."""
+    task: TaskFacts | None = None
+    """The task that the runs were trained on; None of documents."""
     complete: bool = True
     notes: Sequence[str] = ()
     """Notes for the reader: seeds left out, runs failed or diverged, noise of the machine."""

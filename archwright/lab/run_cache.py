@@ -136,6 +136,7 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
         bits_per_byte=min(end, initial) * bits_per_nat,
         initial_loss=initial,
         diverged=not end < initial,
+        tokens=int(last.get("tokens", 0)),
         seconds=float(last.get("seconds", math.nan)),
         cpu_seconds=cpu,
         tokens_per_second=float(last.get("tokens", math.nan)) / busy,

@@ -45,9 +45,9 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         runs=runs,
         edges=[name for name, sweep in sweeps.items() if sweep.at_boundary],
         learnt=execution.learnt,
-        asks=task is not None,
         multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
         advice=advised,
+        asks=task is not None,
         **now.judged,
     )
     device = device_of(plan, execution)
@@ -77,11 +77,19 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         predicted_seconds=plan.seconds,
         seconds=execution.spent,
         command=command,
-        task=task,
         shorter_runs=[execution.shorter[cell] for cell in sorted(execution.shorter)],
+        task=task,
         complete=complete,
         notes=[*execution.notes, *_notes(found, replicates, execution)],
     )
+
+
+def _text(plan: Plan) -> str:
+    """Name the task, or the text without its folders."""
+    if task := _task(plan):
+        return task.name
+    names = [Path(text).name or text for text in plan.baseline.run.data.text]
+    return fmt.listed(names) if len(names) < 3 else f"{len(names)} texts"
 
 
 def _task(plan: Plan) -> TaskFacts | None:
@@ -89,12 +97,6 @@ def _task(plan: Plan) -> TaskFacts | None:
     if not isinstance(text, TaskText):
         return None
     return TaskFacts(text.task.kind, text.sampler.chance, text.sampler.floor)
-
-
-def _text(plan: Plan) -> str:
-    """Name the text, without its folders."""
-    names = [Path(text).name or text for text in plan.baseline.run.data.text]
-    return fmt.listed(names) if len(names) < 3 else f"{len(names)} texts"
 
 
 def announcement(plan: Plan) -> str:

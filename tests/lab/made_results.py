@@ -3,13 +3,15 @@ own conclusion, which `test_sweep` and `test_verdict` hold against scipy."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from archwright.lab.results import (
     ControlledVariable,
+    Horizon,
+    Multiplier,
     Point,
     RunResult,
     StudyResults,
@@ -65,6 +67,24 @@ class Made:
 def two_variants(**settings: Any) -> StudyResults:
     """A study of two variants, five seeds and three rates."""
     return results_of(Made(**settings))
+
+
+def several_horizons() -> StudyResults:
+    """Three variants whose differences were measured at shorter horizons: one saves compute, one wastes more of it than
+    was measured."""
+    whole = results_of(Made({"modern": 0.0, "gelu": 0.06, "alibi": -0.05}))
+    multipliers = {
+        "gelu": Multiplier(0.25, 0.25, 0.31, 4.0, 1.02, 1.1, 0.055, _horizons(0.09, 0.07, 0.06)),
+        "alibi": Multiplier(1.42, 1.2, 1.7, 4.0, 0.98, 0.9, -0.03, _horizons(-0.09, -0.06, -0.05)),
+    }
+    effects = [replace(e, multiplier=multipliers[e.variant]) for e in whole.effects]
+    return _changed(whole, effects=effects)
+
+
+def _horizons(*means: float) -> list[Horizon]:
+    return [
+        Horizon(100_000 * 2**i, mean, mean - 0.02, mean + 0.02, 4) for i, mean in enumerate(means)
+    ]
 
 
 def twelve_variants() -> StudyResults:

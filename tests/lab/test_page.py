@@ -26,6 +26,7 @@ from tests.lab import made_results as made
 NASTY = "</script><script>alert(1)</script> <b>$ink</b> %{x} {{ 7 * 7 }} \"'&"
 EVERY: list[Callable[[], StudyResults]] = [
     made.two_variants,
+    made.several_horizons,
     made.twelve_variants,
     made.twelve_seeds,
     made.fixed_rates,
@@ -75,6 +76,22 @@ def test_the_page_has_its_order() -> None:
         "Reproduce",
     ]
     assert "Longer texts" not in titles(study_page(made.two_variants()))
+    assert titles(study_page(made.several_horizons()))[:2] == ["Effects", "Compute"]
+
+
+def test_compute_stands_beside_nats_at_equal_tokens_and_seconds() -> None:
+    page = study_page(made.several_horizons())
+    found = [row.cells for row in table(page, "Compute").rows]
+    signed = [e.mean for e in made.several_horizons().effects]
+    assert found[0][:5] == ("gelu", "less than 0.26", "", "0.25", "0.28")
+    assert found[1][:5] == ("alibi", "1.39", "1.18 to 1.67", "1.42", "1.28")
+    assert [float(row[5].replace("\N{MINUS SIGN}", "-")) for row in found] == pytest.approx(
+        signed, abs=1e-4
+    )
+    assert [row[6] for row in found] == ["+0.0550", "\N{MINUS SIGN}0.0300"]
+    points = chart(page, "horizons").saved
+    assert points["tokens"] == [100_000, 200_000, 400_000] * 2
+    assert points["mean"] == [0.09, 0.07, 0.06, -0.09, -0.06, -0.05]
 
 
 @pytest.mark.parametrize("results", EVERY)

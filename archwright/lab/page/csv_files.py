@@ -21,11 +21,13 @@ def write_tables(results: StudyResults, folder: str | Path) -> list[Path]:
 
 
 def tables(results: StudyResults) -> dict[str, str]:
-    """Return the contents of each CSV file. Numbers read back as they were; what is unknown is `nan`."""
+    """Return the contents of each CSV file, runs of a share of the steps after the others. Numbers read back as they
+    were; what is unknown is `nan`."""
+    every = [*results.runs, *results.shorter_runs]
     lengths = sorted({length for run in results.runs for length in run.lengths})
     return {
-        "runs.csv": _text(RUN, [_run(run, results, lengths) for run in results.runs]),
-        "curves.csv": _text(POINT, [line for run in results.runs for line in _points(run)]),
+        "runs.csv": _text(RUN, [_run(run, results, lengths) for run in every]),
+        "curves.csv": _text(POINT, [line for run in every for line in _points(run)]),
         "replicates.csv": _text(
             REPLICATE, [{**_of(r, REPLICATE), "best_key": r.best.key} for r in results.replicates]
         ),
@@ -43,6 +45,7 @@ RUN = [
     "loss",
     "bits_per_byte",
     "initial_loss",
+    "tokens",
     "seconds",
     "cpu_seconds",
     "tokens_per_second",
@@ -70,6 +73,12 @@ EFFECT = [
     "holm_p_value",
     "bits_per_byte",
     "nats_per_bit_per_byte",
+    "text_error",
+    "compute",
+    "compute_low",
+    "compute_high",
+    "seconds",
+    "at_equal_seconds",
     "seeds",
     "differences",
     "caveats",
@@ -96,12 +105,18 @@ def _points(run: RunResult) -> list[Line]:
 
 def _effect(effect: Effect, results: StudyResults) -> Line:
     t, both, equal = effect.t_interval, effect.interval, effect.equivalence
+    nan, found = float("nan"), effect.multiplier
+    low, high = found.interval if found else (nan, nan)
     return {
         **_of(effect, EFFECT),
         "baseline": results.variants[0].name,
         **{"low": both.low, "high": both.high, "method": both.method},
         **{"t_low": t.low, "t_high": t.high},
         **{"equivalence_low": equal.low, "equivalence_high": equal.high},
+        "compute": found.compute if found else nan,
+        **{"compute_low": low, "compute_high": high},
+        "seconds": found.tokens * found.seconds if found else nan,
+        "at_equal_seconds": found.at_equal_seconds if found else nan,
         "seeds": " ".join(map(str, effect.seeds)),
         "differences": " ".join(map(repr, map(float, effect.differences))),
         "caveats": "; ".join(effect.caveats),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from archwright.files import atomic_write
-from archwright.lab.page import answers, curves, effects, learning_rates, sections
+from archwright.lab.page import answers, curves, effects, horizons, learning_rates, sections
 from archwright.lab.page.styles import series_of
 from archwright.lab.plan import runs_each
 from archwright.lab.results import StudyResults
@@ -23,6 +23,7 @@ def study_page(results: StudyResults) -> Page:
     made = (
         effects.effects_section(results, series),
         answers.answers_section(results),
+        horizons.horizons_section(results, series),
         curves.curves_section(results, series),
         learning_rates.learning_rates_section(results, series),
         curves.lengths_section(results, series),

@@ -1,0 +1,125 @@
+"""How much compute a difference is worth, and how it changes with the tokens that are trained on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from archwright import format as fmt
+from archwright.lab.page.styles import short_names, shortened, trace
+from archwright.lab.results import Effect, Multiplier, StudyResults
+from archwright.lab.verdict import compute_words
+from archwright.reporting.document import Chart, Key, Row, Section, Series, Table
+
+
+def horizons_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
+    """Say how much compute each difference is worth, and draw it at every horizon."""
+    known = [(effect, effect.multiplier) for effect in results.effects if effect.multiplier]
+    if not known:
+        return None
+    shown = [series[effect.variant] for effect, _ in known]
+    return Section("Compute", [_table(results, known), Key(shown), _chart(results, series, known)])
+
+
+def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) -> Table:
+    baseline = results.variants[0].name
+    note = (
+        f"How many times as much {baseline} needs for the loss that a variant has, read between the ends of "
+        "runs of several lengths. Above 1, the variant saves. Seconds are of the processor that trained. Beside: the "
+        "difference where both are trained on equal tokens, and where both are trained for equal seconds."
+    )
+    head = (
+        "Variant",
+        "Training FLOPs",
+        "95 %",
+        "Tokens",
+        "Seconds",
+        "Nats at equal tokens",
+        "Nats at equal seconds",
+    )
+    rows = [
+        Row(
+            (
+                effect.variant,
+                *_compute(found),
+                f"{found.tokens:.2f}",
+                f"{found.tokens * found.seconds:.2f}",
+                fmt.signed(effect.mean),
+                fmt.signed(found.at_equal_seconds),
+            ),
+            "beyond the horizons that were trained" if found.is_bound else "",
+        )
+        for effect, found in known
+    ]
+    return Table(note, head, rows)
+
+
+def _compute(found: Multiplier) -> tuple[str, str]:
+    value, _, interval = compute_words(found).partition(" times the compute")
+    return value, interval.removeprefix(" (95 % interval ").removesuffix(")")
+
+
+def _chart(
+    results: StudyResults, series: dict[str, Series], known: Sequence[tuple[Effect, Multiplier]]
+) -> Chart:
+    short = short_names([effect.variant for effect, _ in known])
+    traces = []
+    for effect, found in known:
+        at = found.horizons
+        traces.append(
+            trace(
+                series[effect.variant],
+                short[effect.variant],
+                x=[h.tokens for h in at],
+                y=[h.mean for h in at],
+                error_y={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [h.high - h.mean for h in at],
+                    "arrayminus": [h.mean - h.low for h in at],
+                    "thickness": 1.5,
+                    "width": 4,
+                    "color": f"${series[effect.variant].color}",
+                },
+                customdata=[
+                    f"{fmt.signed(h.low)} to {fmt.signed(h.high)}, {h.pairs} pairs" for h in at
+                ],
+                hovertemplate="%{y:+.4f} (%{customdata})",
+            )
+        )
+    zero = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0}
+    ticks = sorted({h.tokens for _, found in known for h in found.horizons})
+    return Chart(
+        name="horizons",
+        title=f"Difference to {shortened(results.variants[0].name)} by the length of the run",
+        summary=" ".join(_summary(effect, found) for effect, found in known),
+        traces=traces,
+        layout={
+            "hovermode": "x unified",
+            "shapes": [{**zero, "line": {"width": 1, "color": "$ink"}}],
+            "xaxis": {
+                "type": "log",
+                "title": {"text": "tokens of a run"},
+                "tickvals": ticks,
+                "ticktext": [fmt.count(tokens) for tokens in ticks],
+            },
+        },
+        unit="held-out nats per token at the end of runs, below 0 is better",
+        note="Each point is of runs that ended there, their learning rate decayed: pairs at the rate that was found "
+        "for the whole length. Lines: 95 % intervals. A difference that still moves at the end may come out otherwise "
+        "after longer training.",
+        full_width=True,
+        saved=_columns(known),
+    )
+
+
+def _summary(effect: Effect, found: Multiplier) -> str:
+    points = (f"{fmt.signed(h.mean)} at {fmt.count(h.tokens)} tokens" for h in found.horizons)
+    return f"{effect.variant}: {', '.join(points)}."
+
+
+def _columns(known: Sequence[tuple[Effect, Multiplier]]) -> dict[str, list[Any]]:
+    lines = [
+        {"variant": effect.variant, **vars(horizon)}
+        for effect, found in known
+        for horizon in found.horizons
+    ]
+    return {name: [line[name] for line in lines] for name in lines[0]}
