@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 
+from archwright import format as fmt
 from archwright.cli.parser import Parser, check_parts
 from archwright.spec.errors import UserError
 
@@ -49,7 +50,9 @@ def run(words: Sequence[str]) -> int:
         print(json.dumps(result.record()))
         return 0
     if result.accuracy is not None:
-        print(f"accuracy         {result.accuracy:.4f}   of {result.num_answers:,} answers")
+        print(
+            f"accuracy         {fmt.accuracy(result.accuracy)}   of {result.num_answers:,} answers"
+        )
         print(f"nats per answer  {result.nats_per_token:.4f}")
         return 0
     print(f"nats per token   {result.nats_per_token:.4f}")

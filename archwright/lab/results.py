@@ -6,6 +6,9 @@ from typing import Literal
 
 from archwright.spec.study_spec import StudySpec
 
+MOST_SHARE = 10.0
+"""Times a loss beyond which a difference is not said as a share of it."""
+
 Outcome = Literal["better", "worse", "equivalent", "below the noise", "inconclusive", "identical"]
 
 
@@ -215,8 +218,10 @@ class Effect:
 
     @property
     def share(self) -> float:
-        """The mean difference as a share of the baseline's loss."""
-        return self.mean / self.baseline_loss
+        """The mean difference as a share of the baseline's loss; NaN where that is next to nothing, as of one that
+        has solved a task."""
+        share = self.mean / self.baseline_loss
+        return share if abs(share) < MOST_SHARE else float("nan")
 
 
 @dataclass(frozen=True)

@@ -321,7 +321,8 @@ def _numbers(effect: Effect, baseline: str) -> str:
         parts.insert(0, f"for the same loss {baseline} needs {compute_words(effect.multiplier)}")
     if math.isfinite(effect.bits_per_byte):
         parts.append(f"{abs(effect.bits_per_byte):.{digits}f} bits per byte")
-    parts.append(f"{100 * abs(effect.share):.2g} % of the loss")
+    if math.isfinite(effect.share):
+        parts.append(f"{100 * abs(effect.share):.2g} % of the loss")
     return ", ".join(parts)
 
 

@@ -65,6 +65,11 @@ class Spec(BaseModel):
             raise UserError(*lines)
         return self
 
+    @classmethod
+    def implied(cls, over: dict[str, Any]) -> dict[str, Any]:
+        """Return values that are laid over others, with those that follow from them."""
+        return over
+
     def identity(self) -> dict[str, Any]:
         """Return the fields that the hash is made of."""
         names = (name for name in type(self).model_fields if name not in self.not_identity)

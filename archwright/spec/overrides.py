@@ -29,7 +29,7 @@ def override(spec: S, assignments: Iterable[str]) -> S:
     for keys, value in given.items():
         over = merge(over, _nest(keys, value))
     try:
-        changed = validated(type(spec), merge(dump(spec), over))
+        changed = validated(type(spec), merge(dump(spec), type(spec).implied(over)))
     except UserError as error:
         lines += error.lines
     if lines:

@@ -81,6 +81,19 @@ class DataSpec(Spec):
     task: Task = Documents()
     """The synthetic task that `text` names, with its options."""
 
+    @classmethod
+    def implied(cls, over: dict[str, Any]) -> dict[str, Any]:
+        """Let another text end a task, or begin one, and another task be the text."""
+        task = over.get("task", {})
+        if not isinstance(task, dict):
+            return over
+        if "text" in over and "kind" not in task:
+            return over | {"task": task | {"kind": _task_named(over["text"])}}
+        if "text" not in over and isinstance(task.get("kind"), str):
+            kind = task["kind"]
+            return over | {"text": (STDLIB if kind == "none" else kind,)}
+        return over
+
     @model_validator(mode="before")
     @classmethod
     def _text_and_task_are_one(cls, values: object) -> Any:
@@ -92,12 +105,20 @@ class DataSpec(Spec):
         kind = given.get("kind", "none")
         if not isinstance(text, (tuple, list)) or not isinstance(kind, str):
             return values
-        named = text[0] if len(text) == 1 and text[0] in Task.choices() else "none"
+        named = _task_named(text)
         if kind == "none" and named != "none":
             return values | {"task": given | {"kind": named}}
         if kind in Task.choices() and kind != "none" and tuple(text) == (STDLIB,):
             return values | {"text": (kind,)}
         return values
+
+
+def _task_named(text: object) -> str:
+    """Return the kind of the task that a text is, or "none"."""
+    names = _as_list(text)
+    if isinstance(names, (tuple, list)) and len(names) == 1 and names[0] in Task.choices():
+        return str(names[0])
+    return "none"
 
 
 class Optimizer(Choice):
@@ -337,6 +358,12 @@ class RunSpec(Spec):
     """Write the metrics for TensorBoard, too."""
     machine: MachineSpec = MachineSpec()
     parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
+
+    @classmethod
+    def implied(cls, over: dict[str, Any]) -> dict[str, Any]:
+        """Return values that are laid over others, with those that follow from them."""
+        data = over.get("data")
+        return over | {"data": DataSpec.implied(data)} if isinstance(data, dict) else over
 
     @property
     def tokens_per_step(self) -> int:

@@ -66,6 +66,8 @@ def test_to_solve_a_task_that_another_does_not_is_a_result(made: StudyResults) -
 
     assert outcome(2.0, guessing=3.0).outcome == "worse"
     assert outcome(2.0, guessing=3.0, asks=False).outcome == "inconclusive"
+    assert "% of the loss" in outcome(2.0, guessing=3.0).sentence
+    assert "% of the loss" not in outcome(30.0, guessing=3.0).sentence
     neither = outcome(2.0, guessing=1.0)
     assert neither.outcome == "inconclusive"
     assert "modern has no more answers right than guessing (1.00 nats)" in neither.sentence

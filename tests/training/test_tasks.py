@@ -111,9 +111,9 @@ class TestWhole:
         path = str(folder.path)
         assert main(["eval", path]) == 0
         found = evaluate_task(open_run(path))
-        assert (
-            f"accuracy         {found.accuracy:.4f}   of 16,384 answers" in capsys.readouterr().out
-        )
+        assert found.accuracy
+        share = f"{100 * found.accuracy:.1f} %"
+        assert f"accuracy         {share}   of 16,384 answers" in capsys.readouterr().out
         assert main(["generate", path, "--prompt", "k1 v3 k1", "--max-tokens", "1"]) == 0
         assert capsys.readouterr().out.split()[:3] == ["k1", "v3", "k1"]
         assert main(["eval", path, "--text", "notes.txt"]) == 2
@@ -143,6 +143,22 @@ class TestSpecs:
         assert RunSpec.model_validate(one.model_dump(by_alias=True)) == one
         both = RunSpec().override("data.task.pairs=3", "data.text=mqar")
         assert both.data.task == MQAR(pairs=3)
+
+    def test_another_text_takes_the_place_of_a_task(self) -> None:
+        recipe = load_run("mqar").override("data.task.pairs=32")
+        assert recipe.override("data.task.keys=64").data.task == MQAR(pairs=32, keys=64)
+        for words, text, kind in (
+            (["data.text=stdlib"], "stdlib", "none"),
+            (["data.text=notes.txt"], "notes.txt", "none"),
+            (["data.text=k-hop", "data.task.k=3"], "k-hop", "k-hop"),
+            (["data.task.kind=k-hop"], "k-hop", "k-hop"),
+            (["data.task.kind=none"], "stdlib", "none"),
+            (["data.text=mqar"], "mqar", "mqar"),
+        ):
+            found = recipe.override(*words)
+            assert (found.data.text, found.data.task.kind) == ((text,), kind)
+            enforce_run(found)
+        assert recipe.override("data.text=mqar").data.task == MQAR(pairs=32)
 
     def test_texts_have_the_hash_that_they_had_before_there_were_tasks(self) -> None:
         assert "task" not in differing(DataSpec(text=("notes.txt",)))

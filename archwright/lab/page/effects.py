@@ -231,7 +231,7 @@ def _row(effect: Effect, bootstrapped: bool) -> Row:
         fmt.probability(effect.holm_p_value),
         f"{interval_words(effect.equivalence)}, margin {effect.margin:.4f}",
         fmt.signed(effect.bits_per_byte),
-        f"{fmt.signed(100 * effect.share, 2)} %",
+        f"{fmt.signed(100 * effect.share, 2)} %" if math.isfinite(effect.share) else "–",
         str(len(effect.seeds)),
     ]
     return Row(cells, "; ".join(effect.caveats))
