@@ -1,7 +1,7 @@
 """Choices that are named outside their homes, and what else asks a value for its class instead of for what it does.
 
-The homes of a choice are its axis in `spec/`, the axis's parts, `optim/` for optimizers and schedules, `hf/`,
-`presets/` and `spec/rules.py`; in `spec/model_spec.py` and `spec/run_spec.py` it may be a field's type or default.
+The homes of a choice are its axis in `spec/`, the axis's parts, `optim/` for optimizers and schedules,
+`data/tasks/` for tasks, `hf/`, `presets/` and `spec/rules.py`; in `spec/model_spec.py` and `spec/run_spec.py` it may be a field's type or default.
 """
 
 import ast
@@ -126,6 +126,8 @@ class Choices:
             return _part_of(source.module) in PARTS.get(file, (file,))
         if source.module == f"{PACKAGE}.data.objectives":
             return file == "objectives"
+        if source.module.startswith(f"{PACKAGE}.data.tasks"):
+            return file == "tasks"
         return source.room == "optim" and file in TRAINED
 
     def named_outside(self, source: Source) -> Iterator[str]:
