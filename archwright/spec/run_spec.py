@@ -42,6 +42,8 @@ Recordable = Annotated[str, AfterValidator(_recordable)]
 Texts = Annotated[tuple[Recordable, ...], BeforeValidator(_as_list), Field(strict=False)]
 
 
+NO_TASK = "none"
+"""The kind of a task that is none: a run is trained on documents."""
 STDLIB = "stdlib"
 """The text that is always there."""
 
@@ -91,7 +93,7 @@ class DataSpec(Spec):
             return over | {"task": task | {"kind": _task_named(over["text"])}}
         if "text" not in over and isinstance(task.get("kind"), str):
             kind = task["kind"]
-            return over | {"text": (STDLIB if kind == "none" else kind,)}
+            return over | {"text": (STDLIB if kind == NO_TASK else kind,)}
         return over
 
     @model_validator(mode="before")
@@ -102,23 +104,23 @@ class DataSpec(Spec):
             return values
         task, text = values.get("task"), _as_list(values.get("text", STDLIB))
         given = task if isinstance(task, dict) else dump(task) if isinstance(task, Task) else {}
-        kind = given.get("kind", "none")
+        kind = given.get("kind", NO_TASK)
         if not isinstance(text, (tuple, list)) or not isinstance(kind, str):
             return values
         named = _task_named(text)
-        if kind == "none" and named != "none":
+        if kind == NO_TASK and named != NO_TASK:
             return values | {"task": given | {"kind": named}}
-        if kind in Task.choices() and kind != "none" and tuple(text) == (STDLIB,):
+        if kind in Task.choices() and kind != NO_TASK and tuple(text) == (STDLIB,):
             return values | {"text": (kind,)}
         return values
 
 
 def _task_named(text: object) -> str:
-    """Return the kind of the task that a text is, or "none"."""
+    """Return the kind of the task that a text is, or NO_TASK."""
     names = _as_list(text)
     if isinstance(names, (tuple, list)) and len(names) == 1 and names[0] in Task.choices():
         return str(names[0])
-    return "none"
+    return NO_TASK
 
 
 class Optimizer(Choice):

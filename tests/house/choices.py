@@ -1,7 +1,8 @@
 """Choices that are named outside their homes, and what else asks a value for its class instead of for what it does.
 
 The homes of a choice are its axis in `spec/`, the axis's parts, `optim/` for optimizers and schedules,
-`data/tasks/` for tasks, `hf/`, `presets/` and `spec/rules.py`; in `spec/model_spec.py` and `spec/run_spec.py` it may be a field's type or default.
+`data/tasks/` for tasks, `hf/`, `presets/` and `spec/rules.py`; in `spec/model_spec.py` and `spec/run_spec.py` it may
+be a field's type or default.
 """
 
 import ast
