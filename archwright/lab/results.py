@@ -225,6 +225,25 @@ class Effect:
 
 
 @dataclass(frozen=True)
+class Interaction:
+    """How much two choices together differ from what each brings alone, in held-out nats per token."""
+
+    first: str
+    second: str
+    both: str
+    """The variant that has the changes of both."""
+    mean: float
+    """(both - first) - (second - baseline): below 0 they help each other."""
+    interval: Interval
+    """Of 95 %, Student's."""
+    p_value: float
+    seeds: Sequence[int]
+    differences: Sequence[float]
+    """One for each seed."""
+    sentence: str
+
+
+@dataclass(frozen=True)
 class ControlledVariable:
     """Something that the variants have in common, or could not have: `value` for each variant where it
     differs."""
@@ -275,6 +294,8 @@ class StudyResults:
     """Wall time that runs took."""
     command: str
     """The command that repeats the study."""
+    interactions: Sequence[Interaction] = ()
+    """Of each two variants of which a third has the changes of both."""
     shorter_runs: Sequence[RunResult] = ()
     """Those of a share of the steps."""
     task: TaskFacts | None = None

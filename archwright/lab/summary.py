@@ -9,6 +9,7 @@ from archwright import format as fmt
 from archwright.data.task_text import TaskText
 from archwright.lab.advice import advice
 from archwright.lab.horizons import multiplier_of
+from archwright.lab.interactions import interactions
 from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan
 from archwright.lab.results import (
@@ -37,13 +38,14 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
     replicates, now = execution.replicates(), execution.standing()
     sweeps, task = now.sweeps, _task(plan)
     advised = partial(advice, execution=execution) if complete else lambda effect: ""
+    edges = [name for name, sweep in sweeps.items() if sweep.at_boundary]
     found = effects(
         replicates,
         plan.study,
         plan.baseline.name,
         variants=variants,
         runs=runs,
-        edges=[name for name, sweep in sweeps.items() if sweep.at_boundary],
+        edges=edges,
         learnt=execution.learnt,
         multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
         advice=advised,
@@ -77,6 +79,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         predicted_seconds=plan.seconds,
         seconds=execution.spent,
         command=command,
+        interactions=interactions(plan.study, replicates, plan.baseline.name, edges),
         shorter_runs=[execution.shorter[cell] for cell in sorted(execution.shorter)],
         task=task,
         complete=complete,

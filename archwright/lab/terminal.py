@@ -16,6 +16,7 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
     lines = ["", results.verdict, results.scope]
     if not quiet:
         lines += [*_answers(results), "", *(f"  {_line(effect)}" for effect in results.effects)]
+        lines += [f"  {found.sentence}" for found in results.interactions]
         lines += [*(f"  {note}" for note in results.notes), ""]
         lines += [
             f"{len(results.runs)} runs in {duration(results.seconds)}, "

@@ -62,4 +62,4 @@ def test_a_study_with_names_of_its_own_is_asked_for_by_its_file() -> None:
 def test_every_option_is_a_field_and_the_help_names_the_studies() -> None:
     assert set(OPTIONS) <= set(StudySpec.model_fields)
     assert "{studies}" in ABOUT
-    assert len(study_names()) >= 7
+    assert len(study_names()) >= 15

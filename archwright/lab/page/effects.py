@@ -27,6 +27,8 @@ def effects_section(results: StudyResults, series: dict[str, Series]) -> Section
         caption = "There is no effect yet: it takes two seeds of the baseline and of a variant."
         return Section("Effects", [*asked, Text(caption)])
     blocks: list[Block] = [*asked, _chart(results, series), _table(results)]
+    if results.interactions:
+        blocks.append(_interactions(results))
     return Section("Effects", blocks)
 
 
@@ -218,6 +220,29 @@ def _table(results: StudyResults) -> Table:
     rows = [_row(effect, bootstrapped) for effect in results.effects]
     caption = f"Variant minus {results.variants[0].name}, over paired seeds. Below 0 is better."
     return Table(caption, head, rows)
+
+
+def _interactions(results: StudyResults) -> Table:
+    """List what two choices are worth together beyond what each is alone."""
+    note = (
+        "Interactions: (both \N{MINUS SIGN} first) \N{MINUS SIGN} (second \N{MINUS SIGN} "
+        f"{results.variants[0].name}), over the seeds that all four have. Below 0 they help each other."
+    )
+    rows = [
+        Row(
+            (
+                found.first,
+                found.second,
+                fmt.signed(found.mean),
+                interval_words(found.interval),
+                fmt.probability(found.p_value),
+                str(len(found.seeds)),
+            )
+        )
+        for found in results.interactions
+    ]
+    head = ("First", "Second", "Nats per token", "95 % (t)", "p (paired t)", "Seeds")
+    return Table(note, head, rows)
 
 
 def _row(effect: Effect, bootstrapped: bool) -> Row:

@@ -1,0 +1,83 @@
+"""Two choices and both together: does one change what the other is worth?"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+
+from archwright.lab.looks import PLACED
+from archwright.lab.results import Interaction, Replicate
+from archwright.lab.statistics import paired_p_value, t_interval, text_error
+from archwright.spec.study_spec import StudySpec
+
+
+def interactions(
+    study: StudySpec, replicates: Sequence[Replicate], baseline: str, edges: Collection[str] = ()
+) -> list[Interaction]:
+    """Return, for each two variants of which a third has the changes of both, the interaction: the difference that the
+    second makes beside the first, minus the one that it makes alone, (both - first) - (second - baseline), over the
+    seeds that all four have. Below 0 they help each other. None where a learning rate is at an end of its grid.
+
+    Student's interval, for each alone. Source: Box, Hunter and Hunter, 2005, Statistics for experimenters, section 5.
+    """
+    by_seed: dict[str, dict[int, Replicate]] = {}
+    for found in replicates:
+        by_seed.setdefault(found.variant, {})[found.seed] = found
+    results = []
+    for first, second, both in _squares(study):
+        names = (baseline, first, second, both)
+        if not by_seed.keys() >= {*names} or {*edges} & {*names}:
+            continue
+        seeds = sorted(set.intersection(*(set(by_seed[name]) for name in names)))
+        if len(seeds) >= 2:
+            results.append(_interaction(names, by_seed, seeds, PLACED if study.tune_lr else 1.0))
+    return results
+
+
+def _squares(study: StudySpec) -> list[tuple[str, str, str]]:
+    """Return the variants (first, second, both) of each 2 x 2."""
+    words = {name: {*given} for name, given in study.variants.items()}
+    return [
+        (first, second, both)
+        for first, second in combinations(words, 2)
+        for both in words
+        if not words[first] & words[second] and words[both] == words[first] | words[second]
+    ]
+
+
+def _interaction(
+    names: tuple[str, str, str, str],
+    by_seed: Mapping[str, Mapping[int, Replicate]],
+    seeds: Sequence[int],
+    widen: float,
+) -> Interaction:
+    base, one, other, both = ([by_seed[name][seed] for seed in seeds] for name in names)
+    differences = [
+        (d.loss - b.loss) - (c.loss - a.loss)
+        for a, b, c, d in zip(base, one, other, both, strict=True)
+    ]
+    # The documents of the two differences are the same ones: at most the sum of both errors.
+    beside = sum(
+        text_error([(v.best.halves, w.best.halves) for v, w in zip(vs, ws, strict=True)])
+        for vs, ws in ((both, one), (other, base))
+    )
+    mean, interval = fmean(differences), t_interval(differences, widen=widen, text_error=beside)
+    return Interaction(
+        *names[1:],
+        mean=mean,
+        interval=interval,
+        p_value=paired_p_value(differences, widen, beside),
+        seeds=tuple(seeds),
+        differences=tuple(differences),
+        sentence=_sentence(names, mean, interval.low <= 0 <= interval.high),
+    )
+
+
+def _sentence(names: tuple[str, str, str, str], mean: float, undecided: bool) -> str:
+    _, first, second, _ = names
+    if undecided or math.isnan(mean):
+        return f"Whether {first} changes what {second} is worth is undecided."
+    return (
+        f"{first} and {second} {'help' if mean < 0 else 'stand in the way of'} each other: together "
+        f"{abs(mean):.3g} nats per token {'less' if mean < 0 else 'more'} than what each brings alone."
+    )
