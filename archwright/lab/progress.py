@@ -74,8 +74,11 @@ def left(execution: Execution, running: Mapping[Cell, RunFolder]) -> str:
         for cell, folder in running.items()
     )
     seconds = max(0.0, execution.remaining() - started / execution.plan.workers)
-    total = len(execution.results) + sum(execution.outstanding().values())
-    return f"{len(execution.results)} of {total} runs, about {duration(seconds)} left"
+    done = len(execution.results) + len(execution.shorter)
+    if execution.fills:
+        return f"{done} runs, those that decide are done, about {duration(seconds)} left to narrow intervals"
+    total = done + sum(execution.outstanding().values()) + execution.outstanding_shorter()
+    return f"{done} of {total} runs, about {duration(seconds)} left"
 
 
 def _done(execution: Execution, folder: RunFolder) -> float:

@@ -53,6 +53,8 @@ class Execution:
     results: dict[Cell, RunResult] = field(default_factory=dict)
     shorter: dict[Cell, RunResult] = field(default_factory=dict)
     """Runs of a share of the steps."""
+    fills: bool = False
+    """Whether all is decided and what is left of a budget in time is being used."""
     may_shorten: bool = True
     """Whether time allows runs of a share of the steps."""
     notes: list[str] = field(default_factory=list)
@@ -145,7 +147,8 @@ class Execution:
         rounds = math.ceil(len(runs) / self.plan.workers)
         fits = self.spent + each * rounds + ENDING <= budget
         begun = any(self._folder(cell).started for cell in runs)
-        return runs if fits or begun else []
+        self.fills = bool(runs) and (fits or begun)
+        return runs if self.fills else []
 
     @property
     def by_halves(self) -> bool:
@@ -206,9 +209,17 @@ class Execution:
 
     def remaining(self) -> float:
         """Return the wall time that outstanding runs take together, about, those under way as if they had just
-        begun."""
+        begun; what is left of the budget where that is being used up."""
+        if self.fills:
+            return max(0.0, (self.plan.study.wall_seconds or 0.0) - ENDING - self.spent)
         work = sum(self.run_seconds(name) * n for name, n in self.outstanding().items())
         return (work + self._shorter_seconds()) / self.plan.workers
+
+    def outstanding_shorter(self) -> int:
+        """Return how many runs of shorter horizons are still to be made, about."""
+        shares, pairs = horizons(self.plan.study), min(PAIRS, len(self.seeds))
+        whole = pairs * len(shares) * len(self.plan.arms) if self.may_shorten else 0
+        return max(0, whole - len(self.shorter))
 
     def _shorter_seconds(self) -> float:
         """Return the processor time of the runs of shorter horizons that are still to be made."""

@@ -123,3 +123,83 @@ def test_a_study_that_was_finished_on_whole_steps_goes_on_with_half_steps() -> N
     assert {tuple(sweep.window) for sweep in found.standing().sweeps.values()} == {(-0.5, 0.0, 0.5)}
     assert len(found.replicates()) == 10
     assert len(found.results) == 2 * 5 * 5
+
+
+def tuned(found: Execution, better: float = 0.5) -> None:
+    """Finish what tunes, and pairs of which "b" is better by so much."""
+    while not (now := found.standing()).looks or any(s.wanted for s in now.sweeps.values()):
+        finish_confirmed(found, *(c for c in found.wanted() if c.seed < 2), better=better)
+
+
+def finish_confirmed(found: Execution, *cells: Cell, better: float = 0.5) -> None:
+    for cell in cells:
+        loss = 3.0 + 0.1 * cell.k**2 + 0.01 * cell.seed - better * (cell.variant == "b")
+        run = RunResult("", cell.variant, cell.seed, 3.0**cell.k, loss, 1.0, 6.0)
+        found._keep(cell, run)
+
+
+def test_what_decides_comes_first_then_shorter_horizons_then_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = execution(budget="10m", procedure="confirm", seeds=9)
+    monkeypatch.setattr(found, "_folder", lambda cell: SimpleNamespace(started=False))
+    tuned(found)
+    pairs = found.wanted()
+    assert {cell.seed for cell in pairs} == {2, 3, 4, 5}
+    finish_confirmed(found, *pairs)
+    assert found.standing().decisions["b"].look == 4
+    shorter = found.wanted()
+    assert {(c.seed, c.share) for c in shorter} == {
+        (s, h) for s in range(2, 6) for h in (0.25, 0.5)
+    }
+    assert {c.variant for c in shorter} == {"modern", "b"}
+    finish_confirmed(found, *shorter)
+    # A pair takes ten seconds on two cores, and three are kept for the page.
+    found.spent = 600.0 - 3.0 - 10.0
+    assert found.wanted() == [Cell("modern", 6, 0.0), Cell("b", 6, 0.0)]
+    assert found.fills
+    found.spent += 0.1
+    assert found.wanted() == []
+    assert not found.fills
+
+
+def test_when_all_pairs_are_there_more_of_them_are_trained_for_shorter_horizons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = execution(budget="10m", procedure="confirm", seeds=6)
+    monkeypatch.setattr(found, "_folder", lambda cell: SimpleNamespace(started=False))
+    tuned(found)
+    seen: list[Cell] = []
+    while wanted := found.wanted():
+        seen += wanted
+        finish_confirmed(found, *wanted)
+    assert {c.seed for c in seen if c.share == 1.0} == {2, 3, 4, 5, 6, 7}
+    assert [c.seed for c in seen if c.share < 1.0][-4:] == [7] * 4
+
+
+def test_a_budget_of_steps_ends_with_what_was_decided() -> None:
+    found = execution(budget="100steps", procedure="confirm", seeds=9)
+    tuned(found)
+    while wanted := found.wanted():
+        finish_confirmed(found, *wanted)
+    assert {c.seed for c in found.results} == {0, 1, 2, 3, 4, 5}
+    assert len(found.shorter) == 2 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept", "shortens"),
+    [(40.0, 9, True), (60.0, 7, True), (100.0, 6, False), (200.0, 3, False)],
+)
+def test_seeds_and_horizons_are_left_out_by_turns_and_seeds_come_back(
+    seconds: float, kept: int, shortens: bool
+) -> None:
+    """With a pair at a time: 7 pairs and the horizons, worth 3, take ten times that of one."""
+    found = execution(seconds=seconds, budget="10m", procedure="confirm", seeds=9)
+    tuned(found)
+    while found._late(Crew()):  # type: ignore[arg-type]
+        pass
+    assert (len(found.seeds), found.may_shorten) == (kept, shortens)
+    found.plan.run_seconds = lambda name, share=1.0: 10.0 * share  # type: ignore[method-assign]
+    while found._late(Crew()):  # type: ignore[arg-type]
+        pass
+    assert len(found.seeds) == 9
