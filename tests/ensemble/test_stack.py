@@ -17,6 +17,7 @@ CHOICES = {
     "a bias of the embedding": ("embedding.bias=true",),
     "maps of branches as one": ("residual.kind=parallel",),
     "norms of heads": ("attention.qk_norm.kind=rms",),
+    "a skip from the embedding": ("residual.embedding_skip=true",),
     "narrow table": ("embedding.dim=8", "embedding.scale=sqrt_dim"),
 }
 

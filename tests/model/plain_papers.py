@@ -155,6 +155,12 @@ def transformer_xl(
     return bias
 
 
+def embedding_skip(w: Weights, at: str, x: Array, embedding: Array) -> Array:
+    """Nanochat's published code: resid_lambdas[i] x + x0_lambdas[i] x0."""
+    y: Array = w[f"{at}.embedding_skip.first"] * x + w[f"{at}.embedding_skip.second"] * embedding
+    return y
+
+
 def causal(layer: int, i: int, j: int, head: int) -> bool:
     """Vaswani et al., 2017, section 3.2.3."""
     return j <= i
@@ -201,14 +207,19 @@ class Paper:
     """What q k is multiplied by, of the width of a head."""
     feedforward: Callable[[Weights, str, Array], Array] = plain(gelu_tanh)
     logit_scale: float = 1.0
+    from_embedding: Callable[[Weights, str, Array, Array], Array] | None = None
+    """What a layer begins with, of the weights, the layer's name, the stream, and the one before the first layer."""
 
     def logits(self, w: Weights, tokens: Array) -> Array:
         """Return the logits after each token of a text."""
         x = self.embedding_scale * w["embedding.weight"][tokens]
         if self.added is not None:
             x = x + self.added(w, len(tokens))
+        embedding = x
         num_layers = 1 + max(int(n.split(".")[1]) for n in w if n.startswith("layers."))
         for layer in range(num_layers):
+            if self.from_embedding is not None:
+                x = self.from_embedding(w, f"layers.{layer}", x, embedding)
             x = self._layer(w, layer, x)
         if self.wiring != "post":
             x = self._normed(w, "norm", x)
