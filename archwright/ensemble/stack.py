@@ -13,7 +13,7 @@ from archwright.model.language_model import LanguageModel
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import TokenEmbedding
 from archwright.parts.linear import Linear
-from archwright.parts.norms import LayerNorm, RMSNorm
+from archwright.parts.norms import DynamicTanh, LayerNorm, RMSNorm, upcast
 from archwright.parts.weighted_sum import WeightedSum
 
 
@@ -164,6 +164,24 @@ class _StackedNorm(_Stacked):
         return found
 
 
+class _StackedTanh(_Stacked):
+    """weight_k * tanh(alpha_k x) + bias_k for the rows of the k-th model."""
+
+    def __init__(self, one: DynamicTanh, number: int) -> None:
+        super().__init__(number)
+        self.register_parameter("alpha", None)
+
+    def forward(self, x: Float[Tensor, "rows *length dim"]) -> Float[Tensor, "rows *length dim"]:
+        y = upcast(_by_run(x, self.number))
+        alpha, weight = self.get_parameter("alpha"), self.get_parameter("weight")
+        y = torch.tanh(y * _beside(alpha, y)) * _beside(weight, y)
+        if self.bias is not None:
+            y = y + _beside(self.bias, y)
+        # [number * rows, length, dim]
+        found: Tensor = y.to(x.dtype).flatten(0, 1)
+        return found
+
+
 class _StackedSum(nn.Module):
     """a_k x + b_k z for the rows of the k-th model; a and b are registered when they are known."""
 
@@ -198,6 +216,7 @@ STACKED: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {
     TokenEmbedding: _StackedEmbedding,
     LayerNorm: _StackedNorm,
     RMSNorm: _StackedNorm,
+    DynamicTanh: _StackedTanh,
     WeightedSum: _StackedSum,
 }
 """Stacked parts, made from one of them and the number of models."""

@@ -9,7 +9,11 @@ from archwright.spec.read import load
 
 @pytest.mark.parametrize(
     ("words", "blocks"),
-    [(["residual.embedding_skip=true"], "residual.embedding_skip = true (has false)")],
+    [
+        (["residual.embedding_skip=true"], "residual.embedding_skip = true (has false)"),
+        (["norm.kind=dyt"], 'norm.kind = "dyt" (has "rms")'),
+        (["attention.qk_norm.kind=dyt"], 'attention.qk_norm.kind = "dyt" (has "none")'),
+    ],
 )
 def test_what_no_family_holds(words: list[str], blocks: str) -> None:
     with pytest.raises(UserError) as error:

@@ -30,6 +30,12 @@ def rms_norm(x: Array, weight: Array, bias: Array | float = 0.0, eps: float = 1e
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight + bias
 
 
+def dynamic_tanh(x: Array, weight: Array, bias: Array | float, eps: float, alpha: Array) -> Array:
+    """Zhu et al., 2025, equation 3."""
+    y: Array = weight * np.tanh(alpha * x) + bias
+    return y
+
+
 def linear(w: Weights, name: str, x: Array) -> Array:
     """y = W x + b, with the b that there is."""
     y: Array = x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", np.zeros(1))
@@ -240,7 +246,9 @@ class Paper:
         return x + self.feedforward(w, f"{at}.feedforward", self._normed(w, second, x))
 
     def _normed(self, w: Weights, at: str, x: Array) -> Array:
-        return self.norm(x, w.get(f"{at}.weight", 1.0), w.get(f"{at}.bias", 0.0), self.eps)
+        learned = {"alpha": w[f"{at}.alpha"]} if f"{at}.alpha" in w else {}
+        weight, bias = w.get(f"{at}.weight", 1.0), w.get(f"{at}.bias", 0.0)
+        return self.norm(x, weight, bias, self.eps, **learned)
 
     def _attention(self, w: Weights, layer: int, x: Array) -> Array:
         at = f"layers.{layer}"

@@ -18,6 +18,7 @@ from tests.model.plain_papers import (
     Weights,
     banded,
     block_sparse,
+    dynamic_tanh,
     embedding_skip,
     gated,
     gegelu,
@@ -76,11 +77,12 @@ QWEN = Paper(
 
 MODERN = Paper(kv_heads=1, norm=rms_norm, turn=rope(1e4), feedforward=gated(silu))
 
-BASES = {"skip from the embedding": "modern"}
+BASES = {"DyT": "modern", "skip from the embedding": "modern"}
 """Presets that models are made from which are none themselves."""
 
 CHANGED = {
     "phi-3-small": ["attention.num_kv_heads=2"],  # so that groups of heads are more than one
+    "DyT": ["norm.kind=dyt"],
     "skip from the embedding": ["residual.embedding_skip=true"],
 }
 """What is changed of the presets."""
@@ -94,6 +96,7 @@ PAPERS = {
     "palm-540b": PALM,
     "phi-3-small": PHI_3_SMALL,
     "qwen-14b": QWEN,
+    "DyT": replace(MODERN, norm=dynamic_tanh),
     "skip from the embedding": replace(MODERN, from_embedding=embedding_skip),
 }
 
@@ -157,6 +160,16 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen-14b", "the function on the other half", {"feedforward": swapped}),
     ("qwen-14b", "another base", {"turn": rope(1e6)}),
     ("qwen-14b", "LayerNorm", {"norm": layer_norm}),
+    (
+        "DyT",
+        "alpha as it was",
+        {"norm": lambda x, weight, bias, eps, alpha: weight * np.tanh(0.5 * x) + bias},
+    ),
+    (
+        "DyT",
+        "no offset",
+        {"norm": lambda x, weight, bias, eps, alpha: weight * np.tanh(alpha * x)},
+    ),
     ("skip from the embedding", "no skip", {"from_embedding": None}),
     (
         "skip from the embedding",
@@ -215,6 +228,7 @@ BIASED: dict[str, set[str]] = {
     "palm-540b": set(),
     "phi-3-small": MAPS | {"gate", "norm"},
     "qwen-14b": {"query", "key", "value"},
+    "DyT": {"norm"},
     "skip from the embedding": set(),
 }
 """What has a bias: nothing in PaLM (section 2), queries, keys and values in Qwen (section 2.3)."""
