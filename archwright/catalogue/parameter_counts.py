@@ -39,6 +39,7 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
         "embedding_norm": spec.embedding.norm.num_parameters(dim),
         "relatives": _relatives(layers, dim),
         "norms": spec.norm.num_parameters(dim) if layers[-1].residual.final_norm else 0,
+        "embedding skip": 0,
         "attention": 0,
         "recurrence": 0,
         "feed-forward": 0,
@@ -51,6 +52,7 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
         norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
         position = 0 if layer.position.is_shared else _position(layer, dim)
         parts["norms"] += number * norms
+        parts["embedding skip"] += number * layer.residual.num_parameters
         parts["attention"] += number * (attention.num_parameters(dim) + position)
         parts["recurrence"] += number * layer.recurrence.num_parameters(dim)
         parts["feed-forward"] += number * feedforward.num_parameters(dim)

@@ -11,6 +11,7 @@ from archwright.spec.residuals import PerBranch
 WORDS = {
     "layer": "LayerNorm",
     "rms": "RMSNorm",
+    "dyt": "DyT",
     "sandwich": "pre+post",
     "deepnorm": "DeepNorm",
     "rope": "RoPE",

@@ -13,7 +13,8 @@ from archwright.model.language_model import LanguageModel
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import TokenEmbedding
 from archwright.parts.linear import Linear
-from archwright.parts.norms import LayerNorm, RMSNorm
+from archwright.parts.norms import DynamicTanh, LayerNorm, RMSNorm, upcast
+from archwright.parts.weighted_sum import WeightedSum
 
 
 class Stack(nn.Module):
@@ -163,6 +164,39 @@ class _StackedNorm(_Stacked):
         return found
 
 
+class _StackedTanh(_Stacked):
+    """weight_k * tanh(alpha_k x) + bias_k for the rows of the k-th model."""
+
+    def __init__(self, one: DynamicTanh, number: int) -> None:
+        super().__init__(number)
+        self.register_parameter("alpha", None)
+
+    def forward(self, x: Float[Tensor, "rows *length dim"]) -> Float[Tensor, "rows *length dim"]:
+        y = upcast(_by_run(x, self.number))
+        alpha, weight = self.get_parameter("alpha"), self.get_parameter("weight")
+        y = torch.tanh(y * _beside(alpha, y)) * _beside(weight, y)
+        if self.bias is not None:
+            y = y + _beside(self.bias, y)
+        # [number * rows, length, dim]
+        found: Tensor = y.to(x.dtype).flatten(0, 1)
+        return found
+
+
+class _StackedSum(nn.Module):
+    """a_k x + b_k z for the rows of the k-th model; a and b are registered when they are known."""
+
+    def __init__(self, one: WeightedSum, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        y, w = _by_run(x, self.number), _by_run(z.to(x.dtype), self.number)
+        a, b = (_beside(self.get_parameter(name), y) for name in ("first", "second"))
+        # [number * rows, length, ...]
+        found: Tensor = (y * a.to(x.dtype) + w * b.to(x.dtype)).flatten(0, 1)
+        return found
+
+
 def _by_run(x: Tensor, number: int) -> Tensor:
     """View [number * rows, ...] as [number, rows, ...]."""
     # [number, rows, ...]
@@ -182,5 +216,7 @@ STACKED: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {
     TokenEmbedding: _StackedEmbedding,
     LayerNorm: _StackedNorm,
     RMSNorm: _StackedNorm,
+    DynamicTanh: _StackedTanh,
+    WeightedSum: _StackedSum,
 }
 """Stacked parts, made from one of them and the number of models."""

@@ -15,6 +15,7 @@ from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
 from archwright.parts.residuals import RESIDUALS
 from archwright.parts.sharing import LayerInfo, Sharing
+from archwright.parts.weighted_sum import WeightedSum
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import Norm
@@ -176,7 +177,9 @@ def _layer(layer: LayerSpec, dim: int, number: int, sharing: Sharing) -> Layer:
                 module.init_gain = layer.residual.init_gain
     residual = RESIDUALS.make(layer.residual, layer.groups, lambda: _norm(layer.norm, dim))
     takes = {name: choice.takes for name, choice in layer.mixers.items()}
-    return Layer(residual, branches, layer.groups, takes)
+    # The stream alone at first, as in nanochat.
+    embedding_skip = WeightedSum(1.0, 0.0) if layer.residual.embedding_skip else None
+    return Layer(residual, branches, layer.groups, takes, embedding_skip)
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:

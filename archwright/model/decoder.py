@@ -97,7 +97,7 @@ class Decoder(LanguageModel):
         """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
         given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
         context = cache.context(*given) if cache else Context(token_layout(*given), len(tokens))
-        x = self._embed(tokens, context)
+        x = context.embedding = self._embed(tokens, context)
         for i, layer in enumerate(self.stack):
             layer.prepare(context)
             x = layer(x, context, cache and cache.states(i))

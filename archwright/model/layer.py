@@ -25,6 +25,8 @@ class Layer(nn.Module):
         groups: names of the branches that read the same normed stream and are added.
         mixers: names of the branches in which tokens exchange information, and what each does not ignore of what
             a batch has beside its tokens.
+        embedding_skip: what joins the stream and the one before the first layer; None: the layer begins with the
+            stream as it is.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Layer(nn.Module):
         branches: Mapping[str, Branch],
         groups: Mapping[str, Collection[str]],
         mixers: Mapping[str, Collection[str]],
+        embedding_skip: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.residual, self._groups, self._takes = residual, groups, mixers
@@ -40,6 +43,7 @@ class Layer(nn.Module):
         """Names of the branches, in order."""
         for name, branch in branches.items():
             self.add_module(name, branch)
+        self.embedding_skip = embedding_skip
 
     def forward(
         self,
@@ -53,7 +57,7 @@ class Layer(nn.Module):
 
         A model gives the context, and the states of a cache. Alone, each row is a text that begins at position 0;
         `attention_mask` then says which keys a query may see, in place of the spec's mask, as
-        `SoftmaxAttention.forward` takes it.
+        `SoftmaxAttention.forward` takes it. Where the layer asks for the stream before the first, it is x.
 
         Raises:
             UserError: an `attention_mask` of another shape, or one that a branch ignores.
@@ -67,6 +71,8 @@ class Layer(nn.Module):
         groups = {
             group: {name: wired[name] for name in names} for group, names in self._groups.items()
         }
+        if self.embedding_skip is not None:
+            x = self.embedding_skip(x, x if context.embedding is None else context.embedding)
         out: Tensor = self.residual(x, groups)
         return out
 

@@ -20,7 +20,12 @@ class Context:
         attention_mask: which keys a query may see, [batch or 1, heads or 1, queries, keys] or without heads, in
             place of the masks of the spec.
         past: what was read of the same texts before; None in a pass without a cache.
+
+    Attributes:
+        embedding: the stream before the first layer, [batch, length, dim]; None outside a model.
     """
+
+    embedding: Tensor | None = None
 
     def __init__(
         self,

@@ -108,6 +108,38 @@ class RMSNorm(_Weighted):
         return y
 
 
+class DynamicTanh(nn.Module):
+    """y = weight * tanh(alpha x) + bias, with one learned number alpha.
+
+    Shapes: x and y [..., dim]; weight and bias [dim]. With heads: x and y [..., heads, dim]; weight and
+    bias [heads, dim], and one alpha for all heads.
+    Zhu et al., 2025, Transformers without Normalization, eq. 3.
+    """
+
+    def __init__(self, spec: spec.DynamicTanh, dim: int, heads: int | None = None) -> None:
+        super().__init__()
+        self.spec, self.dim = spec, dim
+        self.shape = (dim,) if heads is None else (heads, dim)
+        self.alpha = nn.Parameter(torch.empty(()))
+        self.weight = nn.Parameter(torch.empty(self.shape))
+        self.bias = nn.Parameter(torch.empty(self.shape)) if spec.bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        x32 = upcast(x)
+        y = torch.tanh(x32 * self.alpha.to(x32.dtype)) * self.weight.to(x32.dtype)
+        return (y if self.bias is None else y + self.bias.to(x32.dtype)).to(x.dtype)
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.alpha, self.spec.alpha)
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{' x '.join(map(str, self.shape))}, alpha {self.spec.alpha:g} at first"
+
+
 class _RMSNorm(torch.autograd.Function):
     """y = x s w with s = 1 / sqrt(mean(x^2) + eps), in as few passes over memory as torch allows.
 
@@ -159,6 +191,7 @@ NORMS = Registry(
         spec.NoNorm: NoNorm,
         spec.LayerNorm: LayerNorm,
         spec.RMSNorm: RMSNorm,
+        spec.DynamicTanh: DynamicTanh,
     },
 )
 """Modules: y = norm(x), over the last axis, in the dtype of x."""

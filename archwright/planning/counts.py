@@ -6,7 +6,11 @@ from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import active_parameters, parameters_by_part
 from archwright.spec.model_spec import ModelSpec
 
-LAYER_PARTS = {"feedforward": "feed-forward", "residual": "norms"}
+LAYER_PARTS = {
+    "feedforward": "feed-forward",
+    "residual": "norms",
+    "embedding_skip": "embedding skip",
+}
 """Names of a layer's modules for readers, where they differ from the attributes'."""
 
 

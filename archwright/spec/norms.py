@@ -55,3 +55,17 @@ class RMSNorm(Norm):
 
     def num_parameters(self, dim: int) -> int:
         return dim * (self.weight != "none")
+
+
+class DynamicTanh(Norm):
+    """A bounded function in place of a norm: y = weight * tanh(alpha x) + bias, with one learned alpha, so that no
+    mean is taken over coordinates (Zhu et al., 2025, Transformers without Normalization, section 4)."""
+
+    kind: Literal["dyt"] = "dyt"
+    alpha: float = Field(0.5, gt=0)
+    """First value of alpha; large models want less, and more before attention than elsewhere."""
+    bias: bool = True
+    """Learn an offset beside the weight."""
+
+    def num_parameters(self, dim: int) -> int:
+        return 1 + dim * (1 + self.bias)

@@ -76,11 +76,19 @@ class Residual(Choice):
     """Share of each branch's output dropped in training."""
     multiplier: PerBranch = Field(PerBranch(), examples=[0.5])
     """Factor of a branch before it is added (Granite; MiniMax's beta)."""
+    embedding_skip: bool = False
+    """Begin each layer with x = a x + b x0, where x0 is the stream before the first layer, and a and b are learned
+    numbers of the layer, 1 and 0 at first (modded-nanogpt, nanochat)."""
 
     @property
     def init_gain(self) -> float:
         """Factor of the initial values of maps in branches, other than those of queries and keys."""
         return 1.0
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of a layer's wiring beside those of its norms."""
+        return 2 * self.embedding_skip
 
     def num_norms_of(self, groups: Groups) -> int:
         """Return the number of norms of a layer with these groups of branches."""

@@ -17,6 +17,13 @@ CHOICES = {
     "a bias of the embedding": ("embedding.bias=true",),
     "maps of branches as one": ("residual.kind=parallel",),
     "norms of heads": ("attention.qk_norm.kind=rms",),
+    "dynamic tanh": ("norm.kind=dyt", "attention.qk_norm.kind=dyt"),
+    "dynamic tanh of each head": (
+        "attention.qk_norm.kind=dyt",
+        "attention.qk_norm.bias=false",
+        "attention.qk_norm_over=per_head",
+    ),
+    "a skip from the embedding": ("residual.embedding_skip=true",),
     "narrow table": ("embedding.dim=8", "embedding.scale=sqrt_dim"),
 }
 

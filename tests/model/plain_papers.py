@@ -30,6 +30,12 @@ def rms_norm(x: Array, weight: Array, bias: Array | float = 0.0, eps: float = 1e
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight + bias
 
 
+def dynamic_tanh(x: Array, weight: Array, bias: Array | float, eps: float, alpha: Array) -> Array:
+    """Zhu et al., 2025, equation 3."""
+    y: Array = weight * np.tanh(alpha * x) + bias
+    return y
+
+
 def linear(w: Weights, name: str, x: Array) -> Array:
     """y = W x + b, with the b that there is."""
     y: Array = x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", np.zeros(1))
@@ -155,6 +161,12 @@ def transformer_xl(
     return bias
 
 
+def embedding_skip(w: Weights, at: str, x: Array, embedding: Array) -> Array:
+    """Nanochat's published code: resid_lambdas[i] x + x0_lambdas[i] x0."""
+    y: Array = w[f"{at}.embedding_skip.first"] * x + w[f"{at}.embedding_skip.second"] * embedding
+    return y
+
+
 def causal(layer: int, i: int, j: int, head: int) -> bool:
     """Vaswani et al., 2017, section 3.2.3."""
     return j <= i
@@ -201,14 +213,19 @@ class Paper:
     """What q k is multiplied by, of the width of a head."""
     feedforward: Callable[[Weights, str, Array], Array] = plain(gelu_tanh)
     logit_scale: float = 1.0
+    from_embedding: Callable[[Weights, str, Array, Array], Array] | None = None
+    """What a layer begins with, of the weights, the layer's name, the stream, and the one before the first layer."""
 
     def logits(self, w: Weights, tokens: Array) -> Array:
         """Return the logits after each token of a text."""
         x = self.embedding_scale * w["embedding.weight"][tokens]
         if self.added is not None:
             x = x + self.added(w, len(tokens))
+        embedding = x
         num_layers = 1 + max(int(n.split(".")[1]) for n in w if n.startswith("layers."))
         for layer in range(num_layers):
+            if self.from_embedding is not None:
+                x = self.from_embedding(w, f"layers.{layer}", x, embedding)
             x = self._layer(w, layer, x)
         if self.wiring != "post":
             x = self._normed(w, "norm", x)
@@ -229,7 +246,9 @@ class Paper:
         return x + self.feedforward(w, f"{at}.feedforward", self._normed(w, second, x))
 
     def _normed(self, w: Weights, at: str, x: Array) -> Array:
-        return self.norm(x, w.get(f"{at}.weight", 1.0), w.get(f"{at}.bias", 0.0), self.eps)
+        learned = {"alpha": w[f"{at}.alpha"]} if f"{at}.alpha" in w else {}
+        weight, bias = w.get(f"{at}.weight", 1.0), w.get(f"{at}.bias", 0.0)
+        return self.norm(x, weight, bias, self.eps, **learned)
 
     def _attention(self, w: Weights, layer: int, x: Array) -> Array:
         at = f"layers.{layer}"

@@ -18,6 +18,8 @@ from tests.model.plain_papers import (
     Weights,
     banded,
     block_sparse,
+    dynamic_tanh,
+    embedding_skip,
     gated,
     gegelu,
     gelu,
@@ -73,8 +75,17 @@ QWEN = Paper(
     norm=rms_norm, eps=1e-6, turn=rope(1e4), feedforward=gated(silu)
 )  # section 2.3; what it does to longer texts (section 2.4) begins beyond 2,048 tokens
 
-CHANGED = {"phi-3-small": ["attention.num_kv_heads=2"]}
-"""So that groups of heads are more than one."""
+MODERN = Paper(kv_heads=1, norm=rms_norm, turn=rope(1e4), feedforward=gated(silu))
+
+BASES = {"DyT": "modern", "skip from the embedding": "modern"}
+"""Presets that models are made from which are none themselves."""
+
+CHANGED = {
+    "phi-3-small": ["attention.num_kv_heads=2"],  # so that groups of heads are more than one
+    "DyT": ["norm.kind=dyt"],
+    "skip from the embedding": ["residual.embedding_skip=true"],
+}
+"""What is changed of the presets."""
 
 PAPERS = {
     "textbook": TEXTBOOK,
@@ -85,6 +96,8 @@ PAPERS = {
     "palm-540b": PALM,
     "phi-3-small": PHI_3_SMALL,
     "qwen-14b": QWEN,
+    "DyT": replace(MODERN, norm=dynamic_tanh),
+    "skip from the embedding": replace(MODERN, from_embedding=embedding_skip),
 }
 
 
@@ -147,6 +160,22 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen-14b", "the function on the other half", {"feedforward": swapped}),
     ("qwen-14b", "another base", {"turn": rope(1e6)}),
     ("qwen-14b", "LayerNorm", {"norm": layer_norm}),
+    (
+        "DyT",
+        "alpha as it was",
+        {"norm": lambda x, weight, bias, eps, alpha: weight * np.tanh(0.5 * x) + bias},
+    ),
+    (
+        "DyT",
+        "no offset",
+        {"norm": lambda x, weight, bias, eps, alpha: weight * np.tanh(alpha * x)},
+    ),
+    ("skip from the embedding", "no skip", {"from_embedding": None}),
+    (
+        "skip from the embedding",
+        "the stream as it is",
+        {"from_embedding": lambda w, at, x, x0: x + w[f"{at}.embedding_skip.second"] * x0},
+    ),
 ]
 """Of a model, what is wrong, and the detail of the paper that is."""
 
@@ -154,7 +183,7 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
 @cache
 def run(name: str) -> tuple[Weights, Array, Array]:
     """Return a tiny model's weights, a text, and what the model makes of it, all in float64."""
-    spec = load(name).tiny().override("vocab_size=256", *CHANGED.get(name, ()))
+    spec = load(BASES.get(name, name)).tiny().override("vocab_size=256", *CHANGED.get(name, ()))
     model = enlarged(build(spec), 0, 1.5)
     if name == "phi-3-small":  # so that the cut of hidden values is met
         with torch.no_grad():
@@ -199,10 +228,12 @@ BIASED: dict[str, set[str]] = {
     "palm-540b": set(),
     "phi-3-small": MAPS | {"gate", "norm"},
     "qwen-14b": {"query", "key", "value"},
+    "DyT": {"norm"},
+    "skip from the embedding": set(),
 }
 """What has a bias: nothing in PaLM (section 2), queries, keys and values in Qwen (section 2.3)."""
 
-UNTIED = {"lamda-137b", "qwen-14b"}
+UNTIED = {"lamda-137b", "qwen-14b", *BASES}
 """Heads with a table of their own: Qwen's section 2.3 says so."""
 
 

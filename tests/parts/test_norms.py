@@ -117,6 +117,48 @@ def test_shapes_and_first_values(choice: spec.LayerNorm, heads: int | None) -> N
         norm.reset_parameters()
 
 
+@HEADS
+@pytest.mark.parametrize("bias", [True, False])
+def test_dynamic_tanh(heads: int | None, bias: bool) -> None:
+    """Beside weight * tanh(alpha x) + bias, tanh written with exponentials, and its derivatives by hand."""
+    choice = spec.DynamicTanh(alpha=0.3, bias=bias)
+    norm = NORMS[type(choice)](choice, DIM, heads).double()
+    shape = (DIM,) if heads is None else (heads, DIM)
+    first = {"alpha": torch.tensor(0.3), "weight": torch.ones(shape)}
+    first |= {"bias": torch.zeros(shape)} if bias else {}
+    assert {n: p.shape for n, p in norm.named_parameters()} == {
+        n: p.shape for n, p in first.items()
+    }
+    assert choice.num_parameters(DIM * (heads or 1)) == sum(p.numel() for p in norm.parameters())
+    for _ in range(2):
+        for name, parameter in norm.named_parameters():
+            torch.testing.assert_close(parameter.float(), first[name])
+            torch.nn.init.uniform_(parameter, 0.5, 2)
+        norm.reset_parameters()
+    for parameter in norm.parameters():
+        torch.nn.init.uniform_(parameter, 0.5, 2)
+    x = values(scale=3, offset=2).requires_grad_()
+    y, rows = norm(x), numbers(x)
+    alpha, weight = numbers(norm.alpha), numbers(norm.weight)
+    squashed = 1 - 2 / (np.exp(2 * alpha * rows) + 1)
+    np.testing.assert_allclose(
+        numbers(y), weight * squashed + numbers(norm.bias), rtol=1e-12, atol=1e-12
+    )
+    pull = torch.randn_like(y)
+    y.backward(pull)
+    inner, over = numbers(pull) * weight * (1 - squashed**2), tuple(range(x.ndim - len(shape)))
+    expected = {
+        "x": inner * alpha,
+        "alpha": (inner * rows).sum(),
+        "weight": (numbers(pull) * squashed).sum(over),
+        "bias": numbers(pull).sum(over),
+    }
+    for name, grad in {"x": x.grad, **{n: p.grad for n, p in norm.named_parameters()}}.items():
+        np.testing.assert_allclose(numbers(grad), expected[name], rtol=1e-9, atol=1e-10)
+    narrow = norm.float()(values(torch.bfloat16, scale=3))
+    assert narrow.dtype == torch.bfloat16
+
+
 def test_no_norm() -> None:
     x = values()
     assert NoNorm(spec.NoNorm(), DIM)(x) is x
