@@ -238,7 +238,7 @@ class TestOverride:
             '"dim": expected key=value, such as dim=256',
             '"=3": expected key=value, such as dim=256',
             "qqq: unknown key.",
-            'norm.kind: found "lyer"; expected one of "layer", "none", "rms". Did you mean "layer"?',
+            'norm.kind: found "lyer"; expected one of "dyt", "layer", "none", "rms". Did you mean "layer"?',
             "num_layers: found 0; expected at least 1",
         )
 

@@ -70,7 +70,7 @@ position.theta: found 1.0; expected more than 1
 position.fraction: found "half"; expected a number
 attention.num_heads: found -4; expected at least 1 or "auto"
 attention.bias.query: found "yes"; expected true or false
-attention.qk_norm.kind: found 3; expected one of "layer", "none", "rms"
+attention.qk_norm.kind: found 3; expected one of "dyt", "layer", "none", "rms"
 attention.mask: found "window"; expected a table with kind = one of {masks}. Write attention.mask.kind = "window".
 feedforward.bias: found "both"; expected true, false or a table
 feedforward.dropout: found 1.0; expected less than 1
@@ -114,7 +114,7 @@ def test_a_layer_kind_is_judged_beside_a_default_layer_that_is_wrong() -> None:
     assert lines_of(values) == [
         f'layer_kinds.a.attention.mask.kind: found "casual"; expected one of {kinds(Mask)}. '
         'Did you mean "causal"?',
-        'norm.kind: found "lyer"; expected one of "layer", "none", "rms". Did you mean "layer"?',
+        'norm.kind: found "lyer"; expected one of "dyt", "layer", "none", "rms". Did you mean "layer"?',
     ]
 
 
@@ -134,7 +134,7 @@ def test_paths_begin_at_the_top_of_a_run() -> None:
         "init": {"form": "x"},
     }  # fmt: skip
     assert lines_of(values, RunSpec) == [
-        'model.layer_kinds.a.norm.kind: found "rmz"; expected one of "layer", "none", "rms". '
+        'model.layer_kinds.a.norm.kind: found "rmz"; expected one of "dyt", "layer", "none", "rms". '
         'Did you mean "rms"?',
         "model.encoder.dim: unknown option; accepted: norm, residual, position, attention, "
         "recurrence, feedforward, num_layers, layer_kinds, layers, kind.",
@@ -148,7 +148,7 @@ def test_paths_begin_at_the_top_of_a_run() -> None:
 
 def test_a_choice_without_its_kind() -> None:
     (line,) = lines_of({"norm": {"eps": 0.1}})
-    assert line == 'norm.kind: found nothing; expected one of "layer", "none", "rms"'
+    assert line == 'norm.kind: found nothing; expected one of "dyt", "layer", "none", "rms"'
 
 
 def test_long_and_odd_values_stay_on_one_line() -> None:
