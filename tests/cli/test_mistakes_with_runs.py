@@ -161,7 +161,7 @@ def test_a_run_without_weights(unfinished: Path, capsys: pytest.CaptureFixture[s
         ),
         ("--text notes.txt --stride 0", ["--stride: found 0; expected 1 to 32, the context of the model"]),
         ("--text notes.txt --stride 33", ["--stride: found 33; expected 1 to 32, the context of the model"]),
-        ("", ["the following arguments are required: --text. See archwright eval --help"]),
+        ("", ["--text: found none; expected files, folders, globs, -, or stdlib"]),
     ],
 )  # fmt: skip
 def test_texts_of_eval(
