@@ -21,6 +21,7 @@ from archwright.parts.mixers import (
     QUERY_TEMPERATURES,
     RECURRENCES,
     SCORE_SCALES,
+    VALUE_EMBEDDINGS,
 )
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS, SCALINGS
@@ -40,6 +41,7 @@ REGISTRIES: tuple[Registry, ...] = (
     MASKS,
     SCORE_SCALES,
     QUERY_TEMPERATURES,
+    VALUE_EMBEDDINGS,
     FEEDFORWARDS,
     ACTIVATIONS,
     GATES,

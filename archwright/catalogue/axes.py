@@ -37,6 +37,7 @@ ORDER = (
     "model.attention.mask",
     "model.attention.scale",
     "model.attention.query_temperature",
+    "model.attention.value_embedding",
     "model.recurrence",
     "model.feedforward",
     "model.feedforward.routing",

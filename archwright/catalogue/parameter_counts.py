@@ -41,6 +41,7 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
         "norms": spec.norm.num_parameters(dim) if layers[-1].residual.final_norm else 0,
         "embedding skip": 0,
         "attention": 0,
+        "value embeddings": 0,
         "recurrence": 0,
         "feed-forward": 0,
         "head": spec.head.num_parameters(dim, int(spec.embedding.dim), vocab_size),
@@ -54,6 +55,7 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
         parts["norms"] += number * norms
         parts["embedding skip"] += number * layer.residual.num_parameters
         parts["attention"] += number * (attention.num_parameters(dim) + position)
+        parts["value embeddings"] += number * attention.num_table_parameters(vocab_size)
         parts["recurrence"] += number * layer.recurrence.num_parameters(dim)
         parts["feed-forward"] += number * feedforward.num_parameters(dim)
         idle += number * (feedforward.num_parameters(dim) - feedforward.num_active_parameters(dim))

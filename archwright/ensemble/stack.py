@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from archwright.model.language_model import LanguageModel
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import TokenEmbedding
-from archwright.parts.linear import Linear
+from archwright.parts.linear import Embedding, Linear
 from archwright.parts.norms import DynamicTanh, LayerNorm, RMSNorm, upcast
 from archwright.parts.weighted_sum import WeightedSum
 
@@ -113,22 +113,32 @@ class _StackedLinear(Linear):
         return y.view(*x.shape[:-1], -1)
 
 
-class _StackedEmbedding(_Stacked):
-    """x = P_k (scale * W_k[token]) + b_k for the rows of the k-th model."""
+class _StackedTable(_Stacked):
+    """x = W_k[token] for the rows of the k-th model."""
 
-    def __init__(self, one: TokenEmbedding, number: int) -> None:
+    def __init__(self, one: Embedding, number: int) -> None:
         super().__init__(number)
-        self.scale = one.scale
-        self.project_in: nn.Module | None = one.project_in
 
     def forward(self, index: Int[Tensor, "rows length"]) -> Float[Tensor, "rows length dim"]:
         assert self.weight is not None
         first = torch.arange(self.number, device=index.device) * self.weight.shape[1]
         # Rows of one table [number * vocab, dim], at indices [number * rows, length].
-        x = F.embedding(
+        return F.embedding(
             (_by_run(index, self.number) + first[:, None, None]).flatten(0, 1),
             self.weight.flatten(0, 1),
         )
+
+
+class _StackedEmbedding(_StackedTable):
+    """x = P_k (scale * W_k[token]) + b_k for the rows of the k-th model."""
+
+    def __init__(self, one: TokenEmbedding, number: int) -> None:
+        super().__init__(one, number)
+        self.scale = one.scale
+        self.project_in: nn.Module | None = one.project_in
+
+    def forward(self, index: Int[Tensor, "rows length"]) -> Float[Tensor, "rows length dim"]:
+        x = super().forward(index)
         if self.scale != 1:
             x = x * torch.tensor(self.scale, dtype=x.dtype, device="cpu")
         if self.project_in is not None:
@@ -213,6 +223,7 @@ def _beside(parameter: Tensor, x: Tensor) -> Tensor:
 
 STACKED: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {
     Linear: _StackedLinear,
+    Embedding: _StackedTable,
     TokenEmbedding: _StackedEmbedding,
     LayerNorm: _StackedNorm,
     RMSNorm: _StackedNorm,

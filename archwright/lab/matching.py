@@ -42,7 +42,7 @@ HEADS = frozenset({"num_heads", "head_dim"})
 ControlledVariable = frozenset[str]
 """Dotted paths of values that stay."""
 
-OUTSIDE = ("embedding", "position", "head")
+OUTSIDE = ("embedding", "position", "head", "layers.attention.value_embedding")
 """Parts of a model that are not counted as its size: tables with a row for each token or place."""
 
 
@@ -68,9 +68,14 @@ def count(spec: ModelSpec, vocab_size: int) -> Counts:
     parts = parameters_by_part(model)
     return Counts(
         model.num_parameters(),
-        sum(n for part, n in parts.items() if part.split(".")[0] not in OUTSIDE),
+        sum(n for part, n in parts.items() if not _is_outside(part)),
         flops_per_token(model, spec.context_length),
     )
+
+
+def _is_outside(part: str) -> bool:
+    """Tell whether a part is a table with a row for each token or place, or what belongs to one."""
+    return any(f"{part}.".startswith(f"{name}.") for name in OUTSIDE)
 
 
 def matched(

@@ -312,7 +312,7 @@ def _kernel_call(
 
     def once() -> None:
         attention.use_kernel(name)
-        context = Context(layout, rows)
+        context = Context(layout, rows, tokens=tokens)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             out = attention(x, context)
         torch.autograd.grad(out.float().sum(), x)

@@ -17,7 +17,7 @@ from archwright.parts.residuals import RESIDUALS
 from archwright.parts.sharing import LayerInfo, Sharing
 from archwright.parts.weighted_sum import WeightedSum
 from archwright.spec.errors import UserError
-from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
 
 MIXERS = {"attention": ATTENTIONS, "recurrence": RECURRENCES}
@@ -65,7 +65,7 @@ def build_layer(
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     sharing = Sharing()
     with torch.device("meta"):
-        layer = _layer(spec.layer(index), spec.dim, index + 1, sharing)
+        layer = _layer(spec, index, sharing)
     parts: dict[str, dict[str, nn.Module]] = {
         "layers": {str(index): layer},
         "rotaries": sharing.rotaries,
@@ -128,7 +128,7 @@ def _take_memory(model: nn.Module, device: torch.device | str) -> None:
 def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     sharing = Sharing()
     assert spec.vocab_size != "auto"
-    layers = [_layer(spec.layer(i), spec.dim, i + 1, sharing) for i in range(spec.num_layers)]
+    layers = [_layer(spec, i, sharing) for i in range(spec.num_layers)]
     position = None
     if spec.position.absolute:
         position = POSITIONS.make(spec.position, spec.dim, spec.context_length)
@@ -163,10 +163,11 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     )
 
 
-def _layer(layer: LayerSpec, dim: int, number: int, sharing: Sharing) -> Layer:
-    """Return layer `number`, counted from 1: the branches that it has, in order, and their wiring."""
+def _layer(spec: ModelSpec, index: int, sharing: Sharing) -> Layer:
+    """Return a layer of a resolved spec: the branches that it has, in order, and their wiring."""
+    layer, dim = spec.layer(index), spec.dim
     branches: dict[str, Branch] = {}
-    info = LayerInfo(number, layer.position, sharing)
+    info = LayerInfo(index + 1, layer.position, sharing, int(spec.vocab_size))
     for name, choice in layer.mixers.items():
         branches[name] = MIXERS[name].make(choice, dim, info)
     if not layer.feedforward.is_none:

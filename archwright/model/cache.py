@@ -111,7 +111,7 @@ class Cache:
         self._past.num_read += length
         if ragged:
             self._read = _after(layout)
-        return Context(layout, batch, past=past)
+        return Context(layout, batch, past=past, tokens=tokens)
 
     def _check(
         self, tokens: Tensor, segment_ids: Tensor | None, prefix_lengths: Tensor | None

@@ -96,7 +96,11 @@ class Decoder(LanguageModel):
     ) -> Float[Tensor, "batch length dim"]:
         """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
         given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
-        context = cache.context(*given) if cache else Context(token_layout(*given), len(tokens))
+        context = (
+            cache.context(*given)
+            if cache
+            else Context(token_layout(*given), len(tokens), tokens=tokens)
+        )
         x = context.embedding = self._embed(tokens, context)
         for i, layer in enumerate(self.stack):
             layer.prepare(context)

@@ -9,6 +9,7 @@ from archwright.parts.positions import rotation
 from archwright.parts.sharing import Shared
 from archwright.parts.states import Past, SlotTable
 from archwright.parts.token_layout import TokenLayout
+from archwright.spec.errors import UserError
 
 
 class Context:
@@ -20,6 +21,7 @@ class Context:
         attention_mask: which keys a query may see, [batch or 1, heads or 1, queries, keys] or without heads, in
             place of the masks of the spec.
         past: what was read of the same texts before; None in a pass without a cache.
+        tokens: ids of the tokens, [batch, length]; None outside a model.
 
     Attributes:
         embedding: the stream before the first layer, [batch, length, dim]; None outside a model.
@@ -34,8 +36,9 @@ class Context:
         *,
         attention_mask: Tensor | None = None,
         past: Past | None = None,
+        tokens: Tensor | None = None,
     ) -> None:
-        self.layout, self.batch = layout, batch
+        self.layout, self.batch, self._tokens = layout, batch, tokens
         self._attention_mask, self._past = attention_mask, past
         self._masks: dict[str, AttentionMask] = {}
         self._rotations: dict[str, Any] = {}
@@ -45,6 +48,19 @@ class Context:
     def alone(cls, x: Tensor, attention_mask: Tensor | None = None) -> "Context":
         """Return the context of vectors [batch, length, dim] whose rows are texts that begin at position 0."""
         return cls(TokenLayout(x.shape[1], x.device), x.shape[0], attention_mask=attention_mask)
+
+    @property
+    def tokens(self) -> Tensor:
+        """Ids of the tokens, [batch, length].
+
+        Raises:
+            UserError: there is no model that was given any.
+        """
+        if self._tokens is None:
+            raise UserError(
+                "token ids are read by this layer, and vectors alone were given; call the model"
+            )
+        return self._tokens
 
     @property
     def given(self) -> set[str]:

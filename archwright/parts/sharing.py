@@ -7,8 +7,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from archwright.parts.linear import Embedding
 from archwright.parts.masks import MaskPattern, pattern_of
 from archwright.parts.positions import POSITIONS
+from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask
 from archwright.spec.positions import Position
 
@@ -58,6 +60,21 @@ class LayerInfo:
     position: Position = Position.none()
     """The layer's position encoding."""
     sharing: Sharing = field(default_factory=Sharing)
+    vocab_size: int | None = None
+    """Rows of the model's embedding; None where no model is known."""
+
+    def token_table(self, width: int, name: str) -> Embedding:
+        """Return a table with a row of this width for each token of the vocabulary, for the option `name`.
+
+        Raises:
+            UserError: no model, and so no vocabulary, is known.
+        """
+        if self.vocab_size is None:
+            raise UserError(
+                f'{name}.kind: needs a row for each token, and a part alone has no vocabulary; expected "none", or '
+                "the whole model"
+            )
+        return Embedding(self.vocab_size, width)
 
     def pattern(self, mask: Mask, num_heads: int) -> Shared[MaskPattern]:
         """Return the pattern of a mask; of one whose heads see differently, for so many heads."""

@@ -10,6 +10,7 @@ LAYER_PARTS = {
     "feedforward": "feed-forward",
     "residual": "norms",
     "embedding_skip": "embedding skip",
+    "attention.value_embedding": "value embeddings",
 }
 """Names of a layer's modules for readers, where they differ from the attributes'."""
 
@@ -29,6 +30,6 @@ def counted(model: LanguageModel) -> Counts:
         first, *below = name.split(".")
         part = "norms" if first == "norm" else first
         if first == "layers":
-            part = LAYER_PARTS.get(below[0], below[0])
+            part = LAYER_PARTS.get(".".join(below), LAYER_PARTS.get(below[0], below[0]))
         parts[part] = parts.get(part, 0) + number
     return Counts(parts, active_parameters(model))

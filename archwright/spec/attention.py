@@ -119,6 +119,55 @@ class LogQueryTemperature(QueryTemperature):
         return {"period": max(8, round(self.period * share))} if share < 1 else {}
 
 
+class ValueEmbedding(Choice):
+    """The axis of what token ids add to values: a layer looks up a row e of a table of its own, of shape
+    [vocab_size, num_kv_heads * value_head_dim], for each token, whatever was made of it so far."""
+
+    axis: ClassVar[str] = "value_embedding"
+
+    def num_parameters(self, num_kv_heads: int) -> int:
+        """Return the number of parameters beside the table, of resolved values."""
+        return 0
+
+
+class NoValueEmbedding(ValueEmbedding):
+    """Values are those of x alone."""
+
+    kind: Literal["none"] = "none"
+
+
+class ScaledValueEmbedding(ValueEmbedding):
+    """v = a v + b e, with learned numbers a and b of the layer, both 0.5 at first (Jordan et al., 2024,
+    modded-nanogpt; after Zhou et al., 2024, Value Residual Learning)."""
+
+    kind: Literal["scaled"] = "scaled"
+
+    def num_parameters(self, num_kv_heads: int) -> int:
+        return 2
+
+
+class GatedValueEmbedding(ValueEmbedding):
+    """v = v + 2 sigmoid(gate(x)) e, with a gate for each key-value head, which is 1 at first (Karpathy, 2025,
+    nanochat)."""
+
+    kind: Literal["gated"] = "gated"
+    channels: AutoWidth = Field("auto", examples=[12])
+    """How many of the first coordinates of x the gate reads; auto: 32, or all where there are fewer."""
+
+    def width(self, dim: int) -> int:
+        """Return the number of coordinates that the gate reads in a model of width `dim`."""
+        return min(32, dim) if self.channels == "auto" else self.channels
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return {"channels": self.width(sizes.dim)}
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        return {"channels": "auto"}
+
+    def num_parameters(self, num_kv_heads: int) -> int:
+        return int(self.channels) * num_kv_heads
+
+
 class Attention(Mixer):
     """The axis of attention branches: how tokens exchange information."""
 
@@ -191,6 +240,8 @@ class SoftmaxAttention(MaskedAttention):
     """Norm over each head's value (Gemma 3n)."""
     value_scale: float = Field(1.0, gt=0, examples=[0.5])
     """Multiplies values (MiMo-V2)."""
+    value_embedding: ValueEmbedding = NoValueEmbedding()
+    """What token ids add to values, after the options above; in some layers, with `layer_kinds`."""
     qkv_clip: OptionalFloat = Field("none", examples=[8.0])
     """Queries, keys and values are cut to +-qkv_clip right after their projection (MPT, DBRX, OLMo)."""
     softcap: OptionalFloat = Field("none", examples=[50.0])
@@ -216,6 +267,12 @@ class SoftmaxAttention(MaskedAttention):
             "num_kv_heads": _given(self.num_kv_heads, num_heads),
             "head_dim": head_dim,
             "value_head_dim": _given(self.value_head_dim, head_dim),
+        }
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return {
+            **super().numbers(sizes),
+            "value_embedding": self.value_embedding.numbers(sizes),
         }
 
     def key_dim(self, dim: int) -> int:
@@ -246,7 +303,13 @@ class SoftmaxAttention(MaskedAttention):
         normed = (head, head) if self.qk_norm_over == "head" else (queries, keys)
         norms = sum(map(self.qk_norm.num_parameters, normed))
         norms += self.v_norm.num_parameters(value) + self.out_norm.num_parameters(mixed)
-        return maps + biases + gate + norms + self.sinks * heads
+        mixed_in = self.value_embedding.num_parameters(kv_heads)
+        return maps + biases + gate + norms + self.sinks * heads + mixed_in
+
+    def num_table_parameters(self, vocab_size: int) -> int:
+        if self.value_embedding.is_none:
+            return 0
+        return vocab_size * int(self.num_kv_heads) * int(self.value_head_dim)
 
 
 class LatentBias(BoolGroup):

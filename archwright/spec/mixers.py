@@ -26,7 +26,11 @@ class Mixer(Choice):
         return "" if self.is_none else f"{self.kind} {self.axis}"
 
     def num_parameters(self, dim: int) -> int:
-        """Return the number of parameters of a branch whose values are resolved, positions aside."""
+        """Return the number of parameters of a branch whose values are resolved, positions and tables aside."""
+        return 0
+
+    def num_table_parameters(self, vocab_size: int) -> int:
+        """Return the number of parameters of its tables with a row for each token, of resolved values."""
         return 0
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archwright.spec.attention import (
+    GatedValueEmbedding,
     InverseScale,
     LatentAttention,
     MaskedAttention,
@@ -124,6 +125,11 @@ def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
             widths = layer.attention.heads(spec.dim)
             widest = max(width for name, width in widths.items() if name.endswith("_dim"))
             sizes[f"{at}attention"] = matrix * widths["num_heads"] * widest
+        if isinstance(layer.attention, SoftmaxAttention) and not (
+            layer.attention.value_embedding.is_none or spec.vocab_size == "auto"
+        ):
+            row = widths["num_kv_heads"] * widths["value_head_dim"]
+            sizes[f"{at}attention.value_embedding"] = matrix // spec.dim * row * spec.vocab_size
         if isinstance(branch := layer.feedforward, Experts):
             hidden = branch.num_experts * branch.expert.width(spec.dim)
             sizes[f"{at}feedforward"] = matrix * hidden
@@ -153,6 +159,17 @@ def heads_divide_dim(spec: "ModelSpec") -> Iterator[str]:
             yield (
                 f"{at}attention.num_heads: found {num_heads}; expected a divisor of "
                 f"dim = {spec.dim}, or a given attention.head_dim"
+            )
+
+
+@_rule("The gate of a value embedding reads coordinates that there are.")
+def value_gate_reads_x(spec: "ModelSpec") -> Iterator[str]:
+    for at, attention in _softmaxes(spec):
+        choice = attention.value_embedding
+        if isinstance(choice, GatedValueEmbedding) and choice.width(spec.dim) > spec.dim:
+            yield (
+                f"{at}attention.value_embedding.channels: found {choice.channels}; expected at most "
+                f"dim = {spec.dim}"
             )
 
 

@@ -24,6 +24,8 @@ CHOICES = {
         "attention.qk_norm_over=per_head",
     ),
     "a skip from the embedding": ("residual.embedding_skip=true",),
+    "value embeddings": ("attention.value_embedding.kind=scaled",),
+    "gated value embeddings": ("attention.value_embedding.kind=gated",),
     "narrow table": ("embedding.dim=8", "embedding.scale=sqrt_dim"),
 }
 

@@ -11,6 +11,10 @@ from archwright.spec.read import load
     ("words", "blocks"),
     [
         (["residual.embedding_skip=true"], "residual.embedding_skip = true (has false)"),
+        (
+            ["attention.value_embedding.kind=scaled"],
+            'attention.value_embedding.kind = "scaled" (has "none")',
+        ),
         (["norm.kind=dyt"], 'norm.kind = "dyt" (has "rms")'),
         (["attention.qk_norm.kind=dyt"], 'attention.qk_norm.kind = "dyt" (has "none")'),
     ],

@@ -6,7 +6,7 @@ from archwright.lab.matching import TOLERANCE, count, matched, mismatch
 from archwright.lab.scaling import DIMS, scaled, shape
 from archwright.lab.variants import arms, split
 from archwright.model.build import build
-from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.attention import SoftmaxAttention, ValueEmbedding
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
@@ -24,6 +24,7 @@ KINDS = [
         ("norm", Norm),
         ("residual", Residual),
         ("position", Position),
+        ("attention.value_embedding", ValueEmbedding),
     )
     for kind in choice.kinds
 ]
@@ -47,6 +48,7 @@ def pair(word: str, size: float = 2e5) -> tuple[ModelSpec, ModelSpec]:
             "norm.kind=rms",
             "residual.kind=pre",
             "position.kind=rope",
+            "attention.value_embedding.kind=none",
         )
     ],
 )
@@ -56,11 +58,21 @@ def test_every_choice_can_be_made_equal_in_size(word: str) -> None:
     found, equal = matched(other, target, "non_embedding", 1024)
     assert equal
     assert abs(count(found, 1024).non_embedding / target.non_embedding - 1) <= TOLERANCE
-    axis = word.partition(".")[0]
-    assert getattr(found, axis).kind == word.partition("=")[2]
+    path, _, kind = word.partition("=")
+    assert flatten(found.model_dump())[path] == kind
 
 
 @pytest.mark.sampled(fast=2)
+def test_tables_with_a_row_for_each_token_are_no_size() -> None:
+    spec = load("modern").override("dim=48", "num_layers=3", "attention.num_heads=4")
+    plain, other = (
+        count(s, 64) for s in (spec, spec.override("attention.value_embedding.kind=scaled"))
+    )
+    scalars, table = 3 * 2, 3 * 64 * 2 * 12
+    assert other.non_embedding - plain.non_embedding == scalars
+    assert other.parameters - plain.parameters == scalars + table
+
+
 @pytest.mark.parametrize("match", ["non_embedding", "parameters", "flops"])
 @pytest.mark.parametrize(
     "word", ["textbook", ":num_layers=2", ":num_layers=7", ":head.tied=true", ":dim=48"]

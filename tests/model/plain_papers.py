@@ -167,6 +167,28 @@ def embedding_skip(w: Weights, at: str, x: Array, embedding: Array) -> Array:
     return y
 
 
+Values = Callable[[Weights, str, Array, Array, Array], Array]
+"""What values become, of the weights, the layer's name, the values [num_kv_heads, length, width], the rows that the
+layer's table has for the tokens, shaped alike, and what attention reads."""
+
+
+def scaled_values(w: Weights, at: str, v: Array, rows: Array, x: Array) -> Array:
+    """Modded-nanogpt's published code: lambdas[0] v + lambdas[1] ve."""
+    own, looked_up = (w[f"{at}.attention.value_mix.sum.{name}"] for name in ("first", "second"))
+    y: Array = own * v + looked_up * rows
+    return y
+
+
+def gated_values(channels: int, factor: float = 2.0) -> Values:
+    """Nanochat's published code: v + 2 sigmoid(ve_gate(x[..., :32])) ve, with a gate for each head."""
+
+    def values(w: Weights, at: str, v: Array, rows: Array, x: Array) -> Array:
+        gate = factor * sigmoid(linear(w, f"{at}.attention.value_mix.gate", x[:, :channels]))
+        return v + gate.T[..., None] * rows
+
+    return values
+
+
 def causal(layer: int, i: int, j: int, head: int) -> bool:
     """Vaswani et al., 2017, section 3.2.3."""
     return j <= i
@@ -215,13 +237,14 @@ class Paper:
     logit_scale: float = 1.0
     from_embedding: Callable[[Weights, str, Array, Array], Array] | None = None
     """What a layer begins with, of the weights, the layer's name, the stream, and the one before the first layer."""
+    values: Values | None = None
 
     def logits(self, w: Weights, tokens: Array) -> Array:
         """Return the logits after each token of a text."""
         x = self.embedding_scale * w["embedding.weight"][tokens]
         if self.added is not None:
             x = x + self.added(w, len(tokens))
-        embedding = x
+        embedding, w = x, {**w, "tokens": tokens}
         num_layers = 1 + max(int(n.split(".")[1]) for n in w if n.startswith("layers."))
         for layer in range(num_layers):
             if self.from_embedding is not None:
@@ -257,6 +280,10 @@ class Paper:
         reads = head * self.kv_heads // self.heads if self.by_groups else head % self.kv_heads
         k = self._heads(w, f"{at}.attention.key", x, self.kv_heads)[reads]
         v = self._heads(w, f"{at}.attention.value", x, self.kv_heads)[reads]
+        if self.values is not None and (table := f"{at}.attention.value_embedding.weight") in w:
+            v = self._heads(w, f"{at}.attention.value", x, self.kv_heads)
+            rows = w[table][w["tokens"]].reshape(len(x), self.kv_heads, -1)
+            v = self.values(w, at, v, np.moveaxis(rows, 1, 0), x)[reads]
         if self.turn is not None:
             q, k = self.turn(q), self.turn(k)
         scale = self.scale(q.shape[-1])

@@ -21,6 +21,7 @@ from tests.model.plain_papers import (
     dynamic_tanh,
     embedding_skip,
     gated,
+    gated_values,
     gegelu,
     gelu,
     gelu_tanh,
@@ -30,6 +31,7 @@ from tests.model.plain_papers import (
     relu,
     rms_norm,
     rope,
+    scaled_values,
     silu,
     sinusoids,
     t5_bias,
@@ -77,12 +79,23 @@ QWEN = Paper(
 
 MODERN = Paper(kv_heads=1, norm=rms_norm, turn=rope(1e4), feedforward=gated(silu))
 
-BASES = {"DyT": "modern", "skip from the embedding": "modern"}
+BASES = dict.fromkeys(
+    ("DyT", "skip from the embedding", "value embeddings", "gated value embeddings"), "modern"
+)
 """Presets that models are made from which are none themselves."""
 
 CHANGED = {
     "phi-3-small": ["attention.num_kv_heads=2"],  # so that groups of heads are more than one
     "DyT": ["norm.kind=dyt"],
+    "value embeddings": [
+        "attention.num_kv_heads=2",
+        "layer_kinds.looks.attention.value_embedding.kind=scaled",
+        'layers.cycle=["default", "looks"]',
+    ],
+    "gated value embeddings": [
+        "attention.num_kv_heads=2",
+        "attention.value_embedding.kind=gated",
+    ],
     "skip from the embedding": ["residual.embedding_skip=true"],
 }
 """What is changed of the presets."""
@@ -97,6 +110,8 @@ PAPERS = {
     "phi-3-small": PHI_3_SMALL,
     "qwen-14b": QWEN,
     "DyT": replace(MODERN, norm=dynamic_tanh),
+    "value embeddings": replace(MODERN, kv_heads=2, values=scaled_values),
+    "gated value embeddings": replace(MODERN, kv_heads=2, values=gated_values(32)),
     "skip from the embedding": replace(MODERN, from_embedding=embedding_skip),
 }
 
@@ -170,6 +185,26 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
         "no offset",
         {"norm": lambda x, weight, bias, eps, alpha: weight * np.tanh(alpha * x)},
     ),
+    ("value embeddings", "values of x alone", {"values": None}),
+    ("value embeddings", "a plain sum", {"values": lambda w, at, v, rows, x: v + rows}),
+    (
+        "value embeddings",
+        "heads by turns",
+        {
+            "values": lambda w, at, v, rows, x: scaled_values(w, at, v, rows[::-1], x),
+        },
+    ),
+    ("gated value embeddings", "values of x alone", {"values": None}),
+    ("gated value embeddings", "half the gate", {"values": gated_values(32, factor=1.0)}),
+    (
+        "gated value embeddings",
+        "the gates of other heads",
+        {
+            "values": lambda w, at, v, rows, x: gated_values(32)(w, at, v[::-1], rows[::-1], x)[
+                ::-1
+            ],
+        },
+    ),
     ("skip from the embedding", "no skip", {"from_embedding": None}),
     (
         "skip from the embedding",
@@ -229,6 +264,8 @@ BIASED: dict[str, set[str]] = {
     "phi-3-small": MAPS | {"gate", "norm"},
     "qwen-14b": {"query", "key", "value"},
     "DyT": {"norm"},
+    "value embeddings": set(),
+    "gated value embeddings": set(),
     "skip from the embedding": set(),
 }
 """What has a bias: nothing in PaLM (section 2), queries, keys and values in Qwen (section 2.3)."""

@@ -18,6 +18,10 @@ BROKEN: dict[str, list[str]] = {
     "not_too_many_parameters": ["feedforward.hidden_dim=16777216", "dim=8388608", "num_layers=8"],
     "kv_heads_divide_heads": ["attention.num_heads=8", "attention.num_kv_heads=3"],
     "heads_divide_dim": ["attention.num_heads=7", "position.kind=none"],
+    "value_gate_reads_x": [
+        "attention.value_embedding.kind=gated",
+        "attention.value_embedding.channels=513",
+    ],
     "rope_needs_pairs": ["position.fraction=0.01"],
     "longrope_divides_each_pair": [
         "position.scaling.kind=longrope",

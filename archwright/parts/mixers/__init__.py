@@ -6,6 +6,7 @@ from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
 from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
+from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS as VALUE_EMBEDDINGS
 from archwright.parts.registry import Registry
 from archwright.spec import attention as spec
 from archwright.spec.mixers import Recurrence

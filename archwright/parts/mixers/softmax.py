@@ -12,6 +12,7 @@ from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_
 from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES, SCORE_SCALES, Temperature
+from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS
 from archwright.parts.norms import NORMS
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
@@ -56,6 +57,12 @@ class SoftmaxAttention(AttentionMixer):
         self.key_norm = self._norm_of_heads(spec.qk_norm, num_kv_heads)
         self.value_norm: nn.Module = NORMS.make(spec.v_norm, value_dim)
         self.out_norm: nn.Module = NORMS.make(spec.out_norm, width)
+        self.value_embedding: nn.Module | None = None
+        self.value_mix: nn.Module | None = None
+        if not spec.value_embedding.is_none:
+            values = num_kv_heads * value_dim
+            self.value_embedding = layer.token_table(values, "attention.value_embedding")
+            self.value_mix = VALUE_EMBEDDINGS.make(spec.value_embedding, dim, num_kv_heads)
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if spec.sinks else None
         self.temperature: Temperature | None = None
         if not isinstance(spec.query_temperature, NoQueryTemperature):
@@ -108,6 +115,10 @@ class SoftmaxAttention(AttentionMixer):
             q, k = self._qk_normed(q, k)
         v = self.value_norm(v)
         v = v if self.spec.value_scale == 1 else v * self.spec.value_scale
+        if self.value_embedding is not None and self.value_mix is not None:
+            rows = self.value_embedding(context.tokens).to(v.dtype)
+            # [batch, length, num_kv_heads, value_dim]
+            v = self.value_mix(v, rows.view(v.shape), x)
         q, k, v = self._rotate_and_cache(q, k, v, context, mask, state)
         q = self._apply_query_temperature(q, mask)
         bias = None

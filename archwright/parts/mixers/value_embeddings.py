@@ -1,0 +1,61 @@
+"""How the rows that a table has for token ids join the values of attention."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from archwright.parts.linear import Linear
+from archwright.parts.registry import Registry
+from archwright.parts.weighted_sum import WeightedSum
+from archwright.spec import attention as spec
+
+Values = Float[Tensor, "batch length kv_heads value_dim"]
+
+
+class ScaledValueEmbedding(nn.Module):
+    """v = a v + b e, with learned numbers a and b, and rows e of the table.
+
+    Shapes: v and e [batch, length, num_kv_heads, value_dim]; x, which attention reads, [batch, length, dim].
+    Jordan et al., 2024, modded-nanogpt, published code; Zhou et al., 2024, Value Residual Learning, have the values
+    of the first layer for e.
+    """
+
+    def __init__(self, spec: spec.ScaledValueEmbedding, dim: int, num_kv_heads: int) -> None:
+        super().__init__()
+        self.sum = WeightedSum(0.5, 0.5)
+
+    def forward(self, v: Values, e: Values, x: Float[Tensor, "batch length dim"]) -> Values:
+        mixed: Tensor = self.sum(v, e)
+        return mixed
+
+
+class GatedValueEmbedding(nn.Module):
+    """v = v + 2 sigmoid(gate(x)) e: a gate for each key-value head, from the first coordinates of x, which is 1 at
+    first.
+
+    Shapes: v and e [batch, length, num_kv_heads, value_dim]; x, which attention reads, [batch, length, dim].
+    Karpathy, 2025, nanochat, published code.
+    """
+
+    def __init__(self, spec: spec.GatedValueEmbedding, dim: int, num_kv_heads: int) -> None:
+        super().__init__()
+        self.channels = spec.width(dim)
+        self.gate = Linear(self.channels, num_kv_heads, deepnorm=False)
+        self.gate.init_gain = 0.0
+
+    def forward(self, v: Values, e: Values, x: Float[Tensor, "batch length dim"]) -> Values:
+        # [batch, length, num_kv_heads, 1]
+        gate = 2 * torch.sigmoid(self.gate(x[..., : self.channels]))[..., None]
+        return v + gate.to(v.dtype) * e
+
+
+VALUE_EMBEDDINGS = Registry(
+    spec.ValueEmbedding,
+    "(spec, dim, num_kv_heads)",
+    nn.Module,
+    {
+        spec.ScaledValueEmbedding: ScaledValueEmbedding,
+        spec.GatedValueEmbedding: GatedValueEmbedding,
+    },
+)
+"""Modules: v = mix(v, e, x), of values, rows of the table, and what attention reads."""
