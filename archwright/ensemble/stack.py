@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from archwright.model.language_model import LanguageModel
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import TokenEmbedding
-from archwright.parts.linear import Embedding, Linear
+from archwright.parts.linear import Linear, TokenTable
 from archwright.parts.norms import DynamicTanh, LayerNorm, RMSNorm, upcast
 from archwright.parts.weighted_sum import WeightedSum
 
@@ -116,7 +116,7 @@ class _StackedLinear(Linear):
 class _StackedTable(_Stacked):
     """x = W_k[token] for the rows of the k-th model."""
 
-    def __init__(self, one: Embedding, number: int) -> None:
+    def __init__(self, one: TokenTable | TokenEmbedding, number: int) -> None:
         super().__init__(number)
 
     def forward(self, index: Int[Tensor, "rows length"]) -> Float[Tensor, "rows length dim"]:
@@ -223,7 +223,7 @@ def _beside(parameter: Tensor, x: Tensor) -> Tensor:
 
 STACKED: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {
     Linear: _StackedLinear,
-    Embedding: _StackedTable,
+    TokenTable: _StackedTable,
     TokenEmbedding: _StackedEmbedding,
     LayerNorm: _StackedNorm,
     RMSNorm: _StackedNorm,

@@ -107,6 +107,10 @@ class Embedding(nn.Module):
         return f"{self.weight.shape[0]} x {self.weight.shape[1]}"
 
 
+class TokenTable(Embedding):
+    """A table of token ids, which every row of a batch has in its own: so several models' tables are one."""
+
+
 def linear(
     x: Float[Tensor, "*batch d_in"],
     weight: Float[Tensor, "d_out d_in"],

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from archwright.parts.linear import Embedding
+from archwright.parts.linear import TokenTable
 from archwright.parts.masks import MaskPattern, pattern_of
 from archwright.parts.positions import POSITIONS
 from archwright.spec.errors import UserError
@@ -63,7 +63,7 @@ class LayerInfo:
     vocab_size: int | None = None
     """Rows of the model's embedding; None where no model is known."""
 
-    def token_table(self, width: int, name: str) -> Embedding:
+    def token_table(self, width: int, name: str) -> TokenTable:
         """Return a table with a row of this width for each token of the vocabulary, for the option `name`.
 
         Raises:
@@ -74,7 +74,7 @@ class LayerInfo:
                 f'{name}.kind: needs a row for each token, and a part alone has no vocabulary; expected "none", or '
                 "the whole model"
             )
-        return Embedding(self.vocab_size, width)
+        return TokenTable(self.vocab_size, width)
 
     def pattern(self, mask: Mask, num_heads: int) -> Shared[MaskPattern]:
         """Return the pattern of a mask; of one whose heads see differently, for so many heads."""
