@@ -4,7 +4,7 @@ import pytest
 
 from archwright.lab.matching import TOLERANCE, count, matched, mismatch
 from archwright.lab.scaling import DIMS, scaled, shape
-from archwright.lab.variants import arms, split
+from archwright.lab.variants import arms, set_by, split
 from archwright.model.build import build
 from archwright.spec.attention import SoftmaxAttention, ValueEmbedding
 from archwright.spec.feedforward import Experts, FeedForward, Hidden
@@ -12,10 +12,10 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
 from archwright.spec.overrides import assigned, flatten
 from archwright.spec.positions import Position
-from archwright.spec.read import load, load_run, preset_names
+from archwright.spec.read import load, load_run, load_study, preset_names, study_names
 from archwright.spec.residuals import Residual
 from archwright.spec.run_spec import RunSpec
-from archwright.spec.study_spec import Match, StudySpec
+from archwright.spec.study_spec import Match, StudySpec, parse_count
 
 KINDS = [
     f"{axis}.kind={kind}"
@@ -62,7 +62,6 @@ def test_every_choice_can_be_made_equal_in_size(word: str) -> None:
     assert flatten(found.model_dump())[path] == kind
 
 
-@pytest.mark.sampled(fast=2)
 def test_tables_with_a_row_for_each_token_are_no_size() -> None:
     spec = load("modern").override("dim=48", "num_layers=3", "attention.num_heads=4")
     plain, other = (
@@ -73,6 +72,7 @@ def test_tables_with_a_row_for_each_token_are_no_size() -> None:
     assert other.parameters - plain.parameters == scalars + table
 
 
+@pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("match", ["non_embedding", "parameters", "flops"])
 @pytest.mark.parametrize(
     "word", ["textbook", ":num_layers=2", ":num_layers=7", ":head.tied=true", ":dim=48"]
@@ -103,6 +103,19 @@ def test_what_cannot_be_equal_is_said_and_as_near_as_may_be() -> None:
         count(spec, 1024).non_embedding / count(base, 1024).non_embedding for spec in (found, other)
     ]
     assert abs(sizes[0] - 1) < abs(sizes[1] - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", study_names())
+def test_variants_of_the_studies_that_come_along_are_of_one_size(name: str) -> None:
+    study = load_study(name)
+    runs = arms(study, parse_count(study.size) if study.size != "auto" else 2e5)
+    vocab_size, (baseline, *others) = 1024, runs
+    target = count(runs[baseline].model, vocab_size)
+    for variant in others:
+        held = {path.removeprefix("model.") for path in set_by(study.variants[variant])}
+        found, equal = matched(runs[variant].model, target, study.match, vocab_size, held)
+        assert equal, f"{variant}: {mismatch(count(found, vocab_size), target, study.match):+.2%}"
 
 
 def test_nothing_is_changed_where_nothing_is_to_be_equal() -> None:
