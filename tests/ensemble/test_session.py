@@ -91,6 +91,7 @@ def assert_alike(run: RunSpec, material: Material, loss: float, weights: float) 
         ("probes.every=5", "probes"),
         ("model.attention.sinks=true", "layers.0.attention"),
         ("model.position.kind=learned", "position.table"),
+        ("model.position.kind=t5", "table"),
         ("model.feedforward.kind=experts", "feedforward"),
     ],
 )
