@@ -21,14 +21,14 @@ demo: $(VENV)/.installed  ## train a language model on this CPU in three minutes
 test-fast: $(VENV)/.installed-dev  ## run the quick tests of every room (about a minute)
 	$(PYTEST) -m "not slow and not release"
 
-test: $(VENV)/.installed-dev check  ## run all checks, and every test that a change must pass (about 10 minutes)
+test: $(VENV)/.installed-dev check  ## run all checks, and every test that a change must pass (about 12 minutes)
 	$(PYTEST) -m "not release"
 
 test-slow: $(VENV)/.installed-dev  ## run what `make test` samples: the other cases, and a thousand compositions
 	$(PYTEST) -m release
 	$(MAKE) laws
 
-laws: $(VENV)/.installed-dev  ## try a thousand random architectures against every law (6 minutes)
+laws: $(VENV)/.installed-dev  ## try a thousand random architectures against every law (over a quarter of an hour)
 	COMPOSITIONS=1000 $(BIN)/python -m pytest tests/laws tests/test_tiny_presets.py -s
 
 mutants: $(VENV)/.installed-dev  ## plant faults in copies and see which tests notice (ARGS="--only NAME --jobs N")
