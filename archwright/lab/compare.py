@@ -113,6 +113,8 @@ def compare(
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(plan))
                 complete = execution.run(workers, shown, interrupt)
+            if complete:
+                _keep_end(execution, folder)
             if interrupt:
                 shown.say("saving what is being trained")
         results = results_of(execution, command, complete)
@@ -188,6 +190,21 @@ def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
                 raise
 
 
+def _keep_end(execution: Execution, folder: RunFolder) -> None:
+    """Write down what time left out of a study that has ended: it has ended there, whatever the clock says when the
+    same command is given again, and pairs that are added come after those."""
+    plan = execution.plan
+    study, left_out = plan.study, execution.left_out
+    if study.procedure == "sweep" or not (left_out or not execution.may_shorten):
+        return
+    kept: dict[str, Any] = {}
+    if left_out:
+        kept["ends"] = (len(execution.seeds),)
+    if not execution.may_shorten:
+        kept["horizons"] = ()
+    plans.save(replace(plan, study=study.model_copy(update=kept)), folder)
+
+
 def _extended(execution: Execution, seeds: int) -> Execution:
     """Return a study with more pairs; one that is not complete with those that were added goes on as it is.
 
@@ -200,9 +217,10 @@ def _extended(execution: Execution, seeds: int) -> Execution:
         raise UserError(f"--add-seeds: found {seeds}; expected 1 or more")
     if study.procedure == "sweep":
         raise UserError(
-            f'--add-seeds: found a study with procedure = "sweep"; start it anew with --seeds {study.seeds + seeds}'
+            '--add-seeds: found a study with procedure = "sweep"; give it a new folder and '
+            f"--seeds {study.seeds + seeds}"
         )
-    if now.wanted and study.ends:
+    if now.wanted and len(study.ends) > 1:  # of the pairs that were added last
         return execution
     if now.wanted:
         raise UserError(

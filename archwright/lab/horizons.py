@@ -19,8 +19,9 @@ def multiplier_of(
     plan = execution.plan
     shares, names = horizons(plan.study), (plan.baseline.name, effect.variant)
     whole = {(r.variant, r.seed): r.loss for r in replicates}
+    halved = execution.by_halves
     known = {
-        (cell.variant, cell.seed, cell.share): execution.loss(run)
+        (cell.variant, cell.seed, cell.share): execution.loss(run, halved)
         for cell, run in execution.shorter.items()
         if not (run.failed or run.diverged)
     }

@@ -26,7 +26,7 @@ EXTRA_LRS = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
 
 
-FINER_LRS = 1.0
+FINER_LRS = 2.0
 """Runs of each tuning seed beside its grid, about: where it moves, or becomes finer."""
 
 
@@ -144,7 +144,9 @@ def runs_each(study: StudySpec) -> float:
         return study.seeds
     if study.procedure == "sweep":
         return study.seeds * study.lr_grid_size + EXTRA_LRS
-    return study.seeds + len(study.tuning_seed_numbers) * (study.lr_grid_size + FINER_LRS)
+    return len(study.seed_numbers) + len(study.tuning_seed_numbers) * (
+        study.lr_grid_size + FINER_LRS
+    )
 
 
 def horizons(study: StudySpec) -> tuple[float, ...]:

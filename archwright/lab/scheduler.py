@@ -10,6 +10,7 @@ from pathlib import Path
 
 from archwright.lab import run_cache
 from archwright.lab.batching import Cell, Groups, cells_of
+from archwright.lab.looks import no_text_error
 from archwright.lab.plan import Plan, file_of, horizons
 from archwright.lab.procedure import PAIRS, Standing, shorter_runs, standing
 from archwright.lab.results import Replicate, RunResult
@@ -88,10 +89,10 @@ class Execution:
             self.take_finished()
             running = cells_of(workers)
             wanted = [cell for cell in self.wanted() if cell not in running]
+            if self._late(workers) if wanted else self._takes_back():
+                continue
             if not wanted and not workers.running:
                 break
-            if wanted and self._late(workers):
-                continue
             while wanted and workers.free:
                 group, folders = self._groups.take(wanted)
                 self._started.update(group)
@@ -117,11 +118,11 @@ class Execution:
 
     def replicates(self) -> list[Replicate]:
         """Return the seeds that are compared, of each variant those that have all their runs."""
-        now, found = self.standing(), []
+        now, halved, found = self.standing(), self.by_halves, []
         for name, seeds in now.compared.items():
             for seed, powers in seeds.items():
                 runs = [self.results[Cell(name, seed, k)] for k in powers]
-                one = replicate(runs if self.by_halves else [replace(r, halves=None) for r in runs])
+                one = replicate(runs if halved else [replace(r, halves=None) for r in runs])
                 # A rate that other seeds placed is at an end where their window is.
                 edge = one.at_boundary or now.sweeps[name].at_boundary
                 found.append(replace(one, at_boundary=edge) if len(powers) == 1 else one)
@@ -132,10 +133,10 @@ class Execution:
         return [Cell(*run) for run in shorter_runs(study, compared, pairs)]
 
     def _filling(self) -> list[Cell]:
-        """Return the runs of the next seed that fit into what is left of a budget in time: of variants
-        that were decided early, then of shorter horizons."""
-        budget = self.plan.study.wall_seconds
-        if budget is None:
+        """Return the runs of the next seed that fit into what is left of a budget in time, or were started when they
+        did: of variants that were decided early, then of shorter horizons."""
+        study = self.plan.study
+        if study.budget.seconds is None:
             return []
         filled = self._standing(self.may_shift, fill=True).wanted
         runs = [Cell(*run) for run in filled]
@@ -145,9 +146,9 @@ class Execution:
         # Together they take as long as the slowest worker, which has the most of them.
         each = max((self.run_seconds(c.variant, c.share) for c in runs), default=0.0)
         rounds = math.ceil(len(runs) / self.plan.workers)
-        fits = self.spent + each * rounds + ENDING <= budget
-        begun = any(self._folder(cell).started for cell in runs)
-        self.fills = bool(runs) and (fits or begun)
+        fits = self.spent + each * rounds + ENDING <= (study.wall_seconds or 0.0)
+        started = any(self._folder(cell).started for cell in runs)
+        self.fills = bool(runs) and (fits or started)
         return runs if self.fills else []
 
     @property
@@ -213,7 +214,9 @@ class Execution:
         if self.fills:
             return max(0.0, (self.plan.study.wall_seconds or 0.0) - ENDING - self.spent)
         work = sum(self.run_seconds(name) * n for name, n in self.outstanding().items())
-        return (work + self._shorter_seconds()) / self.plan.workers
+        if self.may_shorten:
+            work += self._shorter_seconds()
+        return work / self.plan.workers
 
     def outstanding_shorter(self) -> int:
         """Return how many runs of shorter horizons are still to be made, about."""
@@ -223,8 +226,6 @@ class Execution:
 
     def _shorter_seconds(self) -> float:
         """Return the processor time of the runs of shorter horizons that are still to be made."""
-        if not self.may_shorten:
-            return 0.0
         whole = sum(
             min(PAIRS, len(self.seeds)) * self.run_seconds(name, share)
             for name in self.plan.arms
@@ -234,8 +235,9 @@ class Execution:
 
     def _standing(self, may_shift: bool, *, fill: bool = False) -> Standing:
         losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in self.plan.arms}
+        halved = self.by_halves
         for cell, result in self.results.items():
-            losses[cell.variant][cell.seed, cell.k] = self.loss(result)
+            losses[cell.variant][cell.seed, cell.k] = self.loss(result, halved)
         return standing(
             self.plan.study,
             losses,
@@ -243,25 +245,24 @@ class Execution:
             may_shift=may_shift,
             fill=fill,
             plateau=self.plateau,
-            text_error=self._text_error,
+            text_error=self._text_error if halved else no_text_error,
         )
 
-    def loss(self, run: RunResult) -> float:
+    def loss(self, run: RunResult, by_halves: bool) -> float:
         """Return the loss that counts: on the half of the windows that tunes, or on the one that judges."""
-        if not (self.by_halves and run.halves):
+        if not (by_halves and run.halves):
             return run.loss
         tunes = run.seed in self.plan.study.tuning_seed_numbers
         return run.halves.tuning if tunes else run.halves.judged
 
     def _text_error(self, variant: str, pairs: int) -> float:
         """Return the standard error of a variant's mean from the choice of documents."""
-        seeds = [*self.plan.study.seed_numbers][:pairs]
+        seeds, base = self.plan.study.seed_numbers[:pairs], next(iter(self.plan.arms))
         by_seed = {
             (cell.variant, cell.seed): run.halves
             for cell, run in self.results.items()
-            if cell.seed in seeds and self.by_halves
+            if cell.variant in (variant, base) and cell.seed in seeds
         }
-        base = next(iter(self.plan.arms))
         return text_error([(by_seed.get((variant, s)), by_seed.get((base, s))) for s in seeds])
 
     def _folder(self, cell: Cell) -> RunFolder:
@@ -307,10 +308,8 @@ class Execution:
         """Leave out the last seed, the shorter horizons, or the move of a window, where there is no time for it: seeds
         down to those of the second look, then horizons, then seeds again."""
         budget = self.plan.study.wall_seconds
-        if budget is None:
-            return False
-        if (end := self.spent + self.remaining() + ENDING) <= LATE * budget:
-            return self._takes_back(budget - end)
+        if budget is None or self._end_of_study() <= LATE * budget:
+            return self._takes_back()
         started = {cell.seed for cell in (*self.results, *cells_of(workers))}
         shortens = self.may_shorten and self._shorter_seconds() > 0
         least = max(LEAST_SEEDS, 2 * self.plan.study.seeds // 3) if shortens else LEAST_SEEDS
@@ -326,12 +325,22 @@ class Execution:
             return True
         return False
 
-    def _takes_back(self, left: float) -> bool:
-        """Take a seed back that was left out, where the runs turned out to be faster and the last look is still to
-        come."""
-        planned = self.plan.study.seed_numbers
-        sweeps = self.plan.study.procedure == "sweep"
-        if sweeps or len(self.seeds) == len(planned) or not self.standing().wanted:
+    def _end_of_study(self) -> float:
+        """Return the wall time from the user's Enter to the prompt, about."""
+        return self.spent + self.remaining() + ENDING
+
+    def _takes_back(self) -> bool:
+        """Take back the shorter horizons that were left out, where the runs turned out to be faster or less was to be
+        decided, then a seed, where the last look is still to come."""
+        study, planned = self.plan.study, self.plan.study.seed_numbers
+        if study.procedure == "sweep" or study.wall_seconds is None:
+            return False
+        # What fills a budget gives way to them.
+        left = study.wall_seconds - ENDING - self.spent - (0 if self.fills else self.remaining())
+        if not self.may_shorten and self._shorter_seconds() / self.plan.workers <= left:
+            self.may_shorten = True
+            return True
+        if len(self.seeds) == len(planned) or not self.standing().wanted:
             return False
         pair = sum(map(self.run_seconds, self.plan.arms)) / self.plan.workers
         if pair > left:

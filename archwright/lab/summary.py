@@ -184,8 +184,8 @@ def _notes(
         if effect.outcome != "inconclusive" and 0 < look < study.seeds:
             notes.append(f"{effect.variant} was decided after {look} of {study.seeds} seeds.")
     undecided = [e.variant for e in effects if e.variant not in now.decisions]
-    if execution.left_out and undecided:
-        number = len(execution.left_out)
+    ended = study.ends[0] if study.ends else len(execution.seeds)
+    if (number := study.seeds - ended) > 0 and undecided:
         notes.append(
             f"{number} of {study.seeds} seeds {'were' if number > 1 else 'was'} left out: "
             "the budget did not pay for them."

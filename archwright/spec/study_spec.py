@@ -64,7 +64,9 @@ Share = Annotated[float, Field(ge=0.05, lt=1)]
 
 
 def _as_shares(value: object) -> Any:
-    """Read `0.25,0.5` or `none` as the command line has it; the shortest comes first."""
+    """Read `0.25,0.5`, `0.5` or `none` as the command line has it; the shortest comes first."""
+    if type(value) in (int, float):
+        return (float(str(value)),)
     if isinstance(value, str):
         words = [] if value == "none" else value.strip("[]() ").split(",")
         try:

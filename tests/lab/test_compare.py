@@ -19,9 +19,11 @@ import pytest
 import archwright as aw
 from archwright.lab.compare import compare, plan
 from archwright.lab.results import StudyResults
+from archwright.lab.scheduler import Execution
 from archwright.lab.summary import announcement
 from archwright.lab.sweep import tuned
 from archwright.lab.terminal import as_json
+from archwright.lab.workers import Workers
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import Hidden
@@ -179,6 +181,30 @@ def test_pairs_are_added_to_a_study_that_ended_undecided(
     assert again.effects[0].interval == more.effects[0].interval
 
 
+def test_a_study_that_time_cut_short_has_ended_there(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = words("text.txt", ":norm.kind=layer")
+    # Of runs that others made nothing would be left out.
+    options = {**OPTIONS, "seeds": 3, "horizons": (), "runs": "cut-runs"}
+
+    def leave_out_the_third(execution: Execution, workers: Workers) -> bool:
+        return len(execution.seeds) == 3 and bool(execution.seeds.pop())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Execution, "_late", leave_out_the_third)
+        cut = compare(*given, quiet=True, out="cut", **options)
+    assert [r.seed for r in cut.replicates if r.variant == "modern"] == [2, 3]
+    assert cut.effects[0].outcome == "inconclusive"
+    assert "1 of 3 seeds was left out: the budget did not pay for them." in cut.notes
+    again = compare(*given, quiet=True, out="cut", **options)
+    assert losses(again) == losses(cut)
+    assert (again.verdict, again.notes) == (cut.verdict, cut.notes)
+    more = compare(*given, quiet=True, out="cut", add_seeds=1, **options)
+    assert more.study.ends == (2, 3)
+    assert [r.seed for r in more.replicates if r.variant == "modern"] == [2, 3, 4]
+
+
 def test_pairs_are_added_to_nothing_but_what_has_ended(results: StudyResults, place: Path) -> None:
     given = words("text.txt", ":norm.kind=layer")
     with pytest.raises(
@@ -273,7 +299,7 @@ def test_length_is_judged_where_positions_reach(place: Path) -> None:
 def test_a_plan_trains_nothing(place: Path) -> None:
     before = set(place.rglob("*"))
     estimated = plan(*words("text.txt", ":norm.kind=rms,norm.eps=1e-3"), **OPTIONS)
-    assert estimated.num_runs == 2 * (2 + 2 * 4 + 2 * 2)
+    assert estimated.num_runs == 2 * (2 + 2 * 5 + 2 * 2)
     assert estimated.seconds > 0
     assert {p for p in set(place.rglob("*")) - before if "cache" not in p.parts} == set()
 

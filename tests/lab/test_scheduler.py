@@ -138,12 +138,18 @@ def finish_confirmed(found: Execution, *cells: Cell, better: float = 0.5) -> Non
         found._keep(cell, run)
 
 
+def confirming(monkeypatch: pytest.MonkeyPatch, seeds: int) -> Execution:
+    """A study of ten minutes whose rates are tuned, and of whose runs none is on disk."""
+    found = execution(budget="10m", procedure="confirm", seeds=seeds)
+    monkeypatch.setattr(found, "_folder", lambda cell: SimpleNamespace(started=False))
+    tuned(found)
+    return found
+
+
 def test_what_decides_comes_first_then_shorter_horizons_then_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = execution(budget="10m", procedure="confirm", seeds=9)
-    monkeypatch.setattr(found, "_folder", lambda cell: SimpleNamespace(started=False))
-    tuned(found)
+    found = confirming(monkeypatch, seeds=9)
     pairs = found.wanted()
     assert {cell.seed for cell in pairs} == {2, 3, 4, 5}
     finish_confirmed(found, *pairs)
@@ -166,9 +172,7 @@ def test_what_decides_comes_first_then_shorter_horizons_then_what_is_left(
 def test_when_all_pairs_are_there_more_of_them_are_trained_for_shorter_horizons(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = execution(budget="10m", procedure="confirm", seeds=6)
-    monkeypatch.setattr(found, "_folder", lambda cell: SimpleNamespace(started=False))
-    tuned(found)
+    found = confirming(monkeypatch, seeds=6)
     seen: list[Cell] = []
     while wanted := found.wanted():
         seen += wanted
@@ -202,4 +206,18 @@ def test_seeds_and_horizons_are_left_out_by_turns_and_seeds_come_back(
     found.plan.run_seconds = lambda name, share=1.0: 10.0 * share  # type: ignore[method-assign]
     while found._late(Crew()):  # type: ignore[arg-type]
         pass
-    assert len(found.seeds) == 9
+    assert (len(found.seeds), found.may_shorten) == (9, True)
+
+
+def test_shorter_horizons_come_back_where_less_was_to_be_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = confirming(monkeypatch, seeds=9)
+    found.may_shorten = False
+    finish_confirmed(found, *(c for c in found.wanted() if c.share == 1.0))
+    found.spent = 600.0 - 3.0 - 29.9  # four pairs of a quarter and half of ten seconds take thirty
+    assert not found._takes_back()
+    found.spent -= 0.1
+    assert found._takes_back()
+    assert {cell.share for cell in found.wanted()} == {0.25, 0.5}
+    assert not found._takes_back()
