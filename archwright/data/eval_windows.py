@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +17,8 @@ from archwright.spec.errors import UserError
 Ids = NDArray[np.int64]
 
 GOLDEN = (math.sqrt(5) - 1) / 2
+PIECE_BYTES = 8
+"""Of a piece of text, for each token of a window: two windows or three."""
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:
@@ -34,6 +37,8 @@ class Window(NamedTuple):
     start: int
     stop: int
     counted: int
+    piece: int = 0
+    """Number of the piece of text that it reads, where those are sampled."""
 
 
 class Windows(Protocol):
@@ -46,7 +51,12 @@ class Windows(Protocol):
 
     @property
     def places(self) -> tuple[Ids, Ids]:
-        """The document of each window, and its number in the order of the text, as they are iterated."""
+        """The document of each window, and the number in the order of the text of what was sampled, the window itself
+        or its piece, as they are iterated."""
+
+    @property
+    def window_bytes(self) -> Ids | None:
+        """The bytes that each window predicts, where pieces of text are sampled."""
 
     @property
     def defines_bits_per_byte(self) -> bool:
@@ -70,10 +80,12 @@ class HeldOut:
 
     With `max_tokens`, windows spread evenly over all text are taken until that many tokens are
     reached: a fair sample of the whole. Counting its bytes needs those of each token,
-    `tokenizer.token_lengths`; without them whole documents are taken.
+    `tokenizer.token_lengths`; without them whole documents are taken. With `max_bytes`, pieces of text that are as
+    evenly spread are taken until as many bytes are reached. Where a piece begins and ends depends on bytes alone, so
+    that it is the same text whatever its tokens; each token stands in the piece that its first byte does.
 
     Raises:
-        UserError: there is nothing to predict.
+        UserError: there is nothing to predict; or pieces are wanted of tokens whose bytes are not known.
     """
 
     counts_answers = False
@@ -87,6 +99,7 @@ class HeldOut:
         max_tokens: int | None = None,
         token_lengths: NDArray[np.int64] | None = None,
         examples: Examples | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         self.store = store
         self._examples = examples or Examples()
@@ -101,12 +114,21 @@ class HeldOut:
             )
         if not self.objective.defines_bits_per_byte:
             self.stride = self.window_length
-        rows = [row for i in range(store.num_documents) for row in self._windows(i)]
-        if max_tokens is not None and token_lengths is not None:
+        self._token_lengths = token_lengths if max_bytes is not None else None
+        ranges = [*pairwise(map(int, store.offsets))]
+        if max_bytes is not None:
+            if token_lengths is None:
+                raise UserError(
+                    "evaluate.max_bytes: found a tokenizer of which the bytes of a token are not known; expected one "
+                    "of byte-level tokens"
+                )
+            size = PIECE_BYTES * context_length
+            ranges = _pieces(store, size, max_bytes, token_lengths)
+        elif max_tokens is not None and token_lengths is None:
+            ranges = [ranges[i] for i in _whole_documents(store, max_tokens)]
+        rows = [row for i, (base, end) in enumerate(ranges) for row in self._windows(base, end, i)]
+        if max_bytes is None and max_tokens is not None and token_lengths is not None:
             rows = _sample(rows, max_tokens)
-        elif max_tokens is not None:
-            documents = _whole_documents(store, max_tokens)
-            rows = [row for i in documents for row in self._windows(i)]
         self.num_tokens = sum(row.counted for row in rows)
         self.num_bytes = _bytes(store, rows, token_lengths)
         if not self.num_bytes:
@@ -142,17 +164,27 @@ class HeldOut:
         """The document of each window, and its number in the order of the text, as they are iterated."""
         starts = np.array([row.start for row in self._rows])
         documents = np.searchsorted(self.store.offsets, starts, "right") - 1
+        if self._token_lengths is not None:
+            return documents, np.array([row.piece for row in self._rows])
         return documents, np.argsort(np.argsort(starts))
 
-    def _windows(self, document: int) -> Iterator[Window]:
-        """Yield the windows over a document."""
-        base, end = (int(offset) for offset in self.store.offsets[document : document + 2])
+    @property
+    def window_bytes(self) -> Ids | None:
+        """The bytes that each window predicts, where pieces of text are sampled."""
+        lengths = self._token_lengths
+        if lengths is None:
+            return None
+        read = (self.store.read(row.stop - row.counted, row.stop) for row in self._rows)
+        return np.array([int(lengths[tokens].sum()) for tokens in read])
+
+    def _windows(self, base: int, end: int, piece: int) -> Iterator[Window]:
+        """Yield the windows over a document or a piece of one, of which the first token is not predicted."""
         start, done = base, base + 1  # the token that a document starts from is none of its text
         while done < end:
             stop = min(start + self.window_length, end)
             if self.stride < self.window_length:
                 start = max(base, min(start, stop - self.window_length))
-            yield Window(start, stop, stop - done)
+            yield Window(start, stop, stop - done, piece)
             done, start = stop, start + self.stride
 
     def _batch(self, rows: list[Window], seed: int) -> Batch:
@@ -183,7 +215,7 @@ def _sample(rows: list[Window], max_tokens: int) -> list[Window]:
     for i in _spread(len(rows)):
         row = rows[i]
         excess = max(0, row.counted - left)
-        taken.append(Window(row.start, row.stop - excess, row.counted - excess))
+        taken.append(row._replace(stop=row.stop - excess, counted=row.counted - excess))
         left -= row.counted - excess
         if left == 0:
             break
@@ -202,6 +234,33 @@ def _whole_documents(store: TokenStore, max_tokens: int) -> list[int]:
     if not taken and lengths.any():
         taken = [int(np.argmin(np.where(lengths > 0, lengths, np.iinfo(np.int64).max)))]
     return sorted(taken)
+
+
+def _pieces(
+    store: TokenStore, size: int, max_bytes: int, token_lengths: NDArray[np.int64]
+) -> list[tuple[int, int]]:
+    """Return pieces of documents, of `size` bytes or what is left of one, spread evenly over the text: the tokens of
+    each, the one before them first."""
+    numbers = -(-store.document_bytes // size)
+    first = np.concatenate([[0], np.cumsum(numbers)])
+    taken: dict[int, list[int]] = {}
+    left = max_bytes
+    for i in _spread(int(first[-1])):
+        document = int(np.searchsorted(first, i, "right")) - 1
+        place = i - int(first[document])
+        taken.setdefault(document, []).append(place)
+        left -= min(size, int(store.document_bytes[document]) - size * place)
+        if left <= 0:
+            break
+    ranges = []
+    for document, places in sorted(taken.items()):
+        base = int(store.offsets[document])
+        ends = np.cumsum(token_lengths[store.document(document)[1:]])
+        starts = np.concatenate([[0], ends])  # byte 0 is that of the second token
+        for place in sorted(places):
+            low, high = np.searchsorted(starts[:-1], [size * place, size * (place + 1)])
+            ranges.append((base + int(low), base + 1 + int(high)))
+    return ranges
 
 
 def _spread(n: int) -> Iterator[int]:

@@ -110,6 +110,7 @@ class TaskWindows:
     generates_text = False
     counts_answers = True
     num_bytes = 0
+    window_bytes = None
 
     def __init__(
         self, text: TaskText, context_length: int, batch_size: int, max_tokens: int | None = None

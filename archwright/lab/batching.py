@@ -39,7 +39,7 @@ class Groups:
     def folder(self, cell: Cell) -> RunFolder:
         """Return where a run is kept, whether it is there yet or not."""
         if cell not in self._folders:
-            key = run_cache.key(self.plan.run(*cell), self.plan.material)
+            key = run_cache.key(self.plan.run(*cell), self.plan.arms[cell.variant].material)
             self._folders[cell] = RunFolder(self.runs_folder / key)
         return self._folders[cell]
 
@@ -57,7 +57,7 @@ class Groups:
             run_cache.prepare(
                 self.runs_folder,
                 self.plan.run(*cell),
-                self.plan.material,
+                self.plan.arms[cell.variant].material,
                 self.plan.decisions,
                 self.plan.arms[cell.variant].counts.flops_per_token,
                 stack=names if len(names) > 1 else (),

@@ -104,8 +104,7 @@ def compare(
                 plan = Planner(study, folder, workers, say, started=started).plan()
                 plans.save(plan, folder)
                 StartRecord(path).finish()
-            learnt, plateau = counted(plan)
-            execution = Execution(plan, path, Path(runs), learnt=learnt, plateau=plateau)
+            execution = Execution(plan, path, Path(runs), counted=counted(plan))
             if add_seeds:
                 execution = _extended(execution, add_seeds)
                 plans.save(execution.plan, folder)

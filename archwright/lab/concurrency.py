@@ -29,8 +29,8 @@ class Sharing:
     """Decides whether a study stacks its runs. All its variants do, or none, so that rounding is the same for
     all that is compared."""
 
-    def __init__(self, study: StudySpec, time: Time, vocab_size: int) -> None:
-        self.study, self.time, self.vocab_size = study, time, vocab_size
+    def __init__(self, study: StudySpec, time: Time) -> None:
+        self.study, self.time = study, time
 
     def decide(self, found: Mapping[str, Arm], workers: int) -> tuple[dict[str, Cost], int, str]:
         """Return what runs cost, how many are stacked at most, and why.
@@ -66,7 +66,8 @@ class Sharing:
 
     def _obstacle(self, found: Mapping[str, Arm]) -> str:
         for name, arm in found.items():
-            model = build(arm.run.model, device="meta", vocab_size=self.vocab_size)
+            size = arm.material.tokenizer.vocab_size
+            model = build(arm.run.model, device="meta", vocab_size=size)
             if why := reason_alone(arm.run, model):
                 return f"{name}: {why}"
         return ""

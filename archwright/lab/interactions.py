@@ -6,13 +6,17 @@ from itertools import combinations
 from statistics import fmean
 
 from archwright.lab.looks import PLACED
-from archwright.lab.results import Interaction, Replicate
+from archwright.lab.results import Interaction, Replicate, Unit
 from archwright.lab.statistics import paired_p_value, t_interval, text_error
 from archwright.spec.study_spec import StudySpec
 
 
 def interactions(
-    study: StudySpec, replicates: Sequence[Replicate], baseline: str, edges: Collection[str] = ()
+    study: StudySpec,
+    replicates: Sequence[Replicate],
+    baseline: str,
+    edges: Collection[str] = (),
+    unit: Unit = "nats per token",
 ) -> list[Interaction]:
     """Return, for each two variants of which a third has the changes of both, the interaction: the difference that the
     second makes beside the first, minus the one that it makes alone, (both - first) - (second - baseline), over the
@@ -30,7 +34,8 @@ def interactions(
             continue
         seeds = sorted(set.intersection(*(set(by_seed[name]) for name in names)))
         if len(seeds) >= 2:
-            results.append(_interaction(names, by_seed, seeds, PLACED if study.tune_lr else 1.0))
+            widen = PLACED if study.tune_lr else 1.0
+            results.append(_interaction(names, by_seed, seeds, widen, unit))
     return results
 
 
@@ -50,6 +55,7 @@ def _interaction(
     by_seed: Mapping[str, Mapping[int, Replicate]],
     seeds: Sequence[int],
     widen: float,
+    unit: Unit,
 ) -> Interaction:
     base, one, other, both = ([by_seed[name][seed] for seed in seeds] for name in names)
     differences = [
@@ -69,15 +75,15 @@ def _interaction(
         p_value=paired_p_value(differences, widen, beside),
         seeds=tuple(seeds),
         differences=tuple(differences),
-        sentence=_sentence(names, mean, interval.low <= 0 <= interval.high),
+        sentence=_sentence(names, mean, unit, interval.low <= 0 <= interval.high),
     )
 
 
-def _sentence(names: tuple[str, str, str, str], mean: float, undecided: bool) -> str:
+def _sentence(names: tuple[str, str, str, str], mean: float, unit: Unit, undecided: bool) -> str:
     _, first, second, _ = names
     if undecided or math.isnan(mean):
         return f"Whether {first} changes what {second} is worth is undecided."
     return (
         f"{first} and {second} {'help' if mean < 0 else 'stand in the way of'} each other: together "
-        f"{abs(mean):.3g} nats per token {'less' if mean < 0 else 'more'} than what each brings alone."
+        f"{abs(mean):.3g} {unit} {'less' if mean < 0 else 'more'} than what each brings alone."
     )

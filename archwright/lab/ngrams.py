@@ -1,14 +1,16 @@
 """What is known of a text by counting: losses that a model must beat to have learnt more."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from archwright.data.eval_windows import bits_per_byte
 from archwright.data.inputs import IGNORE
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText, TaskWindows
-from archwright.lab.plan import Plan
+from archwright.lab.plan import Plan, tokenizers
 from archwright.training.data import Material
 
 MOST = 4_000_000
@@ -17,17 +19,40 @@ PLATEAU = 0.02
 """Share that a loss must lie below the entropy of single tokens: less was learnt from counting them."""
 
 
-def counted(plan: Plan) -> tuple[float, float]:
-    """Return the loss of bigrams in as many tokens as a run sees, and the loss above which hardly more was learnt than
-    how often each token occurs; infinite where losses are not of one token after another. Of a task both are losses
-    of guessing from how often each answer occurs, as of a Markov chain bigrams may be all there is to learn."""
-    if isinstance(plan.material.held_out, TaskText):
-        guessing = (1 - PLATEAU) * answer_entropy(plan.material.held_out)
-        return guessing, guessing
+class Counted(NamedTuple):
+    """Losses that a variant must be below, in the study's unit."""
+
+    learnt: float
+    """Of bigrams in as many tokens as a run sees."""
+    plateau: float
+    """Above which hardly more was learnt than how often each token occurs."""
+
+
+def counted(plan: Plan) -> dict[str, Counted]:
+    """Return what counting reaches on the tokens of each variant; infinite where losses are not of one token after
+    another. Of a task both are losses of guessing from how often each answer occurs, as of a Markov chain bigrams may
+    be all there is to learn."""
+    by_tokens = {
+        material.tokenizer.fingerprint: _counted(plan, material)
+        for material in tokenizers(plan.arms)
+    }
+    return {name: by_tokens[arm.material.tokenizer.fingerprint] for name, arm in plan.arms.items()}
+
+
+def _counted(plan: Plan, material: Material) -> Counted:
+    if isinstance(material.held_out, TaskText):
+        guessing = (1 - PLATEAU) * answer_entropy(material.held_out)
+        return Counted(guessing, guessing)
     if not plan.baseline.run.objective.defines_bits_per_byte:
-        return math.inf, math.inf
-    learnt = bigram_loss(plan.material, plan.tokens_per_run)
-    return learnt, (1 - PLATEAU) * unigram_entropy(plan.material)
+        return Counted(math.inf, math.inf)
+    scale = 1.0
+    if plan.unit == "bits per byte":
+        text = material.held_out
+        scale = bits_per_byte(len(text) - text.num_documents, text.num_bytes)
+    return Counted(
+        scale * bigram_loss(material, plan.tokens_per_run),
+        scale * (1 - PLATEAU) * unigram_entropy(material),
+    )
 
 
 def answer_entropy(text: TaskText) -> float:

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from archwright.data.task_text import TaskText
 from archwright.files import atomic_write
 from archwright.lab import plan_file
 from archwright.lab.matching import Counts
 from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.procedure import PAIRS
-from archwright.lab.results import Variant
+from archwright.lab.results import Unit, Variant
 from archwright.lab.variants import with_lr
 from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
@@ -21,6 +22,9 @@ from archwright.training.resolve import with_steps
 
 STUDY = "study.toml"
 """The study as it was asked for, in its folder."""
+
+TOKENIZERS = "tokenizers"
+"""Where the tokenizers of variants are that have others than the baseline's, in the folder."""
 
 EXTRA_LRS = 1.5
 """Runs of each variant beside its grid, about, to find where the grid belongs."""
@@ -39,6 +43,8 @@ class Arm:
     run: RunSpec
     counts: Counts
     matched: bool
+    material: Material
+    """Its tokens; those of all variants unless they differ in the tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,6 @@ class Plan:
 
     study: StudySpec
     arms: Mapping[str, Arm]
-    material: Material
     decisions: Decisions
     workers: int
     steps: int
@@ -62,6 +67,13 @@ class Plan:
     def baseline(self) -> Arm:
         """The first variant."""
         return next(iter(self.arms.values()))
+
+    @property
+    def unit(self) -> Unit:
+        """Of losses: bits per byte, where the tokens of variants are not the same ones."""
+        if isinstance(self.baseline.material.held_out, TaskText):
+            return "nats per answer"
+        return "bits per byte" if len(tokenizers(self.arms)) > 1 else "nats per token"
 
     @property
     def tokens_per_run(self) -> int:
@@ -138,6 +150,12 @@ class Plan:
         return found
 
 
+def tokenizers(arms: Mapping[str, Arm]) -> list[Material]:
+    """Return the material of each tokenizer that variants have, the baseline's first."""
+    found = {arm.material.tokenizer.fingerprint: arm.material for arm in arms.values()}
+    return [*found.values()]
+
+
 def runs_each(study: StudySpec) -> float:
     """Return how many runs each variant of a study has, about, where nothing is decided early."""
     if not study.tune_lr:
@@ -171,7 +189,12 @@ def save(plan: Plan, folder: RunFolder) -> None:
         path = folder.path / file
         path.parent.mkdir(exist_ok=True)
         atomic_write(path, to_toml(arm.run))
-    folder.write_environment(environment(plan.decisions) | {"data": plan.material.record()})
+    places = [Path(), *(Path(TOKENIZERS) / str(i) for i in range(1, len(tokenizers(plan.arms))))]
+    data = {}
+    for place, material in zip(places, tokenizers(plan.arms), strict=True):
+        data[material.tokenizer.fingerprint] = place.as_posix()
+        known = environment(plan.decisions) if place == Path() else {}
+        RunFolder(folder.path / place).write_environment(known | {"data": material.record()})
     record = PlanRecord(
         workers=plan.workers,
         stack=plan.stack,
@@ -186,6 +209,7 @@ def save(plan: Plan, folder: RunFolder) -> None:
                 name=arm.name,
                 words=arm.words,
                 file=file.as_posix(),
+                data=data[arm.material.tokenizer.fingerprint],
                 counts=arm.counts,
                 matched=arm.matched,
                 cost=plan.costs[arm.name],
@@ -193,7 +217,8 @@ def save(plan: Plan, folder: RunFolder) -> None:
             for file, arm in zip(files, plan.arms.values(), strict=True)
         ),
     )
-    beside = (Path(STUDY), folder.environment_file.relative_to(folder.path), *files)
+    environments = [place / folder.environment_file.name for place in places]
+    beside = (Path(STUDY), *environments, *files)
     plan_file.write(
         record, folder.path, [file for file in beside if (folder.path / file).is_file()]
     )
@@ -208,13 +233,19 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
     if not (folder.path / PLAN).exists():
         return None
     record = plan_file.read(folder.path)
+    runs = {arm.name: read_run(folder.path / arm.file) for arm in record.arms}
+    materials: dict[str, Material] = {}
+    for arm in record.arms:
+        if arm.data not in materials:
+            place = RunFolder(folder.path / arm.data)
+            materials[arm.data] = reload_data(runs[arm.name], place)
     arms = {
         arm.name: Arm(
-            arm.name, arm.words, read_run(folder.path / arm.file), arm.counts, arm.matched
+            arm.name, arm.words, runs[arm.name], arm.counts, arm.matched, materials[arm.data]
         )
         for arm in record.arms
     }
-    run = next(iter(arms.values())).run
+    run = next(iter(runs.values()))
     return Plan(
         study=study.model_copy(
             update={
@@ -224,7 +255,6 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
             }
         ),
         arms=arms,
-        material=reload_data(run, folder),
         decisions=Decisions(run.machine, folder.environment()["peak_flops"]),
         workers=record.workers,
         steps=record.steps,

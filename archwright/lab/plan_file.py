@@ -40,6 +40,8 @@ class ArmRecord(Spec):
     words: tuple[str, ...]
     file: str
     """Where its run is, in the study's folder."""
+    data: str = "."
+    """Where its tokenizer and the record of its tokens are."""
     counts: Counts
     matched: bool
     cost: Cost

@@ -9,11 +9,21 @@ from dataclasses import replace
 import psutil
 import torch
 
+from archwright.checkpoint.started import StartRecord
+from archwright.data.eval_windows import Windows
 from archwright.lab import run_cache
 from archwright.lab.concurrency import Sharing
 from archwright.lab.identical import refuse_identical, unscaled
 from archwright.lab.matching import count, matched
-from archwright.lab.plan import Arm, Plan, evaluated, horizons, runs_each, shorter_pairs
+from archwright.lab.plan import (
+    TOKENIZERS,
+    Arm,
+    Plan,
+    evaluated,
+    horizons,
+    runs_each,
+    shorter_pairs,
+)
 from archwright.lab.plan_file import Cost
 from archwright.lab.scheduler import ENDING
 from archwright.lab.variants import Arms, arms, set_by, sized_by_user
@@ -23,7 +33,7 @@ from archwright.model.build import build
 from archwright.runs import RunFolder
 from archwright.spec.budget import Budget
 from archwright.spec.errors import UserError
-from archwright.spec.run_spec import RunSpec
+from archwright.spec.run_spec import RunSpec, TokenizerSpec
 from archwright.spec.study_spec import StudySpec, parse_count
 from archwright.training.data import Material, prepare_data
 from archwright.training.evaluation import held_out_windows
@@ -75,7 +85,6 @@ class Planner:
         started: float | None = None,
     ) -> None:
         self.study, self.folder, self.workers, self.say = study, folder, workers, say
-        self.material: Material
         self.decisions: Decisions
         self._started = time.monotonic() if started is None else started
 
@@ -97,13 +106,13 @@ class Planner:
             if better != size:
                 found = self._settled(arms(self.study, better))
         refuse_identical(self.study, {name: arm.run for name, arm in found.items()})
-        sharing = Sharing(self.study, self._time, self.material.tokenizer.vocab_size)
+        sharing = Sharing(self.study, self._time)
         costs, stack, why = sharing.decide(found, workers)
         steps = self._steps(found, costs, workers)
         final = self._evaluation_tokens(found)
         done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
         decided = (workers, steps, final, costs, stack, why)
-        return Plan(self.study, done, self.material, self.decisions, *decided)
+        return Plan(self.study, done, self.decisions, *decided)
 
     def _first_size(self) -> float | None:
         if self.study.size == "given" or (self.study.size == "auto" and sized_by_user(self.study)):
@@ -112,26 +121,64 @@ class Planner:
 
     def _settled(self, asked: Arms) -> dict[str, Arm]:
         """Return variants of equal size, with the machine's decisions, which the baseline is asked for."""
-        (first, baseline), *_ = asked.items()
+        first, *_ = asked
         asked = {name: self._judged(run) for name, run in asked.items()}
+        materials = self._materials(asked)
+        windows = self._evaluation_windows(asked[first], materials[first])
+        if len({id(material) for material in materials.values()}) > 1:
+            asked = {name: _judged_by_bytes(run, windows) for name, run in asked.items()}
         baseline = asked[first]
-        self.material = prepare_data(baseline, self.folder)
-        vocab_size = self.material.tokenizer.vocab_size
-        make_batches(baseline, self.material)
-        self._evaluation_windows(baseline)
-        self.decisions = self._decide(baseline, vocab_size)
-        target = count(baseline.model, vocab_size)
+        for name, run in asked.items():
+            make_batches(run, materials[name])
+        self.decisions = self._decide(baseline, materials[first].tokenizer.vocab_size)
+        target = count(baseline.model, materials[first].tokenizer.vocab_size)
         found = {}
         for name, run in asked.items():
             words = self.study.baseline if name == first else self.study.variants[name]
             held = {path.removeprefix("model.") for path in set_by(words)}
+            vocab_size = materials[name].tokenizer.vocab_size
             model, equal = run.model, True
             if name != first:
                 model, equal = matched(model, target, self.study.match, vocab_size, held)
             run = run.model_copy(update={"model": model, "machine": self.decisions.machine})
             built = build(model, device="meta", vocab_size=vocab_size)
-            found[name] = Arm(name, words, resolved(run, built), count(model, vocab_size), equal)
+            counts = count(model, vocab_size)
+            found[name] = Arm(name, words, resolved(run, built), counts, equal, materials[name])
         return found
+
+    def _materials(self, asked: Arms) -> dict[str, Material]:
+        """Return the tokens of each variant: those of the baseline unless it has a tokenizer of its own."""
+        known: list[tuple[TokenizerSpec, str, Material]] = []
+        found = {}
+        for name, run in asked.items():
+            asked_for = run.data.tokenizer
+            material = next((m for spec, _, m in known if spec == asked_for), None)
+            if material is None:
+                material = self._material(run, len(known))
+                for _, other, there in known:
+                    if there.tokenizer.fingerprint == material.tokenizer.fingerprint:
+                        raise UserError(
+                            f'"{name}" and "{other}" have the same tokens; there is nothing to compare: give '
+                            "data.tokenizer.vocab_size less, or more text"
+                        )
+                known.append((asked_for, name, material))
+            found[name] = material
+        return found
+
+    def _material(self, run: RunSpec, number: int) -> Material:
+        """Return the tokens of the first tokenizer, which the study's folder keeps, or of a further one."""
+        if number == 0:
+            return prepare_data(run, self.folder)
+        if not run.objective.defines_bits_per_byte:
+            raise UserError(
+                f'objective.kind: found "{run.objective.kind}" where tokenizers differ; bits per byte, by which they '
+                'are judged, are defined for "next_token"'
+            )
+        StartRecord(self.folder.path).add(TOKENIZERS)
+        place = self.folder.path / TOKENIZERS / str(number)
+        shutil.rmtree(place, ignore_errors=True)  # of a model of another size
+        place.mkdir(parents=True)
+        return prepare_data(run, RunFolder(place))
 
     def _judged(self, run: RunSpec) -> RunSpec:
         """Let all runs be judged on the same tokens, in windows that do not overlap."""
@@ -145,11 +192,11 @@ class Planner:
             update={"evaluate": run.evaluate.model_copy(update=update), "budget": Budget("1steps")}
         )
 
-    def _evaluation_windows(self, run: RunSpec) -> int:
+    def _evaluation_windows(self, run: RunSpec, material: Material) -> Windows:
         length = run.model.context_length
         windows = held_out_windows(
-            self.material.held_out,
-            self.material.tokenizer,
+            material.held_out,
+            material.tokenizer,
             run.objective,
             length,
             stride=length,
@@ -161,10 +208,11 @@ class Planner:
                 f"data.text: {windows.num_tokens:,} tokens are held out to judge on; expected at least "
                 f"{least:,}: give more text, or other text to judge on with data.held_out=FILE"
             )
-        return windows.num_tokens
+        return windows
 
     def _evaluation_tokens(self, found: Mapping[str, Arm]) -> int:
-        return self._evaluation_windows(next(iter(found.values())).run)
+        baseline = next(iter(found.values()))
+        return self._evaluation_windows(baseline.run, baseline.material).num_tokens
 
     def _decide(self, run: RunSpec, vocab_size: int) -> Decisions:
         """Let the machine decide for the baseline what then holds for all."""
@@ -220,7 +268,7 @@ class Planner:
 
         def fits(size: float) -> bool:
             run = next(iter(arms(self.study, size).values()))
-            counts = count(run.model, self.material.tokenizer.vocab_size)
+            counts = count(run.model, baseline.material.tokenizer.vocab_size)
             tokens: float = (each - cost.setup) * flops / counts.flops_per_token
             enough = tokens >= LEAST_TOKENS_PER_PARAMETER * counts.non_embedding
             return enough and tokens >= STEPS_TO_GROW * run.tokens_per_step
@@ -265,7 +313,7 @@ class Planner:
                     flops = arm.counts.flops_per_token
                     run = with_steps(arm.run, LEAST_STEPS)
                     folder = run_cache.prepare(
-                        scratch / str(len(waiting)), run, self.material, self.decisions, flops
+                        scratch / str(len(waiting)), run, arm.material, self.decisions, flops
                     )
                     job = {"do": "time", "folder": str(folder.path), "stack": stack}
                     self.workers.give(name, job | {"seconds": seconds})
@@ -278,6 +326,17 @@ class Planner:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return found
+
+
+def _judged_by_bytes(run: RunSpec, windows: Windows) -> RunSpec:
+    """Let a run be judged on about as much text as windows of the baseline's tokens have, in pieces that are the same
+    whatever its own tokens."""
+    share = run.evaluate.max_tokens / windows.num_tokens
+    update = {
+        "max_bytes": max(1, round(windows.num_bytes * min(1.0, share))),
+        "final_max_bytes": windows.num_bytes,
+    }
+    return run.model_copy(update={"evaluate": run.evaluate.model_copy(update=update)})
 
 
 def _with_steps(run: RunSpec, steps: int) -> RunSpec:

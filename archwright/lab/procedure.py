@@ -56,7 +56,7 @@ def standing(
     seeds: int | None = None,
     may_shift: bool = True,
     fill: bool = False,
-    plateau: float = math.inf,
+    plateau: Mapping[str, float] | None = None,
     text_error: TextError = no_text_error,
 ) -> Standing:
     """Return where a study stands.
@@ -72,7 +72,7 @@ def standing(
         seeds: how many are compared, if time does not allow for all.
         may_shift: whether time allows a window of learning rates to move for all seeds.
         fill: whether time is left for those that are decided, too.
-        plateau: loss above which nothing was learnt.
+        plateau: of each variant, the loss above which nothing was learnt.
         text_error: of a variant's mean over so many pairs, from the choice of held-out documents.
     """
     number = len(study.seed_numbers) if seeds is None else seeds
@@ -89,7 +89,7 @@ def standing(
             study.tuning_seed_numbers,
             study.lr_grid_size,
             may_shift=may_shift,
-            plateau=plateau,
+            plateau=(plateau or {}).get(name, math.inf),
         )
         if sweeps[name].seeds and not sweeps[name].wanted:
             powers[name] = vertex(known, sweeps[name])

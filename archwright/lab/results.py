@@ -11,6 +11,9 @@ MOST_SHARE = 10.0
 
 Outcome = Literal["better", "worse", "equivalent", "below the noise", "inconclusive", "identical"]
 
+Unit = Literal["nats per token", "nats per answer", "bits per byte"]
+"""Of a study's losses: of documents, of a task, and of variants whose tokens are not the same."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -25,21 +28,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Halves:
-    """Losses of a run on the two halves of the held-out windows, in nats per token, at most the initial one."""
+    """Losses of a run on the two halves of the held-out text, in the study's unit, at most the initial one."""
 
     tuning: float
     """On every other window: by these, learning rates are tuned."""
     judged: float
     """On those between: by these, variants are judged."""
-    tokens: Sequence[int]
-    """Targets of the half that judges, by document, or by stretch of the text where it has few."""
-    nats: Sequence[float]
-    """Their sums of -ln p."""
+    sizes: Sequence[float]
+    """Targets of the half that judges, by document, or by stretch of the text where it has few; in bits per byte, its
+    bytes."""
+    sums: Sequence[float]
+    """Their sums of -ln p; in bits per byte, of -log2 p."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """One finished training. Losses are held-out nats per token."""
+    """One finished training. Losses are of held-out text, in the study's unit."""
 
     key: str
     """Names the run folder: the hash of resolved spec, data and code."""
@@ -131,7 +135,7 @@ class Horizon:
     tokens: int
     """That each run was trained on."""
     mean: float
-    """Variant minus baseline, held-out nats per token, meaned over pairs."""
+    """Variant minus baseline, held-out loss, meaned over pairs."""
     low: float
     high: float
     """The 95 % interval of the mean."""
@@ -175,7 +179,7 @@ class Multiplier:
 
 @dataclass(frozen=True)
 class Effect:
-    """Variant minus baseline over paired seeds, in held-out nats per token: below 0 is better."""
+    """Variant minus baseline over paired seeds, in held-out loss: below 0 is better."""
 
     variant: str
     outcome: Outcome
@@ -188,7 +192,7 @@ class Effect:
     equivalence: Interval
     """Of 90 %: within the margins, the variants are equivalent."""
     margin: float
-    """Nats per token."""
+    """In the unit of the loss."""
     noise: float
     """Standard deviation of the difference between two means of as many seeds of the baseline alone."""
     p_value: float
@@ -198,10 +202,11 @@ class Effect:
     differences: Sequence[float]
     """One for each seed."""
     seeds: Sequence[int]
-    nats_per_bit_per_byte: float
-    """Divides nats per token into bits per byte on this text."""
+    loss_per_bit_per_byte: float
+    """Divides a loss into bits per byte on this text; NaN where there are none."""
+    unit: Unit = "nats per token"
     text_error: float = 0.0
-    """Standard error of the mean from the choice of held-out documents, in nats per token; 0 where it is not known."""
+    """Standard error of the mean from the choice of held-out documents; 0 where it is not known."""
     baseline_loss: float = float("nan")
     """Mean of the baseline over the same seeds."""
     caveats: Sequence[str] = ()
@@ -214,7 +219,7 @@ class Effect:
     @property
     def bits_per_byte(self) -> float:
         """The mean difference in bits per byte."""
-        return self.mean / self.nats_per_bit_per_byte
+        return self.mean / self.loss_per_bit_per_byte
 
     @property
     def share(self) -> float:
@@ -226,7 +231,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Interaction:
-    """How much two choices together differ from what each brings alone, in held-out nats per token."""
+    """How much two choices together differ from what each brings alone, in held-out loss."""
 
     first: str
     second: str
@@ -294,6 +299,8 @@ class StudyResults:
     """Wall time that runs took."""
     command: str
     """The command that repeats the study."""
+    unit: Unit = "nats per token"
+    """Of all losses."""
     interactions: Sequence[Interaction] = ()
     """Of each two variants of which a third has the changes of both."""
     shorter_runs: Sequence[RunResult] = ()

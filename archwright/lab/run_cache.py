@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from archwright.lab.results import Halves, Point, RunResult
+from archwright.lab.results import Halves, Point, RunResult, Unit
 from archwright.machine.decide import Decisions, environment
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
@@ -111,8 +111,15 @@ def outcome(folder: RunFolder) -> str:
     return known[-1] if known and known[-1] in ("finished", DIVERGED) else ""
 
 
-def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) -> RunResult:
-    """Return what a finished or diverged run came to."""
+def read(
+    folder: RunFolder,
+    variant: str,
+    seed: int,
+    lr: float,
+    command: str,
+    unit: Unit = "nats per token",
+) -> RunResult:
+    """Return what a finished or diverged run came to, its losses in a unit."""
     records, environment = folder.metrics(), folder.environment()
     diverged = outcome(folder) == DIVERGED
     steps = [r for r in records if r["kind"] == "train"]
@@ -122,7 +129,10 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
     initial = _number(steps[0].get("loss")) if steps else math.log(vocab_size)
     last_evaluation = {} if diverged or not evaluations else evaluations[-1]
     end = _number(last_evaluation.get("nats_per_token"))
-    bits_per_nat = _bits_per_nat(evaluations) or math.nan
+    bits_per_nat = _bits_per_nat(evaluations)
+    scale = 1.0
+    if unit == "bits per byte":
+        scale = bits_per_nat if math.isfinite(bits_per_nat) else _bits_per_nat([_text(environment)])
     last = steps[-1] if steps else {}
     cpu = float(last.get("cpu_seconds", math.nan))
     busy = float(last.get("seconds", math.nan)) if environment.get("gpu") else cpu
@@ -131,10 +141,10 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
         variant=variant,
         seed=seed,
         lr=lr,
-        loss=min(end, initial),
-        halves=_halves(last_evaluation, initial),
+        loss=min(end, initial) * scale,
+        halves=_halves(last_evaluation, initial, scale, unit),
         bits_per_byte=min(end, initial) * bits_per_nat,
-        initial_loss=initial,
+        initial_loss=initial * scale,
         diverged=not end < initial,
         tokens=int(last.get("tokens", 0)),
         seconds=float(last.get("seconds", math.nan)),
@@ -142,15 +152,11 @@ def read(folder: RunFolder, variant: str, seed: int, lr: float, command: str) ->
         tokens_per_second=float(last.get("tokens", math.nan)) / busy,
         memory_bytes=max((float(r.get("memory_bytes") or 0) for r in steps), default=math.nan),
         curve=[
-            _point(r, float(environment.get("flops_per_token", math.nan)))
+            _point(r, float(environment.get("flops_per_token", math.nan)), unit)
             for r in evaluations
             if "name" not in r
         ],
-        lengths={
-            int(r["name"]): _number(r.get("nats_per_token"))
-            for r in records
-            if r["kind"] == "length"
-        },
+        lengths={int(r["name"]): _loss(r, unit) for r in records if r["kind"] == "length"},
         command=command,
         accuracy=float(last_evaluation.get("accuracy", math.nan)),
     )
@@ -162,34 +168,52 @@ def failure(variant: str, seed: int, lr: float, key: str, why: str, command: str
     return RunResult(key, variant, seed, lr, nan, nan, nan, failed=why, command=command)
 
 
-def _halves(evaluation: Record, initial: float) -> Halves | None:
+def _halves(evaluation: Record, initial: float, scale: float, unit: Unit) -> Halves | None:
     """Return the losses on the half that tunes and on the half that judges, at most the initial one."""
+    start = initial * scale
     if not evaluation:  # it diverged
-        return Halves(initial, initial, (), ())
+        return Halves(start, start, (), ())
     if "tuning" not in evaluation:
         return None
-    tokens = tuple(evaluation["judged_tokens"])
-    nats = tuple(map(_number, evaluation["judged_nats"]))
-    judged = math.fsum(nats) / sum(tokens) if tokens else math.inf
-    return Halves(min(_number(evaluation["tuning"]), initial), min(judged, initial), tokens, nats)
+    sizes = tuple(evaluation["judged_tokens"])
+    sums = tuple(map(_number, evaluation["judged_nats"]))
+    tuning = _number(evaluation["tuning"])
+    if unit == "bits per byte":
+        sizes = tuple(evaluation["judged_bytes"])
+        sums = tuple(nats / math.log(2) for nats in sums)
+        tuning = _number(evaluation["tuning_bits_per_byte"])
+    judged = math.fsum(sums) / sum(sizes) if sizes else math.inf
+    return Halves(min(tuning, start), min(judged, start), sizes, sums)
 
 
-def _point(record: Record, flops_per_token: float) -> Point:
+def _loss(record: Record, unit: Unit) -> float:
+    """Return the loss of an evaluation; infinite where there is none."""
+    return _number(record.get("bits_per_byte" if unit == "bits per byte" else "nats_per_token"))
+
+
+def _text(environment: Record) -> Record:
+    """Return how many tokens and bytes the whole held-out text has that a run was prepared for."""
+    text = environment["data"]["held_out"]
+    tokens = text["num_tokens"] - text["num_documents"]  # no document's first token is predicted
+    return {"num_tokens": tokens, "num_bytes": text["num_bytes"], "bits_per_byte": math.nan}
+
+
+def _point(record: Record, flops_per_token: float, unit: Unit) -> Point:
     return Point(
         step=record["step"],
         tokens=record["tokens"],
         flops=record["tokens"] * flops_per_token,
         seconds=float(record.get("cpu_seconds", math.nan)),
-        loss=_number(record["nats_per_token"]),
+        loss=_loss(record, unit),
     )
 
 
-def _bits_per_nat(evaluations: Iterable[Record]) -> float | None:
-    """Return bits per byte for each nat per token of the final evaluation's text."""
+def _bits_per_nat(evaluations: Iterable[Record]) -> float:
+    """Return bits per byte for each nat per token of the final evaluation's text; NaN where it has no bytes."""
     for record in reversed(list(evaluations)):
         if record["num_bytes"] and "bits_per_byte" in record:
             return float(record["num_tokens"] / (record["num_bytes"] * math.log(2)))
-    return None
+    return math.nan
 
 
 def _number(value: float | None) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from archwright.lab import run_cache
 from archwright.lab.batching import Cell, Groups, cells_of
 from archwright.lab.looks import no_text_error
+from archwright.lab.ngrams import Counted
 from archwright.lab.plan import Plan, file_of, horizons
 from archwright.lab.procedure import PAIRS, Standing, shorter_runs, standing
 from archwright.lab.results import Replicate, RunResult
@@ -63,10 +64,8 @@ class Execution:
     """Those that are run; the last ones are left out where time runs out."""
     may_shift: bool = True
     """Whether time allows a window of learning rates to move for all seeds."""
-    learnt: float = math.inf
-    """Loss of counting bigrams: a variant that is not better learnt too little to be judged."""
-    plateau: float = math.inf
-    """Loss above which hardly more was learnt than how often each token occurs."""
+    counted: Mapping[str, Counted] = field(default_factory=dict)
+    """What counting tokens reaches: a variant that is not better learnt too little to be judged."""
     spent: float = 0.0
     """Wall time that the user waited for this process, and that of runs which were there before it."""
 
@@ -244,7 +243,7 @@ class Execution:
             seeds=len(self.seeds),
             may_shift=may_shift,
             fill=fill,
-            plateau=self.plateau,
+            plateau={name: found.plateau for name, found in self.counted.items()},
             text_error=self._text_error if halved else no_text_error,
         )
 
@@ -283,7 +282,8 @@ class Execution:
     def _read(self, cell: Cell) -> None:
         lr = self.plan.lr(cell.variant, cell.k)
         folder = self._folder(cell)
-        self._keep(cell, run_cache.read(folder, cell.variant, cell.seed, lr, self.command(cell)))
+        command, unit = self.command(cell), self.plan.unit
+        self._keep(cell, run_cache.read(folder, cell.variant, cell.seed, lr, command, unit))
 
     def _keep(self, cell: Cell, run: RunResult) -> None:
         (self.results if cell.share == 1.0 else self.shorter)[cell] = run

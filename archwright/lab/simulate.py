@@ -50,7 +50,8 @@ def simulate(
         update={"match": "none", "variants": dict.fromkeys(others, ("drawn",))}
     )
     losses: dict[str, dict[tuple[int, float], float]] = {name: {} for name in surfaces}
-    while (now := standing(study, losses, plateau=plateau)).wanted:
+    plateaus = dict.fromkeys(surfaces, plateau)
+    while (now := standing(study, losses, plateau=plateaus)).wanted:
         for name, seed, k in now.wanted:
             losses[name][seed, k] = surfaces[name](seed, k)
     replicates = [

@@ -85,19 +85,25 @@ def paired_p_value(
 def text_error(pairs: Sequence[tuple[Halves | None, Halves | None]]) -> float:
     """Return the standard error of a mean difference, variant minus baseline, from the choice of held-out documents.
 
-    With d_c the difference in document c, in nats per token and meaned over the pairs, w_c its share of all tokens, and
-    d the sum of w_c d_c: sqrt(n / (n - 1) sum of w_c² (d_c - d)²) of n documents. 0 where documents are not known, as
-    of runs that diverged. Source: Cochran, 1977, Sampling techniques, section 6.4 (the error of a ratio).
+    With d_c the difference in document c, meaned over the pairs, w_c its share of all text, and d the sum of w_c d_c:
+    sqrt(n / (n - 1) sum of w_c² (d_c - d)²) of n documents. 0 where documents are not known, as of runs that diverged.
+    Source: Cochran, 1977, Sampling techniques, section 6.4 (the error of a ratio).
     """
-    known = [(v, b) for v, b in pairs if v and b and v.nats and v.tokens == b.tokens]
-    tokens = np.asarray(known[0][0].tokens if known else (), np.float64)
-    if len(tokens) < 2:
+    known = [(v, b) for v, b in pairs if v and b and v.sums and len(v.sizes) == len(b.sizes)]
+    if not known or len(known[0][1].sizes) < 2:
         return 0.0
+    sizes = np.asarray(known[0][1].sizes, np.float64)
+    # Where tokens differ, a document's may end a byte or two apart.
     total = np.mean(
-        [np.subtract(v.nats, b.nats) for v, b in known if v.tokens == known[0][0].tokens], axis=0
+        [
+            np.subtract(v.sums, np.multiply(b.sums, np.divide(v.sizes, b.sizes)))
+            for v, b in known
+            if len(v.sizes) == len(sizes)
+        ],
+        axis=0,
     )
-    residuals = (total - tokens * total.sum() / tokens.sum()) / tokens.sum()
-    error = math.sqrt(len(tokens) / (len(tokens) - 1) * float((residuals**2).sum()))
+    residuals = (total - sizes * total.sum() / sizes.sum()) / sizes.sum()
+    error = math.sqrt(len(sizes) / (len(sizes) - 1) * float((residuals**2).sum()))
     return error if math.isfinite(error) else 0.0
 
 

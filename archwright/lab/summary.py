@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from archwright import format as fmt
+from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText
 from archwright.lab.advice import advice
 from archwright.lab.horizons import multiplier_of
@@ -46,10 +47,10 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         variants=variants,
         runs=runs,
         edges=edges,
-        learnt=execution.learnt,
+        learnt={name: found.learnt for name, found in execution.counted.items()},
+        unit=plan.unit,
         multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
         advice=advised,
-        asks=task is not None,
         **now.judged,
     )
     device = device_of(plan, execution)
@@ -79,7 +80,8 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         predicted_seconds=plan.seconds,
         seconds=execution.spent,
         command=command,
-        interactions=interactions(plan.study, replicates, plan.baseline.name, edges),
+        unit=plan.unit,
+        interactions=interactions(plan.study, replicates, plan.baseline.name, edges, plan.unit),
         shorter_runs=[execution.shorter[cell] for cell in sorted(execution.shorter)],
         task=task,
         complete=complete,
@@ -96,7 +98,7 @@ def _text(plan: Plan) -> str:
 
 
 def _task(plan: Plan) -> TaskFacts | None:
-    text = plan.material.held_out
+    text = plan.baseline.material.held_out
     if not isinstance(text, TaskText):
         return None
     return TaskFacts(text.task.kind, text.sampler.chance, text.sampler.floor)
@@ -115,8 +117,7 @@ def announcement(plan: Plan) -> str:
     )
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
-        f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on "
-        f"{plan.evaluation_tokens:,} held-out tokens",
+        f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on {_judged_on(plan)}",
         *(f"  {_announced(arm, plan)}" for arm in plan.arms.values()),
         f"  {tuned} seeds {seeds[0]} to {seeds[-1]}"
         + (
@@ -230,16 +231,18 @@ def device_of(plan: Plan, execution: Execution) -> str:
 def held(plan: Plan) -> list[ControlledVariable]:
     """Return what the variants have in common, and what they could not have."""
     run = plan.baseline.run
-    machine, tokenizer = plan.decisions.machine, plan.material.tokenizer
-    arms = plan.arms.values()
+    machine, arms = plan.decisions.machine, plan.arms.values()
+    tokens = {
+        arm.name: f"{arm.run.data.tokenizer.kind}, {arm.material.tokenizer.vocab_size:,} tokens"
+        for arm in arms
+    }
     common = [
         ControlledVariable("text", ", ".join(run.data.text)),
-        ControlledVariable(
-            "tokenizer", f"{run.data.tokenizer.kind}, {tokenizer.vocab_size:,} tokens"
-        ),
+        _held("tokenizer", tokens),
+        *([_held("text trained on", _text_sizes(plan))] if plan.unit == "bits per byte" else []),
         ControlledVariable("tokens trained on", f"{plan.tokens_per_run:,} in {plan.steps:,} steps"),
         ControlledVariable("batch", f"{run.batch_size} texts of {run.model.context_length} tokens"),
-        ControlledVariable("judged on", f"the same {plan.evaluation_tokens:,} held-out tokens"),
+        ControlledVariable("judged on", f"the same {_judged_on(plan)}"),
         ControlledVariable(
             "seeds", "initial values drawn by parameter name, and the order of the data"
         ),
@@ -263,6 +266,24 @@ def held(plan: Plan) -> list[ControlledVariable]:
         _held("layers", {arm.name: f"{arm.run.model.num_layers:,}" for arm in arms}),
     ]
     return [*common, *measured]
+
+
+def _judged_on(plan: Plan) -> str:
+    final_bytes = plan.baseline.run.evaluate.final_bytes
+    if final_bytes is not None:
+        return f"{final_bytes:,} held-out bytes"
+    return f"{plan.evaluation_tokens:,} held-out tokens"
+
+
+def _text_sizes(plan: Plan) -> dict[str, str]:
+    """Return how many bytes of text the tokens of a run are, by variant."""
+    found = {}
+    for arm in plan.arms.values():
+        text = arm.material.train
+        assert isinstance(text, TokenStore)
+        bytes_per_token = text.num_bytes / max(1, len(text) - text.num_documents)
+        found[arm.name] = fmt.size(bytes_per_token * plan.tokens_per_run)
+    return found
 
 
 def _sharing(plan: Plan) -> str:

@@ -1,8 +1,8 @@
 """Output of a study at its end."""
 
 import json
+import math
 from dataclasses import asdict
-from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -50,7 +50,7 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _answers(results: StudyResults) -> list[str]:
@@ -71,9 +71,9 @@ def _line(effect: Effect) -> str:
     if effect.outcome == "inconclusive":
         return f"{effect.variant}: undecided{why}"
     compute = f"{compute_words(effect.multiplier)}, " if effect.multiplier else ""
-    bits = effect.bits_per_byte
+    bits = math.nan if effect.unit == "bits per byte" else effect.bits_per_byte
     return (
-        f"{effect.variant}: {effect.outcome}{why}, {compute}{effect.mean:+.4f} nats per token "
-        f"({low:+.4f} to {high:+.4f}){f', {bits:+.4f} bits per byte' if isfinite(bits) else ''}; "
+        f"{effect.variant}: {effect.outcome}{why}, {compute}{effect.mean:+.4f} {effect.unit} "
+        f"({low:+.4f} to {high:+.4f}){f', {bits:+.4f} bits per byte' if math.isfinite(bits) else ''}; "
         f"noise {effect.noise:.4f}, margin {effect.margin:.4f}, p {effect.holm_p_value:.2g}"
     )

@@ -29,7 +29,7 @@ VARIED = (
     "machine",
     "parts",
 )
-"""Keys in which variants may differ; machine only as one of them may name a recipe."""
+"""Keys in which variants may differ, beside the tokenizer's; machine only as one of them may name a recipe."""
 
 SHAPE = ("model.dim", "model.num_layers")
 """Keys by which a user says the size."""
@@ -166,10 +166,8 @@ def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:
     for name, run in others:
         for line in diff(baseline, run):
             path = line.partition(":")[0]
-            if path.split(".")[0] not in VARIED or path in (
-                "model.vocab_size",
-                "model.context_length",
-            ):
+            varied = path.split(".")[0] in VARIED or path.startswith("data.tokenizer.")
+            if not varied or path in ("model.vocab_size", "model.context_length"):
                 yield (
                     f"{name}: {line}: all variants are trained and judged alike in this; say it once for all, "
                     f"{path}=..., as a word of its own"

@@ -14,6 +14,7 @@ from archwright.lab.results import (
     Outcome,
     Replicate,
     RunResult,
+    Unit,
     Variant,
 )
 from archwright.lab.statistics import (
@@ -41,8 +42,8 @@ def effects(
     variants: Sequence[Variant] = (),
     runs: Sequence[RunResult] = (),
     edges: Collection[str] = (),
-    learnt: float = math.inf,
-    asks: bool = False,
+    learnt: Mapping[str, float] | None = None,
+    unit: Unit = "nats per token",
     decisions: Mapping[str, Decision] | None = None,
     looks: Looks | None = None,
     multiplier: Callable[[Effect], Multiplier | None] = lambda effect: None,
@@ -58,14 +59,16 @@ def effects(
     else inconclusive. So it also is where there are caveats: fewer than two pairs (then the
     intervals are endless), a variant among the `edges`, whose best learning rate is at an end of its grid,
     half of the seeds lost to failed `runs`, unmatched `variants`, or a loss that is not below
-    `learnt`, that of bigrams in nats; or where a task `asks`, losses of both that are not below that of guessing, as
-    to have solved it is a result where the other has not. Where both are one run for every seed, they are identical,
+    what has `learnt`, that of bigrams; or of a task, losses of both that are not below that of guessing, as to have
+    solved it is a result where the other has not. Where both are one run for every seed, they are identical,
     and nothing was compared.
 
     Where pairs were looked at several times, superiority and equivalence are the `decisions` that were made
     then, intervals hold at all `looks` together, and the noise floor stops nothing.
 
     Args:
+        learnt: the loss below which each variant has learnt; without it, all have.
+        unit: of all losses.
         multiplier: returns how much compute a difference is worth. advice: returns what to do about a variant that is
         undecided.
     """
@@ -73,7 +76,10 @@ def effects(
     names.pop(baseline, None)
     by_seed = {n: {r.seed: r for r in replicates if r.variant == n} for n in [baseline, *names]}
     measured = [
-        _measured(name, by_seed[name], by_seed[baseline], study.equivalence_margin, looks)
+        replace(
+            _measured(name, by_seed[name], by_seed[baseline], study.equivalence_margin, looks),
+            unit=unit,
+        )
         for name in names
     ]
     adjusted = holm([effect.p_value for effect in measured])
@@ -91,7 +97,7 @@ def effects(
             *(AT_BOUNDARY.format(n) for n in pair if n in edges),
             *_failures(effect, runs, pair, study),
             *_mismatches(variants, pair, study),
-            *_unlearnt({n: by_seed[n] for n in pair}, learnt, asks),
+            *_unlearnt({n: by_seed[n] for n in pair}, learnt or {}, unit),
         ]
         effect = replace(effect, holm_p_value=p_value, caveats=tuple(caveats))
         same = _are_one(by_seed[effect.variant], by_seed[baseline])
@@ -127,7 +133,7 @@ def verdict(
     for outcome, words in GROUPS.items():
         if members := [_member(effect, brief) for effect in effects if effect.outcome == outcome]:
             groups.append(f"{listed(members)} {words[len(members) > 1]}")
-    unit = " in nats per token" if brief else ""
+    unit = f" in {effects[0].unit}" if brief else ""
     return f"Against {baseline}{unit}, {', '.join(groups)}{scale}."
 
 
@@ -183,7 +189,7 @@ def _measured(
         holm_p_value=1.0,
         differences=tuple(differences),
         seeds=tuple(seeds),
-        nats_per_bit_per_byte=_mean([b.best.loss / b.best.bits_per_byte for _, b in pairs]),
+        loss_per_bit_per_byte=_mean([b.best.loss / b.best.bits_per_byte for _, b in pairs]),
         baseline_loss=baseline_loss,
     )
 
@@ -250,15 +256,16 @@ def _mismatches(
 
 
 def _unlearnt(
-    pair: Mapping[str, Mapping[int, Replicate]], learnt: float, asks: bool
+    pair: Mapping[str, Mapping[int, Replicate]], learnt: Mapping[str, float], unit: Unit
 ) -> Iterator[str]:
     best = {
         n: min((r.loss for r in found.values()), default=-math.inf) for n, found in pair.items()
     }
-    unlearnt = [name for name, loss in best.items() if loss > learnt]
+    unlearnt = [name for name, loss in best.items() if loss > learnt.get(name, math.inf)]
+    asks = unit == "nats per answer"
     if not asks or len(unlearnt) == len(pair):
         words = GUESSED if asks else UNLEARNT
-        yield from (f"{name} {words} ({learnt:.2f} nats)" for name in unlearnt)
+        yield from (f"{name} {words} ({learnt[name]:.2f} {unit})" for name in unlearnt)
 
 
 def _claim(effect: Effect, baseline: str) -> str:
@@ -314,12 +321,12 @@ def seeds_needed(effect: Effect) -> int:
 
 def _numbers(effect: Effect, baseline: str) -> str:
     digits, direction = _digits(effect), "less" if effect.mean < 0 else "more"
-    parts = [f"{abs(effect.mean):.{digits}f} nats per token {direction}"]
+    parts = [f"{abs(effect.mean):.{digits}f} {effect.unit} {direction}"]
     if len(effect.seeds) > 1:
         parts[0] += f" (95 % interval {_range(effect)}, {len(effect.seeds)} seeds)"
     if effect.multiplier:
         parts.insert(0, f"for the same loss {baseline} needs {compute_words(effect.multiplier)}")
-    if math.isfinite(effect.bits_per_byte):
+    if effect.unit != "bits per byte" and math.isfinite(effect.bits_per_byte):
         parts.append(f"{abs(effect.bits_per_byte):.{digits}f} bits per byte")
     if math.isfinite(effect.share):
         parts.append(f"{100 * abs(effect.share):.2g} % of the loss")
@@ -360,7 +367,7 @@ def _member(effect: Effect, brief: bool) -> str:
         return effect.variant
     if brief:
         return f"{effect.variant} ({signed(effect.mean, _digits(effect))})"
-    amount = f"{abs(effect.mean):.{_digits(effect)}f} nats per token"
+    amount = f"{abs(effect.mean):.{_digits(effect)}f} {effect.unit}"
     direction = "less" if effect.mean < 0 else "more"
     compute = f"worth {compute_words(effect.multiplier)}; " if effect.multiplier else ""
     return f"{effect.variant} ({compute}{amount} {direction}, {_range(effect)})"

@@ -258,6 +258,9 @@ class InverseSqrt(Schedule):
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
 
 
+OptionalSize = Annotated[int, Field(ge=1, le=10**15)] | Literal["none"]
+
+
 class EvaluateSpec(Spec):
     """Evaluation on the held-out text."""
 
@@ -267,10 +270,19 @@ class EvaluateSpec(Spec):
     """Tokens of an evaluation during training."""
     final_max_tokens: Steps = 2_000_000
     """Tokens of the evaluation at the end, which reads all there are up to this many."""
+    max_bytes: OptionalSize = "none"
+    """Bytes of an evaluation during training, in place of tokens: pieces of text, the same for every tokenizer."""
+    final_max_bytes: OptionalSize = "none"
+    """Bytes of the evaluation at the end in place of tokens."""
     stride: AutoTokens = "auto"
     """Tokens between the starts of overlapping windows; auto: half the context."""
     lengths: Annotated[tuple[Tokens, ...], Field(strict=False)] = ()
     """Other lengths of text, in tokens, that the final evaluation is repeated at, without overlap."""
+
+    @property
+    def final_bytes(self) -> int | None:
+        """`final_max_bytes`, where it is given."""
+        return None if self.final_max_bytes == "none" else self.final_max_bytes
 
 
 class CheckpointSpec(Spec):

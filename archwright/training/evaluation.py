@@ -3,7 +3,7 @@
 import math
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,8 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Halves:
-    """Losses on the two halves of held-out windows, every other one in the order of the text: on one, learning rates
-    are tuned, on the other, what was tuned is judged."""
+    """Losses on the two halves of held-out windows, every other one in the order of the text, or every other piece of
+    text: on one, learning rates are tuned, on the other, what was tuned is judged."""
 
     tuning: float
     """Nats per token of the first half."""
@@ -74,6 +74,14 @@ class Halves:
     are few."""
     judged_nats: tuple[float, ...]
     """Their sums of -ln p."""
+    tuning_bits_per_byte: float | None = None
+    """The same of the first half as `tuning`, where pieces of text are read."""
+    judged_bytes: tuple[int, ...] | None = None
+    """The bytes of the targets of the second, where pieces of text are read."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the values as a metrics record has them, without those that are not defined."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def held_out_windows(
@@ -84,6 +92,7 @@ def held_out_windows(
     *,
     stride: int | None = None,
     max_tokens: int | None = None,
+    max_bytes: int | None = None,
 ) -> Windows:
     """Return the windows to evaluate on; see `HeldOut` and `TaskWindows`."""
     batch_size = max(1, ROW_TOKENS // context_length)
@@ -91,7 +100,9 @@ def held_out_windows(
         return TaskWindows(text, context_length, batch_size, max_tokens)
     lengths = tokenizer.token_lengths
     examples = Examples(objective, Vocabulary.of(tokenizer))
-    return HeldOut(text, context_length, batch_size, stride, max_tokens, lengths, examples)
+    return HeldOut(
+        text, context_length, batch_size, stride, max_tokens, lengths, examples, max_bytes
+    )
 
 
 @torch.inference_mode()
@@ -128,17 +139,22 @@ def evaluate_halves(
             // max(len(different), MOST_CLUSTERS)
         )
     else:
-        place = numbers * STRETCHES // max(len(numbers), STRETCHES)
-    judged = [
-        (int(tokens[at].sum()), float(nats[at].sum()))
-        for at in (~tunes & (place == p) for p in np.unique(place))
-    ]
-    kept = [cluster for cluster in judged if cluster[0]]
+        place = numbers * STRETCHES // max(int(numbers.max()) + 1, STRETCHES)
+    judged = [~tunes & (place == p) for p in np.unique(place)]
+    judged = [at for at in judged if tokens[at].any()]
     halves = Halves(
         tuning=float(nats[tunes].sum() / max(1, tokens[tunes].sum())),
-        judged_tokens=tuple(cluster[0] for cluster in kept),
-        judged_nats=tuple(cluster[1] for cluster in kept),
+        judged_tokens=tuple(int(tokens[at].sum()) for at in judged),
+        judged_nats=tuple(float(nats[at].sum()) for at in judged),
     )
+    if (size := windows.window_bytes) is not None:
+        halves = replace(
+            halves,
+            tuning_bits_per_byte=bits_per_byte(
+                float(nats[tunes].sum()), max(1, int(size[tunes].sum()))
+            ),
+            judged_bytes=tuple(int(size[at].sum()) for at in judged),
+        )
     return _evaluation(windows, total, int(tokens.sum()), num_right), halves
 
 

@@ -4,7 +4,6 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from archwright import checkpoint
@@ -130,7 +129,7 @@ def finalize_metrics_only(loop: Loop, folder: RunFolder, material: Material) -> 
     windows = _windows(session.run, material, final_max_tokens(session.run, folder))
     if ("eval", FINAL) not in known:
         found, halves = evaluate_halves(session.model, windows, session.precision)
-        loop.record("eval", name=FINAL, **found.record(), **asdict(halves))
+        loop.record("eval", name=FINAL, **found.record(), **halves.record())
     _evaluate_lengths(loop, folder, material, known)
     with contextlib.suppress(OSError):
         folder.report_file.unlink()  # the page of an earlier stop
@@ -176,6 +175,7 @@ def _at_length(loop: Loop, folder: RunFolder, material: Material, length: int) -
         length,
         stride=length,
         max_tokens=final_max_tokens(session.run, folder),
+        max_bytes=session.run.evaluate.final_bytes,
     )
     return evaluate(session.model, windows, session.precision).record()
 
@@ -188,6 +188,7 @@ def _windows(run: RunSpec, material: Material, max_tokens: int) -> Windows:
         run.model.context_length,
         stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
         max_tokens=max_tokens,
+        max_bytes=run.evaluate.final_bytes,
     )
 
 

@@ -293,6 +293,7 @@ def new_loop(
         run.model.context_length,
         stride=None if run.evaluate.stride == "auto" else run.evaluate.stride,
         max_tokens=run.evaluate.max_tokens,
+        max_bytes=None if run.evaluate.max_bytes == "none" else run.evaluate.max_bytes,
     )
 
     def evaluated() -> Evaluation:

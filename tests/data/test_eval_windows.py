@@ -167,6 +167,63 @@ def test_without_token_lengths_documents_stay_whole(tmp_path: Path) -> None:
     assert HeldOut(store, 16, 4, max_tokens=10).num_tokens == 50
 
 
+def pieces_of(
+    store: TokenStore, tokenizer: Tokenizer, **options: int
+) -> tuple[HeldOut, dict[int, bytes]]:
+    """Windows over pieces of text, and the text of each piece by its number."""
+    held_out = HeldOut(store, 16, 4, token_lengths=tokenizer.token_lengths, **options)
+    sizes, found = held_out.window_bytes, dict[int, list[tuple[int, bytes]]]()
+    assert sizes is not None
+    for row, size in zip(held_out._rows, sizes, strict=True):
+        text = b"".join(
+            tokenizer.token_bytes[t] for t in store.read(row.stop - row.counted, row.stop)
+        )
+        assert len(text) == size
+        found.setdefault(row.piece, []).append((row.start, text))
+    assert held_out.num_bytes == sizes.sum()
+    return held_out, {i: b"".join(text for _, text in sorted(texts)) for i, texts in found.items()}
+
+
+@pytest.mark.parametrize("cap", [1, 200, 1000, 10_000])
+def test_pieces_are_the_same_text_whatever_its_tokens(tmp_path: Path, cap: int) -> None:
+    """A token belongs where its first byte is, so that a piece may begin and end a few bytes later."""
+    tokenizer = Tokenizer(train_bpe([PROBE], 500, [END]), END)
+    texts = [PROBE[3 * i :].replace("|", "") for i in range(10)]
+    store = stored(tmp_path, texts, tokenizer)
+    raw_store = stored(tmp_path, texts)
+    held_out, pieces = pieces_of(store, tokenizer, max_bytes=cap)
+    raw, raw_pieces = pieces_of(raw_store, RAW, max_bytes=cap)
+    total = sum(len(text.encode()) for text in texts)
+    assert min(cap, total) <= raw.num_bytes < cap + 8 * 16
+    longest = max(map(len, tokenizer.token_bytes))
+    assert abs(held_out.num_bytes - raw.num_bytes) <= 2 * longest * len(pieces)
+    assert pieces.keys() == raw_pieces.keys()
+    for i, piece in pieces.items():
+        assert piece[longest:-longest] in raw_pieces[i]
+    documents, numbers = held_out.places
+    raw_documents, raw_numbers = raw.places
+    assert {*zip(documents, numbers, strict=True)} == {
+        *zip(raw_documents, raw_numbers, strict=True)
+    }
+    if cap >= total:
+        assert held_out.num_bytes == raw.num_bytes == total
+
+
+def test_pieces_spread_over_the_text(tmp_path: Path) -> None:
+    store = stored(tmp_path, ["x" * 50_000] + [letters(500) for _ in range(100)])
+    held_out = HeldOut(store, 16, 4, max_bytes=10_000, token_lengths=RAW.token_lengths)
+    long = sum(row.counted for row in held_out._rows if row.start < store.offsets[1])
+    assert 4000 < long < 6000
+    starts = [row.start for row in held_out._rows if row.start < store.offsets[1]]
+    assert np.diff(sorted(starts)).max() < 2500
+
+
+def test_pieces_of_tokens_whose_bytes_are_not_known_are_refused(tmp_path: Path) -> None:
+    store = stored(tmp_path, ["some text"])
+    with pytest.raises(UserError, match="bytes of a token are not known"):
+        HeldOut(store, 8, 4, max_bytes=100)
+
+
 def test_wrong_strides_are_refused(tmp_path: Path) -> None:
     store = stored(tmp_path, ["some text"])
     with pytest.raises(UserError, match=r"expected 1 to model.context_length \(8\), found 9"):

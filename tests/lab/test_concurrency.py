@@ -1,6 +1,8 @@
 """How runs share a CPU follows from what was asked for, from what can be stacked, and from times."""
 
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,11 +15,12 @@ from archwright.spec.study_spec import StudySpec
 from tests.tiny import tiny_run
 
 COUNTS = Counts(1000, 500, 3000.0)
+TOKENS: Any = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=320))
 
 
 def arms(*changes: str) -> dict[str, Arm]:
     runs = {"modern": tiny_run("text.txt"), "b": tiny_run("text.txt", *changes)}
-    return {name: Arm(name, (), run, COUNTS, True) for name, run in runs.items()}
+    return {name: Arm(name, (), run, COUNTS, True, TOKENS) for name, run in runs.items()}
 
 
 def decide(gain: float, *changes: str, **options: object) -> tuple[int, str]:
@@ -28,7 +31,7 @@ def decide(gain: float, *changes: str, **options: object) -> tuple[int, str]:
         return {name: Cost(0.0, step, 0.0) for name in found}
 
     study = StudySpec(variants={"b": ("dim=8",)}).model_copy(update=options)
-    costs, stack, why = Sharing(study, timed, 320).decide(arms(*changes), 2)
+    costs, stack, why = Sharing(study, timed).decide(arms(*changes), 2)
     expected = 1.0 if stack == 1 else 1 / (1 + gain * stack)
     assert {cost.step for cost in costs.values()} == {expected}
     return stack, why
@@ -57,7 +60,7 @@ def test_one_variant_that_cannot_be_stacked_leaves_all_alone() -> None:
 
 def test_a_stack_leaves_no_core_without_work() -> None:
     study = StudySpec(variants={"b": ("dim=8",)}, tune_lr=False, seeds=4)
-    sharing = Sharing(study, lambda found, workers, stack=1: {}, 320)
+    sharing = Sharing(study, lambda found, workers, stack=1: {})
     assert sharing.sizes(2, 2) == [2, 4]
     assert sharing.sizes(2, 4) == [2]
     assert sharing.sizes(2, 8) == []

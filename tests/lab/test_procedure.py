@@ -82,7 +82,12 @@ def test_a_plateau_is_left_to_lower_rates() -> None:
     def flat(seed: int, k: float) -> float:
         return 6.0 - 0.01 * k if k > -1.5 else 4.0 + 0.1 * (k + 3) ** 2
 
-    _, losses = run_all(study(seeds=4), {"old": flat, "new": flat}, random.Random(0), plateau=5.5)
+    _, losses = run_all(
+        study(seeds=4),
+        {"old": flat, "new": flat},
+        random.Random(0),
+        plateau={"old": 5.5, "new": 5.5},
+    )
     assert [*{k for seed, k in losses["new"] if seed >= 2}] == [pytest.approx(-3.0, abs=0.05)]
     _, losses = run_all(study(seeds=4), {"old": flat, "new": flat}, random.Random(0))
     assert min(k for _, k in losses["new"]) > -1.5

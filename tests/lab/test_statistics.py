@@ -180,7 +180,7 @@ def test_the_error_of_the_text_is_that_of_drawing_documents_again():
         pairs.append(
             (halves(tokens, base + tokens * rng.normal(0.1, 0.2, size=60)), halves(tokens, base))
         )
-    difference = np.mean([np.subtract(v.nats, b.nats) for v, b in pairs], axis=0)
+    difference = np.mean([np.subtract(v.sums, b.sums) for v, b in pairs], axis=0)
     drawn = rng.integers(0, 60, size=(20_000, 60))
     means = difference[drawn].sum(axis=1) / tokens[drawn].sum(axis=1)
     assert text_error(pairs) == pytest.approx(means.std(), rel=0.04)

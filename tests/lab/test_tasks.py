@@ -10,7 +10,7 @@ from archwright.lab.compare import compare
 from archwright.lab.page.answers import answers_section
 from archwright.lab.page.csv_files import tables
 from archwright.lab.page.whole import study_page
-from archwright.lab.results import Effect, StudyResults, TaskFacts
+from archwright.lab.results import Effect, StudyResults, TaskFacts, Unit
 from archwright.lab.terminal import print_results
 from archwright.lab.verdict import effects
 from tests.lab.made_results import two_variants
@@ -56,21 +56,25 @@ def test_to_solve_a_task_that_another_does_not_is_a_result(made: StudyResults) -
     """Losses are about 1.98 nats in both; one of them is moved beyond those of guessing."""
     name = made.variants[1].name
 
-    def outcome(worse: float, guessing: float, asks: bool = True) -> Effect:
+    def outcome(worse: float, guessing: float, unit: Unit = "nats per answer") -> Effect:
         moved = [
             replace(r, loss=r.loss + worse * (r.variant == name), at_boundary=False)
             for r in made.replicates
         ]
-        (found,) = effects(moved, made.study, "modern", learnt=guessing, asks=asks)
+        learnt = {"modern": guessing, name: guessing}
+        (found,) = effects(moved, made.study, "modern", learnt=learnt, unit=unit)
         return found
 
     assert outcome(2.0, guessing=3.0).outcome == "worse"
-    assert outcome(2.0, guessing=3.0, asks=False).outcome == "inconclusive"
+    assert " nats per answer more" in outcome(2.0, guessing=3.0).sentence
+    assert outcome(2.0, guessing=3.0, unit="nats per token").outcome == "inconclusive"
     assert "% of the loss" in outcome(2.0, guessing=3.0).sentence
     assert "% of the loss" not in outcome(30.0, guessing=3.0).sentence
     neither = outcome(2.0, guessing=1.0)
     assert neither.outcome == "inconclusive"
-    assert "modern has no more answers right than guessing (1.00 nats)" in neither.sentence
+    assert (
+        "modern has no more answers right than guessing (1.00 nats per answer)" in neither.sentence
+    )
     assert "nats per token" not in neither.sentence
 
 

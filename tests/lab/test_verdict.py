@@ -205,7 +205,10 @@ def test_holm_is_named_where_it_decides():
         (lost("new", 5), "5 runs of new failed"),
         (lost("old", 6), "6 runs of old failed"),
         ({"variants": [variant("new", False)]}, "new could not be matched"),
-        ({"learnt": 3.2}, "new learnt no more than which token follows which (3.20 nats)"),
+        (
+            {"learnt": {"new": 3.2}},
+            "new learnt no more than which token follows which (3.20 nats per token)",
+        ),
     ],
 )
 def test_reservations_conclude_nothing_and_say_why(more, reason):
@@ -229,7 +232,7 @@ def test_what_concerns_others_is_no_reservation():
         edges={"other"},
         runs=[run("other", 0, 3.0, "no memory"), run("new", 0, 3.0)],
         variants=[variant("new", True), variant("other", False)],
-        learnt=5.5,
+        learnt={"old": 5.5, "new": 5.5},
     )
     assert (effect.outcome, effect.caveats) == ("better", ())
     unmatched = {"variants": [variant("new", False)], "options": {"match": "none"}}

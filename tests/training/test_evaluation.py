@@ -246,3 +246,38 @@ def test_many_documents_are_counted_each_or_with_neighbours(number: int, tmp_pat
     # 60 bytes in three windows: each document has one or two in the half that judges.
     assert len(halves.judged_tokens) == min(number, 256)
     assert sum(halves.judged_tokens) == pytest.approx(30 * number, rel=0.02)
+
+
+def test_halves_of_pieces_are_counted_in_bytes(store: TokenStore, tokenizer: Tokenizer) -> None:
+    model, size = model_of(tokenizer), 8 * CONTEXT
+    windows = held_out_windows(
+        store, tokenizer, NextToken(), CONTEXT, stride=CONTEXT, max_bytes=10**9
+    )
+    whole, halves = evaluate_halves(model, windows, FP32)
+    assert whole == evaluate(model, windows, FP32)
+    assert halves.judged_bytes is not None
+    model.double().eval()
+    sums, number = {0: [0, 0.0], 1: [0, 0.0]}, 0
+    for text in encoded(tokenizer):
+        ids = [tokenizer.end_of_text, *text.tolist()]
+        ends = np.cumsum(tokenizer.token_lengths[text])
+        starts = np.concatenate([[0], ends[:-1]])
+        for low in range(0, int(ends[-1]), size):
+            inside = np.flatnonzero((starts >= low) & (starts < low + size)) + 1
+            sums[number % 2][0] += int(tokenizer.token_lengths[np.array(ids)[inside]].sum())
+            for at in range(0, len(inside), CONTEXT):
+                first, stop = inside[at] - 1, min(inside[at] + CONTEXT, inside[-1] + 1) - 1
+                begin = max(inside[0] - 1, min(first, stop - CONTEXT))
+                with torch.no_grad():
+                    logits = model(torch.tensor([ids[begin:stop]])).logits[0, first - begin :]
+                targets = torch.tensor(ids[first + 1 : stop + 1])
+                sums[number % 2][1] += float(
+                    torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+                )
+            number += 1
+    assert number > 3
+    assert halves.tuning_bits_per_byte == pytest.approx(
+        sums[0][1] / sums[0][0] / np.log(2), rel=1e-5
+    )
+    assert sum(halves.judged_bytes) == sums[1][0]
+    assert sum(halves.judged_nats) == pytest.approx(sums[1][1], rel=1e-5)

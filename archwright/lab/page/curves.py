@@ -9,7 +9,7 @@ from typing import Any
 from archwright import format as fmt
 from archwright.lab.page.learning_rates import best_lr
 from archwright.lab.page.styles import FEW, short_names, shortened, trace
-from archwright.lab.results import Point, RunResult, StudyResults
+from archwright.lab.results import Point, RunResult, StudyResults, Unit
 from archwright.reporting.curves import axes_up_to
 from archwright.reporting.document import Axis, Chart, Key, Section, Series
 
@@ -50,7 +50,7 @@ def curves_section(results: StudyResults, series: dict[str, Series]) -> Section 
     }
     charts = [_loss_chart(results, series, losses, chosen)]
     if any(differences.values()):
-        charts.append(_difference_chart(series, differences, baseline))
+        charts.append(_difference_chart(series, differences, baseline, results.unit))
     return Section("Loss curves", [Key(list(series.values())), *charts])
 
 
@@ -79,7 +79,7 @@ def lengths_section(results: StudyResults, series: dict[str, Series]) -> Section
                 "unifiedhovertitle": {"text": "%{x} tokens"},
             },
         },
-        unit="held-out nats per token",
+        unit=f"held-out {results.unit}",
         note="Mean over seeds of each seed's best run; bands reach from the lowest to the highest seed.",
         full_width=True,
         saved=_columns(spreads, {"x": "length"}),
@@ -107,7 +107,7 @@ def _loss_chart(
         title="Held-out loss",
         summary=_ends(losses, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
         traces=_traces(series, losses, ".4f"),
-        unit="nats per token",
+        unit=results.unit,
         note=f"Mean over seeds at the rate that is best for all seeds together ({where}). "
         "Bands reach from the lowest to the highest seed.",
         full_width=True,
@@ -116,7 +116,10 @@ def _loss_chart(
 
 
 def _difference_chart(
-    series: dict[str, Series], differences: Mapping[str, Sequence[Spread]], baseline: str
+    series: dict[str, Series],
+    differences: Mapping[str, Sequence[Spread]],
+    baseline: str,
+    unit: Unit,
 ) -> Chart:
     zero = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0}
     return Chart(
@@ -125,7 +128,7 @@ def _difference_chart(
         summary=_ends(differences, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
         traces=_traces(series, differences, "+.4f"),
         layout={"shapes": [{**zero, "line": {"width": 1, "color": "$ink"}}]},
-        unit="nats per token, below 0 is better",
+        unit=f"{unit}, below 0 is better",
         note="Of the runs above, paired by seed at equal tokens. A difference that still moves at the end "
         "may come out otherwise after longer training.",
         full_width=True,

@@ -74,7 +74,7 @@ def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
         summary=" ".join(effect.sentence or _sentence(effect) for effect in effects),
         traces=traces,
         layout=_layout(reach, places) | {"shapes": shapes},
-        unit="held-out nats per token, below 0 is better",
+        unit=f"held-out {results.unit}, below 0 is better",
         note=(
             "Diamond and line: mean over paired seeds and its 95 % interval. Circles: the seeds. "
             "Grey band: one standard deviation of the difference between two means of the baseline alone, "
@@ -127,12 +127,11 @@ def _mean(place: _Place, effect: Effect, series: Series) -> dict[str, Any]:
         cliponaxis=True,
         hovertemplate=f"{wrapped(effect.variant, 40)}<br>{_sentence(effect)}"
         f"<br>95 %: {interval_words(interval)} ({interval.method})"
-        f"<br>{fmt.signed(effect.bits_per_byte)} bits per byte<extra></extra>",
+        f"{_per_byte(effect, effect.mean)}<extra></extra>",
     )
 
 
 def _seeds(place: _Place, effect: Effect) -> dict[str, Any]:
-    per_byte = [d / effect.nats_per_bit_per_byte for d in effect.differences]
     return {
         "type": "scatter",
         "mode": "markers",
@@ -142,11 +141,18 @@ def _seeds(place: _Place, effect: Effect) -> dict[str, Any]:
         "marker": {"size": 7, "symbol": "circle-open", "color": "$muted", "line": {"width": 1.5}},
         "cliponaxis": True,
         "hovertext": [
-            f"seed {seed}: {fmt.signed(nats)} nats per token<br>{fmt.signed(bits)} bits per byte"
-            for seed, nats, bits in zip(effect.seeds, effect.differences, per_byte, strict=True)
+            f"seed {seed}: {fmt.signed(loss)} {effect.unit}{_per_byte(effect, loss)}"
+            for seed, loss in zip(effect.seeds, effect.differences, strict=True)
         ],
         "hovertemplate": f"{wrapped(effect.variant, 40)}<br>%{{hovertext}}<extra></extra>",
     }
+
+
+def _per_byte(effect: Effect, difference: float) -> str:
+    """Return a line with a difference in bits per byte, where the text has them and is not judged in them."""
+    bits = difference / effect.loss_per_bit_per_byte
+    shown = effect.unit != "bits per byte" and math.isfinite(bits)
+    return f"<br>{fmt.signed(bits)} bits per byte" if shown else ""
 
 
 def _grounds(place: _Place, effect: Effect) -> list[Shape]:
@@ -207,13 +213,13 @@ def _table(results: StudyResults) -> Table:
     head = [
         "Variant",
         "Outcome",
-        "Nats per token",
+        results.unit.capitalize(),
         "95 % BCa" if bootstrapped else "95 % (t)",
         *(["95 % t"] if bootstrapped else []),
         "p (paired t)",
         "p, Holm",
         "90 %, for equivalence",
-        "Bits per byte",
+        *([] if results.unit == "bits per byte" else ["Bits per byte"]),
         "Of the baseline's loss",
         "Seeds",
     ]
@@ -241,7 +247,7 @@ def _interactions(results: StudyResults) -> Table:
         )
         for found in results.interactions
     ]
-    head = ("First", "Second", "Nats per token", "95 % (t)", "p (paired t)", "Seeds")
+    head = ("First", "Second", results.unit.capitalize(), "95 % (t)", "p (paired t)", "Seeds")
     return Table(note, head, rows)
 
 
@@ -255,7 +261,7 @@ def _row(effect: Effect, bootstrapped: bool) -> Row:
         fmt.probability(effect.p_value),
         fmt.probability(effect.holm_p_value),
         f"{interval_words(effect.equivalence)}, margin {effect.margin:.4f}",
-        fmt.signed(effect.bits_per_byte),
+        *([] if effect.unit == "bits per byte" else [fmt.signed(effect.bits_per_byte)]),
         f"{fmt.signed(100 * effect.share, 2)} %" if math.isfinite(effect.share) else "–",
         str(len(effect.seeds)),
     ]
@@ -269,7 +275,7 @@ def interval_words(interval: Interval) -> str:
 
 
 def _sentence(effect: Effect) -> str:
-    return f"{effect.outcome}, {fmt.signed(effect.mean)} nats per token"
+    return f"{effect.outcome}, {fmt.signed(effect.mean)} {effect.unit}"
 
 
 def _columns(effects: Sequence[Effect]) -> dict[str, list[Any]]:

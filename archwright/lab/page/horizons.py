@@ -24,7 +24,8 @@ def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) ->
     note = (
         f"How many times as much {baseline} needs for the loss that a variant has, read between the ends of "
         "runs of several lengths. Above 1, the variant saves. Seconds are of the processor that trained. Beside: the "
-        "difference where both are trained on equal tokens, and where both are trained for equal seconds."
+        f"difference in {results.unit} where both are trained on equal tokens, and where both are trained for equal "
+        "seconds."
     )
     head = (
         "Variant",
@@ -32,8 +33,8 @@ def _table(results: StudyResults, known: Sequence[tuple[Effect, Multiplier]]) ->
         "95 %",
         "Tokens",
         "Seconds",
-        "Nats at equal tokens",
-        "Nats at equal seconds",
+        "At equal tokens",
+        "At equal seconds",
     )
     rows = [
         Row(
@@ -102,7 +103,7 @@ def _chart(
                 "ticktext": [fmt.count(tokens) for tokens in ticks],
             },
         },
-        unit="held-out nats per token at the end of runs, below 0 is better",
+        unit=f"held-out {results.unit} at the end of runs, below 0 is better",
         note="Each point is of runs that ended there, their learning rate decayed: pairs at the rate that was found "
         "for the whole length. Lines: 95 % intervals. A difference that still moves at the end may come out otherwise "
         "after longer training.",

@@ -70,7 +70,7 @@ def _chart(results: StudyResults, series: dict[str, Series], ended: Sequence[Run
         summary=" ".join(_summary(results, ended, name) for name in series),
         traces=[*traces, *_grids(results, series, short)],
         layout=_layout(len(series), _ticks(ended), _window(results, ended)),
-        unit="final held-out nats per token",
+        unit=f"final held-out {results.unit}",
         note="Thick: mean over seeds. Thin: single seeds. Star: the tuned rate, mean over the seeds that "
         "are compared. Cross at the upper edge: diverged, where no mean is drawn. Below: the "
         "rates that count, for each variant.",
