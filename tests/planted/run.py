@@ -32,6 +32,8 @@ LIBRARIES = ["torch", "numpy", "scipy.stats", "hypothesis", "jaxtyping", "bearty
 ENDED = 100
 """Added to pytest's exit code, which a process that dies by itself cannot return."""
 QUIET = ("--no-header", "-p", "no:cacheprovider")
+PRELOADED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+"""hypothesis, which is pytest's plugin, too, is there before it is asked for."""
 NAMED, ROOM, NEVER = "named test", "other test of the room", "NOT NOTICED"
 
 
@@ -148,7 +150,7 @@ def planted(fault: Fault, place: Path) -> Iterator[None]:
 def fails(tests: Sequence[str], place: Path) -> bool:
     """Tell whether any of some tests fails in a copy; of those that do not end, that is not known."""
     log = place / "pytest.log"
-    process = processes().Process(target=run_tests, args=(["-x", *QUIET, *tests], place, log))
+    process = processes().Process(target=run_tests, args=(["-x", *QUIET, *PRELOADED, *tests], place, log))
     process.start()
     process.join(SECONDS)
     if process.exitcode is None:

@@ -1,6 +1,8 @@
 """The list of planted faults fits the package as it is; `make mutants` plants them."""
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 
@@ -37,3 +39,16 @@ def test_no_two_are_alike() -> None:
     names = Counter(fault.name for fault in FAULTS)
     changes = Counter((fault.file, fault.old, fault.new) for fault in FAULTS)
     assert set(names.values()) == set(changes.values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_fault_is_planted_and_noticed() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.planted.run", "--only", "lists are joined", "--jobs", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "1 of 1 noticed: 100.0%" in found.stdout
