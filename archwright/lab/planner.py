@@ -157,9 +157,11 @@ class Planner:
                 material = self._material(run, len(known))
                 for _, other, there in known:
                     if there.tokenizer.fingerprint == material.tokenizer.fingerprint:
+                        task = not run.data.task.is_none
+                        then = "a task has tokens of its own" if task else "give less, or more text"
                         raise UserError(
-                            f'"{name}" and "{other}" have the same tokens; there is nothing to compare: give '
-                            "data.tokenizer.vocab_size less, or more text"
+                            f'data.tokenizer: "{name}" and "{other}" have the same tokens, so that there is nothing '
+                            f"to compare: {then}"
                         )
                 known.append((asked_for, name, material))
             found[name] = material

@@ -166,6 +166,18 @@ def test_variants_that_share_it_are_compared(tmp_path: Path) -> None:
             parts=[FILE.name],
             **OPTIONS,
         )
+        with pytest.raises(
+            UserError, match='bits per byte, by which they are judged, are defined for "next_token"'
+        ):
+            compare(
+                *words("text.txt", ":data.tokenizer.kind=bpe"),
+                *ASKED,
+                quiet=True,
+                out="tokenizers",
+                parts=[FILE.name],
+                **OPTIONS,
+            )
+        assert not Path("tokenizers").exists()
         with Path("study", "runs.csv").open(newline="", encoding="utf-8") as rows:
             commands = [row["command"] for row in csv.DictReader(rows)]
     assert len(found.runs) == 4

@@ -150,7 +150,9 @@ def planted(fault: Fault, place: Path) -> Iterator[None]:
 def fails(tests: Sequence[str], place: Path) -> bool:
     """Tell whether any of some tests fails in a copy; of those that do not end, that is not known."""
     log = place / "pytest.log"
-    process = processes().Process(target=run_tests, args=(["-x", *QUIET, *PRELOADED, *tests], place, log))
+    process = processes().Process(
+        target=run_tests, args=(["-x", *QUIET, *PRELOADED, *tests], place, log)
+    )
     process.start()
     process.join(SECONDS)
     if process.exitcode is None:
