@@ -111,7 +111,6 @@ class Replicate:
     or the loss at the fixed one."""
     lr: float
     """The learning rate of that point."""
-    bits_per_token: float
     best: RunResult
     """The run with the lowest loss."""
     at_boundary: bool = False

@@ -176,7 +176,6 @@ def replicate(runs: Sequence[RunResult]) -> Replicate:
         seed=best.seed,
         loss=found.loss,
         lr=found.lr,
-        bits_per_token=found.loss / math.log(2),
         best=best,
         at_boundary=found.at_boundary,
     )

@@ -18,7 +18,6 @@ def replicates(losses: dict[str, np.ndarray]) -> list[Replicate]:
             seed,
             float(loss),
             1e-3,
-            1.0,
             RunResult(name, name, seed, 1e-3, float(loss), 1.0, 6.0),
         )
         for name, column in losses.items()

@@ -24,7 +24,7 @@ def run(variant, seed, loss, failed=""):
 
 def replicates(**losses):
     return [
-        Replicate(name, seed, loss, 1e-3, loss / math.log(2), run(name, seed, loss))
+        Replicate(name, seed, loss, 1e-3, run(name, seed, loss))
         for name, values in losses.items()
         for seed, loss in enumerate(values)
         if not math.isnan(loss)

@@ -54,7 +54,7 @@ RUN = [
     "command",
 ]
 POINT = ["key", "variant", "seed", "lr", "step", "tokens", "flops", "seconds", "loss"]
-REPLICATE = ["variant", "seed", "loss", "lr", "bits_per_token", "at_boundary", "best_key"]
+REPLICATE = ["variant", "seed", "loss", "lr", "at_boundary", "best_key"]
 EFFECT = [
     "variant",
     "baseline",
