@@ -113,7 +113,7 @@ class DynamicTanh(nn.Module):
 
     Shapes: x and y [..., dim]; weight and bias [dim]. With heads: x and y [..., heads, dim]; weight and
     bias [heads, dim], and one alpha for all heads.
-    Zhu et al., 2025, Transformers without Normalization, eq. 3.
+    Zhu et al., 2025, Transformers without Normalization, section 4.
     """
 
     def __init__(self, spec: spec.DynamicTanh, dim: int, heads: int | None = None) -> None:

@@ -184,7 +184,7 @@ class SelectiveCopy(Task):
 class KHop(Task):
     """Random tokens; the answer at each is found by hops, each to the token behind the last earlier one that equals
     the present one, k times. One hop is an induction head (Sanford et al., 2024, Transformers, parallel computation,
-    and logarithmic depth, definition 4.1)."""
+    and logarithmic depth, section 4)."""
 
     kind: Literal["k-hop"] = "k-hop"
     k: int = Field(2, ge=1, le=64)
