@@ -117,10 +117,8 @@ class DataSpec(Spec):
 
 def _task_named(text: object) -> str:
     """Return the kind of the task that a text is, or NO_TASK."""
-    names = _as_list(text)
-    if isinstance(names, (tuple, list)) and len(names) == 1 and names[0] in Task.choices():
-        return str(names[0])
-    return NO_TASK
+    name = text[0] if isinstance(text, (tuple, list)) and len(text) == 1 else text
+    return name if isinstance(name, str) and name in Task.choices() else NO_TASK
 
 
 class Optimizer(Choice):

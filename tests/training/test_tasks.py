@@ -144,6 +144,13 @@ class TestSpecs:
         both = RunSpec().override("data.task.pairs=3", "data.text=mqar")
         assert both.data.task == MQAR(pairs=3)
 
+    @pytest.mark.parametrize("text", ["{ a = 1 }", "[{ a = 1 }]", '[["mqar"]]'])
+    def test_what_is_no_text_names_no_task(self, text: str, tmp_path: Path) -> None:
+        file = tmp_path / "run.toml"
+        file.write_text(f"[data]\ntext = {text}\n", encoding="utf-8")
+        with pytest.raises(UserError, match=r"run\.toml: data\.text.*: found .*; expected"):
+            load_run(str(file))
+
     def test_another_text_takes_the_place_of_a_task(self) -> None:
         recipe = load_run("mqar").override("data.task.pairs=32")
         assert recipe.override("data.task.keys=64").data.task == MQAR(pairs=32, keys=64)
