@@ -42,7 +42,7 @@ pairs alike, so that no pair shows it. Simulated: docs/calibration.md."""
 
 @dataclass(frozen=True)
 class Decision:
-    """What a variant's pairs said, and when."""
+    """The outcome of a variant's pairs, and after how many."""
 
     look: int
     """Pairs that were looked at."""

@@ -1,4 +1,4 @@
-"""What is known of a text by counting: losses that a model must beat to have learnt more."""
+"""Losses of counting which tokens a text has: a model must beat them to have learnt more."""
 
 import math
 from typing import NamedTuple

@@ -39,13 +39,13 @@ class Standing:
     """Of each variant, the finished seeds that are compared, each with the powers k of its runs: one, or its
     own sweep."""
     decisions: Mapping[str, Decision] = field(default_factory=dict)
-    """What was decided of variants, at which look."""
+    """Outcomes of the variants that are decided, each with its look."""
     looks: Looks | None = None
     """None: each seed sweeps for itself, and pairs are looked at once."""
 
     @property
     def judged(self) -> dict[str, Any]:
-        """What `effects` takes beside losses."""
+        """The arguments of `effects` beside losses."""
         return {} if self.looks is None else {"decisions": self.decisions, "looks": self.looks}
 
 

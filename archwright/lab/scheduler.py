@@ -65,7 +65,7 @@ class Execution:
     may_shift: bool = True
     """Whether time allows a window of learning rates to move for all seeds."""
     counted: Mapping[str, Counted] = field(default_factory=dict)
-    """What counting tokens reaches: a variant that is not better learnt too little to be judged."""
+    """Losses of counting tokens: a variant that is not better learnt too little to be judged."""
     spent: float = 0.0
     """Wall time that the user waited for this process, and that of runs which were there before it."""
 

@@ -122,8 +122,8 @@ def verdict(
 ) -> str:
     """Return the study in a sentence: its outcomes, parameters, tokens of each run, text and device, and what to do
     where a single variant is undecided."""
-    of_text = f" of {text}" if text else ""
-    scale = f", at {count(parameters)} parameters and {count(tokens)} tokens{of_text} on {device}"
+    source = f" of {text}" if text else ""
+    scale = f", at {count(parameters)} parameters and {count(tokens)} tokens{source} on {device}"
     if not effects:
         return f"{baseline} was compared with nothing{scale}."
     if len(effects) == 1:

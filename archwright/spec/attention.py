@@ -241,7 +241,7 @@ class SoftmaxAttention(MaskedAttention):
     value_scale: float = Field(1.0, gt=0, examples=[0.5])
     """Multiplies values (MiMo-V2)."""
     value_embedding: ValueEmbedding = NoValueEmbedding()
-    """What token ids add to values, after the options above; in some layers, with `layer_kinds`."""
+    """Table of token ids that adds to values, after the options above; in some layers, with `layer_kinds`."""
     qkv_clip: OptionalFloat = Field("none", examples=[8.0])
     """Queries, keys and values are cut to +-qkv_clip right after their projection (MPT, DBRX, OLMo)."""
     softcap: OptionalFloat = Field("none", examples=[50.0])

@@ -31,7 +31,7 @@ SAMPLE_TOKENS = 160
 REHEARSED_TOKENS = 4096
 """Held-out tokens that the rehearsal evaluates and compresses."""
 READ = frozenset({"evaluation", "baselines"})
-"""What of the end reads the held-out text."""
+"""Parts of the end that read the held-out text."""
 REHEARSED_SAMPLE = 10
 """Tokens that the rehearsal samples."""
 
