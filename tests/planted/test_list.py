@@ -1,6 +1,7 @@
 """The list of planted faults fits the package as it is; `make mutants` plants them."""
 
 import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -46,6 +47,7 @@ def test_a_fault_is_planted_and_noticed() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "tests.planted.run", "--only", "lists are joined", "--jobs", "1"],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
