@@ -254,6 +254,17 @@ def test_padding_narrows_no_mask_that_looks_ahead() -> None:
     ]
 
 
+def test_a_mask_that_looks_ahead_sees_no_padding_behind_a_text() -> None:
+    real = torch.tensor([[True, True, False, False]])
+    for pattern in (Everything(), MASKS[spec.Full](spec.Full())):
+        view = AttentionMask(pattern, token_layout(real.long(), padding_mask=real))
+        assert view.dense[0, 0].tolist() == [
+            *[[True, True, False, False]] * 2,
+            [False, False, True, False],
+            [False, False, False, True],
+        ]
+
+
 def test_which_views_are_plain_causal() -> None:
     tokens = torch.zeros(2, 4, dtype=torch.long)
     real = torch.ones(2, 4, dtype=torch.bool)
