@@ -193,15 +193,13 @@ def _keep_end(execution: Execution, folder: RunFolder) -> None:
     """Write down what time left out of a study that has ended: it has ended there, whatever the clock says when the
     same command is given again, and pairs that are added come after those."""
     plan = execution.plan
-    study, left_out = plan.study, execution.left_out
-    if study.procedure == "sweep" or not (left_out or not execution.may_shorten):
-        return
     kept: dict[str, Any] = {}
-    if left_out:
+    if execution.left_out:
         kept["ends"] = (len(execution.seeds),)
     if not execution.may_shorten:
         kept["horizons"] = ()
-    plans.save(replace(plan, study=study.model_copy(update=kept)), folder)
+    if kept and plan.study.procedure != "sweep":
+        plans.save(replace(plan, study=plan.study.model_copy(update=kept)), folder)
 
 
 def _extended(execution: Execution, seeds: int) -> Execution:

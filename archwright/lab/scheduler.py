@@ -209,7 +209,7 @@ class Execution:
 
     def remaining(self) -> float:
         """Return the wall time that outstanding runs take together, about, those under way as if they had just
-        begun; what is left of the budget where that is being used up."""
+        started; what is left of the budget where that is being used up."""
         if self.fills:
             return max(0.0, (self.plan.study.wall_seconds or 0.0) - ENDING - self.spent)
         work = sum(self.run_seconds(name) * n for name, n in self.outstanding().items())

@@ -68,8 +68,8 @@ def test_all_that_is_said_is_in_bits_per_byte(
 ) -> None:
     page = study_page(results).html()
     print_results(results)
-    said = capsys.readouterr().out + page + results.verdict
-    assert "nats per token" not in said
+    shown = capsys.readouterr().out + page + results.verdict
+    assert "nats per token" not in shown
     assert "held-out bits per byte, below 0 is better" in page
     assert "Bits per byte</th>" in page
     assert {effect.unit for effect in results.effects} == {"bits per byte"}
