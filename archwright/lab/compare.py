@@ -193,13 +193,12 @@ def _keep_end(execution: Execution, folder: RunFolder) -> None:
     """Write down what time left out of a study that has ended: it has ended there, whatever the clock says when the
     same command is given again, and pairs that are added come after those."""
     plan = execution.plan
-    kept: dict[str, Any] = {}
+    study, pairs = plan.study, execution.shorter_pairs
     if execution.left_out:
-        kept["ends"] = (len(execution.seeds),)
-    if not execution.may_shorten:
-        kept["horizons"] = ()
-    if kept and plan.study.procedure != "sweep":
-        plans.save(replace(plan, study=plan.study.model_copy(update=kept)), folder)
+        study = study.model_copy(update={"ends": (len(execution.seeds),)})
+    ended = replace(plan, study=study, shorter_pairs=pairs)
+    if ended != plan and study.procedure != "sweep":
+        plans.save(ended, folder)
 
 
 def _extended(execution: Execution, seeds: int) -> Execution:

@@ -62,6 +62,8 @@ class Plan:
     """How many runs of one shape a worker trains as one, at most."""
     why: str = ""
     """Why runs share the machine as they do."""
+    shorter_pairs: int = PAIRS
+    """Pairs that are trained again for shares of the steps, at most."""
 
     @property
     def baseline(self) -> Arm:
@@ -83,7 +85,7 @@ class Plan:
     @property
     def num_runs(self) -> int:
         """Runs of the whole study, about."""
-        shorter = shorter_pairs(self.study) * len(horizons(self.study))
+        shorter = min(self.shorter_pairs, self.study.seeds) * len(horizons(self.study))
         return round((runs_each(self.study) + shorter) * len(self.arms))
 
     def run_seconds(self, name: str, share: float = 1.0) -> float:
@@ -98,7 +100,7 @@ class Plan:
         number = runs_each(self.study)
         work = sum(
             number * self.run_seconds(name)
-            + shorter_pairs(self.study)
+            + min(self.shorter_pairs, self.study.seeds)
             * sum(self.run_seconds(name, share) for share in horizons(self.study))
             for name in self.arms
         )
@@ -172,11 +174,6 @@ def horizons(study: StudySpec) -> tuple[float, ...]:
     return study.horizons if study.procedure == "confirm" else ()
 
 
-def shorter_pairs(study: StudySpec) -> int:
-    """Return how many pairs are trained again for those."""
-    return min(PAIRS, study.seeds)
-
-
 def evaluated(run: RunSpec, final: int) -> int:
     """Return the tokens that a run evaluates on, on the way and at its end."""
     return 10 * run.evaluate.max_tokens + final * (1 + len(run.evaluate.lengths))
@@ -202,6 +199,7 @@ def save(plan: Plan, folder: RunFolder) -> None:
         steps=plan.steps,
         procedure=plan.study.procedure,
         horizons=plan.study.horizons,
+        shorter_pairs=plan.shorter_pairs,
         ends=plan.study.ends,
         evaluation_tokens=plan.evaluation_tokens,
         arms=tuple(
@@ -262,6 +260,7 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
         costs={arm.name: arm.cost for arm in record.arms},
         stack=record.stack,
         why=record.why,
+        shorter_pairs=record.shorter_pairs,
     )
 
 

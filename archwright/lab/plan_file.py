@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from archwright.files import atomic_write
 from archwright.lab.matching import Counts
+from archwright.lab.procedure import PAIRS
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError
 
@@ -56,6 +57,7 @@ class PlanRecord(Spec):
     why: str = ""
     procedure: Literal["confirm", "sweep"] = "sweep"  # the only one of plans that do not say
     horizons: tuple[float, ...] = ()  # plans that do not say have none
+    shorter_pairs: int = Field(PAIRS, ge=0)
     ends: tuple[int, ...] = ()
     steps: int = Field(ge=1)
     evaluation_tokens: int = Field(ge=1)

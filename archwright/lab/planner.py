@@ -22,9 +22,9 @@ from archwright.lab.plan import (
     evaluated,
     horizons,
     runs_each,
-    shorter_pairs,
 )
 from archwright.lab.plan_file import Cost
+from archwright.lab.procedure import PAIRS
 from archwright.lab.scheduler import ENDING
 from archwright.lab.variants import Arms, arms, set_by, sized_by_user
 from archwright.lab.workers import Workers
@@ -285,7 +285,7 @@ class Planner:
         if seconds is None:
             return self.study.budget.steps(run.tokens_per_step, 1.0, 1.0)
         tokens = evaluated(run, self._evaluation_tokens(found))
-        number = runs_each(self.study) + shorter_pairs(self.study) * len(horizons(self.study))
+        number = runs_each(self.study) + min(PAIRS, self.study.seeds) * len(horizons(self.study))
         fixed = sum(cost.run(0, tokens) for cost in costs.values()) * number / workers
         step = sum(cost.step for cost in costs.values()) * _wholes(self.study) / workers
         planning = time.monotonic() - self._started + ENDING
@@ -352,7 +352,7 @@ def _with_steps(run: RunSpec, steps: int) -> RunSpec:
 
 def _wholes(study: StudySpec) -> float:
     """Return how many runs of all steps a variant's runs are worth."""
-    return runs_each(study) + shorter_pairs(study) * sum(horizons(study))
+    return runs_each(study) + min(PAIRS, study.seeds) * sum(horizons(study))
 
 
 def usable_cores() -> int:

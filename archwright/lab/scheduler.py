@@ -13,7 +13,7 @@ from archwright.lab.batching import Cell, Groups, cells_of
 from archwright.lab.looks import no_text_error
 from archwright.lab.ngrams import Counted
 from archwright.lab.plan import Plan, file_of, horizons
-from archwright.lab.procedure import PAIRS, Standing, shorter_runs, standing
+from archwright.lab.procedure import Standing, shorter_runs, standing
 from archwright.lab.results import Replicate, RunResult
 from archwright.lab.statistics import text_error
 from archwright.lab.sweep import replicate
@@ -31,6 +31,9 @@ LEAST_SEEDS = 3
 ENDING = 3.0
 """Seconds from the last run to the prompt: tables and page."""
 
+LEAST_PAIRS = 2
+"""Pairs whose shorter horizons tell anything: the error of a mean of one is not known."""
+
 GLANCE = 0.5
 """Seconds between looks at the runs."""
 
@@ -45,6 +48,11 @@ class Display(Silent):
         """Show that a run ended."""
 
 
+def fewer(pairs: int) -> int:
+    """Return the next lower number of pairs that tells anything, else none."""
+    return pairs - 1 if pairs > LEAST_PAIRS else 0
+
+
 @dataclass
 class Execution:
     """A study under way."""
@@ -57,8 +65,8 @@ class Execution:
     """Runs of a share of the steps."""
     fills: bool = False
     """Whether all is decided and what is left of a budget in time is being used."""
-    may_shorten: bool = True
-    """Whether time allows runs of a share of the steps."""
+    shorter_pairs: int = -1
+    """Pairs for whose runs of a share of the steps time is left; by default those that were planned."""
     notes: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     """Those that are run; the last ones are left out where time runs out."""
@@ -71,6 +79,8 @@ class Execution:
 
     def __post_init__(self) -> None:
         self.seeds = self.seeds or list(self.plan.study.seed_numbers)
+        if self.shorter_pairs < 0:
+            self.shorter_pairs = self.plan.shorter_pairs
         self._groups = Groups(self.plan, self.runs_folder)
         self._started: set[Cell] = set()
 
@@ -112,7 +122,7 @@ class Execution:
         then, where a budget in time leaves some, more of what narrows intervals."""
         if wanted := [Cell(*run) for run in self.standing().wanted]:
             return wanted
-        shorter = self._shorter(PAIRS) if self.may_shorten else []
+        shorter = self._shorter(self.shorter_pairs)
         return [cell for cell in shorter if cell not in self.shorter] or self._filling()
 
     def replicates(self) -> list[Replicate]:
@@ -139,7 +149,7 @@ class Execution:
             return []
         filled = self._standing(self.may_shift, fill=True).wanted
         runs = [Cell(*run) for run in filled]
-        if not runs and self.may_shorten:
+        if not runs and self.shorter_pairs:
             runs = [c for c in self._shorter(len(self.seeds)) if c not in self.shorter]
         runs = [cell for cell in runs if cell.seed == runs[0].seed]
         # Together they take as long as the slowest worker, which has the most of them.
@@ -213,20 +223,17 @@ class Execution:
         if self.fills:
             return max(0.0, (self.plan.study.wall_seconds or 0.0) - ENDING - self.spent)
         work = sum(self.run_seconds(name) * n for name, n in self.outstanding().items())
-        if self.may_shorten:
-            work += self._shorter_seconds()
-        return work / self.plan.workers
+        return (work + self._shorter_seconds(self.shorter_pairs)) / self.plan.workers
 
     def outstanding_shorter(self) -> int:
         """Return how many runs of shorter horizons are still to be made, about."""
-        shares, pairs = horizons(self.plan.study), min(PAIRS, len(self.seeds))
-        whole = pairs * len(shares) * len(self.plan.arms) if self.may_shorten else 0
-        return max(0, whole - len(self.shorter))
+        shares, pairs = horizons(self.plan.study), min(self.shorter_pairs, len(self.seeds))
+        return max(0, pairs * len(shares) * len(self.plan.arms) - len(self.shorter))
 
-    def _shorter_seconds(self) -> float:
-        """Return the processor time of the runs of shorter horizons that are still to be made."""
+    def _shorter_seconds(self, pairs: int) -> float:
+        """Return the processor time of the runs of shorter horizons that so many pairs still need."""
         whole = sum(
-            min(PAIRS, len(self.seeds)) * self.run_seconds(name, share)
+            min(pairs, len(self.seeds)) * self.run_seconds(name, share)
             for name in self.plan.arms
             for share in horizons(self.plan.study)
         )
@@ -305,19 +312,19 @@ class Execution:
             show.ended((self.results | self.shorter)[cell])
 
     def _late(self, workers: Workers) -> bool:
-        """Leave out the last seed, the shorter horizons, or the move of a window, where there is no time for it: seeds
-        down to those of the second look, then horizons, then seeds again."""
+        """Leave out the last seed, the shorter horizons of a pair, or the move of a window, where there is no time for
+        it: seeds down to those of the second look, then horizons, then seeds again."""
         budget = self.plan.study.wall_seconds
         if budget is None or self._end_of_study() <= LATE * budget:
             return self._takes_back()
         started = {cell.seed for cell in (*self.results, *cells_of(workers))}
-        shortens = self.may_shorten and self._shorter_seconds() > 0
+        shortens = self._shorter_seconds(self.shorter_pairs) > 0
         least = max(LEAST_SEEDS, 2 * self.plan.study.seeds // 3) if shortens else LEAST_SEEDS
         if self.seeds[-1] not in started and len(self.seeds) > least:
             self.seeds.pop()
             return True
         if shortens:
-            self.may_shorten = False
+            self.shorter_pairs = fewer(self.shorter_pairs)
             return True
         if self.may_shift and not self._standing(may_shift=False).wanted:
             self.may_shift = False
@@ -337,9 +344,11 @@ class Execution:
             return False
         # What fills a budget gives way to them.
         left = study.wall_seconds - ENDING - self.spent - (0 if self.fills else self.remaining())
-        if not self.may_shorten and self._shorter_seconds() / self.plan.workers <= left:
-            self.may_shorten = True
-            return True
+        for pairs in range(self.plan.shorter_pairs, self.shorter_pairs, -1):
+            more = self._shorter_seconds(pairs) - self._shorter_seconds(self.shorter_pairs)
+            if pairs >= LEAST_PAIRS and more / self.plan.workers <= left:
+                self.shorter_pairs = pairs
+                return True
         if len(self.seeds) == len(planned) or not self.standing().wanted:
             return False
         pair = sum(map(self.run_seconds, self.plan.arms)) / self.plan.workers

@@ -12,7 +12,7 @@ from archwright.lab.advice import advice
 from archwright.lab.horizons import multiplier_of
 from archwright.lab.interactions import interactions
 from archwright.lab.matching import mismatch
-from archwright.lab.plan import Arm, Plan
+from archwright.lab.plan import Arm, Plan, horizons
 from archwright.lab.results import (
     ControlledVariable,
     Effect,
@@ -191,7 +191,7 @@ def _notes(
             f"{number} of {study.seeds} seeds {'were' if number > 1 else 'was'} left out: "
             "the budget did not pay for them."
         )
-    if not execution.may_shorten:
+    if horizons(study) and not execution.shorter_pairs:
         notes.append("Shorter horizons were left out: the budget did not pay for them.")
     tuning = execution.plan.study.tuning_seed_numbers
     if not tuning and (edges := sum(r.at_boundary for r in replicates)):

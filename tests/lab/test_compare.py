@@ -186,17 +186,20 @@ def test_a_study_that_time_cut_short_has_ended_there(
 ) -> None:
     given = words("text.txt", ":norm.kind=layer")
     # Of runs that others made nothing would be left out.
-    options = {**OPTIONS, "seeds": 3, "horizons": (), "runs": "cut-runs"}
+    options = {**OPTIONS, "seeds": 3, "horizons": (0.5,), "runs": "cut-runs"}
 
-    def leave_out_the_third(execution: Execution, workers: Workers) -> bool:
+    def leave_out(execution: Execution, workers: Workers) -> bool:
+        execution.shorter_pairs = 0
         return len(execution.seeds) == 3 and bool(execution.seeds.pop())
 
     with monkeypatch.context() as patch:
-        patch.setattr(Execution, "_late", leave_out_the_third)
+        patch.setattr(Execution, "_late", leave_out)
         cut = compare(*given, quiet=True, out="cut", **options)
     assert [r.seed for r in cut.replicates if r.variant == "modern"] == [2, 3]
     assert cut.effects[0].outcome == "inconclusive"
     assert "1 of 3 seeds was left out: the budget did not pay for them." in cut.notes
+    assert "Shorter horizons were left out: the budget did not pay for them." in cut.notes
+    assert not cut.shorter_runs
     again = compare(*given, quiet=True, out="cut", **options)
     assert losses(again) == losses(cut)
     assert (again.verdict, again.notes) == (cut.verdict, cut.notes)

@@ -31,6 +31,7 @@ def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Exe
         arms={"modern": None, "b": None},
         workers=2,
         steps=100,
+        shorter_pairs=4,
         costs={name: SimpleNamespace(step=seconds / 100) for name in ("modern", "b")},
         run_seconds=lambda name, share=1.0: seconds * share,
         steps_of=lambda share: round(100 * share),
@@ -191,33 +192,39 @@ def test_a_budget_of_steps_ends_with_what_was_decided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "kept", "shortens"),
-    [(40.0, 9, True), (60.0, 7, True), (100.0, 6, False), (200.0, 3, False)],
+    ("seconds", "kept", "pairs"),
+    [(40.0, 9, 4), (60.0, 7, 4), (72.0, 6, 3), (79.0, 6, 2), (100.0, 6, 0), (200.0, 3, 0)],
 )
 def test_seeds_and_horizons_are_left_out_by_turns_and_seeds_come_back(
-    seconds: float, kept: int, shortens: bool
+    seconds: float, kept: int, pairs: int
 ) -> None:
-    """With a pair at a time: 7 pairs and the horizons, worth 3, take ten times that of one."""
+    """With a pair at a time: 7 pairs and the horizons of four, worth 3, take ten times that of one."""
     found = execution(seconds=seconds, budget="10m", procedure="confirm", seeds=9)
     tuned(found)
     while found._late(Crew()):  # type: ignore[arg-type]
         pass
-    assert (len(found.seeds), found.may_shorten) == (kept, shortens)
+    assert (len(found.seeds), found.shorter_pairs) == (kept, pairs)
     found.plan.run_seconds = lambda name, share=1.0: 10.0 * share  # type: ignore[method-assign]
     while found._late(Crew()):  # type: ignore[arg-type]
         pass
-    assert (len(found.seeds), found.may_shorten) == (9, True)
+    assert (len(found.seeds), found.shorter_pairs) == (9, 4)
 
 
 def test_shorter_horizons_come_back_where_less_was_to_be_decided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = confirming(monkeypatch, seeds=9)
-    found.may_shorten = False
+    found.shorter_pairs = 0
     finish_confirmed(found, *(c for c in found.wanted() if c.share == 1.0))
-    found.spent = 600.0 - 3.0 - 29.9  # four pairs of a quarter and half of ten seconds take thirty
+    found.spent = 600.0 - 3.0 - 14.9  # two pairs of a quarter and half of ten seconds take fifteen
     assert not found._takes_back()
     found.spent -= 0.1
     assert found._takes_back()
-    assert {cell.share for cell in found.wanted()} == {0.25, 0.5}
+    assert {(cell.seed, cell.share) for cell in found.wanted()} == {
+        (s, h) for s in (2, 3) for h in (0.25, 0.5)
+    }
+    assert not found._takes_back()
+    found.spent -= 15.0
+    assert found._takes_back()
+    assert {cell.seed for cell in found.wanted()} == {2, 3, 4, 5}
     assert not found._takes_back()
