@@ -84,19 +84,8 @@ class Looks:
 
     def levels(self, alpha: float) -> tuple[float, ...]:
         """Return the two-sided nominal level of each look."""
-        return nominal_levels(self._spent(alpha), self.numbers)
-
-    def _spent(self, alpha: float) -> tuple[float, ...]:
-        """Return how much of alpha is spent after each look: after a share t of the planned pairs
-        2 (1 - Phi(z_(1 - a/2) / sqrt(t))) of a = (1 - KEPT_BACK) alpha, all of a at the end, and half of what is left
-        each time that pairs are added. Source: Lan and DeMets, 1983, Discrete sequential boundaries (spending like
-        O'Brien and Fleming, 1979)."""
-        own, added = (1 - KEPT_BACK) * alpha, max(0, len(self.ends) - 1)
-        z = stats.norm.ppf(1 - own / 2)
-        before = self.numbers[: len(self.numbers) - 1 - added]
-        shares = [float(2 * stats.norm.sf(z / math.sqrt(n / self.planned))) for n in before]
-        later = [alpha - (alpha - own) * 0.5**i for i in range(1, added + 1)]
-        return (*shares, own, *later)
+        numbers, added = self.numbers, max(0, len(self.ends) - 1)
+        return nominal_levels(alpha_spent(alpha, numbers, self.planned, added), numbers)
 
     def interval(
         self, differences: Sequence[float], alpha: float, text_error: float = 0.0
@@ -105,6 +94,27 @@ class Looks:
         together."""
         level = 1 - self.level(alpha, len(differences))
         return t_interval(differences, level, self.widen, text_error)
+
+
+@cache
+def alpha_spent(
+    alpha: float, numbers: tuple[int, ...], planned: int, added: int
+) -> tuple[float, ...]:
+    """Return how much of alpha is spent after each look: after a share t of the planned pairs
+    2 (1 - Phi(z_(1 - a/2) / sqrt(t))) of a = (1 - KEPT_BACK) alpha, all of a at the end, and half of what is left
+    each time that pairs are added.
+
+    Source: Lan and DeMets, 1983, Discrete sequential boundaries (spending like O'Brien and Fleming, 1979).
+
+    Args:
+        numbers: pairs at each look. added: how often pairs were added after the end.
+    """
+    own = (1 - KEPT_BACK) * alpha
+    z = stats.norm.ppf(1 - own / 2)
+    before = numbers[: len(numbers) - 1 - added]
+    shares = [float(2 * stats.norm.sf(z / math.sqrt(n / planned))) for n in before]
+    later = [alpha - (alpha - own) * 0.5**i for i in range(1, added + 1)]
+    return (*shares, own, *later)
 
 
 @cache
