@@ -16,7 +16,9 @@ from pydantic_core import PydanticUndefined
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError
+from archwright.spec.masks import Mask
 from archwright.spec.model_spec import LayerSpec
+from archwright.spec.objectives import Objective
 from archwright.spec.overrides import flatten
 from archwright.spec.read import load_run
 from archwright.spec.rules import enforce
@@ -235,7 +237,22 @@ def _kind(place: _Place, kind: str, cls: type[Choice]) -> Kind:
     asks = [*needs, f"{place.path}.kind={kind}"]
     if kind != place.default:
         asks += [ask for option in options if _belongs(cls, option) for ask in option.asks]
-    return Kind(cls, kind, sentence(cls.__doc__), tuple(asks), options)
+    return Kind(cls, kind, sentence(cls.__doc__), _with_companion(tuple(asks)), options)
+
+
+def _with_companion(asks: tuple[str, ...]) -> tuple[str, ...]:
+    """Return assignments that can be trained: as they are, or with the objective or the mask that goes with them."""
+    if not refusal(asks):
+        return asks
+    companions = {"objective": Objective, "model.attention.mask": Mask}
+    asked = {ask.partition(".kind=")[0] for ask in asks}
+    wider = (
+        (*asks, f"{path}.kind={kind}")
+        for path, axis in companions.items()
+        if path not in asked
+        for kind in axis.choices()
+    )
+    return next((more for more in wider if not refusal(more)), asks)
 
 
 @cache

@@ -55,9 +55,11 @@ def run(words: Sequence[str]) -> int:
         )
         print(f"nats per answer  {result.nats_per_token:.4f}")
         return 0
-    print(f"nats per token   {result.nats_per_token:.4f}")
-    print(f"perplexity       {result.perplexity:.2f}   (e^nats per token)")
+    unit = opened.spec.objective.loss_unit
+    width = len(f"{unit}  ")
+    print(f"{unit:{width}} {result.nats_per_token:.4f}")
+    print(f"{'perplexity':{width}} {result.perplexity:.2f}   (e^{unit})")
     if result.bits_per_byte is not None:
-        print(f"bits per byte    {result.bits_per_byte:.4f}")
-    print(f"text             {result.num_bytes:,} bytes, {result.num_tokens:,} tokens")
+        print(f"{'bits per byte':{width}} {result.bits_per_byte:.4f}")
+    print(f"{'text':{width}} {result.num_bytes:,} bytes, {result.num_tokens:,} tokens")
     return 0

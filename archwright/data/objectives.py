@@ -10,7 +10,7 @@ import numpy as np
 from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.parts.registry import Registry
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.objectives import NextToken, Objective
+from archwright.spec.objectives import MaskedTokens, NextToken, Objective, PrefixLM
 from archwright.text.tokenizer import Tokenizer
 
 MakeBatch = Callable[[Inputs, np.random.Generator], Batch]
@@ -97,5 +97,53 @@ def next_token(spec: NextToken, vocabulary: Vocabulary) -> MakeBatch:
     return make
 
 
-OBJECTIVES = Registry(Objective, "(spec, vocabulary)", Callable, {NextToken: next_token})
+def prefix_lm(spec: PrefixLM, vocabulary: Vocabulary) -> MakeBatch:
+    """The targets are the tokens that follow, of those behind the prefix alone; where documents do not see each other,
+    each begins with a prefix of the row's length."""
+    follow = next_token(NextToken(), vocabulary)
+
+    def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        batch = follow(text, generator)
+        inputs, shape = batch.inputs, batch.targets.shape
+        index = np.broadcast_to(np.arange(shape[1]), shape)
+        if inputs.position_ids is not None:
+            index = inputs.position_ids
+        real = True if inputs.padding_mask is None else inputs.padding_mask
+        most = np.where(real, index + 1, 0).max(axis=1)  # what the longest document of a row has
+        share = generator.uniform(spec.shortest, spec.longest, len(most))
+        # One token at least begins a text, and one at least is predicted.
+        lengths = np.clip(np.rint(share * most), 1, np.maximum(most, 1)).astype(np.int64)
+        behind = index + 1 >= lengths[:, None]
+        targets = np.where(behind, batch.targets, IGNORE)
+        return Batch(replace(inputs, prefix_lengths=lengths), targets)
+
+    return make
+
+
+def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
+    """The targets are the tokens that were chosen, at their own places; special tokens and padding are never chosen."""
+    mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
+    special_ids = list(vocabulary.special_ids.values())
+
+    def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        tokens = text.tokens
+        chosen = (generator.random(tokens.shape) < spec.share) & ~np.isin(tokens, special_ids)
+        if text.padding_mask is not None:
+            chosen &= text.padding_mask
+        how = generator.random(tokens.shape)
+        noise = generator.integers(vocabulary.size, size=tokens.shape)
+        replaced = np.where(how < spec.kept + spec.random, noise, mask_id)
+        hidden = np.where(how < spec.kept, tokens, replaced)
+        inputs = replace(text, tokens=np.where(chosen, hidden, tokens))
+        return Batch(inputs, np.where(chosen, tokens, IGNORE))
+
+    return make
+
+
+OBJECTIVES = Registry(
+    Objective,
+    "(spec, vocabulary)",
+    Callable,
+    {NextToken: next_token, PrefixLM: prefix_lm, MaskedTokens: masked_tokens},
+)
 """Functions that return a function of (text, generator), which makes windows of text into a batch: see `MakeBatch`."""

@@ -75,7 +75,8 @@ class Plan:
         """Of losses: bits per byte, where the tokens of variants are not the same ones."""
         if isinstance(self.baseline.material.held_out, TaskText):
             return "nats per answer"
-        return "bits per byte" if len(tokenizers(self.arms)) > 1 else "nats per token"
+        objective = self.baseline.run.objective
+        return "bits per byte" if len(tokenizers(self.arms)) > 1 else objective.loss_unit
 
     @property
     def tokens_per_run(self) -> int:

@@ -11,7 +11,7 @@ MOST_SHARE = 10.0
 
 Outcome = Literal["better", "worse", "equivalent", "below the noise", "inconclusive", "identical"]
 
-Unit = Literal["nats per token", "nats per answer", "bits per byte"]
+Unit = Literal["nats per token", "nats per predicted token", "nats per answer", "bits per byte"]
 """Of a study's losses: of documents, of a task, and of variants whose tokens are not the same."""
 
 

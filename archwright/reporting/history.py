@@ -76,7 +76,7 @@ class History:
     @property
     def loss_unit(self) -> str:
         """The unit of losses."""
-        return "nats per answer" if self.task else "nats per token"
+        return "nats per answer" if self.task else self.spec.objective.loss_unit
 
     @property
     def state(self) -> State:

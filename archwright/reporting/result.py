@@ -78,9 +78,10 @@ def verdict(history: History, result: Result) -> tuple[str, str]:
     if not last:
         head = f"{fmt.decimal(loss)} {history.loss_unit} in training"
         return head, f"reached by {how}, not yet evaluated on held-out text."
-    unit = "nats per token" if bits is None else "bits per byte"
+    unit = history.loss_unit if bits is None else "bits per byte"
     head = f"{fmt.decimal(loss)} {unit} on held-out text"
-    perplexity = f"perplexity {fmt.significant(last['perplexity'])} per token (base e)"
+    each = history.loss_unit.removeprefix("nats ")
+    perplexity = f"perplexity {fmt.significant(last['perplexity'])} {each} (base e)"
     return head, f"reached by {how}: {_beside(history, last)}{perplexity}."
 
 

@@ -150,8 +150,12 @@ def _held_out_facts(history: History, result: Result) -> list[Fact]:
             Fact(line["name"], fmt.decimal(line["bits_per_byte"]), "bits per byte")
             for line in history.compressors
         ),
-        Fact("Loss", fmt.loss(last["nats_per_token"]), "nats per token"),
-        Fact("Perplexity", fmt.significant(last["perplexity"], 4), "per token, base e"),
+        Fact("Loss", fmt.loss(last["nats_per_token"]), history.loss_unit),
+        Fact(
+            "Perplexity",
+            fmt.significant(last["perplexity"], 4),
+            f"{history.loss_unit.removeprefix('nats ')}, base e",
+        ),
         Fact("Tokens", fmt.exact(last["num_tokens"])),
         Fact("Size", fmt.size(last["num_bytes"])),
     ]

@@ -71,8 +71,12 @@ def _quality(history: History, result: Result) -> list[Line]:
         [] if bits is None else [("bits per byte", fmt.decimal(bits), "this model" * bool(beside))]
     )
     return [
-        ("held-out loss", fmt.loss(last["nats_per_token"]), "nats per token"),
-        ("perplexity", fmt.significant(last["perplexity"], 4), "per token, base e"),
+        ("held-out loss", fmt.loss(last["nats_per_token"]), history.loss_unit),
+        (
+            "perplexity",
+            fmt.significant(last["perplexity"], 4),
+            f"{history.loss_unit.removeprefix('nats ')}, base e",
+        ),
         *own,
         *(("", fmt.decimal(line["bits_per_byte"]), line["name"]) for line in beside),
     ]

@@ -1,6 +1,9 @@
 """Objectives: what a model reads of a text, and what it is to predict."""
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
+
+from pydantic import Field
 
 from archwright.spec.choice import Choice
 
@@ -18,6 +21,22 @@ class Objective(Choice):
     """Whether what was learned is to go on with a text, so that a run ends with a sample."""
     overlap: ClassVar[int] = 0
     """Tokens that a window of training shares with the next one."""
+    has_prefix: ClassVar[bool] = False
+    """Whether each text begins with a prefix that is read whole, which takes a mask with one."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Special tokens that the tokenizer must have."""
+        return ()
+
+    @property
+    def loss_unit(self) -> Literal["nats per token", "nats per predicted token"]:
+        """Unit of the mean of -ln p over all targets."""
+        return "nats per token" if self.defines_bits_per_byte else "nats per predicted token"
+
+    def contradictions(self) -> Iterator[str]:
+        """Yield a line for each option that another one does not allow."""
+        yield from ()
 
     def window_length(self, context_length: int) -> int:
         """Return how many tokens of a text become one row of at most `context_length` inputs."""
@@ -37,3 +56,47 @@ class NextToken(Objective):
     defines_bits_per_byte: ClassVar[bool] = True
     generates_text: ClassVar[bool] = True
     overlap: ClassVar[int] = 1
+
+
+class PrefixLM(Objective):
+    """-ln p(x_(t+1) | x_1 ... x_t) at each token behind a prefix, whose tokens see each other whole (Raffel et al.,
+    2019, T5, section 3.2.1). The length of the prefix is drawn for each row."""
+
+    kind: Literal["prefix_lm"] = "prefix_lm"
+    causal: ClassVar[bool] = True
+    generates_text: ClassVar[bool] = True
+    overlap: ClassVar[int] = 1
+    has_prefix: ClassVar[bool] = True
+    shortest: float = Field(0.0, ge=0, le=1)
+    """Least share of a row that is its prefix."""
+    longest: float = Field(1.0, ge=0, le=1)
+    """Largest share of a row that is its prefix; shares are drawn uniformly."""
+
+    def contradictions(self) -> Iterator[str]:
+        if self.shortest > self.longest:
+            yield f"shortest: found {self.shortest}; expected at most longest = {self.longest}"
+
+
+class MaskedTokens(Objective):
+    """-ln p(x_t | the text with some of its tokens hidden) at each token that was chosen to be predicted; most of these
+    are hidden by the mask token, some by a random one, some are left (Devlin et al., 2018, BERT, section 3.1). Drawn
+    anew each time that a text is read, as in RoBERTa (Liu et al., 2019, section 4.1)."""
+
+    kind: Literal["masked_tokens"] = "masked_tokens"
+    causal: ClassVar[bool] = False
+    share: float = Field(0.15, gt=0, le=1)
+    """Share of the tokens that are predicted."""
+    kept: float = Field(0.1, ge=0, le=1)
+    """Share of these that are left as they are."""
+    random: float = Field(0.1, ge=0, le=1)
+    """Share of these that are replaced by a random token."""
+    mask_token: str = Field("[MASK]", min_length=1)
+    """The special token that hides the rest of them."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return (self.mask_token,)
+
+    def contradictions(self) -> Iterator[str]:
+        if self.kept + self.random > 1:
+            yield f"kept: found {self.kept}; expected at most 1 - random = {1 - self.random:g}"

@@ -14,7 +14,7 @@ from archwright.spec.validation_errors import show
 
 def enforce_run(run: RunSpec) -> None:
     """Raise a UserError with one line for each broken rule of the run and its model."""
-    rules = (_name, _rows, _stride, _tokenizer, _task, _visible_future, _ignored_inputs)
+    rules = (_name, _rows, _stride, _tokenizer, _task, _objective, _visible_future, _ignored_inputs)
     lines = [line for rule in rules for line in rule(run)]
     try:
         enforce(run.model)
@@ -93,30 +93,43 @@ def _task(run: RunSpec) -> Iterator[str]:
         yield f'{found}has tokens of its own; leave data.tokenizer.kind = "{run.data.tokenizer.kind}" out'
 
 
+def _objective(run: RunSpec) -> Iterator[str]:
+    """The options of the objective fit together."""
+    yield from (f"objective.{line}" for line in run.objective.contradictions())
+
+
 def _visible_future(run: RunSpec) -> Iterator[str]:
-    """No token sees those that it is trained to predict; a text that is read from both sides is seen whole."""
+    """No token sees those that it is trained to predict; a text that is read from both sides is seen whole, and so is
+    a prefix."""
+    objective, prefixes = run.objective, 0
     seers: list[tuple[str, str]] = []
     for at, mixer in _mixers(run):
         if not mixer.causal:
             seers.append((at, mixer.kind))
         mask = getattr(mixer, "mask", None)
-        if isinstance(mask, Mask) and (mask.shows_future or not mask.causal):
+        if isinstance(mask, Mask) and mask.causal and mask.shows_future and objective.has_prefix:
+            prefixes += 1
+        elif isinstance(mask, Mask) and (mask.shows_future or not mask.causal):
             seers.append((f"{at}.mask", mask.kind))
-    if run.objective.causal:
+    if objective.causal:
+        predicted = "what follows a prefix" if objective.has_prefix else "the next token"
+        expected = '"prefix"' if objective.has_prefix else "causal"
         for path, kind in seers:
             yield (
                 f'{path}.kind: found "{kind}", through which tokens see what follows '
-                "them; training to predict the next token expects a causal mask"
+                f"them; training to predict {predicted} expects a {expected} mask"
             )
-    elif not seers:
-        path, attention = "model.attention", run.model.attention
-        kind = attention.kind
-        if isinstance(mask := getattr(attention, "mask", None), Mask):
-            path, kind = f"{path}.mask", mask.kind
-        yield (
-            f'{path}.kind: found "{kind}", through which no token sees what follows it; '
-            f'objective.kind = "{run.objective.kind}" expects a mask such as "full"'
-        )
+    if seers or (objective.causal and (prefixes or not objective.has_prefix)):
+        return
+    path, attention = "model.attention", run.model.attention
+    kind = attention.kind
+    if isinstance(mask := getattr(attention, "mask", None), Mask):
+        path, kind = f"{path}.mask", mask.kind
+    expected = "prefix" if objective.has_prefix else "full"
+    yield (
+        f'{path}.kind: found "{kind}", through which no token sees what follows it; '
+        f'objective.kind = "{objective.kind}" expects a mask such as "{expected}"'
+    )
 
 
 def _ignored_inputs(run: RunSpec) -> Iterator[str]:

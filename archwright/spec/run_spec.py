@@ -378,6 +378,13 @@ class RunSpec(Spec):
         return over | {"data": DataSpec.implied(data)} if isinstance(data, dict) else over
 
     @property
+    def tokenizer(self) -> TokenizerSpec:
+        """How text becomes tokens: as it is asked for, and with the special tokens of the objective."""
+        asked = self.data.tokenizer
+        tokens = dict.fromkeys((*asked.special_tokens, *self.objective.special_tokens))
+        return asked.model_copy(update={"special_tokens": tuple(tokens)})
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that one step trains on."""
         return self.batch_size * self.model.context_length

@@ -56,7 +56,7 @@ def prepare_data(run: RunSpec, folder: RunFolder) -> Material:
         return _task_material(run, folder)
     sweep()
     corpus = open_corpus(run.data)
-    tokenizer = _inherited(run) or open_tokenizer(run.data.tokenizer, corpus.train)
+    tokenizer = _inherited(run) or open_tokenizer(run.tokenizer, corpus.train)
     stores = prepare(corpus, tokenizer)
     folder.write_tokenizer(tokenizer)
     return Material(tokenizer, stores.train, stores.held_out, len(corpus.skipped))

@@ -144,7 +144,7 @@ class _Steps:
         self.precision = Precision(decisions.machine.precision, device, model.head.d_out)
         self.optimizers = build_optimizers(model, run.optimizer, precision=self.precision.dtype)
         set_learning_rates(self.optimizers, RATE)
-        vocab_size, special_tokens = model.spec.vocab_size, run.data.tokenizer.special_tokens
+        vocab_size, special_tokens = model.spec.vocab_size, run.tokenizer.special_tokens
         assert vocab_size != "auto"
         shape = (run.batch_size, run.objective.window_length(model.spec.context_length))
         text = np.random.default_rng(0).integers(vocab_size - len(special_tokens), size=shape)

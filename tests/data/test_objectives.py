@@ -4,14 +4,20 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
+import torch
 
 from archwright.data.batches import Batches
 from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.data.objectives import OBJECTIVES, Examples, MakeBatch, Vocabulary
+from archwright.model.build import build
 from archwright.spec.errors import UserError
-from archwright.spec.objectives import NextToken, Objective
+from archwright.spec.objectives import MaskedTokens, NextToken, Objective, PrefixLM
+from archwright.spec.read import load, load_run
+from archwright.spec.run_rules import enforce_run
 
 TOKENS = np.arange(1000)
+MASK, END = 90, 91
+WORDS = Vocabulary(92, END, {"[MASK]": MASK, "<|endoftext|>": END})
 
 
 @pytest.fixture
@@ -104,3 +110,132 @@ def test_what_is_no_batch_is_refused(visitors: None, made: object, line: str) ->
     with pytest.raises(UserError) as caught:
         Examples(Broken(), Vocabulary()).batch(Inputs(np.zeros((2, 4), int)), 0)
     assert caught.value.lines == (f'objective.kind = "broken": its part gave {line}',)
+
+
+class TestPrefixLM:
+    def test_what_follows_the_prefix_is_predicted(self) -> None:
+        text = np.arange(3000).reshape(300, 10)
+        batch = Examples(PrefixLM(), Vocabulary()).batch(Inputs(text), 1)
+        lengths = batch.inputs.prefix_lengths
+        assert set(lengths.tolist()) == set(range(1, 10))
+        for row, length, targets in zip(text, lengths, batch.targets, strict=True):
+            assert targets.tolist() == [IGNORE] * (length - 1) + row[length:].tolist()
+        assert (batch.inputs.tokens == text[:, :-1]).all()
+
+    def test_no_target_is_seen_where_it_is_predicted(self) -> None:
+        text = np.random.default_rng(0).integers(64, size=(4, 13))
+        batch = Examples(PrefixLM(), Vocabulary()).batch(Inputs(text), 3).map(torch.from_numpy)
+        keys = ("dim=32", "num_layers=2", "vocab_size=64", "attention.mask.kind=prefix")
+        model = build(load("modern").override(*keys, "head.tied=false"), seed=1).eval()
+        logits = model(**batch.inputs.given()).logits
+        for t in range(12):
+            tokens = batch.inputs.tokens.clone()
+            tokens[:, t + 1 :] = (tokens[:, t + 1 :] + 1) % 64
+            changed = model(**{**batch.inputs.given(), "tokens": tokens}).logits[:, t]
+            counted = batch.targets[:, t] != IGNORE
+            torch.testing.assert_close(changed[counted], logits[:, t][counted])
+            # Within a prefix they are seen, which shows that they could be.
+            if not counted.all():
+                assert not torch.allclose(changed[~counted], logits[:, t][~counted])
+
+    def test_shares_are_uniform_between_the_options(self) -> None:
+        text = Inputs(np.zeros((4000, 1001), np.int64))
+        spec = PrefixLM(shortest=0.2, longest=0.6)
+        lengths = Examples(spec, Vocabulary()).batch(text, 1).inputs.prefix_lengths
+        assert lengths.min() >= 200
+        assert lengths.max() <= 600
+        assert lengths.mean() == pytest.approx(400, abs=6)
+        assert lengths.std() == pytest.approx(400 / 12**0.5, abs=4)
+
+    def test_each_document_begins_with_a_prefix(self) -> None:
+        positions = np.array([[0, 1, 2, 0, 1, 2, 3, 4]])
+        text = Inputs(np.arange(8)[None], positions, np.array([[0, 0, 0, 1, 1, 1, 1, 1]]))
+        batch = Examples(PrefixLM(shortest=0.75, longest=0.75), Vocabulary()).batch(text, 0)
+        # Of the four inputs of the longer document three are its prefix; nothing is left of the shorter one.
+        assert batch.inputs.prefix_lengths.tolist() == [3]
+        assert batch.targets.tolist() == [[IGNORE, IGNORE, 3, IGNORE, IGNORE, 6, 7]]
+
+    def test_of_a_padded_row_it_is_a_share_of_the_text(self) -> None:
+        mask = np.arange(9) < np.array([[9], [5]])
+        text = Inputs(np.arange(18).reshape(2, 9), padding_mask=mask)
+        batch = Examples(PrefixLM(shortest=0.5, longest=0.5), Vocabulary()).batch(text, 0)
+        assert batch.inputs.prefix_lengths.tolist() == [4, 2]
+        assert batch.targets[1].tolist() == [IGNORE, 11, 12, 13] + [IGNORE] * 4
+
+
+class TestMaskedTokens:
+    """Against section 3.1 of BERT, by counting."""
+
+    def test_shares_are_those_of_the_paper(self) -> None:
+        text = np.random.default_rng(1).integers(80, size=(400, 500))
+        batch = Examples(MaskedTokens(), WORDS).batch(Inputs(text), 7)
+        chosen = batch.targets != IGNORE
+        assert (batch.targets[chosen] == text[chosen]).all()
+        assert (batch.inputs.tokens[~chosen] == text[~chosen]).all()
+        assert chosen.mean() == pytest.approx(0.15, abs=0.003)
+        given = batch.inputs.tokens[chosen]
+        masked, kept = given == MASK, given == text[chosen]
+        assert masked.mean() == pytest.approx(0.8 + 0.1 / 92, abs=0.01)
+        assert kept.mean() == pytest.approx(0.1 + 0.1 / 92, abs=0.01)
+        assert len(set(given[~masked & ~kept].tolist())) == 91  # all ids but the mask's
+
+    def test_padding_and_special_tokens_are_no_targets(self) -> None:
+        tokens = np.full((50, 40), 5)
+        tokens[:, 0] = END
+        mask = np.arange(40) < np.arange(50)[:, None]
+        batch = Examples(MaskedTokens(share=1.0), WORDS).batch(Inputs(tokens, padding_mask=mask), 0)
+        assert ((batch.targets != IGNORE) == (mask & (np.arange(40) > 0))).all()
+
+    def test_its_mask_token_is_one_of_the_tokenizer(self) -> None:
+        with pytest.raises(
+            UserError, match=r'objective\.mask_token: found "\[MASK\]", which is no'
+        ):
+            Examples(MaskedTokens(), Vocabulary(92, END))
+        run = load_run("modern").override("objective.kind=masked_tokens")
+        assert run.tokenizer.special_tokens == ("[MASK]",)
+        assert run.data.tokenizer.special_tokens == ()
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (
+            ["objective.kind=masked_tokens"],
+            'model.attention.mask.kind: found "causal", through which no token sees what follows it; '
+            'objective.kind = "masked_tokens" expects a mask such as "full"',
+        ),
+        (
+            ["objective.kind=prefix_lm"],
+            'model.attention.mask.kind: found "causal", through which no token sees what follows it; '
+            'objective.kind = "prefix_lm" expects a mask such as "prefix"',
+        ),
+        (
+            ["objective.kind=prefix_lm", "model.attention.mask.kind=full"],
+            'model.attention.mask.kind: found "full", through which tokens see what follows them; training to '
+            'predict what follows a prefix expects a "prefix" mask',
+        ),
+        (
+            ["model.attention.mask.kind=prefix"],
+            'model.attention.mask.kind: found "prefix", through which tokens see what follows them; training to '
+            "predict the next token expects a causal mask",
+        ),
+        (
+            [
+                *("objective.kind=masked_tokens", "model.attention.mask.kind=full"),
+                *("objective.kept=0.7", "objective.random=0.5"),
+            ],
+            "objective.kept: found 0.7; expected at most 1 - random = 0.5",
+        ),
+        (
+            [
+                *("objective.kind=prefix_lm", "model.attention.mask.kind=prefix"),
+                *("objective.shortest=0.7", "objective.longest=0.5"),
+            ],
+            "objective.shortest: found 0.7; expected at most longest = 0.5",
+        ),
+    ],
+)
+def test_masks_and_options_that_do_not_fit_are_refused(keys: list[str], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        enforce_run(load_run("modern").override(*keys))
+    assert caught.value.lines == (line,)
