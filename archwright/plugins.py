@@ -18,6 +18,7 @@ from archwright.parts.init import INITS
 from archwright.parts.masks import MASKS
 from archwright.parts.mixers import (
     ATTENTIONS,
+    CROSS_ATTENTIONS,
     QUERY_TEMPERATURES,
     RECURRENCES,
     SCORE_SCALES,
@@ -38,6 +39,7 @@ REGISTRIES: tuple[Registry, ...] = (
     SCALINGS,
     ATTENTIONS,
     RECURRENCES,
+    CROSS_ATTENTIONS,
     MASKS,
     SCORE_SCALES,
     QUERY_TEMPERATURES,

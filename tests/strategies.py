@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from archwright.spec.choice import Choice, Spec
+from archwright.spec.cross_attention import NoCrossAttention
 from archwright.spec.model_spec import Arrangement, EncoderStack, LayerSpec, ModelSpec, NoEncoder
 from archwright.spec.run_spec import RunSpec
 
@@ -94,6 +95,11 @@ SMALL: Ranges = {
     "embedding_std": st.just("auto") | st.floats(1e-3, 2),
     "softcap": st.just("none") | st.floats(1, 100),
     "dropout": st.sampled_from([0.0, 0.0, 0.1]),
+    # It takes an encoder, whose laws are tested on their own.
+    "LayerSpec.cross_attention": st.just(NoCrossAttention()),
+    "ModelSpec.cross_attention": st.just(NoCrossAttention()),
+    "EncoderStack.cross_attention": st.just(NoCrossAttention()),
+    "PerBranch.cross_attention": st.sampled_from(["attention", 0.5]),
 }
 """Values that make models of a size for tests, some of them illegal together."""
 

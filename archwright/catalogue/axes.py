@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations, product
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
@@ -14,10 +15,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from archwright.spec.choice import Choice, Spec
+from archwright.spec.cross_attention import CrossAttention
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask
-from archwright.spec.model_spec import LayerSpec
+from archwright.spec.model_spec import Encoder, LayerSpec
 from archwright.spec.objectives import Objective
 from archwright.spec.overrides import flatten
 from archwright.spec.read import load_run
@@ -41,6 +43,7 @@ ORDER = (
     "model.attention.query_temperature",
     "model.attention.value_embedding",
     "model.recurrence",
+    "model.cross_attention",
     "model.feedforward",
     "model.feedforward.routing",
     "model.head",
@@ -59,6 +62,14 @@ that is not among them is shown where it is an option, or is no choice of an arc
 
 TOP = {"model", ""}
 """Tables whose own tables have sections of their own."""
+
+COMPANIONS: dict[str, type[Choice]] = {
+    "objective": Objective,
+    "model.attention.mask": Mask,
+    "model.cross_attention": CrossAttention,
+    "model.encoder": Encoder,
+}
+"""Axes whose choices take or give what others must have, by their places."""
 
 UNLISTED = {"kind", "name", "source", "sources", "tensorboard", "parts"}
 """Fields that are named or recorded, not chosen."""
@@ -241,16 +252,20 @@ def _kind(place: _Place, kind: str, cls: type[Choice]) -> Kind:
 
 
 def _with_companion(asks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return assignments that can be trained: as they are, or with the objective or the mask that goes with them."""
+    """Return assignments that can be trained: as they are, or with those of other axes that go with them."""
     if not refusal(asks):
         return asks
-    companions = {"objective": Objective, "model.attention.mask": Mask}
     asked = {ask.partition(".kind=")[0] for ask in asks}
-    wider = (
-        (*asks, f"{path}.kind={kind}")
-        for path, axis in companions.items()
+    axes = [
+        [f"{path}.kind={kind}" for kind in axis.choices() if kind != "none"]
+        for path, axis in COMPANIONS.items()
         if path not in asked
-        for kind in axis.choices()
+    ]
+    wider = (
+        (*asks, *more)
+        for number in (1, 2)
+        for some in combinations(axes, number)
+        for more in product(*some)
     )
     return next((more for more in wider if not refusal(more)), asks)
 

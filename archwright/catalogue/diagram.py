@@ -5,7 +5,7 @@ from collections.abc import Collection
 from archwright.spec.model_spec import LayerSpec
 from archwright.spec.residuals import Groups, PerBranch, Residual
 
-NAMES = {"feedforward": "feed-forward"}
+NAMES = {"feedforward": "feed-forward", "cross_attention": "cross-attention"}
 """Names of branches in drawings, where they differ from the fields' own."""
 
 

@@ -31,10 +31,28 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
     spec = spec.resolved()
     if not _is_ours(spec):
         return None
+    dim, vocab_size, encoder = spec.dim, int(spec.vocab_size), spec.encoder_model
+    own, idle = _of_stack(spec, dim if encoder is None else encoder.dim)
+    found = {"embedding": _table(spec), **own}
+    if encoder is not None:
+        below, more = _of_stack(encoder, encoder.dim)
+        table = 0 if spec.encoder.shares_embedding else _table(encoder)
+        found["encoder"], idle = sum(below.values()) + table, idle + more
+    found["head"] = spec.head.num_parameters(dim, int(spec.embedding.dim), vocab_size)
+    found = {part: number for part, number in found.items() if number}
+    return Counts(found, sum(found.values()) - idle)
+
+
+def _table(spec: ModelSpec) -> int:
+    """Return the number of parameters of a table of embeddings and of what maps it into the stream."""
+    return spec.embedding.num_parameters(spec.dim, int(spec.vocab_size))
+
+
+def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
+    """Return the numbers of parameters of a stack by part, and of those that a token does not meet."""
     dim, vocab_size, kinds = spec.dim, int(spec.vocab_size), spec.layers.names(spec.num_layers)
     layers = [spec.layers_by_kind[name] for name in kinds]
     parts = {
-        "embedding": spec.embedding.num_parameters(dim, vocab_size),
         "position": spec.position.num_absolute_parameters(dim, spec.context_length),
         "embedding_norm": spec.embedding.norm.num_parameters(dim),
         "relatives": _relatives(layers, dim),
@@ -43,8 +61,8 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
         "attention": 0,
         "value embeddings": 0,
         "recurrence": 0,
+        "cross-attention": 0,
         "feed-forward": 0,
-        "head": spec.head.num_parameters(dim, int(spec.embedding.dim), vocab_size),
     }
     idle = 0
     for name, number in Counter(kinds).items():
@@ -57,10 +75,11 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
         parts["attention"] += number * (attention.num_parameters(dim) + position)
         parts["value embeddings"] += number * attention.num_table_parameters(vocab_size)
         parts["recurrence"] += number * layer.recurrence.num_parameters(dim)
+        cross = layer.cross_attention.num_cross_parameters(dim, memory_dim)
+        parts["cross-attention"] += number * cross
         parts["feed-forward"] += number * feedforward.num_parameters(dim)
         idle += number * (feedforward.num_parameters(dim) - feedforward.num_active_parameters(dim))
-    found = {part: number for part, number in parts.items() if number}
-    return Counts(found, sum(found.values()) - idle)
+    return parts, idle
 
 
 def _relatives(layers: list[LayerSpec], dim: int) -> int:

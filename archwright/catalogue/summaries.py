@@ -46,6 +46,7 @@ WORDS = {
 NAMES = {
     "residual": "wiring",
     "feedforward": "feed-forward",
+    "cross_attention": "cross-attention",
     "num_layers": "layers",
     "dim": "width",
     "vocab_size": "vocabulary",
@@ -201,7 +202,7 @@ def _choices(name: str, old: Any, new: Any) -> Iterator[Difference]:
 def _with_widths(layer: LayerSpec, resolved: LayerSpec) -> LayerSpec:
     """Return a layer whose "auto" widths are numbers, and nothing else is."""
     update: dict[str, Any] = {}
-    for axis in ("attention", "feedforward"):
+    for axis in ("attention", "cross_attention", "feedforward"):
         choice, full = getattr(layer, axis), getattr(resolved, axis)
         widths = {
             f: getattr(full, f)
@@ -249,6 +250,18 @@ def _runs(names: tuple[str, ...]) -> str:
 
 def one_line(spec: ModelSpec, num_parameters: int) -> str:
     """Return in one line what a model chose; its spec is resolved."""
+    head = "tied" if spec.head.tied else "untied"
+    name = f"{spec.name}: " if spec.name else ""
+    millions = num_parameters / 1e6
+    size = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
+    encoder = (
+        "" if spec.encoder_model is None else f"encoder of {_stack_line(spec.encoder_model)}; "
+    )
+    return f"{name}{size} parameters, dim {spec.dim}, {encoder}{_stack_line(spec)}, {head} head of {spec.vocab_size}"
+
+
+def _stack_line(spec: ModelSpec) -> str:
+    """Return the layers of a stack in one line."""
     kinds = dict.fromkeys(spec.layers.names(spec.num_layers))
     layers = []
     for kind in kinds:
@@ -257,14 +270,7 @@ def one_line(spec: ModelSpec, num_parameters: int) -> str:
             f"{layer.residual.kind}-norm {layer.norm.kind}",
             f"{layer.position.kind} positions",
         ]
-        branches = (layer.attention, layer.recurrence, layer.feedforward)
-        parts += [branch.one_line for branch in branches if branch.one_line]
+        parts += [mixer.one_line for mixer in layer.mixers.values()]
+        parts += [layer.feedforward.one_line] * (not layer.feedforward.is_none)
         layers.append(("" if kind == "default" else f"{kind}: ") + ", ".join(parts))
-    head = "tied" if spec.head.tied else "untied"
-    name = f"{spec.name}: " if spec.name else ""
-    millions = num_parameters / 1e6
-    size = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
-    return (
-        f"{name}{size} parameters, dim {spec.dim}, "
-        f"{spec.num_layers} layers of {'; '.join(layers)}, {head} head of {spec.vocab_size}"
-    )
+    return f"{spec.num_layers} layers of {'; '.join(layers)}"

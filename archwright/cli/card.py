@@ -1,7 +1,8 @@
 """A model on a card: its layers drawn, its choices in words, their sources, its parameters."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from archwright.catalogue.diagram import diagram
 from archwright.catalogue.parameter_counts import Counts
@@ -15,33 +16,41 @@ from archwright.catalogue.summaries import (
 )
 from archwright.cli.parser import terminal_width
 from archwright.format import columns, count
-from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.model_spec import GROUPS, LayerSpec, ModelSpec
 from archwright.spec.read import Origin
 
 
 def card(spec: ModelSpec, blame: Mapping[str, Origin], file: str, counts: Counts) -> Iterator[str]:
     """Yield the lines of a model's card; `file` is its own, whose sources need no name beside them."""
-    yield _stream(spec)
-    yield from _layers(spec)
+    encoder = spec.encoder_model
+    if encoder is None:
+        yield _stream(spec)
+        yield from _layers(spec)
+    else:
+        yield _stream(encoder, "source", ["memory"])
+        yield _stream(spec, "target")
+        yield from _layers(encoder, "encoder")
+        yield from _layers(spec, "decoder")
     yield from _section("model", _around(spec))
     yield from _section("sources", _sources(blame, file))
     yield from _section("parameters", _parameters(counts))
 
 
-def _stream(spec: ModelSpec) -> str:
-    """Draw the way from tokens to logits."""
+def _stream(
+    spec: ModelSpec, first: str = "tokens", last: Sequence[str] = ("head", "logits")
+) -> str:
+    """Draw the way from tokens to logits, or from a source to what a decoder reads of it."""
     norm, scale = spec.embedding.norm, spec.embedding.scale
     factor = f"{scale:g}" if isinstance(scale, float) else "√width"
     steps = [
-        "tokens",
+        first,
         "embedding",
         "" if scale == "none" else f"× {factor}",
         f"+ {word(spec.position.kind)} positions" if spec.position.absolute else "",
         "" if norm.is_none else word(norm.kind),
         f"{spec.num_layers} layers",
         _norm(spec) if spec.residual.final_norm else "",
-        "head",
-        "logits",
+        *last,
     ]
     return " ─ ".join(filter(None, steps))
 
@@ -50,23 +59,29 @@ def _norm(layer: LayerSpec) -> str:
     return "" if layer.norm.is_none else word(layer.norm.kind)
 
 
-def _layers(spec: ModelSpec) -> Iterator[str]:
+def _layers(spec: ModelSpec, stack: str = "") -> Iterator[str]:
     """Yield each kind of layer that stands somewhere: drawn, and what it does otherwise than the first."""
+    at = f"{stack}, " if stack else ""
     numbers = Counter(spec.layers.names(spec.num_layers))
     words, resolved = layer_words(spec), spec.resolved()
     first: dict[str, str] = {}
     drawn: list[str] = []
+    # A branch that no layer has is no row.
+    left_out = {*chain(*GROUPS)} - {b for name in numbers for b in words[name].branches}
+    axes = [axis for axis in LayerSpec.model_fields if axis not in left_out]
     for name, number in numbers.items():
         several = len(numbers) > 1
         yield from (
             "",
-            f"{name}: {number} of {spec.num_layers} layers" if several else "every layer",
+            f"{at}{name}: {number} of {spec.num_layers} layers" if several else f"{at}every layer",
         )
         lines = diagram(resolved.layers_by_kind[name], _norm(words[name]))
         if lines != drawn:
             yield from (f"  {line}" for line in lines)
         drawn = lines
-        rows = {name_of(a): brief(getattr(words[name], a)) for a in LayerSpec.model_fields}
+        rows = {
+            name_of(a): brief(getattr(words[name], a)) for a in LayerSpec.model_fields if a in axes
+        }
         yield from _rows({at: text for at, text in rows.items() if first.get(at) != text})
         first = first or rows
 

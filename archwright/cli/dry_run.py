@@ -6,7 +6,7 @@ from typing import Any
 from archwright import format as fmt
 from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
-from archwright.planning.cost import flops_per_token
+from archwright.planning.cost import run_flops_per_token
 from archwright.planning.memory import least_memory
 from archwright.reporting.terminal import print_resolved
 from archwright.spec.overrides import flatten, toml_value
@@ -38,7 +38,7 @@ def dry_run(run: RunSpec) -> None:
         UserError: a text or a tokenizer that is not there.
     """
     text = _text(run.data)
-    model = build(run.model, device="meta", vocab_size=_num_tokens(run.data))
+    model = build(run.model, device="meta", vocab_size=_num_tokens(run))
     num_steps = _num_steps(run, model)
     run = resolved(run, model)
     if num_steps:
@@ -81,7 +81,7 @@ def _pairs(run: RunSpec) -> Iterator[tuple[str, object]]:
 def _cost(
     run: RunSpec, model: LanguageModel, num_steps: int | None, text: str
 ) -> Iterator[tuple[str, str]]:
-    flops = flops_per_token(model, run.model.context_length)
+    flops = run_flops_per_token(run, model)
     rows = -(-run.batch_size // run.grad_accum_steps)
     yield "text", text
     yield "parameters", f"{model.num_parameters():,}"
@@ -102,15 +102,15 @@ def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:
         return run.machine.num_steps
     if run.budget.seconds:
         return None
-    flops = flops_per_token(model, run.model.context_length)
+    flops = run_flops_per_token(run, model)
     return run.budget.steps(run.tokens_per_step, flops, 1.0)
 
 
-def _num_tokens(data: DataSpec) -> int:
+def _num_tokens(run: RunSpec) -> int:
     """Return the size of the vocabulary; one trained on little text may come out smaller."""
-    if not data.task.is_none:
-        return word_tokenizer(data.task.words).vocab_size
-    spec = data.tokenizer
+    if not run.data.task.is_none:
+        return word_tokenizer(run.data.task.words).vocab_size
+    spec = run.tokenizer
     special = list(dict.fromkeys((spec.end_of_text, *spec.special_tokens)))
     if spec.kind == "bpe":
         return spec.vocab_size

@@ -13,7 +13,8 @@ Control characters, which could steer a terminal, are printed as U+FFFD, also in
 EXAMPLES = """\
   archwright generate runs/demo --prompt "def "
   archwright generate runs/demo --prompt "import os" --temperature 0.5 --top-k 50 --max-tokens 100
-  archwright generate runs/demo --temperature 0                         the likeliest token, always"""
+  archwright generate runs/demo --temperature 0                         the likeliest token, always
+  archwright generate runs/t5 --source "import <extra_id_0> as np"      fill in what a span left out"""
 
 
 SETTINGS = ("max_tokens", "temperature", "top_k", "top_p", "seed")
@@ -24,6 +25,9 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("generate", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("--prompt", default="", help="text to go on from (default: a new document)")
+    parser.add_argument(
+        "--source", metavar="TEXT", help="text that the encoder reads, of a model with one"
+    )
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(default: 256)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0.8)")
     parser.add_argument(
@@ -38,7 +42,7 @@ def run(words: Sequence[str]) -> int:
 
     check_parts(RunFolder.open(options.run), parts)
     opened = open_run(options.run)
-    settings = {name: getattr(options, name) for name in SETTINGS}
+    settings = {name: getattr(options, name) for name in (*SETTINGS, "source")}
     try:
         texts = stream(opened.model, opened.tokenizer, options.prompt, **settings)
     except UserError as error:
@@ -53,4 +57,5 @@ def run(words: Sequence[str]) -> int:
 def _as_option(line: str) -> str:
     """Name a setting as it is written on the command line."""
     setting, colon, rest = line.partition(":")
-    return f"--{setting.replace('_', '-')}:{rest}" if colon and setting in SETTINGS else line
+    named = setting in (*SETTINGS, "source")
+    return f"--{setting.replace('_', '-')}:{rest}" if colon and named else line

@@ -1,17 +1,27 @@
 """Objectives: from windows of text to what a model reads and what it is to predict."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.parts.registry import Registry
 from archwright.spec.errors import UserError, nearest
-from archwright.spec.objectives import MaskedTokens, NextToken, Objective, PrefixLM
+from archwright.spec.objectives import (
+    MaskedTokens,
+    NextToken,
+    Objective,
+    PrefixLM,
+    SpanCorruption,
+)
 from archwright.text.tokenizer import Tokenizer
+
+Row = NDArray[np.int64]
+"""Tokens of one text."""
 
 MakeBatch = Callable[[Inputs, np.random.Generator], Batch]
 """Makes windows of text into inputs and targets. The windows are tokens [batch, window_length], with `segment_ids` and
@@ -140,10 +150,83 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
     return make
 
 
+def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
+    """The source ends, and the target begins and ends, with the token of the end of a text."""
+    sentinels = [vocabulary.special_id(s, "objective.sentinel") for s in spec.special_tokens]
+    end = vocabulary.end_of_text
+
+    def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        lengths = np.full(len(text.tokens), text.tokens.shape[1])
+        if text.padding_mask is not None:
+            lengths = text.padding_mask.sum(axis=1)
+        pairs = [
+            _corrupted(row[:length], spec, np.array(sentinels), generator)
+            for row, length in zip(text.tokens, lengths, strict=True)
+        ]
+        sources, targets = (
+            [np.append(row, end) for row in side] for side in zip(*pairs, strict=True)
+        )
+        return _sequence_to_sequence(sources, targets, end)
+
+    return make
+
+
+def _corrupted(
+    text: Row, spec: SpanCorruption, sentinels: Row, generator: np.random.Generator
+) -> tuple[Row, Row]:
+    """Return a text with spans left out, and what was left out."""
+    if len(text) < 2:  # there is nothing that could be kept
+        return sentinels[:1], np.append(sentinels[:1], text)
+    out, spans = spec.spans(len(text))
+    # Kept and left out in turn: [kept, out, kept, out, ...], a span of each at a time.
+    kept_lengths, out_lengths = (_split(n, spans, generator) for n in (len(text) - out, out))
+    ends = np.cumsum(np.stack([kept_lengths, out_lengths], axis=1).ravel())
+    pieces = np.split(text, ends[:-1])
+    marks = [sentinels[i : i + 1] for i in range(spans)]
+    source = [part for both in zip(pieces[0::2], marks, strict=True) for part in both]
+    target = [part for both in zip(marks, pieces[1::2], strict=True) for part in both]
+    return np.concatenate(source), np.concatenate(target)
+
+
+def _split(number: int, parts: int, generator: np.random.Generator) -> Row:
+    """Split a number into positive parts, each way equally likely."""
+    cuts = np.sort(generator.choice(number - 1, parts - 1, replace=False)) + 1
+    return np.diff(np.concatenate([[0], cuts, [number]]))
+
+
+def _sequence_to_sequence(sources: Sequence[Row], targets: Sequence[Row], start: int) -> Batch:
+    """Return the batch of sources and targets, padded to equal lengths: the decoder reads `start` and all of a target
+    but its last token."""
+    read = [np.concatenate([[start], row[:-1]]) for row in targets]
+    tokens, padding_mask = _padded(sources, start)
+    decoder_tokens, decoder_mask = _padded(read, start)
+    inputs = Inputs(
+        tokens,
+        padding_mask=padding_mask,
+        decoder_tokens=decoder_tokens,
+        decoder_padding_mask=decoder_mask,
+    )
+    return Batch(inputs, _padded(targets, IGNORE)[0])
+
+
+def _padded(rows: Sequence[Row], fill: int) -> tuple[Row, NDArray[np.bool_] | None]:
+    """Return rows filled up to the longest, and which tokens are real; None where all are."""
+    lengths = np.array([len(row) for row in rows])
+    real = np.arange(lengths.max()) < lengths[:, None]
+    filled = np.full(real.shape, fill, np.int64)
+    filled[real] = np.concatenate(rows)
+    return filled, None if real.all() else real
+
+
 OBJECTIVES = Registry(
     Objective,
     "(spec, vocabulary)",
     Callable,
-    {NextToken: next_token, PrefixLM: prefix_lm, MaskedTokens: masked_tokens},
+    {
+        NextToken: next_token,
+        PrefixLM: prefix_lm,
+        MaskedTokens: masked_tokens,
+        SpanCorruption: span_corruption,
+    },
 )
 """Functions that return a function of (text, generator), which makes windows of text into a batch: see `MakeBatch`."""

@@ -16,6 +16,7 @@ def sample(
     prompt: Int[Tensor, " length"],
     *,
     max_tokens: int,
+    source: Int[Tensor, " source_length"] | None = None,
     temperature: float = 0.8,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -27,6 +28,7 @@ def sample(
 
     Args:
         prompt: token ids to go on from, at least one.
+        source: token ids that the encoder reads, of a model that has one.
         temperature: 0 takes the likeliest token.
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the likeliest tokens that hold this much probability (Holtzman et al., 2019).
@@ -34,7 +36,8 @@ def sample(
         num_tokens: tokens that exist; a vocabulary rounded up has rows without a token.
 
     Raises:
-        UserError: an empty prompt, or settings out of their limits, one line each.
+        UserError: an empty prompt, a source that the model does not take or lacks, or settings out of their limits, one
+            line each.
     """
     _check(prompt, max_tokens, temperature, top_k, top_p, seed)
     generator = torch.Generator(prompt.device).manual_seed(seed)
@@ -42,20 +45,20 @@ def sample(
     def choose(logits: Tensor) -> int:
         return draw(logits[:num_tokens].float(), temperature, top_k, top_p, generator)
 
-    return _drawn(model, prompt, choose, max_tokens, {stop} if isinstance(stop, int) else stop)
+    reader = Reader(model, source)
+    return _drawn(reader, prompt, choose, max_tokens, {stop} if isinstance(stop, int) else stop)
 
 
 @torch.inference_mode()
 def _drawn(
-    model: LanguageModel,
+    reader: "Reader",
     prompt: Tensor,
     choose: Callable[[Tensor], int],
     max_tokens: int,
     stop: Collection[int],
 ) -> Iterator[int]:
     """Yield tokens one by one, each from what the model says after all before it."""
-    model.eval()
-    reader = Reader(model)
+    reader.model.eval()
     logits = reader.read(prompt)
     for i in range(max_tokens):
         token = choose(logits)
@@ -74,9 +77,22 @@ class Reader:
     long the text. One that sees only so far back reads on for ever. An attention without a cache
     reads the last context_length tokens again for every one. Where a text grows beyond a length from which
     all angles are others (LongRoPE), it is read again as a whole.
+
+    Args:
+        source: what the encoder reads, of a model that has one.
+
+    Raises:
+        UserError: a source and no encoder, or an encoder and no source.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, source: Tensor | None = None) -> None:
+        if (source is None) != model.spec.encoder.is_none:
+            raise UserError(
+                "source: found none; the model has an encoder, which reads a text that the answer is to"
+                if source is None
+                else "source: found one; the model has no encoder to read it: give a prompt"
+            )
+        self._source = None if source is None else source[None]
         self.model, self.context = model, model.spec.context_length
         self._text = torch.empty(0, dtype=torch.long)
         self._cache = model.new_cache() if model.can_cache else None
@@ -85,10 +101,13 @@ class Reader:
     def read(self, tokens: Int[Tensor, " length"]) -> Float[Tensor, " vocab"]:
         """Return the logits after these tokens, which follow those read before."""
         tokens = self._with_context(tokens)
-        prefix = None
-        if self._cache is not None and not self._cache.num_read:
-            prefix = self._prefix(len(tokens))
-        hidden = self.model.hidden(tokens[None], prefix_lengths=prefix, cache=self._cache)
+        fresh = self._cache is None or not self._cache.num_read
+        if self._source is not None:
+            source = self._source if fresh else None
+            hidden = self.model.hidden(source, tokens[None], cache=self._cache)
+        else:
+            prefix = self._prefix(len(tokens)) if self._cache is not None and fresh else None
+            hidden = self.model.hidden(tokens[None], prefix_lengths=prefix, cache=self._cache)
         logits: Tensor = self.model.head(hidden[:, -1])[0]
         return logits
 

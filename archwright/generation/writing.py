@@ -16,6 +16,7 @@ def generate(
     run: OpenRun,
     prompt: str = "",
     *,
+    source: str | None = None,
     max_tokens: int = 256,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -32,6 +33,7 @@ def generate(
             run.model,
             run.tokenizer,
             prompt,
+            source=source,
             max_tokens=max_tokens,
             temperature=temperature,
             top_k=top_k,
@@ -46,6 +48,7 @@ def stream(
     tokenizer: Tokenizer,
     prompt: str = "",
     *,
+    source: str | None = None,
     max_tokens: int = 256,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -58,6 +61,8 @@ def stream(
     before any that ends a text.
 
     Args:
+        source: the text that the encoder reads, of a model that has one; special tokens, such as sentinels, are written
+            by their names.
         temperature, top_k, top_p: as for `sample`; None: as the generation_config.json of an imported checkpoint
             says, otherwise 0.8, 0 and 1.
 
@@ -66,25 +71,39 @@ def stream(
     """
     device = next(model.parameters()).device
     start = [tokenizer.begin_of_text, *tokenizer.encode(prompt).tolist()]
+    read = None
+    if source is not None:
+        read = torch.tensor(source_tokens(tokenizer, source), device=device)
     tokens = sample(
         model,
         torch.tensor(start, device=device),
+        source=read,
         max_tokens=max_tokens,
         **asdict(sampling(tokenizer, temperature, top_k, top_p)),
         stop=tokenizer.stop_ids,
         num_tokens=tokenizer.vocab_size,
         seed=seed,
     )
-    return _characters(tokenizer, start[1:], tokens)
+    # The answer to a source may name its sentinels.
+    return _characters(tokenizer, start[1:], tokens, keep_special=source is not None)
 
 
-def _characters(tokenizer: Tokenizer, written: list[int], tokens: Iterator[int]) -> Iterator[str]:
+def source_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of a source, as an encoder reads it in training: special tokens, such as sentinels, by their
+    names, and the one that ends a text behind the last."""
+    tokens = tokenizer.encode(text, allowed_special="all").tolist()
+    return [*tokens, tokenizer.begin_of_text]
+
+
+def _characters(
+    tokenizer: Tokenizer, written: list[int], tokens: Iterator[int], *, keep_special: bool
+) -> Iterator[str]:
     """Yield the text of tokens that come after `written`; a character may be spread over tokens."""
-    shown = len(tokenizer.decode(written))
+    shown = len(tokenizer.decode(written, keep_special=keep_special))
     for token in tokens:
         written.append(token)
-        text = tokenizer.decode(written)
+        text = tokenizer.decode(written, keep_special=keep_special)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             yield text[shown:]
             shown = len(text)
-    yield tokenizer.decode(written)[shown:]
+    yield tokenizer.decode(written, keep_special=keep_special)[shown:]

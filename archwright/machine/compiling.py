@@ -32,7 +32,7 @@ def compile_parts(model: LanguageModel, wanted: str, *, whole_loss: bool) -> tup
     for module in model.modules():
         if isinstance(module, Linear):
             module.transposed_backward = transposes
-    for part in (*model.layers, *([model.head] if whole_loss else [])):
+    for part in (*model.all_layers, *([model.head] if whole_loss else [])):
         part.compile()
     return wanted, "asked for"
 
@@ -44,7 +44,7 @@ def has_compiler() -> bool:
 
 def uncompile_parts(model: LanguageModel) -> None:
     """Take back what `compile_parts` did."""
-    for part in (*model.layers, model.head):
+    for part in (*model.all_layers, model.head):
         part._compiled_call_impl = None
 
 

@@ -1,16 +1,19 @@
 """From a spec to a model: the one place where parts meet."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from archwright.model.decoder import Decoder
+from archwright.model.encoder_decoder import Encoder, EncoderDecoder
 from archwright.model.layer import Layer
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
-from archwright.parts.mixers import ATTENTIONS, RECURRENCES
+from archwright.parts.mixers import ATTENTIONS, CROSS_ATTENTIONS, RECURRENCES
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
 from archwright.parts.residuals import RESIDUALS
@@ -20,7 +23,11 @@ from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
 
-MIXERS = {"attention": ATTENTIONS, "recurrence": RECURRENCES}
+MIXERS = {
+    "attention": ATTENTIONS,
+    "recurrence": RECURRENCES,
+    "cross_attention": CROSS_ATTENTIONS,
+}
 """Parts of the branches in which tokens exchange information."""
 
 
@@ -65,7 +72,8 @@ def build_layer(
     init: Init = INITS.make(spec.init, spec.num_layers, spec.dim)
     sharing = Sharing()
     with torch.device("meta"):
-        layer = _layer(spec, index, sharing)
+        encoder = spec.encoder_model
+        layer = _layer(spec, index, sharing, None if encoder is None else encoder.dim)
     parts: dict[str, dict[str, nn.Module]] = {
         "layers": {str(index): layer},
         "rotaries": sharing.rotaries,
@@ -126,12 +134,7 @@ def _take_memory(model: nn.Module, device: torch.device | str) -> None:
 
 
 def _assemble(spec: ModelSpec, init: Init) -> Decoder:
-    sharing = Sharing()
     assert spec.vocab_size != "auto"
-    layers = [_layer(spec, i, sharing) for i in range(spec.num_layers)]
-    position = None
-    if spec.position.absolute:
-        position = POSITIONS.make(spec.position, spec.dim, spec.context_length)
     embedding = TokenEmbedding(spec.embedding, spec.dim, spec.vocab_size)
     table = embedding.weight if spec.head.tied else None
     assert spec.embedding.dim != "auto"
@@ -147,27 +150,42 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         transform=transform,
         divisor=init.divisor,
     )
+    encoder, sharing = spec.encoder_model, Sharing()
+    memory_dim = None if encoder is None else encoder.dim
+    decoder = _stack(spec, sharing, memory_dim)
+    decoder |= {"embedding": embedding, "head": head}
+    decoder |= {"masks": sharing.patterns, "lr_scales": init.lr_scales}
+    if encoder is None:
+        return Decoder(spec, **decoder)
+    own = None
+    if not spec.encoder.shares_embedding:
+        own = TokenEmbedding(encoder.embedding, encoder.dim, int(encoder.vocab_size))
+    reader = Encoder(encoder, embedding=own, **_stack(encoder, Sharing()))
+    return EncoderDecoder(spec, encoder=reader, **decoder)
+
+
+def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> dict[str, Any]:
+    """Return the parts of a stack of layers by the names of `Stack.assemble`."""
+    layers = [_layer(spec, i, sharing, memory_dim) for i in range(spec.num_layers)]
+    position = None
+    if spec.position.absolute:
+        position = POSITIONS.make(spec.position, spec.dim, spec.context_length)
     ends_normed = not spec.layer(spec.num_layers - 1).residual.final_norm
-    return Decoder(
-        spec,
-        embedding=embedding,
-        position=position,
-        embedding_norm=_norm(spec.embedding.norm, spec.dim),
-        layers=layers,
-        norm=nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
-        head=head,
-        masks=sharing.patterns,
-        rotaries=sharing.rotaries,
-        relatives=sharing.relatives,
-        lr_scales=init.lr_scales,
-    )
+    return {
+        "position": position,
+        "embedding_norm": _norm(spec.embedding.norm, spec.dim),
+        "layers": layers,
+        "norm": nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
+        "rotaries": sharing.rotaries,
+        "relatives": sharing.relatives,
+    }
 
 
-def _layer(spec: ModelSpec, index: int, sharing: Sharing) -> Layer:
+def _layer(spec: ModelSpec, index: int, sharing: Sharing, memory_dim: int | None = None) -> Layer:
     """Return a layer of a resolved spec: the branches that it has, in order, and their wiring."""
     layer, dim = spec.layer(index), spec.dim
     branches: dict[str, Branch] = {}
-    info = LayerInfo(index + 1, layer.position, sharing, int(spec.vocab_size))
+    info = LayerInfo(index + 1, layer.position, sharing, int(spec.vocab_size), memory_dim)
     for name, choice in layer.mixers.items():
         branches[name] = MIXERS[name].make(choice, dim, info)
     if not layer.feedforward.is_none:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from archwright.parts.context import Context
+from archwright.parts.context import Context, Memory
 from archwright.parts.masks import MaskPattern, prefix_size
 from archwright.parts.mixers import Mixer
 from archwright.parts.states import LayerState, Past
@@ -52,6 +52,8 @@ class Cache:
                         "read; expected text as a whole, without a cache"
                     )
         self._masks, self._mixers, self._switch_lengths = masks, mixers, switch_lengths
+        self.memory: Memory | None = None
+        """What the encoder made of the source, once it was read."""
         self._past = Past()
         self._read: Read | None = None
         self._lengths_so_far: Tensor | None = None

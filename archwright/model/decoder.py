@@ -1,9 +1,7 @@
 """The decoder: tokens in, logits out."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import cast
+from collections.abc import Mapping
 
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -11,15 +9,15 @@ from archwright.catalogue.summaries import one_line
 from archwright.model.cache import Cache
 from archwright.model.language_model import LanguageModel, Output
 from archwright.model.layer import Layer
+from archwright.model.stack import Stack
 from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.masks import MaskPattern
-from archwright.parts.mixers import Mixer
 from archwright.parts.token_layout import token_layout
 from archwright.spec.model_spec import ModelSpec
 
 
-class Decoder(LanguageModel):
+class Decoder(Stack, LanguageModel):
     """A stack of layers between an embedding and a head; `archwright.build` makes it from a spec.
 
     Args:
@@ -42,12 +40,10 @@ class Decoder(LanguageModel):
         lr_scales: Mapping[str, float],
     ) -> None:
         super().__init__()
-        self.spec, self.masks, self.lr_scales = spec, dict(masks), dict(lr_scales)
-        self.embedding, self.position = embedding, position
-        self.embedding_norm = embedding_norm
-        self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)
-        self.layers = nn.ModuleList(layers)
-        self.norm, self.head = norm, head
+        self.masks, self.lr_scales = dict(masks), dict(lr_scales)
+        self.embedding = embedding
+        self.assemble(spec, position, embedding_norm, rotaries, relatives, layers, norm)
+        self.head = head
 
     def forward(
         self,
@@ -101,29 +97,7 @@ class Decoder(LanguageModel):
             if cache
             else Context(token_layout(*given), len(tokens), tokens=tokens)
         )
-        x = context.embedding = self._embed(tokens, context)
-        for i, layer in enumerate(self.stack):
-            layer.prepare(context)
-            x = layer(x, context, cache and cache.states(i))
-        normed: Tensor = self.norm(x)
-        return normed
-
-    def _embed(self, tokens: Tensor, context: Context) -> Tensor:
-        """Return the stream before the first layer: embeddings, and what positions add to them."""
-        x = self.embedding(tokens)
-        if self.position is not None:
-            x = x + self.position(context.layout).to(x.dtype)
-        return F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
-
-    @property
-    def stack(self) -> Iterator[Layer]:
-        """Yield the layers in order, as what they are."""
-        return iter(cast(Iterable[Layer], self.layers))
-
-    def mixers(self) -> Iterator[Mixer]:
-        """Yield all branches in which tokens exchange information, layer by layer."""
-        for layer in self.stack:
-            yield from layer.mixers().values()
+        return self.read(self.embedding(tokens), context, cache)
 
     @property
     def can_cache(self) -> bool:
@@ -152,10 +126,8 @@ class Decoder(LanguageModel):
         return Cache(self.masks, [layer.mixers() for layer in self.stack], self.switch_lengths)
 
     def use_kernel(self, name: str) -> "Decoder":
-        """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise,
-        flex."""
-        for mixer in self.mixers():
-            mixer.use_kernel(name)
+        """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
+        super().use_kernel(name)
         return self
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from archwright.model.cache import Cache
 from archwright.model.layer import Layer
 from archwright.parts.embeddings import Head
+from archwright.parts.linear import Linear
 from archwright.parts.masks import MaskPattern
 from archwright.parts.mixers import Mixer
 from archwright.spec.model_spec import ModelSpec
@@ -69,6 +70,16 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def stack(self) -> Iterator[Layer]:
         """Yield the layers in order, as what they are."""
+
+    @property
+    def source_maps(self) -> Iterator[Linear]:
+        """Yield the maps that read tokens of a source, not those of the decoder's text."""
+        yield from ()
+
+    @property
+    def all_layers(self) -> Iterator[Layer]:
+        """Yield the layers of all stacks, those of an encoder first."""
+        return self.stack
 
     @abstractmethod
     def use_kernel(self, name: str) -> "LanguageModel":

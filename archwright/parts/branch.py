@@ -16,6 +16,11 @@ class Branch(nn.Module):
         together with those of other branches."""
         return ()
 
+    @property
+    def source_maps(self) -> Sequence[Linear]:
+        """The maps that read an encoder's output, once for each token of the source."""
+        return ()
+
     def flops_per_token(self, length: int) -> float:
         """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps;
         a multiplication and an addition count as two."""

@@ -1,15 +1,37 @@
 """One forward pass: what every branch of every layer may ask about its tokens."""
 
+from dataclasses import dataclass
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 
-from archwright.parts.masks import AttentionMask, MaskPattern, given_mask, max_length, sees_all_kept
+from archwright.parts.masks import (
+    WHOLE,
+    AttentionMask,
+    MaskPattern,
+    given_mask,
+    max_length,
+    sees_all_kept,
+)
 from archwright.parts.positions import rotation
 from archwright.parts.sharing import Shared
 from archwright.parts.states import Past, SlotTable
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec.errors import UserError
+
+MEMORY = "memory"
+"""Key of the mask between the tokens of a pass and the source."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an encoder made of the source, which cross-attention reads."""
+
+    output: Float[Tensor, "batch source_length memory_dim"]
+    """After the encoder's last norm."""
+    layout: TokenLayout
+    """Where the tokens of the source stand."""
 
 
 class Context:
@@ -25,9 +47,11 @@ class Context:
 
     Attributes:
         embedding: the stream before the first layer, [batch, length, dim]; None outside a model.
+        memory: what the encoder made of the source.
     """
 
     embedding: Tensor | None = None
+    _memory: "Memory | None" = None
 
     def __init__(
         self,
@@ -61,6 +85,36 @@ class Context:
                 "token ids are read by this layer, and vectors alone were given; call the model"
             )
         return self._tokens
+
+    @property
+    def memory(self) -> "Memory":
+        """What the encoder made of the source.
+
+        Raises:
+            UserError: there is no model with an encoder.
+        """
+        if self._memory is None:
+            raise UserError(
+                "the encoder's output is read by this layer, and vectors alone were given; call the model"
+            )
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: "Memory") -> None:
+        self._memory = memory
+
+    def memory_mask(self) -> AttentionMask:
+        """Return what the tokens of this pass see of the source: all of it but padding, and of packed rows the source
+        of their own segment."""
+        if MEMORY not in self._masks:
+            source = self.memory.layout
+            plain = (
+                source.plain
+                and self.layout.segment_ids is None
+                and self.layout.padding_mask is None
+            )
+            self._masks[MEMORY] = AttentionMask(WHOLE, self.layout, source, is_full=plain)
+        return self._masks[MEMORY]
 
     @property
     def given(self) -> set[str]:

@@ -337,6 +337,10 @@ def pattern_of(mask: spec.Mask, num_heads: int) -> MaskPattern:
     return made
 
 
+WHOLE: MaskPattern = Full(spec.Full())
+"""The pattern of a text that is seen whole."""
+
+
 def max_length(pattern: MaskPattern) -> int | None:
     """Return how many of the last tokens a pattern can still show; None for all."""
     return None if pattern.lookback is None else pattern.lookback + 1

@@ -62,6 +62,8 @@ class LayerInfo:
     sharing: Sharing = field(default_factory=Sharing)
     vocab_size: int | None = None
     """Rows of the model's embedding; None where no model is known."""
+    memory_dim: int | None = None
+    """Width of the encoder's output; None where there is none."""
 
     def token_table(self, width: int, name: str) -> TokenTable:
         """Return a table with a row of this width for each token of the vocabulary, for the option `name`.

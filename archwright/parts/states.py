@@ -4,6 +4,7 @@ The contract is one verb, `update`. Keys and values are extended, a recurrent st
 and begin again with a document, as the layout of the pass says.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -47,6 +48,24 @@ class RecurrentState:
     def update(self, **new: Tensor) -> None:
         """Keep tensors as the tokens of this pass leave them."""
         self._held.update({name: tensor.detach() for name, tensor in new.items()})
+
+
+class SourceKV:
+    """The keys and values of one layer's cross-attention: those of the source, made once and read for each token."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors that are held."""
+        return sum(held.nbytes for held in self._held or ())
+
+    def update(self, new: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the source, which `new` makes the first time."""
+        if self._held is None:
+            self._held = new()
+        return self._held
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from torch import nn
 
 from archwright.model.language_model import LanguageModel
-from archwright.parts.branch import Branch
 from archwright.parts.linear import Linear
+from archwright.spec.run_spec import RunSpec
 
 BACKWARD = 2
 """Cost of a backward pass in forward passes: one product for the input's gradient, one for the weight's."""
@@ -33,20 +33,48 @@ def active_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters()) - round(sum(unused))
 
 
-def flops_per_token(model: LanguageModel, length: int) -> float:
+def flops_per_token(model: LanguageModel, length: int, target_length: int | None = None) -> float:
     """Return the FLOPs of training on one token in a text of `length` tokens: forward and backward.
 
     3 * (2 * weights of all matrix products + 2 * num_heads * (key's and value's width) * visible keys
     per query), a multiplication and an addition counting as two. Of experts those count that a token goes through.
     Norms, activations and the softmax are left out.
+
+    Args:
+        target_length: tokens that a decoder reads beside a source of `length`, by default as many; FLOPs are for each
+            token of the source then, and its share of those.
     """
-    products = sum(
-        m.active_fraction * m.weight.numel() for m in model.modules() if isinstance(m, Linear)
+    return (1 + BACKWARD) * (
+        2.0 * _products(model, length, target_length) + branch_flops(model, length, target_length)
     )
-    return (1 + BACKWARD) * (2.0 * products + branch_flops(model, length))
 
 
-def branch_flops(model: LanguageModel, length: int) -> float:
+def run_flops_per_token(run: RunSpec, model: LanguageModel) -> float:
+    """Return the FLOPs of training on one token by the objective of a run."""
+    length = run.model.context_length
+    return flops_per_token(model, length, run.objective.target_length(length))
+
+
+def branch_flops(model: LanguageModel, length: int, target_length: int | None = None) -> float:
     """Return the FLOPs per token of all branches beside their maps, such as scores and their use, forward."""
-    branches = (module for module in model.modules() if isinstance(module, Branch))
-    return sum((branch.flops_per_token(length) for branch in branches), 0.0)
+    target_length = target_length or length
+    share, decoder, total = target_length / length, {*model.stack}, 0.0
+    for layer in model.all_layers:
+        in_decoder = layer in decoder
+        for name in layer.branches:
+            branch = layer.branch(name)
+            # Cross-attention reads all of the source, other branches their own text.
+            own = target_length if in_decoder and not branch.source_maps else length
+            total += branch.flops_per_token(own) * (share if in_decoder else 1.0)
+    return total
+
+
+def _products(model: LanguageModel, length: int, target_length: int | None) -> float:
+    """Return the multiplications of all matrix products for a token."""
+    share = (target_length or length) / length
+    of_source = {*model.source_maps}
+    return sum(
+        m.active_fraction * m.weight.numel() * (1.0 if m in of_source else share)
+        for m in model.modules()
+        if isinstance(m, Linear)
+    )

@@ -10,6 +10,7 @@ LAYER_PARTS = {
     "feedforward": "feed-forward",
     "residual": "norms",
     "embedding_skip": "embedding skip",
+    "cross_attention": "cross-attention",
     "attention.value_embedding": "value embeddings",
 }
 """Names of a layer's modules for readers, where they differ from the attributes'."""

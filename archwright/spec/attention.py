@@ -260,13 +260,13 @@ class SoftmaxAttention(MaskedAttention):
     """Share of attention weights dropped in training."""
 
     def heads(self, dim: int) -> dict[str, int]:
-        num_heads = _num_heads(self.num_heads, self.head_dim, dim)
-        head_dim = _given(self.head_dim, max(1, dim // num_heads))
+        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
+        head_dim = given_or_auto(self.head_dim, max(1, dim // num_heads))
         return {
             "num_heads": num_heads,
-            "num_kv_heads": _given(self.num_kv_heads, num_heads),
+            "num_kv_heads": given_or_auto(self.num_kv_heads, num_heads),
             "head_dim": head_dim,
-            "value_head_dim": _given(self.value_head_dim, head_dim),
+            "value_head_dim": given_or_auto(self.value_head_dim, head_dim),
         }
 
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
@@ -358,14 +358,14 @@ class LatentAttention(MaskedAttention):
 
     def heads(self, dim: int) -> dict[str, int]:
         """Widths that are left open have the proportions of DeepSeek-V2, section 2.1.4."""
-        num_heads = _num_heads(self.num_heads, self.nope_head_dim, dim)
-        nope = _given(self.nope_head_dim, max(1, dim // num_heads))
+        num_heads = num_heads_of(self.num_heads, self.nope_head_dim, dim)
+        nope = given_or_auto(self.nope_head_dim, max(1, dim // num_heads))
         return {
             "num_heads": num_heads,
-            "kv_rank": _given(self.kv_rank, 4 * nope),
+            "kv_rank": given_or_auto(self.kv_rank, 4 * nope),
             "nope_head_dim": nope,
-            "rope_head_dim": _given(self.rope_head_dim, max(2, nope // 4 * 2)),
-            "value_head_dim": _given(self.value_head_dim, nope),
+            "rope_head_dim": given_or_auto(self.rope_head_dim, max(2, nope // 4 * 2)),
+            "value_head_dim": given_or_auto(self.value_head_dim, nope),
         }
 
     def key_dim(self, dim: int) -> int:
@@ -403,7 +403,8 @@ class LatentAttention(MaskedAttention):
         return queries + latent + keys + values + (heads * value + self.bias.out) * dim
 
 
-def _num_heads(number: AutoWidth, width: AutoWidth, dim: int) -> int:
+def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:
+    """Return the number of heads: as given, or as many as fit into dim."""
     if number != "auto":
         return number
     if width != "auto":
@@ -412,5 +413,6 @@ def _num_heads(number: AutoWidth, width: AutoWidth, dim: int) -> int:
     return next(n for n in range(most, 0, -1) if dim % n == 0)
 
 
-def _given(value: AutoWidth, auto: int) -> int:
+def given_or_auto(value: AutoWidth, auto: int) -> int:
+    """Return a width that is given, or what "auto" stands for."""
     return auto if value == "auto" else value

@@ -4,15 +4,26 @@ what stands around the layers."""
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from archwright.spec.attention import Attention, SoftmaxAttention
-from archwright.spec.choice import AutoWidth, Choice, Layers, ModelSizes, Spec, Tokens, Width
+from archwright.spec.choice import (
+    AutoTokens,
+    AutoWidth,
+    Choice,
+    Layers,
+    ModelSizes,
+    Spec,
+    Tokens,
+    Width,
+)
+from archwright.spec.cross_attention import CrossAttention, NoCrossAttention
 from archwright.spec.embeddings import Embedding, Head
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import FeedForward, SwiGLU, round_up
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.init import Glorot, Init
+from archwright.spec.masks import Full
 from archwright.spec.merge import merge, validated
 from archwright.spec.mixers import Mixer, NoRecurrence, Recurrence
 from archwright.spec.norms import Norm, RMSNorm
@@ -25,7 +36,7 @@ from archwright.spec.scale_down import tiny
 DEFAULT_VOCAB_SIZE = 4096
 """Stands in for vocab_size = "auto" where no tokenizer is at hand."""
 
-GROUPS = (("attention", "recurrence"), ("feedforward",))
+GROUPS = (("attention", "recurrence"), ("cross_attention",), ("feedforward",))
 """Branches of a layer in order. Those of one group read the same normed stream and are added."""
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
@@ -39,6 +50,7 @@ class LayerSpec(Spec):
     position: Position = RoPE()
     attention: Attention = SoftmaxAttention()
     recurrence: Recurrence = NoRecurrence()
+    cross_attention: CrossAttention = NoCrossAttention()
     feedforward: FeedForward = SwiGLU()
 
     @property
@@ -136,6 +148,16 @@ class Encoder(Choice):
 
     axis: ClassVar[str] = "encoder"
 
+    def model(self, decoder: "ModelSpec") -> "ModelSpec | None":
+        """Return the encoder as a model of its own, with what it has in common with the decoder; None where there is
+        none."""
+        return None
+
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether the source is read by the decoder's table."""
+        return True
+
 
 class NoEncoder(Encoder):
     """No encoder: a decoder alone."""
@@ -144,10 +166,46 @@ class NoEncoder(Encoder):
 
 
 class EncoderStack(Encoder, StackSpec):
-    """A stack of layers that reads another text, which the decoder attends to (Vaswani et al., 2017). It has
-    the axes of a layer, such as `encoder.norm`, and an arrangement of its own."""
+    """A stack of layers that reads another text, the source, which layers of the decoder attend to by their
+    `cross_attention` (Vaswani et al., 2017, section 3.1). It has the axes of a layer, such as `encoder.norm`, and an
+    arrangement of its own. Scale, norm and dropout of its embedding are those of the decoder's."""
 
     kind: Literal["stack"] = "stack"
+    attention: Attention = SoftmaxAttention(mask=Full())
+    dim: AutoWidth = Field("auto", examples=[64])
+    """Width of the encoder's residual stream; auto: that of the decoder."""
+    context_length: AutoTokens = Field("auto", examples=[512])
+    """Longest source trained on, in tokens; auto: that of the decoder."""
+    embeddings: Literal["shared", "own"] = "shared"
+    """Read the source by the decoder's table of embeddings, or by one of its own (FSMT)."""
+    vocab_size: AutoWidth = Field("auto", examples=[32_000])
+    """Number of rows of a table of its own; auto: that of the decoder."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upon_defaults(cls, values: object) -> Any:
+        """Lay tables upon the defaults, so that attention sees both sides unless its mask says otherwise."""
+        if not isinstance(values, dict):
+            return values
+        tables = {axis: values[axis] for axis in LayerSpec.model_fields if axis in values}
+        defaults = {axis: cls.model_fields[axis].get_default().model_dump() for axis in tables}
+        return values | {
+            axis: merge(defaults[axis], table) if _is_of_kind(defaults[axis], table) else table
+            for axis, table in tables.items()
+        }
+
+    @property
+    def shares_embedding(self) -> bool:
+        return self.embeddings == "shared"
+
+    def model(self, decoder: "ModelSpec") -> "ModelSpec":
+        own = {name: getattr(self, name) for name in StackSpec.model_fields}
+        sizes = {
+            name: getattr(decoder if getattr(self, name) == "auto" else self, name)
+            for name in ("dim", "context_length", "vocab_size")
+        }
+        shared = {name: getattr(decoder, name) for name in ("embedding", "head", "init")}
+        return ModelSpec.model_construct(**own, **sizes, **shared)
 
 
 class ModelSpec(StackSpec):
@@ -183,6 +241,11 @@ class ModelSpec(StackSpec):
             found["embedding"] = self.embedding.model_copy(update={"dim": "auto"})
         return found
 
+    @cached_property
+    def encoder_model(self) -> "ModelSpec | None":
+        """The encoder as a model of its own, with what it has in common with the decoder; None where there is none."""
+        return self.encoder.model(self)
+
     @property
     def embedding_dim(self) -> int:
         """Width of the table of embeddings as a number."""
@@ -213,6 +276,11 @@ class ModelSpec(StackSpec):
         }
         if self.vocab_size == "auto":
             values["vocab_size"] = round_up(vocab_size or DEFAULT_VOCAB_SIZE, 64)
+        if self.encoder_model is not None:
+            encoder = self.encoder_model.resolved(vocab_size).model_dump()
+            values["encoder"] |= {
+                name: encoder[name] for name in values["encoder"].keys() & encoder.keys()
+            }
         values["embedding"]["dim"] = self.embedding_dim
         if values["init"].get("embedding_std") == "auto":
             std = self.init.auto_embedding_std(self.embedding_dim, tied=self.head.tied)
@@ -227,6 +295,11 @@ class ModelSpec(StackSpec):
     def hash(self) -> str:
         """Return a stable hash of what the model is, over the values that are not the defaults."""
         return fingerprint(self)
+
+
+def _is_of_kind(default: dict[str, Any], table: object) -> bool:
+    """Tell whether a table is of the same kind as a choice, or names none."""
+    return isinstance(table, dict) and table.get("kind", default["kind"]) == default["kind"]
 
 
 def _layer(axes: dict[str, Any], partial: dict[str, Any], name: str) -> LayerSpec:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import Choice
+from archwright.spec.choice import Choice, Count
 
 
 class Objective(Choice):
@@ -21,6 +21,8 @@ class Objective(Choice):
     """Whether what was learned is to go on with a text, so that a run ends with a sample."""
     overlap: ClassVar[int] = 0
     """Tokens that a window of training shares with the next one."""
+    has_source: ClassVar[bool] = False
+    """Whether a source and a target are made of a text, which takes a model with an encoder."""
     has_prefix: ClassVar[bool] = False
     """Whether each text begins with a prefix that is read whole, which takes a mask with one."""
 
@@ -41,6 +43,10 @@ class Objective(Choice):
     def window_length(self, context_length: int) -> int:
         """Return how many tokens of a text become one row of at most `context_length` inputs."""
         return context_length + self.overlap
+
+    def target_length(self, context_length: int) -> int:
+        """Return how many tokens a decoder reads beside a source of so many."""
+        return context_length
 
     def stride(self, context_length: int) -> int:
         """Return how far the windows of an evaluation are apart where nobody says: half a context, after which each
@@ -100,3 +106,50 @@ class MaskedTokens(Objective):
     def contradictions(self) -> Iterator[str]:
         if self.kept + self.random > 1:
             yield f"kept: found {self.kept}; expected at most 1 - random = {1 - self.random:g}"
+
+
+class SpanCorruption(Objective):
+    """-ln p(y_(t+1) | y_1 ... y_t, source): the source is the text with spans of it left out, each replaced by a
+    sentinel of its own; the target is what was left out, each span behind its sentinel (Raffel et al., 2019, T5,
+    sections 3.1.4 and 3.3.4). Windows of text are as long as fits into model.context_length when they are corrupted."""
+
+    kind: Literal["span_corruption"] = "span_corruption"
+    causal: ClassVar[bool] = True
+    has_source: ClassVar[bool] = True
+    share: float = Field(0.15, gt=0, lt=1)
+    """Share of the tokens that are left out."""
+    mean_length: float = Field(3.0, ge=1, examples=[5.0])
+    """Mean length of what is left out in one place, in tokens."""
+    sentinel: str = Field("<extra_id_{}>", min_length=1, examples=["<span_{}>"])
+    """The special tokens that stand for spans, with {} for their number."""
+    num_sentinels: Count = Field(100, examples=[32])
+    """How many there are; no more spans are left out of a text."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return tuple(self.sentinel.replace("{}", str(i)) for i in range(self.num_sentinels))
+
+    def spans(self, length: int) -> tuple[int, int]:
+        """Return how many tokens are left out of a text of `length`, and in how many spans."""
+        out = min(max(round(length * self.share), 1), max(1, length - 1))
+        most = min(out, length - out, self.num_sentinels)
+        return out, max(1, min(round(out / self.mean_length), most))
+
+    def window_length(self, context_length: int) -> int:
+        length = context_length
+        while self._source_length(length + 1) <= context_length:
+            length += 1
+        return length
+
+    def target_length(self, context_length: int) -> int:
+        out, spans = self.spans(self.window_length(context_length))
+        return out + spans + 1
+
+    def _source_length(self, length: int) -> int:
+        """Return the tokens of the source that is made of a text: those kept, sentinels, and the one that ends it."""
+        out, spans = self.spans(length)
+        return length - out + spans + 1
+
+    def contradictions(self) -> Iterator[str]:
+        if "{}" not in self.sentinel and self.num_sentinels > 1:
+            yield f'sentinel: found "{self.sentinel}"; expected {{}} in it, for the number of the span'

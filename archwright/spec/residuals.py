@@ -20,6 +20,8 @@ class PerBranch(Uniform):
     """Of the attention branch."""
     recurrence: float | Literal["attention"] = Field("attention", examples=[0.5])
     """Of the recurrence; "attention": that of the attention branch, beside which it stands."""
+    cross_attention: float | Literal["attention"] = Field("attention", examples=[0.5])
+    """Of the cross-attention; "attention": that of the attention branch."""
     feedforward: float = Field(1.0, examples=[0.5])
     """Of the feed-forward branch."""
 
@@ -109,7 +111,7 @@ class PreNorm(Residual):
     kind: Literal["pre"] = "pre"
     final_norm: ClassVar[bool] = True
     flow: ClassVar[str] = "< norm f +"
-    skip_norm: Literal["none", "attention", "feedforward"] = "none"
+    skip_norm: Literal["none", "attention", "cross_attention", "feedforward"] = "none"
     """A branch that reads the stream as it is: the first attention of ModernBERT, as its embedding was
     normed already."""
 

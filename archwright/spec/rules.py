@@ -13,6 +13,7 @@ from archwright.spec.attention import (
     MaskedAttention,
     SoftmaxAttention,
 )
+from archwright.spec.cross_attention import SoftmaxCrossAttention
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden
 from archwright.spec.init import Glorot, MuP
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 Check = Callable[["ModelSpec"], Iterator[str]]
+PATH_HEAD = re.compile(r"[^a-z_]")
 LAYER_KIND = re.compile(r"^layer_kinds\..+?\.")
 
 
@@ -50,14 +52,24 @@ SUSPICIONS: list[Rule] = []
 
 def enforce(spec: "ModelSpec") -> None:
     """Raise a UserError with one line for each broken rule."""
-    lines = _distinct(line for rule in RULES for line in rule.check(spec))
-    if lines:
+    if lines := _broken(RULES, spec):
         raise UserError(*lines)
 
 
 def suspicions(spec: "ModelSpec") -> list[str]:
     """Return one line, with its reason, for each legal but suspicious value."""
-    return _distinct(line for rule in SUSPICIONS for line in rule.check(spec))
+    return _broken(SUSPICIONS, spec)
+
+
+def _broken(rules: list[Rule], spec: "ModelSpec") -> list[str]:
+    """Return the lines of a model's stacks, those of what an encoder has in common with the decoder once."""
+    lines = _distinct(line for rule in rules for line in rule.check(spec))
+    encoder = spec.encoder_model
+    if encoder is not None:
+        own = _distinct(line for rule in rules for line in rule.check(encoder))
+        fields = type(spec.encoder).model_fields
+        lines += [f"encoder.{e}" for e in own if e not in lines and PATH_HEAD.split(e)[0] in fields]
+    return lines
 
 
 def _distinct(lines: Iterable[str]) -> list[str]:
@@ -140,25 +152,33 @@ def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
         yield f"{key}: the model has about {total:.1e} parameters; expected at most 1e15"
 
 
+def _in_heads(spec: "ModelSpec") -> Iterator[tuple[str, SoftmaxAttention | SoftmaxCrossAttention]]:
+    """Yield each branch of softmax attention with its path."""
+    for at, layer in _layers(spec):
+        for name, branch in layer.mixers.items():
+            if isinstance(branch, SoftmaxAttention | SoftmaxCrossAttention):
+                yield f"{at}{name}", branch
+
+
 @_rule("Query heads are shared out evenly over key-value heads.")
 def kv_heads_divide_heads(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _softmaxes(spec):
+    for at, attention in _in_heads(spec):
         sizes = attention.heads(spec.dim)
         if sizes["num_heads"] % sizes["num_kv_heads"]:
             yield (
-                f"{at}attention.num_kv_heads: found {sizes['num_kv_heads']}; expected a divisor of "
+                f"{at}.num_kv_heads: found {sizes['num_kv_heads']}; expected a divisor of "
                 f"num_heads = {sizes['num_heads']}"
             )
 
 
 @_rule("Without a head_dim of its own, the heads share out dim evenly.")
 def heads_divide_dim(spec: "ModelSpec") -> Iterator[str]:
-    for at, attention in _softmaxes(spec):
+    for at, attention in _in_heads(spec):
         num_heads = attention.heads(spec.dim)["num_heads"]
         if attention.head_dim == "auto" and spec.dim % num_heads:
             yield (
-                f"{at}attention.num_heads: found {num_heads}; expected a divisor of "
-                f"dim = {spec.dim}, or a given attention.head_dim"
+                f"{at}.num_heads: found {num_heads}; expected a divisor of "
+                f"dim = {spec.dim}, or a given {at.rpartition('.')[2]}.head_dim"
             )
 
 
@@ -394,10 +414,32 @@ def layer_has_a_branch(spec: "ModelSpec") -> Iterator[str]:
             )
 
 
-@_rule("Only decoders can be built so far.")
-def no_encoder_yet(spec: "ModelSpec") -> Iterator[str]:
-    if spec.encoder.kind != "none":
-        yield 'encoder.kind: found "stack"; expected "none": only decoders can be built so far'
+@_rule("Cross-attention reads an encoder, and an encoder is read.")
+def an_encoder_is_read(spec: "ModelSpec") -> Iterator[str]:
+    standing = {*spec.layers.names(spec.num_layers)}
+    readers = [
+        (at, layer.cross_attention.kind, at.removeprefix("layer_kinds.").removesuffix("."))
+        for at, layer in _layers(spec)
+        if not layer.cross_attention.is_none
+    ]
+    if spec.encoder.is_none:
+        for at, kind, _ in readers:
+            yield f'{at}cross_attention.kind: found "{kind}" without an encoder to read; expected "none"'
+    elif not any((name or "default") in standing for _, _, name in readers):
+        yield (
+            f'encoder.kind: found "{spec.encoder.kind}", which no layer reads; expected cross_attention.kind '
+            '"softmax" in some layer, or encoder.kind "none"'
+        )
+
+
+@_rule("A table of embeddings that two stacks share is as wide as both.")
+def shared_tables_are_as_wide(spec: "ModelSpec") -> Iterator[str]:
+    encoder = spec.encoder_model
+    if encoder is not None and spec.encoder.shares_embedding and encoder.dim != spec.dim:
+        yield (
+            f'encoder.embeddings: found "shared" beside encoder.dim = {encoder.dim} and dim = {spec.dim}; expected '
+            '"own", or equal widths'
+        )
 
 
 @_suspicion("Matrix kernels want head_dim to be a multiple of 8.")

@@ -95,7 +95,23 @@ def _task(run: RunSpec) -> Iterator[str]:
 
 def _objective(run: RunSpec) -> Iterator[str]:
     """The options of the objective fit together."""
-    yield from (f"objective.{line}" for line in run.objective.contradictions())
+    objective, encoder = run.objective, run.model.encoder
+    yield from (f"objective.{line}" for line in objective.contradictions())
+    if objective.has_source and encoder.is_none:
+        yield (
+            f'objective.kind: found "{objective.kind}", which makes a source and a target of a text; expected a model '
+            "with an encoder: model.encoder.kind=stack model.cross_attention.kind=softmax"
+        )
+    if not objective.has_source and not encoder.is_none:
+        yield (
+            f'objective.kind: found "{objective.kind}", which makes no source for the encoder; expected '
+            '"span_corruption"'
+        )
+    if objective.has_source and run.data.packing != "concat":
+        yield (
+            f'data.packing: found "{run.data.packing}"; objective.kind = "{objective.kind}" reads windows of text as '
+            'they are: expected "concat"'
+        )
 
 
 def _visible_future(run: RunSpec) -> Iterator[str]:

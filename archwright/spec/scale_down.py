@@ -21,12 +21,18 @@ def tiny(spec: "ModelSpec") -> "ModelSpec":
 
     It has each layer of prefix and suffix and at least one whole cycle between them.
     """
+    small = scaled_down(
+        spec, TINY_DIM, TINY_HEAD_DIM, _few_layers(spec), TINY_CONTEXT, TINY_EXPERTS
+    )
+    return small.model_copy(update={"name": f"{spec.name}-tiny"})
+
+
+def _few_layers(spec: "ModelSpec") -> int:
+    """Return the fewest layers of a stack that have whole cycles, four if there are as many."""
     layers = spec.layers
     fixed, cycle = len(layers.prefix) + len(layers.suffix), len(layers.cycle)
     whole_cycles = fixed + cycle * max(1, math.ceil((TINY_LAYERS - fixed) / cycle))
-    num_layers = min(spec.num_layers, whole_cycles)
-    small = scaled_down(spec, TINY_DIM, TINY_HEAD_DIM, num_layers, TINY_CONTEXT, TINY_EXPERTS)
-    return small.model_copy(update={"name": f"{spec.name}-tiny"})
+    return min(spec.num_layers, whole_cycles)
 
 
 def tiny_run(run: "RunSpec") -> "RunSpec":
@@ -45,7 +51,8 @@ def scaled_down(
     """Return a model of the same choices with another shape, whose vocabulary follows the tokenizer.
 
     Groups of query heads keep their share, hidden layers their ratio, windows their share of the text. There
-    are at most `num_experts` to choose from, of which a token chooses at most 2.
+    are at most `num_experts` to choose from, of which a token chooses at most 2. An encoder keeps its share of the
+    decoder's layers, width and length.
     """
     old = ModelSizes(spec.dim, spec.num_layers, spec.context_length)
     to = ScaleDown(old, dim, min(head_dim, dim), context_length, num_experts)
@@ -64,6 +71,8 @@ def scaled_down(
         # To leave room for the cycle, the ends have each kind once.
         for end in ("prefix", "suffix"):
             values["layers"][end] = tuple(dict.fromkeys(getattr(layers, end)))
+    if spec.encoder_model is not None:
+        values["encoder"] |= _encoder(spec, spec.encoder_model, to, head_dim, num_layers)
     values |= {
         "dim": dim,
         "num_layers": num_layers,
@@ -71,6 +80,21 @@ def scaled_down(
         "vocab_size": "auto",
     }
     return validated(type(spec), values)
+
+
+def _encoder(
+    spec: "ModelSpec", encoder: "ModelSpec", to: ScaleDown, head_dim: int, num_layers: int
+) -> Table:
+    """Return the values of the encoder of a smaller model."""
+    share = num_layers / spec.num_layers
+    layers = max(_few_layers(encoder) if share < 1 else 1, round(share * encoder.num_layers))
+    length = max(8, round(to.context_share * encoder.context_length))
+    dim = to.dim if encoder.dim == spec.dim else to.width(encoder.dim)
+    small = scaled_down(encoder, dim, head_dim, layers, length, to.num_experts)
+    values = small.model_dump()
+    given = spec.encoder.model_dump()
+    # What follows the decoder goes on doing so.
+    return {name: values[name] for name in given.keys() & values.keys() if given[name] != "auto"}
 
 
 def _change(table: Table, changes: Table) -> None:

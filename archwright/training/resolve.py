@@ -15,7 +15,7 @@ from archwright.machine.liger import fuse, why_not_fusable
 from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
 from archwright.optim import warmup_steps
-from archwright.planning.cost import flops_per_token
+from archwright.planning.cost import run_flops_per_token
 from archwright.planning.memory import least_memory, total_memory
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
@@ -91,7 +91,7 @@ def _at_least_seconds(session: Session, peak: float) -> float:
     run = session.run
     if seconds := seconds_of(run):
         return seconds
-    flops, steps = flops_per_token(session.model, run.model.context_length), run.machine.num_steps
+    flops, steps = run_flops_per_token(run, session.model), run.machine.num_steps
     if steps == "auto":
         steps = run.budget.steps(run.tokens_per_step, flops, 1.0)
     return float(steps) * run.tokens_per_step * flops / peak
@@ -195,7 +195,7 @@ def _num_steps(session: Session, spent: float) -> tuple[int, str]:
         spent = min(spent, seconds / 2)
         step = session.time_step(min(WARM_SECONDS, (seconds - spent) / 20))
         measured = f" at {1e3 * step:.1f} ms a step"
-    flops = flops_per_token(session.model, run.model.context_length)
+    flops = run_flops_per_token(run, session.model)
     steps = run.budget.steps(run.tokens_per_step, flops, step, seconds_spent=spent)
     return steps, f"what a budget of {run.budget} pays for{measured}"
 

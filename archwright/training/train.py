@@ -11,7 +11,7 @@ from pathlib import Path
 from archwright import checkpoint
 from archwright.machine.decide import Decisions, check_machine, environment
 from archwright.machine.out_of_memory import explain_out_of_memory
-from archwright.planning.cost import flops_per_token
+from archwright.planning.cost import run_flops_per_token
 from archwright.reporting.tensorboard import TensorBoardLog
 from archwright.runs import RUNS, RunFolder
 from archwright.runs.load import OpenRun, open_run
@@ -261,7 +261,7 @@ def _record(
         environment(decisions)
         | {
             "num_parameters": model.num_parameters(),
-            "flops_per_token": flops_per_token(model, session.run.model.context_length),
+            "flops_per_token": run_flops_per_token(session.run, model),
             "data": material.record(),
         }
         | ({"time_budget": time_budget} if time_budget else {})
@@ -303,7 +303,7 @@ def new_loop(
         session,
         folder,
         evaluate=evaluated,
-        flops_per_token=flops_per_token(session.model, run.model.context_length),
+        flops_per_token=run_flops_per_token(run, session.model),
         peak=decisions.peak,
         progress=shown,
         log=log,

@@ -28,7 +28,8 @@ IDLE = ("model.attention.qk_norm_", "model.layer_kinds")
 
 
 def changed(spec: ModelSpec, asks: tuple[str, ...]) -> ModelSpec:
-    return spec.override(*(ask.removeprefix("model.") for ask in asks))
+    """Return a model with assignments, of those of a run the ones that are its model's."""
+    return spec.override(*(a.removeprefix("model.") for a in asks if a.startswith("model.")))
 
 
 @pytest.mark.sampled(fast=10)

@@ -246,7 +246,7 @@ def test_list_choices_of_tables_and_of_what_cannot_be_had(
 ) -> None:
     assert "model.head.softcap=30" in out(capsys, "list", "choices", "head")
     assert "z_loss=0.0001" in out(capsys, "list", "choices", "run")
-    assert "not yet: model.encoder.kind" in out(capsys, "list", "choices", "encoder")
+    assert "model.encoder.kind=stack" in out(capsys, "list", "choices", "encoder")
 
 
 def test_list_runs_says_what_each_reached_last(

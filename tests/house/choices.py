@@ -19,6 +19,7 @@ GROUND = f"{PACKAGE}.spec.choice"
 DEFAULTS = (f"{PACKAGE}.spec.model_spec", f"{PACKAGE}.spec.run_spec")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "mixers"),
+    "cross_attention": ("cross_attention", "mixers"),
     "feedforward": ("feedforward", "routing", "experts", "activations"),
     "masks": ("masks", "attention_mask"),
 }

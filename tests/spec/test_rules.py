@@ -61,7 +61,10 @@ BROKEN: dict[str, list[str]] = {
         'layers.suffix=["default", "default"]',
     ],
     "layer_has_a_branch": ["attention.kind=none", "feedforward.kind=none"],
-    "no_encoder_yet": ["encoder.kind=stack"],
+    "an_encoder_is_read": ["encoder.kind=stack"],
+    "shared_tables_are_as_wide": [
+        *("encoder.kind=stack", "cross_attention.kind=softmax", "encoder.dim=64"),
+    ],
 }
 
 SUSPICIOUS: dict[str, list[str]] = {

@@ -62,8 +62,8 @@ LINES = """\
 norm.bias: unknown option; accepted: kind, eps, weight, scale_in.
 attention.bias.keys: unknown option; accepted: query, key, value, out. Did you mean "key"?
 layer_kinds.default: found the name of the layer that stands outside; expected another
-layer_kinds.local.normm: unknown option; accepted: norm, residual, position, attention, recurrence, feedforward. Did you mean "norm"?
-layer_kinds.default.dim: unknown option; accepted: norm, residual, position, attention, recurrence, feedforward.
+layer_kinds.local.normm: unknown option; accepted: norm, residual, position, attention, recurrence, cross_attention, feedforward. Did you mean "norm"?
+layer_kinds.default.dim: unknown option; accepted: norm, residual, position, attention, recurrence, cross_attention, feedforward.
 dmi: unknown option; accepted: {fields}. Did you mean "dim"?
 residual.kind: found "per"; expected one of {residuals}. Did you mean "pre"?
 position.theta: found 1.0; expected more than 1
@@ -127,7 +127,7 @@ def test_what_a_number_for_both_branches_may_be(wrong: Any) -> None:
 
 def test_paths_begin_at_the_top_of_a_run() -> None:
     values = {
-        "model": {"layer_kinds": {"a": {"norm": {"kind": "rmz"}}}, "encoder": {"kind": "stack", "dim": 3}},
+        "model": {"layer_kinds": {"a": {"norm": {"kind": "rmz"}}}, "encoder": {"kind": "stack", "depth": 3}},
         "optimizer": {"kind": "adamw", "betas": [0.9]},
         "schedule": {"kind": "cosine", "warmup": -1},
         "data": {"text": 3, "tokenizer": {"vocab_size": 10}},
@@ -136,8 +136,9 @@ def test_paths_begin_at_the_top_of_a_run() -> None:
     assert lines_of(values, RunSpec) == [
         'model.layer_kinds.a.norm.kind: found "rmz"; expected one of "dyt", "layer", "none", "rms". '
         'Did you mean "rms"?',
-        "model.encoder.dim: unknown option; accepted: norm, residual, position, attention, "
-        "recurrence, feedforward, num_layers, layer_kinds, layers, kind.",
+        "model.encoder.depth: unknown option; accepted: norm, residual, position, attention, recurrence, "
+        "cross_attention, feedforward, num_layers, layer_kinds, layers, kind, dim, context_length, embeddings, "
+        "vocab_size.",
         'init.form: unknown option; accepted: from. Did you mean "from"?',
         "data.text: found 3; expected a list",
         "data.tokenizer.vocab_size: found 10; expected at least 257",

@@ -2,6 +2,7 @@
 
 from archwright.parts.mixers.base import AttentionMixer as AttentionMixer
 from archwright.parts.mixers.base import Mixer as Mixer
+from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
@@ -9,6 +10,7 @@ from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
 from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS as VALUE_EMBEDDINGS
 from archwright.parts.registry import Registry
 from archwright.spec import attention as spec
+from archwright.spec import cross_attention as cross_spec
 from archwright.spec.mixers import Recurrence
 
 ATTENTIONS = Registry(
@@ -24,3 +26,11 @@ ATTENTIONS = Registry(
 
 RECURRENCES = Registry(Recurrence, "(spec, dim, layer)", Mixer, {})
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
+
+CROSS_ATTENTIONS = Registry(
+    cross_spec.CrossAttention,
+    "(spec, dim, layer)",
+    Mixer,
+    {cross_spec.SoftmaxCrossAttention: SoftmaxCrossAttention},
+)
+"""Modules, as `Mixer` describes them; `layer` is a `LayerInfo`, whose `memory_dim` is the width of the encoder."""

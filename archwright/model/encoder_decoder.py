@@ -1,0 +1,182 @@
+"""Models of two stacks: an encoder reads the source, a decoder goes on with the target and looks at the source."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from archwright.model.cache import Cache
+from archwright.model.decoder import Decoder
+from archwright.model.language_model import Output
+from archwright.model.layer import Layer
+from archwright.model.stack import Stack
+from archwright.parts.context import Context, Memory
+from archwright.parts.embeddings import TokenEmbedding
+from archwright.parts.linear import Linear
+from archwright.parts.token_layout import token_layout
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+
+
+class Encoder(Stack):
+    """A stack of layers that reads the source.
+
+    Args:
+        spec: of the encoder as a model of its own, `ModelSpec.encoder_model`.
+        embedding: a table of its own; None where it reads by the decoder's.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        embedding: TokenEmbedding | None,
+        position: nn.Module | None,
+        embedding_norm: nn.Module,
+        layers: list[Layer],
+        norm: nn.Module,
+        rotaries: Mapping[str, nn.Module],
+        relatives: Mapping[str, nn.Module],
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.assemble(spec, position, embedding_norm, rotaries, relatives, layers, norm)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch source_length"],
+        shared: TokenEmbedding,
+        *,
+        position_ids: Int[Tensor, "*rows source_length"] | None = None,
+        segment_ids: Int[Tensor, "batch source_length"] | None = None,
+        padding_mask: Bool[Tensor, "batch source_length"] | None = None,
+    ) -> Memory:
+        """Return what the layers make of the source.
+
+        Args:
+            shared: the decoder's table, which counts where there is none of its own.
+        """
+        layout = token_layout(tokens, position_ids, segment_ids, padding_mask)
+        context = Context(layout, len(tokens), tokens=tokens)
+        return Memory(self.read((self.embedding or shared)(tokens), context), layout)
+
+
+class EncoderDecoder(Decoder):
+    """A decoder whose layers look at what an encoder made of another text (Vaswani et al., 2017, section 3.1);
+    `archwright.build` makes it from a spec with an encoder.
+
+    Args:
+        encoder: the stack that reads the source.
+        decoder: the arguments of `Decoder`.
+    """
+
+    def __init__(self, spec: ModelSpec, *, encoder: Encoder, **decoder: Any) -> None:
+        super().__init__(spec, **decoder)
+        self.encoder = encoder
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens: Int[Tensor, "batch source_length"] | None,
+        decoder_tokens: Int[Tensor, "batch length"] | None = None,
+        *,
+        position_ids: Int[Tensor, "*rows source_length"] | None = None,
+        segment_ids: Int[Tensor, "batch source_length"] | None = None,
+        padding_mask: Bool[Tensor, "batch source_length"] | None = None,
+        decoder_segment_ids: Int[Tensor, "batch length"] | None = None,
+        decoder_padding_mask: Bool[Tensor, "batch length"] | None = None,
+        cache: Cache | None = None,
+    ) -> Output:
+        """Return logits for the token after each token of the decoder.
+
+        Args:
+            tokens: the source; None where a cache has read it.
+            decoder_tokens: what the decoder reads, of which each token sees those before it and the whole source.
+            position_ids: where the tokens of the source stand; by default 0, 1, 2, ... in each document.
+            segment_ids, decoder_segment_ids: tokens with different ids do not see each other, on either side and
+                across.
+            padding_mask, decoder_padding_mask: True where a token is real; padding is seen by no token.
+            cache: what was read before, of the source and of the decoder's tokens.
+
+        Raises:
+            ValueError: shapes that do not fit, or a text longer than learned positions.
+            UserError: no tokens for the decoder, or no source where none was read.
+        """
+        hidden = self.hidden(
+            tokens,
+            decoder_tokens,
+            position_ids=position_ids,
+            segment_ids=segment_ids,
+            padding_mask=padding_mask,
+            decoder_segment_ids=decoder_segment_ids,
+            decoder_padding_mask=decoder_padding_mask,
+            cache=cache,
+        )
+        return Output(logits=self.head(hidden))
+
+    def hidden(  # type: ignore[override]
+        self,
+        tokens: Int[Tensor, "batch source_length"] | None,
+        decoder_tokens: Int[Tensor, "batch length"] | None = None,
+        *,
+        position_ids: Int[Tensor, "*rows source_length"] | None = None,
+        segment_ids: Int[Tensor, "batch source_length"] | None = None,
+        padding_mask: Bool[Tensor, "batch source_length"] | None = None,
+        decoder_segment_ids: Int[Tensor, "batch length"] | None = None,
+        decoder_padding_mask: Bool[Tensor, "batch length"] | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
+        if decoder_tokens is None:
+            raise UserError(
+                "decoder_tokens: found none; a model with an encoder reads a source and the tokens of its decoder"
+            )
+        memory = cache.memory if cache else None
+        if memory is None:
+            memory = self.encode(
+                tokens,
+                position_ids=position_ids,
+                segment_ids=segment_ids,
+                padding_mask=padding_mask,
+            )
+        given = (decoder_tokens, None, decoder_segment_ids, decoder_padding_mask, None)
+        if cache:
+            cache.memory, context = memory, cache.context(*given)
+        else:
+            context = Context(token_layout(*given), len(decoder_tokens), tokens=decoder_tokens)
+        context.memory = memory
+        return self.read(self.embedding(decoder_tokens), context, cache)
+
+    def encode(
+        self, tokens: Int[Tensor, "batch source_length"] | None, **layout: Tensor | None
+    ) -> Memory:
+        """Return what the encoder makes of a source; arguments as those of `forward`.
+
+        Raises:
+            UserError: there is none.
+        """
+        if tokens is None:
+            raise UserError("tokens: found no source, and the cache has read none; expected one")
+        memory: Memory = self.encoder(tokens, self.embedding, **layout)
+        return memory
+
+    @property
+    def source_maps(self) -> Iterator[Linear]:
+        """Yield the maps that read tokens of the source: the encoder's, and those of keys and values that the decoder
+        makes of its output."""
+        yield from (module for module in self.encoder.modules() if isinstance(module, Linear))
+        for layer in self.stack:
+            for name in layer.branches:
+                yield from layer.branch(name).source_maps
+
+    @property
+    def all_layers(self) -> Iterator[Layer]:
+        """Yield the layers of both stacks, the encoder's first."""
+        return chain(self.encoder.stack, self.stack)
+
+    def use_kernel(self, name: str) -> "EncoderDecoder":
+        """Compute attention of both stacks with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
+        self.encoder.use_kernel(name)
+        super().use_kernel(name)
+        return self

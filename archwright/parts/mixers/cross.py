@@ -1,0 +1,112 @@
+"""Cross-attention: the tokens of a decoder read what its encoder made of another text."""
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from archwright.parts.context import Context
+from archwright.parts.kernels import KERNELS, ScoreMods, prepare
+from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.mixers.base import Heads, Mixer
+from archwright.parts.mixers.scales import SCORE_SCALES
+from archwright.parts.norms import NORMS
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.states import SourceKV
+from archwright.spec import cross_attention as spec
+
+
+class SoftmaxCrossAttention(Mixer):
+    """out(concat_h(softmax(scale q_h k_g^T) v_g)) with q = query(x), k = key(m), v = value(m), and m the encoder's
+    output: head h reads key-value head g = h // (num_heads / num_kv_heads).
+
+    Shapes: x and the result [batch, length, dim]; m [batch, source_length, memory_dim]; q [batch, length, num_heads,
+    head_dim]; k and v [batch, source_length, num_kv_heads, head_dim]. Keys and values are computed once for a source,
+    and kept by a cache. Padding of the source is seen by no token; of packed rows, a token sees the source of its own
+    segment.
+
+    Vaswani et al., 2017, section 3.2.3.
+
+    Args:
+        layer: where it stands; its `memory_dim` is the width of the encoder.
+    """
+
+    def __init__(
+        self, spec: spec.SoftmaxCrossAttention, dim: int, layer: LayerInfo | None = None
+    ) -> None:
+        super().__init__()
+        layer, sizes = layer or LayerInfo(), spec.heads(dim)
+        self.spec = spec.model_copy(update=sizes)
+        self.num_heads, self.num_kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
+        self.head_dim = head_dim = sizes["head_dim"]
+        memory_dim = layer.memory_dim or dim
+        self.scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
+        self.query = Linear(dim, self.num_heads * head_dim, bias=spec.bias.query, deepnorm=False)
+        kv_width = self.num_kv_heads * head_dim
+        self.key = Linear(memory_dim, kv_width, bias=spec.bias.key, deepnorm=False)
+        self.value = Linear(memory_dim, kv_width, bias=spec.bias.value)
+        self.out = Linear(
+            self.num_heads * head_dim, dim, bias=spec.bias.out, is_residual_output=True
+        )
+        self.query_norm: nn.Module = NORMS.make(spec.qk_norm, head_dim)
+        self.key_norm: nn.Module = NORMS.make(spec.qk_norm, head_dim)
+        self.kernel = KERNELS["sdpa"]
+
+    @property
+    def inputs(self) -> list[Linear]:
+        return [self.query]
+
+    @property
+    def source_maps(self) -> list[Linear]:
+        return [self.key, self.value]
+
+    @property
+    def generates_indefinitely(self) -> bool:  # type: ignore[override]
+        return True
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        context: Context,
+        state: SourceKV | None = None,
+        projected: Sequence[Tensor] | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        q = self.query(x) if projected is None else projected[0]
+        # [batch, length, heads, head_dim]
+        q = self.query_norm(q.unflatten(-1, (self.num_heads, self.head_dim)))
+        if state is None:
+            k, v = self._keys_and_values(context)
+        else:
+            k, v = state.update(lambda: self._keys_and_values(context))
+        softcap = None if self.spec.softcap == "none" else self.spec.softcap
+        mods = ScoreMods(self.scale, self.spec.dropout if self.training else 0.0, softcap)
+        # [batch, length, heads, head_dim]
+        mixed = self.kernel(q, k.to(q.dtype), v.to(q.dtype), context.memory_mask(), mods)
+        out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
+        return out
+
+    def _keys_and_values(self, context: Context) -> tuple[Heads, Heads]:
+        read = to_autocast_dtype(context.memory.output)
+        k, v = linears_joint_backward(read, [self.key, self.value])
+        shape = (self.num_kv_heads, self.head_dim)
+        # [batch, source_length, num_kv_heads, head_dim]
+        return self.key_norm(k.unflatten(-1, shape)), v.unflatten(-1, shape)
+
+    def flops_per_token(self, length: int) -> float:
+        """Of a token that reads a source of `length` tokens."""
+        return 4.0 * self.num_heads * self.head_dim * length
+
+    def new_state(self, batch: int) -> SourceKV:
+        return SourceKV()
+
+    def state_bytes(self, length: int, itemsize: int) -> int:
+        return length * (self.key.d_out + self.value.d_out) * itemsize
+
+    def prepare(self, context: Context) -> None:
+        prepare(self.kernel, context.memory_mask())
+
+    def use_kernel(self, name: str) -> None:
+        self.kernel = KERNELS[name]
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads} heads of {self.head_dim}, {self.num_kv_heads} kv"
