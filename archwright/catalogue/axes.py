@@ -257,7 +257,7 @@ def _with_companion(asks: tuple[str, ...]) -> tuple[str, ...]:
         return asks
     asked = {ask.partition(".kind=")[0] for ask in asks}
     axes = [
-        [f"{path}.kind={kind}" for kind in axis.choices() if kind != "none"]
+        [f"{path}.kind={kind}" for kind in axis.choices()]
         for path, axis in COMPANIONS.items()
         if path not in asked
     ]
