@@ -11,7 +11,13 @@ from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.data.objectives import OBJECTIVES, Examples, MakeBatch, Vocabulary
 from archwright.model.build import build
 from archwright.spec.errors import UserError
-from archwright.spec.objectives import MaskedTokens, NextToken, Objective, PrefixLM
+from archwright.spec.objectives import (
+    MaskedTokens,
+    NextToken,
+    Objective,
+    PrefixLM,
+    SpanCorruption,
+)
 from archwright.spec.read import load, load_run
 from archwright.spec.run_rules import enforce_run
 
@@ -196,9 +202,102 @@ class TestMaskedTokens:
         assert run.data.tokenizer.special_tokens == ()
 
 
+SENTINELS = {f"<extra_id_{i}>": 200 + i for i in range(100)}
+SPANS = Vocabulary(300, 0, {"<|endoftext|>": 0, **SENTINELS})
+
+
+def _restored(source: list[int], target: list[int]) -> tuple[list[int], list[int]]:
+    """Return the text of a source and a target, and the lengths of its spans."""
+    spans: dict[int, list[int]] = {}
+    for token in target:
+        if token >= 200:
+            spans[token] = here = []
+        else:
+            here.append(token)
+    text = [t for token in source for t in (spans[token] if token >= 200 else [token])]
+    assert [token for token in source if token >= 200] == [*spans] == sorted(spans)
+    return text, [len(span) for span in spans.values()]
+
+
+class TestSpanCorruption:
+    """Against section 3.1.4 of T5 and the lengths of its published code."""
+
+    def test_lengths_are_those_of_t5(self) -> None:
+        spec = SpanCorruption()
+        assert spec.window_length(512) == 568
+        assert spec.target_length(512) == 114
+
+    def test_source_and_target_are_the_text(self) -> None:
+        text = np.random.default_rng(0).integers(1, 200, size=(300, 568))
+        batch = Examples(SpanCorruption(), SPANS).batch(Inputs(text), 3)
+        inputs, lengths = batch.inputs, []
+        assert inputs.given().keys() == {"tokens", "decoder_tokens"}
+        assert inputs.tokens.shape == (300, 512)
+        assert batch.targets.shape == (300, 114)
+        assert (inputs.decoder_tokens[:, 0] == 0).all()
+        assert (inputs.decoder_tokens[:, 1:] == batch.targets[:, :-1]).all()
+        assert (inputs.tokens[:, -1] == 0).all()
+        assert (batch.targets[:, -1] == 0).all()
+        for row, source, target in zip(
+            text.tolist(), inputs.tokens.tolist(), batch.targets.tolist(), strict=True
+        ):
+            found, spans = _restored(source[:-1], target[:-1])
+            assert found == row
+            lengths += spans
+        assert np.mean(lengths) == pytest.approx(85 / 28)
+        # Each way to split 85 tokens into 28 spans is equally likely: a span has length 1 with 27 / 84.
+        assert np.mean(np.array(lengths) == 1) == pytest.approx(27 / 84, abs=0.02)
+
+    def test_short_and_padded_texts_lose_nothing(self) -> None:
+        text = np.random.default_rng(0).integers(1, 200, size=(40, 40))
+        mask = np.arange(40) < np.arange(1, 41)[:, None]
+        batch = Examples(SpanCorruption(), SPANS).batch(Inputs(text, padding_mask=mask), 3)
+        inputs = batch.inputs
+        for i, row in enumerate(text.tolist()):
+            source = inputs.tokens[i][inputs.padding_mask[i]].tolist()
+            target = batch.targets[i][batch.targets[i] != IGNORE].tolist()
+            assert (source[-1], target[-1]) == (0, 0)
+            assert _restored(source[:-1], target[:-1])[0] == row[: i + 1]
+            assert inputs.decoder_padding_mask[i].sum() == len(target)
+
+    def test_no_more_spans_than_sentinels(self) -> None:
+        spec = SpanCorruption(num_sentinels=2, mean_length=1.0, share=0.5)
+        batch = Examples(spec, SPANS).batch(Inputs(np.ones((2, 50), np.int64)), 0)
+        assert {*batch.inputs.tokens.ravel().tolist()} == {0, 1, 200, 201}
+
+    def test_its_sentinels_are_those_of_the_tokenizer(self) -> None:
+        with pytest.raises(
+            UserError, match=r'objective\.sentinel: found "<extra_id_0>", which is no'
+        ):
+            Examples(SpanCorruption(), Vocabulary(92, END))
+        run = load_run("modern").override("objective.kind=span_corruption")
+        assert run.tokenizer.special_tokens == tuple(SENTINELS)
+
+
+ENCODER = ("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
+
+
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
+        (
+            ["objective.kind=span_corruption"],
+            'objective.kind: found "span_corruption", which makes a source and a target of a text; expected a model '
+            "with an encoder: model.encoder.kind=stack model.cross_attention.kind=softmax",
+        ),
+        (
+            [*ENCODER],
+            'objective.kind: found "next_token", which makes no source for the encoder; expected "span_corruption"',
+        ),
+        (
+            [*ENCODER, "objective.kind=span_corruption", "data.packing=document_mask"],
+            'data.packing: found "document_mask"; objective.kind = "span_corruption" reads windows of text as they '
+            'are: expected "concat"',
+        ),
+        (
+            [*ENCODER, "objective.kind=span_corruption", "objective.sentinel=x"],
+            'objective.sentinel: found "x"; expected {} in it, for the number of the span',
+        ),
         (
             ["objective.kind=masked_tokens"],
             'model.attention.mask.kind: found "causal", through which no token sees what follows it; '
