@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
         for module in model.modules():
             if "kernel" in vars(module):
                 _meter_function(module, "kernel", "attention kernel", meter, attached)
-        for rotary in model.rotaries.values():
+        for rotary in chain(*(stack.rotaries.values() for stack in model.stacks)):
             for name in ("rotate_query", "rotate_key"):
                 _meter_function(rotary, name, "positions", meter, attached)
         yield
@@ -143,12 +144,14 @@ def metered(model: Decoder, meter: StepMeter) -> Iterator[None]:
 
 def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
     """Yield modules and the parts they are, outer ones before inner ones."""
-    yield model.embedding, "embedding"
     yield model.head, "head"
-    for module in (model.position, *model.rotaries.values()):
-        if module is not None:
-            yield module, "positions"
-    for layer in model.stack:
+    for stack in model.stacks:
+        if stack.embedding is not None:
+            yield stack.embedding, "embedding"
+        for module in (stack.position, *stack.rotaries.values()):
+            if module is not None:
+                yield module, "positions"
+    for layer in model.all_layers:
         yield layer, "residual adds"  # all of it that its branches and norms do not claim
         mixers = layer.mixers()
         for name in layer.branches:

@@ -1,6 +1,7 @@
 """The decoder: tokens in, logits out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ class Decoder(Stack, LanguageModel):
     ) -> None:
         super().__init__()
         self.masks, self.lr_scales = dict(masks), dict(lr_scales)
-        self.embedding = embedding
+        self.embedding: TokenEmbedding = embedding
         self.assemble(spec, position, embedding_norm, rotaries, relatives, layers, norm)
         self.head = head
 
@@ -124,6 +125,16 @@ class Decoder(Stack, LanguageModel):
             UserError: a mask that lets tokens see what follows, or a mixer that keeps no state.
         """
         return Cache(self.masks, [layer.mixers() for layer in self.stack], self.switch_lengths)
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The stacks of layers, an encoder first."""
+        return (self,)
+
+    @property
+    def all_layers(self) -> Iterator[Layer]:
+        """Yield the layers of all stacks."""
+        return chain(*(stack.stack for stack in self.stacks))
 
     def use_kernel(self, name: str) -> "Decoder":
         """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise, flex."""

@@ -1,7 +1,6 @@
 """Models of two stacks: an encoder reads the source, a decoder goes on with the target and looks at the source."""
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
@@ -171,9 +170,8 @@ class EncoderDecoder(Decoder):
                 yield from layer.branch(name).source_maps
 
     @property
-    def all_layers(self) -> Iterator[Layer]:
-        """Yield the layers of both stacks, the encoder's first."""
-        return chain(self.encoder.stack, self.stack)
+    def stacks(self) -> tuple[Stack, ...]:
+        return (self.encoder, self)
 
     def use_kernel(self, name: str) -> "EncoderDecoder":
         """Compute attention of both stacks with one of the kernels: eager (the reference), sdpa, blockwise, flex."""

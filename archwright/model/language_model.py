@@ -77,9 +77,9 @@ class LanguageModel(nn.Module, ABC):
         yield from ()
 
     @property
+    @abstractmethod
     def all_layers(self) -> Iterator[Layer]:
         """Yield the layers of all stacks, those of an encoder first."""
-        return self.stack
 
     @abstractmethod
     def use_kernel(self, name: str) -> "LanguageModel":

@@ -18,6 +18,7 @@ class Stack(nn.Module):
     """Layers that read embedded tokens: positions that are added, a norm, the layers, and a last norm."""
 
     spec: ModelSpec
+    embedding: nn.Module | None
     position: nn.Module | None
     embedding_norm: nn.Module
     layers: nn.ModuleList

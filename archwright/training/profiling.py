@@ -157,8 +157,10 @@ class _Steps:
         costs = StepCosts(self.meter)
         with metered(self.model, self.meter):
             self.step(costs)
-        spec, tokens = self.model.spec, self.batch.inputs.tokens.numel()
-        seen = (1 + BACKWARD) * branch_flops(self.model, spec.context_length) * tokens
+        inputs, length = self.batch.inputs, self.batch.inputs.tokens.shape[1]
+        read = inputs.tokens if inputs.decoder_tokens is None else inputs.decoder_tokens
+        seen = (1 + BACKWARD) * branch_flops(self.model, length, read.shape[1])
+        seen *= inputs.tokens.numel()
         costs.products["attention kernel"] = seen
         return costs
 

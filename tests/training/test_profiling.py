@@ -13,9 +13,9 @@ from archwright.inspection.step_costs import StepCosts
 from archwright.inspection.step_meter import StepMeter, metered
 from archwright.losses import cross_entropy
 from archwright.parts.norms import RMSNorm
-from archwright.planning.cost import branch_flops, flops_per_token
+from archwright.planning.cost import branch_flops, flops_per_token, run_flops_per_token
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.run_spec import MachineSpec
+from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training import profiling
 from tests.inspection.test_probes import parts_of
 
@@ -47,6 +47,16 @@ def test_products_add_up_to_the_plan(words: list[str]) -> None:
     spec = SPEC.override(*words)
     found = profiled(spec, batch_size=3)
     per_token = flops_per_token(aw.build(spec, device="meta"), 24)
+    assert found.total.products == pytest.approx(per_token * 3 * 24, rel=1e-12)
+
+
+def test_products_of_two_stacks_add_up_to_the_plan() -> None:
+    """Of 26 tokens 24 become the source, and 6 are read by the decoder."""
+    run = RunSpec(model=SPEC.override("encoder.kind=stack", "cross_attention.kind=softmax"))
+    run = run.override("objective.kind=span_corruption", "objective.num_sentinels=4")
+    assert run.objective.target_length(24) == 6
+    found = profiling.profile(run, machine=MACHINE, seconds=0.01, batch_size=3)
+    per_token = run_flops_per_token(run, aw.build(run.model, device="meta"))
     assert found.total.products == pytest.approx(per_token * 3 * 24, rel=1e-12)
 
 
