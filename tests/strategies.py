@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from archwright.spec.choice import Choice, Spec
-from archwright.spec.cross_attention import NoCrossAttention
-from archwright.spec.model_spec import Arrangement, EncoderStack, LayerSpec, ModelSpec, NoEncoder
+from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
+from archwright.spec.model_spec import (
+    Arrangement,
+    EncoderStack,
+    LayerSpec,
+    ModelSpec,
+    NoEncoder,
+    StackSpec,
+)
+from archwright.spec.positions import NoScaling
 from archwright.spec.run_spec import RunSpec
 
 Ranges = Mapping[str, st.SearchStrategy[Any]]
@@ -111,6 +119,33 @@ def model_specs() -> st.SearchStrategy[ModelSpec]:
     return specs(ModelSpec, SMALL)
 
 
+def two_stack_specs() -> st.SearchStrategy[ModelSpec]:
+    """Draw small models with an encoder that a decoder reads: layers of both have the same choices, over all axes and
+    kinds, and see what their mask shows or all of the source. Angles do not follow the length of the text, which a
+    cache knows too late."""
+    ranges = {**SMALL, "scaling": st.just(NoScaling()), "encoder": st.just(NoEncoder())}
+    drawn = (
+        specs(ModelSpec, ranges),
+        specs(SoftmaxCrossAttention, SMALL),
+        st.booleans(),
+        st.booleans(),
+    )
+    return st.tuples(*drawn).map(lambda parts: _with_encoder(*parts))
+
+
+def _with_encoder(
+    spec: ModelSpec, cross: SoftmaxCrossAttention, sees_all: bool, own_table: bool
+) -> ModelSpec:
+    values = spec.model_dump()
+    encoder = {name: values[name] for name in StackSpec.model_fields}
+    if sees_all and "mask" in encoder["attention"]:
+        encoder["attention"] = encoder["attention"] | {"mask": {"kind": "full"}}
+    encoder |= {"kind": "stack", "embeddings": "own" if own_table else "shared"}
+    return ModelSpec.model_validate(
+        values | {"cross_attention": cross.model_dump(), "encoder": encoder}
+    )
+
+
 def run_specs() -> st.SearchStrategy[RunSpec]:
     """Draw runs with any values that are legal by themselves, however large."""
     known = {"parts": st.just(()), "budget": st.sampled_from(["3m", "1.5h", "1e15flops", "7steps"])}
@@ -198,7 +233,7 @@ def _type(annotation: Any, metadata: list[Any], ranges: Ranges) -> st.SearchStra
         return st.one_of([*kinds, *kinds, *kinds, *none])
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         return specs(annotation, ranges)
-    return _number_or_text(annotation, metadata, moderate=bool(ranges is SMALL))
+    return _number_or_text(annotation, metadata, moderate="num_layers" in ranges)
 
 
 def _number_or_text(annotation: Any, metadata: list[Any], moderate: bool) -> st.SearchStrategy[Any]:
