@@ -118,15 +118,21 @@ def trained(run: RunSpec) -> Tensor:
     optimizers = build_optimizers(model, run.optimizer)
     for step in range(3):
         set_learning_rates(optimizers, learning_rate(run.schedule, step, 3))
-        logits = model(TOKENS[:, :-1]).logits
+        logits = read(model, TOKENS[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten())
         model.zero_grad()
         loss.backward()
         for optimizer in optimizers.values():
             optimizer.step()
     with torch.no_grad():
-        found: Tensor = model(TOKENS[:, 1:]).logits
-    return found
+        return read(model, TOKENS[:, 1:])
+
+
+def read(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Return the logits of tokens; of a model with an encoder, which reads them too."""
+    both = {} if model.spec.encoder.is_none else {"decoder_tokens": tokens}  # type: ignore[union-attr]
+    logits: Tensor = model(tokens, **both).logits
+    return logits
 
 
 @pytest.fixture(scope="module")
