@@ -109,7 +109,7 @@ def test_it_trains_from_the_command_line_and_is_listed(
     few = ("budget=3steps", "data.separator=the", "data.packing=document_mask")
     assert main([*tiny_words("text.txt", *ASKED, *few), *parts]) == 0
     printed = capsys.readouterr().out
-    assert "nats per token" in printed
+    assert "nats per predicted token" in printed
     assert "bits per byte" not in printed
     folder = RunFolder("runs/modern")
     assert {"train", "eval", "event"} == {record["kind"] for record in folder.metrics()}
