@@ -47,11 +47,17 @@ def spec_with(axis: str, choice: type[Choice]) -> ModelSpec:
         words.append("attention.mask.size=3")
     if axis == "mask" and "radius" in choice.model_fields:
         words.append("attention.mask.radius=3")
+    if axis == "cross_attention":
+        words.append("encoder.kind=stack")
     return SMALL.override(*words)
 
 
 def logits(model: nn.Module, tokens: Tensor = TOKENS, **given: Any) -> Tensor:
-    found: Tensor = model(tokens, **given).logits
+    """Return the logits of tokens, beside the same source each time where there is an encoder."""
+    inputs: tuple[Tensor, ...] = (tokens,)
+    if not model.spec.encoder.is_none:  # type: ignore[union-attr]
+        inputs = (TOKENS[: len(tokens)].to(tokens.device), tokens)
+    found: Tensor = model(*inputs, **given).logits
     return found
 
 

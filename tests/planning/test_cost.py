@@ -201,3 +201,28 @@ def test_the_peak_is_a_speed_of_this_machine(dtype: torch.dtype) -> None:
     peak = measure_peak(torch.device("cpu"), dtype, seconds=0.01)
     assert math.isfinite(peak)
     assert 1e7 < peak < 1e14
+
+
+def test_flops_of_two_stacks_are_those_of_the_products_by_hand() -> None:
+    """A source of 20 tokens, of which each is read by the encoder, and a target of 10."""
+    model = build(
+        load("modern").override(
+            *("encoder.kind=stack", "encoder.num_layers=3", "cross_attention.kind=softmax"),
+            *("dim=64", "num_layers=2", "vocab_size=128", "attention.num_heads=4"),
+            *("encoder.attention.num_heads=4", "cross_attention.num_heads=4"),
+            *("feedforward.hidden_dim=96", "encoder.feedforward.hidden_dim=96"),
+        ),
+        device="meta",
+    )
+    dim, hidden, source, target, vocab = 64, 96, 20, 10, 128
+    of_attention = 4 * dim * dim
+    grouped = 2 * dim * dim + 2 * dim * dim // 2  # 2 heads of 4 for keys and values
+    feedforward = 3 * dim * hidden
+    encoder = 3 * (of_attention + feedforward) * source
+    decoder = 2 * (grouped + 2 * dim * dim + feedforward) * target
+    memory = 2 * 2 * dim * dim * source
+    head = dim * vocab * target
+    scores = 3 * 2 * dim * source * source
+    scores += 2 * 2 * dim * target * (target + 1) / 2 + 2 * 2 * dim * target * source
+    expected = 6 * (encoder + decoder + memory + head + scores) / source
+    assert flops_per_token(model, source, target) == pytest.approx(expected, rel=1e-12)
