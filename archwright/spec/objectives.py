@@ -44,6 +44,11 @@ class Objective(Choice):
         """Return how many tokens of a text become one row of at most `context_length` inputs."""
         return context_length + self.overlap
 
+    @property
+    def least_context(self) -> int:
+        """The least model.context_length that a row of inputs fits into."""
+        return 1
+
     def target_length(self, context_length: int) -> int:
         """Return how many tokens a decoder reads beside a source of so many."""
         return context_length
@@ -116,8 +121,8 @@ class SpanCorruption(Objective):
     kind: Literal["span_corruption"] = "span_corruption"
     causal: ClassVar[bool] = True
     has_source: ClassVar[bool] = True
-    share: float = Field(0.15, gt=0, lt=1)
-    """Share of the tokens that are left out."""
+    share: float = Field(0.15, gt=0, le=0.5)
+    """Share of the tokens that are left out; of more than half, the target would be longer than the source."""
     mean_length: float = Field(3.0, ge=1, examples=[5.0])
     """Mean length of what is left out in one place, in tokens."""
     sentinel: str = Field("<extra_id_{}>", min_length=1, examples=["<span_{}>"])
@@ -131,12 +136,12 @@ class SpanCorruption(Objective):
 
     def spans(self, length: int) -> tuple[int, int]:
         """Return how many tokens are left out of a text of `length`, and in how many spans."""
-        out = min(max(round(length * self.share), 1), max(1, length - 1))
+        out = min(max(round(length * self.share), 1), max(1, length // 2))
         most = min(out, length - out, self.num_sentinels)
         return out, max(1, min(round(out / self.mean_length), most))
 
     def window_length(self, context_length: int) -> int:
-        length = context_length
+        length = max(1, context_length - 1)
         while self._source_length(length + 1) <= context_length:
             length += 1
         return length
@@ -149,6 +154,11 @@ class SpanCorruption(Objective):
         """Return the tokens of the source that is made of a text: those kept, sentinels, and the one that ends it."""
         out, spans = self.spans(length)
         return length - out + spans + 1
+
+    @property
+    def least_context(self) -> int:
+        # One token is kept, a sentinel stands for another, and one ends the text.
+        return 3
 
     def contradictions(self) -> Iterator[str]:
         if "{}" not in self.sentinel and self.num_sentinels > 1:

@@ -227,6 +227,22 @@ class TestSpanCorruption:
         assert spec.window_length(512) == 568
         assert spec.target_length(512) == 114
 
+    @pytest.mark.parametrize("share", [0.01, 0.15, 0.5])
+    @pytest.mark.parametrize("mean_length", [1.0, 3.0, 40.0])
+    @pytest.mark.parametrize("num_sentinels", [1, 5, 100])
+    def test_a_window_is_as_long_as_fits(
+        self, share: float, mean_length: float, num_sentinels: int
+    ) -> None:
+        spec = SpanCorruption(share=share, mean_length=mean_length, num_sentinels=num_sentinels)
+        examples = Examples(spec, SPANS)
+        for context in (3, 4, 5, 17, 128):
+            window = spec.window_length(context)
+            text = np.ones((2, window + 1), np.int64)
+            batch = examples.batch(Inputs(text[:, :-1]), 0)
+            assert batch.inputs.tokens.shape[1] <= context
+            assert batch.targets.shape[1] == spec.target_length(context) <= context
+            assert examples.batch(Inputs(text), 0).inputs.tokens.shape[1] > context
+
     def test_source_and_target_are_the_text(self) -> None:
         text = np.random.default_rng(0).integers(1, 200, size=(300, 568))
         batch = Examples(SpanCorruption(), SPANS).batch(Inputs(text), 3)
@@ -293,6 +309,11 @@ ENCODER = ("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
             [*ENCODER, "objective.kind=span_corruption", "data.packing=document_mask"],
             'data.packing: found "document_mask"; objective.kind = "span_corruption" reads windows of text as they '
             'are: expected "concat"',
+        ),
+        (
+            [*ENCODER, "objective.kind=span_corruption", "model.encoder.context_length=100"],
+            "model.encoder.context_length: found 100; expected at least model.context_length = 256, the length of a "
+            "source",
         ),
         (
             [*ENCODER, "objective.kind=span_corruption", "objective.sentinel=x"],
