@@ -46,7 +46,7 @@ class Encoder(Stack):
     def forward(
         self,
         tokens: Int[Tensor, "batch source_length"],
-        shared: TokenEmbedding,
+        shared: nn.Module,
         *,
         position_ids: Int[Tensor, "*rows source_length"] | None = None,
         segment_ids: Int[Tensor, "batch source_length"] | None = None,

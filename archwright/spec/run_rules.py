@@ -107,20 +107,15 @@ def _objective(run: RunSpec) -> Iterator[str]:
             f'objective.kind: found "{objective.kind}", which makes no source for the encoder; expected '
             '"span_corruption"'
         )
-    lengths = {"model.context_length": run.model.context_length}
-    if (reader := run.model.encoder_model) is not None:
-        lengths["model.encoder.context_length"] = reader.context_length
-        if objective.has_source and reader.context_length < run.model.context_length:
-            yield (
-                f"model.encoder.context_length: found {reader.context_length}; expected at least "
-                f"model.context_length = {run.model.context_length}, the length of a source"
-            )
-    for path, length in lengths.items():
-        if length < objective.least_context:
-            yield (
-                f'{path}: found {length}; objective.kind = "{objective.kind}" expects at least '
-                f"{objective.least_context}"
-            )
+    length, least = run.model.context_length, objective.least_context
+    if length < least:
+        yield f'model.context_length: found {length}; objective.kind = "{objective.kind}" expects at least {least}'
+    reader = run.model.encoder_model
+    if objective.has_source and reader is not None and reader.context_length < length:
+        yield (
+            f"model.encoder.context_length: found {reader.context_length}; expected at least model.context_length = "
+            f"{length}, the length of a source"
+        )
     if objective.has_source and run.data.packing != "concat":
         yield (
             f'data.packing: found "{run.data.packing}"; objective.kind = "{objective.kind}" reads windows of text as '

@@ -2,11 +2,13 @@
 
 import random
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pytest
+import tomli_w
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
 from archwright.planning.counts import counted
 from archwright.spec.errors import UserError
+from archwright.spec.fingerprint import differing
 from archwright.spec.masks import Causal
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
@@ -90,6 +93,16 @@ def enlarged(model: nn.Module, seed: int, size: float) -> Decoder:
                 parameter.copy_(size * noise * parameter.shape[-1] ** -0.5)
     assert isinstance(model, Decoder)
     return model
+
+
+def obey(laws: Iterable[Callable[[Any], None]], case: Any, spec: ModelSpec, seed: int) -> None:
+    """Try a composition against laws; what breaks one is shown as TOML."""
+    for law in laws:
+        try:
+            law(case)
+        except Exception as error:
+            shown = f"{law.__name__}: {error}\n\nseed {seed}\n{tomli_w.dumps(differing(spec))}"
+            raise AssertionError(shown) from error
 
 
 def spread(logits: Tensor) -> float:

@@ -7,16 +7,14 @@ import os
 from collections import Counter
 
 import pytest
-import tomli_w
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archwright.model import build
 from archwright.spec.errors import UserError
-from archwright.spec.fingerprint import differing
 from archwright.spec.model_spec import ModelSpec
-from tests.laws.laws import LAWS, Case, close
+from tests.laws.laws import LAWS, Case, close, obey
 from tests.strategies import model_specs
 
 pytestmark = pytest.mark.slow
@@ -41,12 +39,7 @@ def test_every_composition_is_refused_by_name_or_lawful(spec: ModelSpec, seed: i
             build(spec, device="meta")
         return
     obeyed["compositions"] += 1
-    for law in LAWS:
-        try:
-            law(case)
-        except Exception as error:
-            shown = f"{law.__name__}: {error}\n\nseed {seed}\n{tomli_w.dumps(differing(spec))}"
-            raise AssertionError(shown) from error
+    obey(LAWS, case, spec, seed)
 
 
 def test_few_are_refused() -> None:

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import tomli_w
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -15,9 +14,8 @@ from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.parts.masks import prefix_size
 from archwright.planning.counts import counts_of
 from archwright.spec.errors import UserError
-from archwright.spec.fingerprint import differing
 from archwright.spec.model_spec import ModelSpec
-from tests.laws.laws import enlarged
+from tests.laws.laws import enlarged, obey
 from tests.strategies import two_stack_specs
 
 pytestmark = pytest.mark.slow
@@ -132,12 +130,7 @@ def test_every_composition_of_two_stacks_is_lawful(spec: ModelSpec, seed: int) -
     except UserError:
         assume(False)
     texts = Texts(spec, seed)
-    for law in LAWS:
-        try:
-            law(texts)
-        except Exception as error:
-            shown = f"{law.__name__}: {error}\n\nseed {seed}\n{tomli_w.dumps(differing(spec))}"
-            raise AssertionError(shown) from error
+    obey(LAWS, texts, spec, seed)
 
 
 def padded(tokens: Tensor, left: int, right: int) -> tuple[Tensor, Tensor]:
