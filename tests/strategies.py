@@ -193,7 +193,10 @@ def _arranged(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
 def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
     """Draw some axes of a layer, each with its kind and some of its options; no position that would have to
     be the whole model's."""
-    options = {name: _field(field, ranges) for name, field in LayerSpec.model_fields.items()}
+    options = {
+        name: ranges.get(f"LayerSpec.{name}", _field(field, ranges))
+        for name, field in LayerSpec.model_fields.items()
+    }
     options["position"] = options["position"].filter(lambda position: not position.absolute)
     tables = {
         name: choice.flatmap(
