@@ -46,7 +46,7 @@ SMALL = {"query_temperature": ["model.attention.query_temperature.period=2"]}
 FILES = {
     "attention": "running_mean.py",
     "recurrence": "gated_delta.py",
-    "objective": "masked_token.py",
+    "objective": "fill_in_middle.py",
     "task": "test_tasks_page.py",
 }
 """Axes whose parts from outside are tested on their own, in a file beside this one: a task is no part of a model."""

@@ -18,83 +18,79 @@ from archwright.plugins import load_parts_file
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.objectives import Objective
-from archwright.spec.read import load_run
-from archwright.spec.run_rules import enforce_run
 from archwright.training.train import resume, train
 from tests.lab.small import OPTIONS, words, working_in
 from tests.tiny import tiny_run, tiny_words, write_text
 from tests.training.whole import Died, at_step, die, timeless
 
-FILE = Path(__file__).with_name("masked_token.py")
-ASKED = (
-    "objective.kind=masked_token",
-    "model.attention.mask.kind=full",
-    'data.tokenizer.special_tokens=["[MASK]"]',
-)
-MASK, END = 90, 91
+FILE = Path(__file__).with_name("fill_in_middle.py")
+ASKED = ("objective.kind=fill_in_middle",)
+PRE, SUF, MID, END = 90, 91, 92, 93
+SPECIAL = {"<PRE>": PRE, "<SUF>": SUF, "<MID>": MID, "<|endoftext|>": END}
 
 
 @pytest.fixture
 def examples(visitors: None) -> Examples:
     runpy.run_path(str(FILE))
-    spec = Objective.kinds["masked_token"]()
+    spec = Objective.kinds["fill_in_middle"]()
     assert isinstance(spec, Objective)
-    return Examples(spec, Vocabulary(92, END, {"[MASK]": MASK, "<|endoftext|>": END}))
+    return Examples(spec, Vocabulary(94, END, SPECIAL))
+
+
+def put_back(row: list[int]) -> list[int]:
+    """Return a text that was moved as it stood."""
+    suffix, middle = row.index(SUF), row.index(MID)
+    assert row[0] == PRE
+    assert 0 < suffix < middle
+    return row[1:suffix] + row[middle + 1 :] + row[suffix + 1 : middle]
 
 
 class TestBatches:
-    """Against section 3.1 of the paper, by counting."""
+    """Against section 3 of the paper, by putting texts back."""
 
-    def test_shares_are_those_of_the_paper(self, examples: Examples) -> None:
-        text = np.random.default_rng(1).integers(80, size=(400, 500))
+    def test_half_of_the_texts_are_moved_and_hold_what_they_held(self, examples: Examples) -> None:
+        text = np.random.default_rng(1).integers(80, size=(2000, 41))
         batch = examples.batch(Inputs(text), 7)
-        chosen = batch.targets != IGNORE
-        assert (batch.targets[chosen] == text[chosen]).all()
-        assert (batch.inputs.tokens[~chosen] == text[~chosen]).all()
-        assert chosen.mean() == pytest.approx(0.15, abs=0.003)
-        given = batch.inputs.tokens[chosen]
-        masked, kept = given == MASK, given == text[chosen]
-        assert masked.mean() == pytest.approx(0.8 + 0.1 / 92, abs=0.01)
-        assert kept.mean() == pytest.approx(0.1 + 0.1 / 92, abs=0.01)
-        assert len(set(given[~masked & ~kept].tolist())) == 91  # all ids but the mask's
+        whole = np.concatenate([batch.inputs.tokens, batch.targets[:, -1:]], axis=1)
+        assert (batch.targets == whole[:, 1:]).all()
+        moved = whole[:, 0] == PRE
+        assert moved.mean() == pytest.approx(0.5, abs=0.03)
+        assert (whole[~moved] == text[~moved]).all()
+        back = [put_back(row.tolist()) for row in whole[moved]]
+        assert back == text[moved, :-3].tolist()
+
+    def test_cuts_fall_everywhere_alike(self, examples: Examples) -> None:
+        text = np.zeros((8000, 24), np.int64)
+        tokens = examples.batch(Inputs(text), 7).targets
+        found = tokens[(tokens == SUF).any(axis=1)]
+        lengths = (found == MID).argmax(axis=1) - (found == SUF).argmax(axis=1) - 1  # of suffixes
+        # The later of two cuts, each of 0 ... 21 alike, is 2/3 of 21 + 1/3 - 1/(6 n) in the mean, n = 22.
+        later = np.maximum(*np.meshgrid(np.arange(22), np.arange(22))).mean()
+        assert lengths.mean() == pytest.approx(21 - later, abs=0.3)
 
     def test_it_is_a_function_of_the_seed(self, examples: Examples) -> None:
-        text = Inputs(np.arange(80).reshape(2, 40))
+        text = Inputs(np.arange(80).reshape(4, 20))
         first, again, other = (examples.batch(text, 0, step) for step in (3, 3, 4))
         assert (first.targets == again.targets).all()
         assert (first.inputs.tokens == again.inputs.tokens).all()
         assert (first.targets != other.targets).any()
+        assert (text.tokens == np.arange(80).reshape(4, 20)).all()
 
-    def test_padding_and_special_tokens_are_no_targets(self, examples: Examples) -> None:
-        tokens = np.full((50, 40), 5)
-        tokens[:, 0] = END
+    def test_padding_and_rows_of_several_documents_stay(self, examples: Examples) -> None:
+        tokens = np.tile(np.arange(40), (50, 1))
         mask = np.arange(40) < np.arange(50)[:, None]
+        batch: Batch = examples.batch(Inputs(tokens, padding_mask=mask), 0)
+        assert (batch.targets[~mask[:, 1:]] == IGNORE).all()
+        assert (batch.targets == SUF).any()
+        short = np.arange(50) <= 3  # shorter than the marks
+        assert not np.isin(batch.inputs.tokens[short], [PRE, SUF, MID]).any()
         segments = np.tile(np.arange(40) // 20, (50, 1))
-        batch: Batch = examples.batch(Inputs(tokens, segment_ids=segments, padding_mask=mask), 0)
-        assert (batch.targets[~mask] == IGNORE).all()
-        assert (batch.targets[:, 0] == IGNORE).all()
-        assert (batch.targets != IGNORE).any()
-        assert batch.inputs.given().keys() == {"tokens", "segment_ids", "padding_mask"}
-        assert (batch.inputs.segment_ids == segments).all()
+        batch = examples.batch(Inputs(tokens, segment_ids=segments), 0)
+        assert (batch.inputs.tokens == tokens[:, :-1]).all()
 
-    def test_its_mask_token_is_one_of_the_tokenizer(self, examples: Examples) -> None:
-        with pytest.raises(
-            UserError, match=r'objective\.mask_token: found "\[MASK\]", which is no'
-        ):
-            Examples(examples.objective, Vocabulary(92, END))
-
-
-def test_a_model_that_sees_one_side_is_refused(examples: Examples) -> None:
-    run = load_run("modern").override("objective.kind=masked_token")
-    with pytest.raises(UserError) as caught:
-        enforce_run(run)
-    assert caught.value.lines == (
-        'model.attention.mask.kind: found "causal", through which no token sees what follows it; '
-        'objective.kind = "masked_token" expects a mask such as "full"',
-    )
-    enforce_run(run.override("model.attention.mask.kind=symmetric_window"))
-    with pytest.raises(UserError, match=r"evaluate\.stride: found 8; .* reads a text once"):
-        enforce_run(run.override("model.attention.mask.kind=full", "evaluate.stride=8"))
+    def test_its_marks_are_of_the_tokenizer(self, examples: Examples) -> None:
+        with pytest.raises(UserError, match=r'found "<PRE>", which is no special token'):
+            Examples(examples.objective, Vocabulary(94, END))
 
 
 @pytest.mark.slow
@@ -113,22 +109,17 @@ def test_it_trains_from_the_command_line_and_is_listed(
     assert "bits per byte" not in printed
     folder = RunFolder("runs/modern")
     assert {"train", "eval", "event"} == {record["kind"] for record in folder.metrics()}
-    assert not folder.samples()
+    assert folder.samples()
     assert folder.report_file.exists()
-    assert main(["list", "choices", "masked_token", *parts]) == 0
+    assert main(["list", "choices", "fill_in_middle", *parts]) == 0
     listed = capsys.readouterr().out
-    assert "objective: masked_token" in listed
-    assert "objective.share=0.15" in listed
+    assert "objective: fill_in_middle" in listed
+    assert "objective.rate=0.5" in listed
     few = ("dim=32", "num_layers=1", "--length", "32", "--seconds", "0.01")
     plain = ("--kernel", "eager", "--precision", "fp32")
     assert main(["profile", "modern", *ASKED, *few, *plain, *parts]) == 0
     assert "4 rows of 32 tokens" in capsys.readouterr().out
-    assert main(["profile", "modern", ASKED[0], *parts]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert 'objective.kind = "masked_token" expects a mask such as "full"' in line
-    assert main(["generate", "runs/modern", *parts]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "lets tokens see what follows them" in line
+    assert main(["generate", "runs/modern", "--max-tokens", "3", *parts]) == 0
 
 
 @pytest.mark.slow
