@@ -13,7 +13,7 @@ from archwright.spec.choice import Spec, Uniform
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.objectives import NextToken, Objective
+from archwright.spec.objectives import Objective
 from archwright.spec.overrides import Values, dump, flatten, override, toml_value
 from archwright.spec.renamings import renamed
 from archwright.spec.run_spec import RunSpec
@@ -54,7 +54,7 @@ class Loaded:
 
     spec: ModelSpec
     blame: dict[str, Origin]
-    objective: Objective = NextToken()
+    objective: Objective = RunSpec().objective
 
 
 def load(name: str | Path) -> ModelSpec:
