@@ -1,4 +1,4 @@
-"""Losses: cross-entropy with z-loss, summed over valid tokens, then divided."""
+"""Losses: cross-entropy with z-loss and label smoothing, summed over valid tokens, then divided."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Loss:
     """A loss by its parts; only `total` carries a gradient. Nats throughout."""
 
     total: Float[Tensor, ""]
-    """The loss: (nll_sum + z_loss * sum of squared log Z) / num_valid."""
+    """The loss: (nll_sum + z_loss * sum of squared log Z) / num_valid, and what label smoothing adds."""
     nll_sum: Float[Tensor, ""]
     """Negative log-likelihood, summed over this batch's valid targets."""
     z_term: Float[Tensor, ""]
@@ -47,6 +47,7 @@ def cross_entropy(
     targets: Int[Tensor, "*batch"],
     *,
     z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
     ignore_index: int = IGNORE,
     num_valid: int | Tensor | None = None,
 ) -> Loss:
@@ -57,14 +58,22 @@ def cross_entropy(
     not valid. `num_valid` replaces the divisor: with the number of valid targets of all
     micro-batches and ranks, their losses and gradients add up to those of the whole batch. No valid
     target at all gives 0, with zero gradients.
-    z-loss: Chowdhery et al., 2022, PaLM, section 5.
+    With `label_smoothing` e, (1 - e) logit[target] + e mean(logits) stands for logit[target] in `total`, so that
+    every token has e / vocab of the target's weight; `nll_sum` stays as it is.
+    z-loss: Chowdhery et al., 2022, PaLM, section 5. Label smoothing: Szegedy et al., 2016, section 7.
     """
     rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
     num_targets = (flat != ignore_index).sum()
     divisor = num_targets if num_valid is None else torch.as_tensor(num_valid, device=rows.device)
     wants_gradient = rows.requires_grad and torch.is_grad_enabled()
     total, nll_sum, z_term = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows, flat, float(z_loss), ignore_index, divisor.clamp(min=1), wants_gradient
+        rows,
+        flat,
+        float(z_loss),
+        label_smoothing,
+        ignore_index,
+        divisor.clamp(min=1),
+        wants_gradient,
     )
     return Loss(total, nll_sum, z_term, num_targets)
 
@@ -75,6 +84,7 @@ def linear_cross_entropy(
     targets: Int[Tensor, "*batch"],
     *,
     z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
     ignore_index: int = IGNORE,
     num_valid: int | Tensor | None = None,
 ) -> Loss:
@@ -92,7 +102,15 @@ def linear_cross_entropy(
     parameters = [p for p in head.parameters() if p.requires_grad]
     wants_gradient = torch.is_grad_enabled() and (rows.requires_grad or bool(parameters))
     total, nll_sum, z_term = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows, head, flat, z_loss, ignore_index, divisor.clamp(min=1), wants_gradient, *parameters
+        rows,
+        head,
+        flat,
+        z_loss,
+        label_smoothing,
+        ignore_index,
+        divisor.clamp(min=1),
+        wants_gradient,
+        *parameters,
     )
     return Loss(total, nll_sum, z_term, num_targets)
 
@@ -130,12 +148,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         head: Linear,
         targets: Tensor,
         z_loss: float,
+        label_smoothing: float,
         ignore_index: int,
         divisor: Tensor,
         wants_gradient: bool,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        sums = torch.zeros(2, dtype=_upcast_dtype(hidden.dtype), device=hidden.device)
+        sums = torch.zeros(3, dtype=_upcast_dtype(hidden.dtype), device=hidden.device)
         gradients = [
             torch.zeros_like(p, dtype=_upcast_dtype(p.dtype)) for p in (hidden, *parameters)
         ]
@@ -145,9 +164,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = head(chunk)
                 with torch.autocast(hidden.device.type, enabled=False):
                     loss = cross_entropy(
-                        logits, targets[rows], z_loss=z_loss, ignore_index=ignore_index, num_valid=1
+                        logits,
+                        targets[rows],
+                        z_loss=z_loss,
+                        label_smoothing=label_smoothing,
+                        ignore_index=ignore_index,
+                        num_valid=1,
                     )
-            sums += torch.stack([loss.nll_sum, loss.z_term])
+            sums += torch.stack([loss.total.detach(), loss.nll_sum, loss.z_term])
             if wants_gradient:
                 chunk_gradients = torch.autograd.grad(loss.total, (chunk, *parameters))
                 gradients[0][rows] = chunk_gradients[0]
@@ -156,9 +180,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if wants_gradient:
             ctx.save_for_backward(divisor, *gradients)
             ctx.dtypes = [p.dtype for p in (hidden, *parameters)]
-        nll_sum, z_term = sums[0], sums[1] / divisor
+        total, nll_sum, z_term = sums[0] / divisor, sums[1], sums[2] / divisor
         ctx.mark_non_differentiable(nll_sum, z_term)
-        return nll_sum / divisor + z_term, nll_sum, z_term
+        return total, nll_sum, z_term
 
     @staticmethod
     @once_differentiable
@@ -169,7 +193,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             (gradient * factor).to(dtype)
             for gradient, dtype in zip(gradients, ctx.dtypes, strict=True)
         )
-        return hidden_gradient, None, None, None, None, None, None, *rest
+        return hidden_gradient, *(None,) * 7, *rest
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -182,6 +206,7 @@ class _CrossEntropy(torch.autograd.Function):
         logits: Tensor,
         targets: Tensor,
         z_loss: float,
+        label_smoothing: float,
         ignore_index: int,
         divisor: Tensor,
         wants_gradient: bool,
@@ -191,6 +216,7 @@ class _CrossEntropy(torch.autograd.Function):
         stored_divisor = torch.ones_like(divisor) if logits.dtype == torch.float16 else divisor
         gradient = torch.empty_like(logits) if wants_gradient else None
         log_z = torch.empty(len(logits), 1, dtype=dtype, device=logits.device)
+        smoothed = torch.zeros((), dtype=dtype, device=logits.device)
         valid = (targets != ignore_index)[:, None]
         targets = torch.where(valid, targets[:, None], 0)
         for rows in _chunks(logits):
@@ -199,10 +225,15 @@ class _CrossEntropy(torch.autograd.Function):
             chunk = logits[rows].to(dtype)
             probabilities = torch.softmax(chunk, dim=-1, out=home)
             log_z[rows] = _log_z(chunk, probabilities, targets[rows])
+            if label_smoothing:
+                excess = chunk.gather(-1, targets[rows]) - chunk.mean(-1, keepdim=True)
+                smoothed += label_smoothing * torch.where(valid[rows], excess, 0).sum()
             if gradient is not None:
                 weight = valid[rows].to(dtype) / stored_divisor
                 probabilities.mul_((1 + 2 * z_loss * log_z[rows]) * weight)
-                probabilities.scatter_add_(-1, targets[rows], -weight)
+                if label_smoothing:
+                    probabilities.sub_(weight * (label_smoothing / logits.shape[-1]))
+                probabilities.scatter_add_(-1, targets[rows], weight * (label_smoothing - 1))
                 if home is None:
                     gradient[rows] = probabilities
         nll_sum = torch.where(valid, log_z - logits.gather(-1, targets), 0).sum()
@@ -210,13 +241,11 @@ class _CrossEntropy(torch.autograd.Function):
         if gradient is not None:
             ctx.save_for_backward(gradient, stored_divisor / divisor)
         ctx.mark_non_differentiable(nll_sum, z_term)
-        return nll_sum / divisor + z_term, nll_sum, z_term
+        return (nll_sum + smoothed) / divisor + z_term, nll_sum, z_term
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, total: Tensor, *_: Tensor
-    ) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         gradient, rest = ctx.saved_tensors
         factor = (total * rest).reshape(1, 1)
         # On a CPU looking at a number costs nothing, and in plain training it is 1.
@@ -226,7 +255,7 @@ class _CrossEntropy(torch.autograd.Function):
                 unscaled
             ):  # in the factor's dtype: in float16 a loss scale overflows
                 gradient[rows] = unscaled[rows] * factor
-        return gradient, None, None, None, None, None
+        return gradient, *(None,) * 6
 
 
 def _log_z(logits: Tensor, probabilities: Tensor, targets: Tensor) -> Tensor:

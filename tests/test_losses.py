@@ -72,6 +72,31 @@ def test_gradcheck(z_loss, chunk_size):
     )
 
 
+@pytest.mark.parametrize("loss_of", ["logits", "a chunk at a time"])
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+def test_label_smoothing_is_torch_s(loss_of, z_loss, chunk_size, few_rows):
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(12, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    head = Linear(8, 37).double()
+    torch.nn.init.normal_(head.weight, generator=generator)
+    targets = torch.randint(37, (12,), generator=generator)
+    targets[4] = -100
+    options = {"z_loss": z_loss, "label_smoothing": 0.1}
+    if loss_of == "logits":
+        loss = cross_entropy(head(hidden), targets, **options)
+    else:
+        loss = linear_cross_entropy(hidden, head, targets, **options)
+    logits = head(hidden)
+    z_term = z_loss * (logits.logsumexp(-1) ** 2)[targets != -100].mean()
+    expected = F.cross_entropy(logits, targets, label_smoothing=0.1) + z_term
+    torch.testing.assert_close(loss.total, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(loss.nll_sum, F.cross_entropy(logits, targets, reduction="sum"))
+    found, wanted = (
+        torch.autograd.grad(total * 2.5, (hidden, head.weight)) for total in (loss.total, expected)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
 def test_agrees_with_torch_on_real_chunks():
     logits = torch.randn(700, 2048, generator=torch.Generator().manual_seed(0)) * 4
     assert logits.numel() > losses.CHUNK

@@ -42,8 +42,8 @@ def _located(file: str, line: str) -> str:
     """Name the file; keys of a model's own file have no prefix there."""
     if Path(file).name in line:
         return line
-    from archwright.spec.read import ONLY_RUNS
+    from archwright.spec.read import is_recipe
     from archwright.spec.toml import read_toml
 
     keys = set(read_toml(Path(file)))
-    return f"{file}: {line if ONLY_RUNS & keys else line.removeprefix('model.')}"
+    return f"{file}: {line if is_recipe(keys) else line.removeprefix('model.')}"

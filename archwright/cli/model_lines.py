@@ -12,6 +12,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.overrides import flatten, override, toml_value
 from archwright.spec.read import Loaded, Origin, collapse_uniform, even_tables, preset_names
 from archwright.spec.rules import suspicions
+from archwright.spec.run_spec import RunSpec
 
 
 def print_model(options: argparse.Namespace) -> None:
@@ -36,9 +37,17 @@ def print_model(options: argparse.Namespace) -> None:
     if options.exportable:
         lines = _exportable(spec)
     title = f"{spec.name}, {parameters(counts.total)} parameters"
-    print("\n".join([*filter(None, (title, spec.source)), "", *lines]))
+    print("\n".join([*filter(None, (title, spec.source, _objective(loaded))), "", *lines]))
     for line in suspicions(spec):
         print(f"\nwarning: {line}")
+
+
+def _objective(loaded: Loaded) -> str:
+    """Say what a model was published to predict, where that is another thing than the next token."""
+    kind = loaded.objective.kind
+    return (
+        "" if kind == RunSpec().objective.kind else f"trained by default with objective.kind={kind}"
+    )
 
 
 def _exportable(spec: ModelSpec) -> Iterator[str]:

@@ -96,15 +96,14 @@ def _drops(values: Any) -> bool:
 def _head_gradients(session: Session, hidden: Tensor, batch: Batch) -> LossStats:
     """Compute a run's head, loss, and their gradients, as a step alone does."""
     num_valid = valid_targets(batch)
-    head, z_loss = session.model.head, session.run.z_loss
-    if session.run.machine.loss == "chunked":
+    run, head = session.run, session.model.head
+    terms: dict[str, Any] = {"z_loss": run.z_loss, "label_smoothing": run.label_smoothing}
+    if run.machine.loss == "chunked":
         with session.precision.autocast():
-            loss = linear_cross_entropy(
-                hidden, head, batch.targets, z_loss=z_loss, num_valid=num_valid
-            )
+            loss = linear_cross_entropy(hidden, head, batch.targets, num_valid=num_valid, **terms)
     else:
         with session.precision.autocast():
             logits = head(hidden)
-        loss = cross_entropy(logits, batch.targets, z_loss=z_loss, num_valid=num_valid)
+        loss = cross_entropy(logits, batch.targets, num_valid=num_valid, **terms)
     loss.total.backward()
     return LossStats(loss.nll_sum.item() / num_valid, loss.z_term.item())

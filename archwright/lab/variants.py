@@ -24,6 +24,7 @@ VARIED = (
     "schedule",
     "max_grad_norm",
     "z_loss",
+    "label_smoothing",
     "init",
     "name",
     "machine",

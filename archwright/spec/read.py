@@ -13,6 +13,7 @@ from archwright.spec.choice import Spec, Uniform
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.objectives import Objective
 from archwright.spec.overrides import Values, dump, flatten, override, toml_value
 from archwright.spec.renamings import renamed
 from archwright.spec.run_spec import RunSpec
@@ -26,7 +27,9 @@ S = TypeVar("S", bound=Spec)
 NAMING = {"name", "source", "sources"}
 """Keys that say what a spec is called and where it comes from, not what it is."""
 ONLY_RUNS = {*RunSpec.model_fields} - {*ModelSpec.model_fields}
-"""Keys that make a file a recipe of a run."""
+"""Keys that make a file a recipe of a run; a model's file may have an objective, too."""
+ONLY_MODELS = {"base", *ModelSpec.model_fields} - {*RunSpec.model_fields}
+"""Keys that a recipe has in its table of the model."""
 RUN_FILE = "spec.toml"
 """The file that makes a folder a run."""
 MAX_CHAIN = 3
@@ -47,10 +50,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model's spec and where each of its values was set, by dotted path."""
+    """A model's spec, where each of its values was set, by dotted path, and the objective that it was published for."""
 
     spec: ModelSpec
     blame: dict[str, Origin]
+    objective: Objective = RunSpec().objective
 
 
 def load(name: str | Path) -> ModelSpec:
@@ -79,7 +83,7 @@ def load_run(name: str | Path) -> RunSpec:
         UserError: no such preset or file, or mistakes in it, one line each.
     """
     if str(name) not in preset_names("runs") and str(name) in preset_names("models"):
-        return RunSpec(name=str(name), model=load(name))
+        return _default_run(name)
     if is_run(name):
         before = read_run(Path(name) / RUN_FILE)
         onwards = f"{Path(name).resolve().name}-onwards"
@@ -87,10 +91,13 @@ def load_run(name: str | Path) -> RunSpec:
         return override(run, [f"init.from={toml_value(str(Path(name)))}"])
     path = _find(name, "runs")
     values = _read(path, RunSpec)
-    if ONLY_RUNS & set(values):
-        return _run_from(values, path)
-    model = load(path)
-    return RunSpec(name=model.name, model=model)
+    return _run_from(values, path) if is_recipe(values) else _default_run(path)
+
+
+def is_recipe(keys: Collection[str]) -> bool:
+    """Tell whether a file with these keys describes a run: an objective alone makes none of a model."""
+    found = ONLY_RUNS.intersection(keys)
+    return bool(found) and not (found == {"objective"} and ONLY_MODELS.intersection(keys))
 
 
 def is_run(name: str | Path) -> bool:
@@ -171,6 +178,12 @@ def collapse_uniform(flat: Values, tables: Collection[str]) -> Values:
     return {owners[p] if owners[p] in tables else p: value for p, value in flat.items()}
 
 
+def _default_run(name: str | Path) -> RunSpec:
+    """Return the run of a model, with the objective that it was published with."""
+    loaded = load_with_blame(name)
+    return RunSpec(name=loaded.spec.name, model=loaded.spec, objective=loaded.objective)
+
+
 def _chain(name: str | Path, room: str, beside: Path | None = None) -> list[tuple[Path, Values]]:
     """Return a preset's files from its most distant base to itself."""
     files: list[tuple[Path, Values]] = []
@@ -200,12 +213,21 @@ def _base(name: object, room: str, path: Path) -> Path:
 def _from_chain(files: list[tuple[Path, Values]]) -> Loaded:
     spec = ModelSpec()
     blame = dict.fromkeys(flatten(dump(spec)), Origin("default"))
+    run = RunSpec()
     for path, values in files:
         values.setdefault("name", path.stem)
+        if "objective" in values:
+            run = _with_objective(run, path, values.pop("objective"))
         before, identity = dump(spec), {"sources": {}, "source": ""}
         spec = _located(path, ModelSpec, merge(before | identity, values))
         blame = _blamed(blame, flatten(before), flatten(dump(spec)), path, values)
-    return Loaded(spec, {k: v for k, v in blame.items() if k.split(".")[0] not in NAMING})
+    blame = {k: v for k, v in blame.items() if k.split(".")[0] not in NAMING}
+    return Loaded(spec, blame, run.objective)
+
+
+def _with_objective(run: RunSpec, path: Path, objective: object) -> RunSpec:
+    """Return a run with the objective that a model's file states."""
+    return _located(path, RunSpec, merge(dump(run), {"objective": objective}))
 
 
 def _blamed(
@@ -242,9 +264,9 @@ def _run_from(values: Values, path: Path) -> RunSpec:
     if isinstance(model, str):
         model = {"base": model}
     base = model.pop("base", None) if isinstance(model, dict) else None
-    spec = ModelSpec() if base is None else _from_chain(_chain(base, "models", path)).spec
+    loaded = Loaded(ModelSpec(), {}) if base is None else _from_chain(_chain(base, "models", path))
     values.setdefault("name", path.stem)
-    run = RunSpec(model=spec)
+    run = RunSpec(model=loaded.spec, objective=loaded.objective)
     return _located(path, RunSpec, merge(dump(run), values | {"model": model}))
 
 

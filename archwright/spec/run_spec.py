@@ -360,6 +360,9 @@ class RunSpec(Spec):
     """Largest norm of the gradient; larger ones are scaled down to it."""
     z_loss: float = Field(0.0, ge=0, examples=[1e-4])
     """Weight of the mean square of log Z, which keeps logits from drifting (PaLM, section 5)."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1, examples=[0.1])
+    """Share of a target's weight in the training loss that all tokens have alike; losses that are reported are
+    without it (Szegedy et al., 2016, section 7; Vaswani et al., 2017, section 5.4)."""
     evaluate: EvaluateSpec = EvaluateSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     probes: ProbesSpec = ProbesSpec()

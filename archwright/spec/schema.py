@@ -12,7 +12,8 @@ BASE = {"type": "string", "description": "A preset or a file, from which this on
 def file_schema(cls: type[ModelSpec] | type[RunSpec] | type[StudySpec]) -> dict[str, Any]:
     """Return the JSON schema of a file that describes a model, a run or a study, over all choices there are.
 
-    It is that of the spec, with what only files have: `base`, and a run's `model` given by name.
+    It is that of the spec, with what only files have: `base`, a model's `objective`, which is the default of its runs,
+    and a run's `model` given by name.
     """
     schema: dict[str, Any] = cls.model_json_schema()
     if cls is StudySpec:
@@ -20,6 +21,8 @@ def file_schema(cls: type[ModelSpec] | type[RunSpec] | type[StudySpec]) -> dict[
     definitions = schema.setdefault("$defs", {})
     model = schema if cls is ModelSpec else definitions["ModelSpec"]
     model["properties"]["base"] = BASE
+    if cls is ModelSpec:
+        model["properties"]["objective"] = RunSpec.model_json_schema()["properties"]["objective"]
     if cls is RunSpec:
         table = schema["properties"]["model"]
         schema["properties"]["model"] = {"anyOf": [{"type": "string"}, table]}

@@ -232,6 +232,7 @@ class Session:
             precision=self.precision,
             max_grad_norm=self._max_grad_norm,
             z_loss=self.run.z_loss,
+            label_smoothing=self.run.label_smoothing,
             chunked=self.run.machine.loss == "chunked",
             grad_accum_steps=self.run.grad_accum_steps,
         )

@@ -47,6 +47,7 @@ def train_step(
     precision: Precision,
     max_grad_norm: float | None = 1.0,
     z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
     grad_accum_steps: int = 1,
     chunked: bool = False,
 ) -> StepResult:
@@ -62,7 +63,14 @@ def train_step(
     loss, z_term, router_loss = 0.0, 0.0, 0.0
     for part in batch.split(grad_accum_steps):
         loss_of = _chunked_loss if chunked else _whole_loss
-        part_loss = loss_of(model, part, precision, z_loss=z_loss, num_valid=num_valid)
+        part_loss = loss_of(
+            model,
+            part,
+            precision,
+            z_loss=z_loss,
+            label_smoothing=label_smoothing,
+            num_valid=num_valid,
+        )
         auxiliary = pop_aux_losses(model) * (len(part.targets) / len(batch.targets))
         precision.scaled(part_loss.total + auxiliary).backward()
         router_loss += auxiliary.item()
@@ -120,9 +128,13 @@ def _whole_loss(model: nn.Module, part: Batch, precision: Precision, **settings:
     return cross_entropy(logits, part.targets, **settings)
 
 
-def _chunked_loss(model: Any, part: Batch, precision: Precision, **settings: Any) -> Loss:
+def _chunked_loss(
+    model: Any, part: Batch, precision: Precision, *, label_smoothing: float, **settings: Any
+) -> Loss:
     with precision.autocast():
         hidden = model.hidden(**part.inputs.given())
-        fused = isinstance(model.head, FusedHead)
-        loss_of = fused_cross_entropy if fused else linear_cross_entropy
-        return loss_of(hidden, model.head, part.targets, **settings)
+        # The fused kernel does not say the loss without label smoothing beside that with it.
+        if isinstance(model.head, FusedHead) and not label_smoothing:
+            return fused_cross_entropy(hidden, model.head, part.targets, **settings)
+        settings["label_smoothing"] = label_smoothing
+        return linear_cross_entropy(hidden, model.head, part.targets, **settings)

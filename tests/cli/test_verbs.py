@@ -312,6 +312,17 @@ def test_a_card_has_no_source_of_what_was_changed(capsys: pytest.CaptureFixture[
     assert "Su et al., 2021" in text
 
 
+def test_show_names_the_objective_of_a_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = "trained by default with objective.kind=masked_tokens"
+    file = tmp_path / "mine.toml"
+    file.write_text('[objective]\nkind = "masked_tokens"\n[attention.mask]\nkind = "full"\n')
+    assert told in out(capsys, "show", str(file)).splitlines()
+    assert "good" in out(capsys, "check", str(file))
+    assert "objective" not in out(capsys, "show", "modern")
+
+
 def test_show_counts_what_was_changed(capsys: pytest.CaptureFixture[str]) -> None:
     """Four layers of 4 heads of 16 that share keys, of 2 of 4 experts 224 wide, for 4,096 tokens."""
     told = " ".join(out(capsys, "show", "mixtral-8x7b", "--tiny", "head.tied=true").split())

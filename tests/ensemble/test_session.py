@@ -39,7 +39,12 @@ CHOICES = {
         "model.attention.qk_norm.kind=rms",
         "model.norm.weight=unit_offset",
     ),
-    "blocks, chunks": ("machine.kernel=blockwise", "machine.loss=chunked", "z_loss=1e-3"),
+    "blocks, chunks": (
+        "machine.kernel=blockwise",
+        "machine.loss=chunked",
+        "z_loss=1e-3",
+        "label_smoothing=0.1",
+    ),
     "muon": ("optimizer.kind=muon",),
     "documents": ("data.packing=document_mask", "max_grad_norm=0.1"),
     "sandwich": ("model.residual.kind=sandwich", "model.embedding.dim=16"),

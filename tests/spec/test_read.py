@@ -9,6 +9,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import LayerNorm, RMSNorm
+from archwright.spec.objectives import MaskedTokens, NextToken
 from archwright.spec.read import diff, load, load_run, preset_names, read_run, to_toml
 from archwright.spec.run_spec import RunSpec
 from tests.strategies import model_specs, run_specs
@@ -156,6 +157,39 @@ class TestRuns:
         )
         model = load_run(tmp_path / "mine.toml").model
         assert (model.dim, model.norm, model.residual.kind) == (64, RMSNorm(), "post")
+
+    def test_the_objective_of_a_model_is_the_default_of_its_runs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("plain.toml").write_text("dim = 64\n")
+        Path("bert.toml").write_text(
+            'base = "plain.toml"\n[objective]\nkind = "masked_tokens"\nshare = 0.2\n'
+        )
+        Path("mine.toml").write_text('base = "bert.toml"\n[objective]\nrandom = 0\n')
+        Path("recipe.toml").write_text('model = "mine.toml"\n[objective]\nkept = 0\n')
+        assert load("bert.toml").hash() == load("plain.toml").hash()
+        assert load_run("bert.toml").objective == MaskedTokens(share=0.2)
+        assert load_run("mine.toml").objective == MaskedTokens(share=0.2, random=0)
+        assert load_run("recipe.toml").objective == MaskedTokens(share=0.2, random=0, kept=0)
+        run = load_run("mine.toml").override("objective.kind=next_token")
+        assert run.objective == NextToken()
+
+    @pytest.mark.parametrize(
+        ("objective", "said"),
+        [
+            ('kind = "maskedtokens"', 'mine.toml: objective.kind: found "maskedtokens"; '),
+            ('kind = "masked_tokens"\nshare = 2', "mine.toml: objective.share: found 2; "),
+            ("share = 0.2", "mine.toml: objective.share: unknown option"),
+        ],
+    )
+    def test_a_wrong_objective_of_a_model(self, tmp_path: Path, objective: str, said: str) -> None:
+        (tmp_path / "mine.toml").write_text(f"dim = 64\n[objective]\n{objective}\n")
+        for read in (load, load_run):
+            with pytest.raises(UserError) as caught:
+                read(tmp_path / "mine.toml")
+            (line,) = lines(caught)
+            assert line.startswith(said)
 
     def test_a_recipe_may_leave_the_model_to_the_default(self, tmp_path: Path) -> None:
         (tmp_path / "mine.toml").write_text('budget = "9steps"\n')

@@ -77,6 +77,12 @@ def test_it_refuses_what_reading_refuses(table: dict[str, Any]) -> None:
     assert not validator(RunSpec).is_valid({"model": table})
 
 
+def test_a_model_s_file_may_have_an_objective() -> None:
+    validator(ModelSpec).validate({"objective": {"kind": "masked_tokens", "share": 0.2}})
+    assert not validator(ModelSpec).is_valid({"objective": {"kind": "maskedtokens"}})
+    assert not validator(RunSpec).is_valid({"model": {"objective": {"kind": "masked_tokens"}}})
+
+
 @pytest.mark.usefixtures("visitors")
 def test_choices_from_outside_are_in_it() -> None:
     class Peri(Norm):

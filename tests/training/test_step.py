@@ -224,8 +224,17 @@ def test_a_step_with_few_logits_at_a_time_is_the_same(
     spec = SPEC.override(f"head.tied={str(tied).lower()}", "head.bias=true", "head.softcap=5.0")
     whole = build(spec, seed=3).double()
     chunked = copy.deepcopy(whole)
-    one = stepped(whole, batch(), z_loss=0.01, grad_accum_steps=grad_accum_steps)
-    other = stepped(chunked, batch(), z_loss=0.01, grad_accum_steps=grad_accum_steps, chunked=True)
+    one = stepped(
+        whole, batch(), z_loss=0.01, label_smoothing=0.1, grad_accum_steps=grad_accum_steps
+    )
+    other = stepped(
+        chunked,
+        batch(),
+        z_loss=0.01,
+        label_smoothing=0.1,
+        grad_accum_steps=grad_accum_steps,
+        chunked=True,
+    )
     assert other.loss == pytest.approx(one.loss, rel=1e-12)
     assert other.z_loss == pytest.approx(one.z_loss, rel=1e-12)
     assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-9)
