@@ -99,10 +99,11 @@ def _flat(values: Spec, without: frozenset[str] = frozenset()) -> dict[str, Any]
 
 def _lines(own: dict[str, Any], theirs: dict[str, Any], spec: ModelSpec) -> Iterator[str]:
     """Yield what differs; options of another kind are named by the kind alone."""
+    lengths = [] if spec.position.ends else ["context_length", "encoder.context_length"]
     kinds = [p.removesuffix("kind") for p in own if p.endswith("kind") and own[p] != theirs.get(p)]
     for path, value in own.items():
         other = theirs.get(path)
-        if value == other or (path == "context_length" and not spec.position.ends):
+        if value == other or path in lengths:
             continue
         if any(path.startswith(kind) and path != f"{kind}kind" for kind in kinds):
             continue

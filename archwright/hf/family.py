@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from archwright.hf.defaults import class_defaults, class_key_aliases
 from archwright.hf.layer_types import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
-from archwright.hf.weight_map import Constant, Fused, Mapped, Slot, When, slots
+from archwright.hf.weight_map import Constant, Fused, Mapped, Slot, StackKeys, When, slots
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
@@ -37,6 +37,7 @@ class Family:
         groups: types that layers have, one of each group.
         layers: what the names of layer `{i}` begin with.
         layer_keys, model_keys: which of our tensors each of theirs holds; see `weight_map`.
+        encoder_layers, encoder_layer_keys: the same of the encoder's layers, in families that have one.
         prefix: what the names of the body begin with, and some published files leave out.
         ignored: patterns of names in files that are no part of the model; one with a group `layer` is of
             layers behind the last, which predict further tokens.
@@ -51,6 +52,8 @@ class Family:
     layers: str
     layer_keys: Mapping[str, Mapped]
     model_keys: Mapping[str, Mapped]
+    encoder_layers: str = ""
+    encoder_layer_keys: Mapping[str, Mapped] = field(default_factory=dict)
     groups: Sequence[Layers] = ()
     prefix: str = "model."
     ignored: Sequence[str] = ()
@@ -97,6 +100,7 @@ class Family:
         ]
         renamed = partial(_renamed, old=self.prefix, new=changes.get("prefix", self.prefix))
         changes.setdefault("layers", renamed(self.layers))
+        changes.setdefault("encoder_layers", renamed(self.encoder_layers))
         changes.setdefault("ignored", tuple(renamed(pattern) for pattern in self.ignored))
         own_model_keys = {renamed(name): held for name, held in self.model_keys.items()}
         return replace(
@@ -155,13 +159,15 @@ class Family:
 
     def slots(self, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Slot]:
         """Return every tensor of a checkpoint by its name there, with those of ours that it holds."""
-        return slots(
-            spec,
-            tensors,
-            layers=self.layers,
-            layer_keys=self.layer_keys,
-            model_keys=self.model_keys,
+        return slots(spec, tensors, stacks=self.stacks, model_keys=self.model_keys)
+
+    @property
+    def stacks(self) -> tuple[StackKeys, ...]:
+        """The names of the layers of each stack."""
+        encoder = StackKeys(
+            self.encoder_layers, "encoder.layers.{i}.", self.encoder_layer_keys, in_encoder=True
         )
+        return (StackKeys(self.layers, "layers.{i}.", self.layer_keys), encoder)
 
     def _check_numbers(self, config: Config) -> None:
         """Refuse numbers that no model has, before anything is computed from them."""
@@ -181,9 +187,10 @@ class Family:
     def _arrange(self, table: Table, config: Config) -> None:
         """Lay what the groups say of each layer into the spec's table."""
         number = table["num_layers"]
-        if not isinstance(number, int) or not 1 <= number <= MOST_LAYERS:
-            shown = repr(number)[:80]
-            raise UserError(f"config.json: found {shown} layers; expected 1 to {MOST_LAYERS:,}")
+        for found in (number, table.get("encoder", {}).get("num_layers", 1)):
+            if not isinstance(found, int) or not 1 <= found <= MOST_LAYERS:
+                shown = repr(found)[:80]
+                raise UserError(f"config.json: found {shown} layers; expected 1 to {MOST_LAYERS:,}")
         if not self.groups:
             return
         roles = [group.names(config, number) for group in self.groups]

@@ -118,8 +118,9 @@ def _text_alone(wrapper: Wrapper, whole: Store, folder: Path) -> Store:
 def _check_sizes(spec: ModelSpec, family: Family, store: Store, folder: Path) -> None:
     """Refuse sizes that no file of this size can have, before anything is made of them."""
     file, count = folder / FILE, len(store.shapes)
-    if spec.num_layers > count:
-        raise UserError(f"{file}: found {spec.num_layers:,} layers, but {count} tensors")
+    layers = sum(len(stack.of(spec)) for stack in family.stacks)
+    if layers > count:
+        raise UserError(f"{file}: found {layers:,} layers, but {count} tensors")
     most = max(map(math.prod, store.shapes.values()))
     one_each = any("{e}" in name for name in family.layer_keys)
     tables = [spec, *spec.layers_by_kind.values()]
@@ -213,8 +214,12 @@ def _aliases(family: Family, store: Store) -> dict[str, str]:
 
 def _repeated(family: Family, spec: ModelSpec) -> set[str]:
     """Return the names of a tied head, which old files have too."""
-    heads = [name for name, held in family.model_keys.items() if held == "head"]
-    return {f"{name}.weight" for name in heads} if spec.head.tied else set()
+    words = {"head": ".weight", "head.weight": ""}
+    return {
+        name + words[held]
+        for name, held in family.model_keys.items()
+        if spec.head.tied and isinstance(held, str) and held in words
+    }
 
 
 def _fill(model: LanguageModel, slots: Mapping[str, tuple[str, Slot]], store: Store) -> None:

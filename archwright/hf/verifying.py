@@ -84,7 +84,7 @@ def verify(folder: str | Path) -> Certificate:
     comparisons, exact = [], None
     for dtype in DIVERGES:
         own = load(folder, dtype=dtype)
-        comparison, logits = _compare(own, _theirs(folder, dtype), dtype, exact)
+        comparison, logits = _compare(own, _theirs(folder, own, dtype), dtype, exact)
         comparisons.append(comparison)
         exact = logits if exact is None else exact
     family = FAMILIES[own.family]
@@ -97,11 +97,15 @@ def verify(folder: str | Path) -> Certificate:
     )
 
 
-def _theirs(folder: str | Path, dtype: torch.dtype) -> nn.Module:
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, logging
+def _theirs(folder: str | Path, own: Loaded, dtype: torch.dtype) -> nn.Module:
+    import transformers
+    from transformers import logging
 
-    wrapped = text_config(read_config(Path(folder)))[1] is not None
-    auto = AutoModelForImageTextToText if wrapped else AutoModelForCausalLM
+    auto: Any = transformers.AutoModelForCausalLM
+    if text_config(read_config(Path(folder)))[1] is not None:
+        auto = transformers.AutoModelForImageTextToText
+    if own.spec.encoder_model is not None:
+        auto = transformers.AutoModelForSeq2SeqLM
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -128,8 +132,14 @@ def _compare(
     real[1, max(1, length - PADDING) :] = False
     with ExitStack() as hooks:
         seen, other = (hooks.enter_context(_outputs(m)) for m in _pairs(own, theirs))
-        ours = own.model(tokens, padding_mask=real).logits[real].double()
-        expected = theirs(tokens, attention_mask=real.long()).logits[real].double()
+        if own.spec.encoder_model is None:
+            found = own.model(tokens, padding_mask=real), theirs(tokens, attention_mask=real.long())
+        else:  # each text is the source of the other
+            found = (
+                own.model(tokens, tokens.flip(0), padding_mask=real),
+                theirs(tokens, real.long(), tokens.flip(0), use_cache=False),
+            )
+        ours, expected = (out.logits[real].double() for out in found)
     difference = (ours - expected).abs().max().item()
     relative = difference / max(expected.std().item(), 1e-12)
     rounding = math.nan
@@ -153,8 +163,9 @@ def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[s
     """Return the modules of both that hold the same tensors, by our names."""
     family = FAMILIES[own.family]
     names = dict(_names(family.model_keys, "", ""))
-    for i in range(own.spec.num_layers):
-        names |= _names(family.layer_keys, f"layers.{i}.", family.layers.format(i=i))
+    for stack in family.stacks:
+        for i in range(len(stack.of(own.spec))):
+            names |= _names(stack.keys, stack.ours.format(i=i), stack.theirs.format(i=i))
     ours = dict(own.model.named_modules())
     others = {own_name(name): module for name, module in theirs.named_modules()}
     both = [(o, t) for o, t in names.items() if o in ours and t in others]

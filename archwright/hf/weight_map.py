@@ -71,6 +71,27 @@ member of our stack.
 
 
 @dataclass(frozen=True)
+class StackKeys:
+    """The names of one stack's layers.
+
+    Args:
+        theirs, ours: what those of layer `{i}` begin with.
+        keys: what is held, by foreign name within a layer.
+        in_encoder: whether the stack is the encoder.
+    """
+
+    theirs: str
+    ours: str
+    keys: Mapping[str, Mapped]
+    in_encoder: bool = False
+
+    def of(self, spec: ModelSpec) -> list[LayerSpec]:
+        """Return the stack's layers; none of an encoder that is not there."""
+        stack = spec.encoder_model if self.in_encoder else spec
+        return [] if stack is None else [stack.layer(i) for i in range(stack.num_layers)]
+
+
+@dataclass(frozen=True)
 class Slot:
     """A foreign tensor: our tensors that it holds, by name, and how."""
 
@@ -129,28 +150,28 @@ def slots(
     spec: ModelSpec,
     tensors: Mapping[str, Tensor],
     *,
-    layers: str,
-    layer_keys: Mapping[str, Mapped],
+    stacks: Sequence[StackKeys],
     model_keys: Mapping[str, Mapped],
 ) -> dict[str, Slot]:
     """Return every foreign tensor of a model by name.
 
     Args:
         tensors: ours, by name; values may be on the meta device.
-        layers: what the names of layer `{i}` begin with.
-        layer_keys, model_keys: what is held, by foreign name within a layer and within the model.
+        stacks: the names of layers, of each stack.
+        model_keys: what is held, by foreign name within the model.
 
     Raises:
         LookupError: one of our tensors has no place.
     """
     found: dict[str, Slot] = {}
     for foreign, held in model_keys.items():
-        found |= _slots(foreign, held, "", tensors, spec.layers_by_kind["default"], spec)
-    for i in range(spec.num_layers):
-        prefix, ours = layers.format(i=i), f"layers.{i}."
-        here = {name: tensor for name, tensor in tensors.items() if name.startswith(ours)}
-        for foreign, held in layer_keys.items():
-            found |= _slots(prefix + foreign, held, ours, here, spec.layer(i), spec)
+        found |= _slots(foreign, held, "", tensors, spec, spec)
+    for stack in stacks:
+        for i, layer in enumerate(stack.of(spec)):
+            prefix, ours = stack.theirs.format(i=i), stack.ours.format(i=i)
+            here = {name: tensor for name, tensor in tensors.items() if name.startswith(ours)}
+            for foreign, held in stack.keys.items():
+                found |= _slots(prefix + foreign, held, ours, here, layer, spec)
     if left := set(tensors) - {name for slot in found.values() for name in slot.ours}:
         raise LookupError(f"no foreign name for {', '.join(sorted(left)[:3])}")
     return found

@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from archwright.model.encoder_decoder import EncoderDecoder
+from archwright.model.language_model import LanguageModel
+
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -31,10 +34,17 @@ def build(name: str, attention: str = "", **changes: Any) -> nn.Module:
         entry["model_type"], **copy.deepcopy(entry["kwargs"] | changes)
     )
     torch.manual_seed(0)
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(
+    model: nn.Module = _auto(config).from_config(
         config, attn_implementation=attention or entry["attention"]
     )
     return model.eval()
+
+
+def _auto(config: Any) -> Any:
+    """Return what opens models of a config: those of two stacks have a class of their own."""
+    if config.is_encoder_decoder:
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForCausalLM
 
 
 @torch.no_grad()
@@ -68,10 +78,24 @@ def batch(model: nn.Module) -> tuple[Tensor, Tensor]:
     return tokens, real
 
 
+def inputs(model: nn.Module, tokens: Tensor, real: Tensor) -> dict[str, Any]:
+    """Return what the library's model reads; in a model of two stacks, each text is the source of the other."""
+    mask = {"input_ids": tokens, "attention_mask": real.long()}
+    if not model.config.is_encoder_decoder:
+        return mask
+    return {**mask, "decoder_input_ids": tokens.flip(0), "use_cache": False}
+
+
 def logits(model: nn.Module, tokens: Tensor, real: Tensor) -> Tensor:
     """Return the library's logits."""
-    out: Tensor = model(tokens, attention_mask=real.long()).logits
+    out: Tensor = model(**inputs(model, tokens, real)).logits
     return out
+
+
+def own_logits(model: LanguageModel, tokens: Tensor, real: Tensor) -> Tensor:
+    """Return our logits of the same."""
+    targets = (tokens.flip(0),) if isinstance(model, EncoderDecoder) else ()
+    return model(tokens, *targets, padding_mask=real).logits
 
 
 def save(model: nn.Module, folder: Path) -> Path:
@@ -84,7 +108,7 @@ def save(model: nn.Module, folder: Path) -> Path:
 
 def reopen(folder: Path, like: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
     """Return the library's model of a folder, and what was not right about its keys."""
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    model, info = _auto(like.config).from_pretrained(
         folder,
         attn_implementation=like.config._attn_implementation,
         dtype=torch.float32,

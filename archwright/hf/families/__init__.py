@@ -26,6 +26,7 @@ from archwright.hf.families import (
     phi,
     qwen,
     salesforce,
+    t5,
 )
 from archwright.hf.family import Family
 
@@ -117,6 +118,9 @@ FAMILIES: dict[str, Family] = {
         deepseek.DEEPSEEK_V2,
         deepseek.DEEPSEEK_V3,
         glm.GLM4_MOE_LITE,
+        t5.T5,
+        t5.MT5,
+        t5.UMT5,
     )
 }
 """A model is written as the first family that can hold it."""

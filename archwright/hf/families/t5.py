@@ -1,0 +1,140 @@
+"""T5 and its line, of Google: two stacks with relative positions and no scale of scores."""
+
+from typing import Any
+
+from archwright.hf.families.common import TIED
+from archwright.hf.family import Family
+from archwright.hf.lenses import (
+    GATED_ACTIVATIONS,
+    Activation,
+    Computed,
+    Config,
+    Field,
+    Get,
+    Refuse,
+    Set,
+    Table,
+)
+from archwright.hf.two_stacks import in_both
+from archwright.hf.weight_map import Mapped, When
+
+ATTENTIONS = ("attention", "encoder.attention", "cross_attention")
+DROPPED = ("residual", "attention", "feedforward")
+GATED = {
+    f"gated-{name}": table
+    for name, table in GATED_ACTIVATIONS.items()
+    if name not in ("gelu", "gelu_pytorch_tanh", "gelu_fast")  # gated-gelu is the approximation
+}
+FEEDFORWARD = Activation(
+    "feed_forward_proj",
+    gated=False,
+    names={"gated-gelu": GATED_ACTIVATIONS["gelu_new"], **GATED},
+)
+"""The function of a feed-forward, and whether it is gated, in one word."""
+
+
+def _read_head(config: Config) -> Table:
+    """Return the head: T5's has the embedding's table, and logits over sqrt(dim). A config that denies the first means
+    the second too, unless it says so itself, as newer files do."""
+    tied = config["tie_word_embeddings"] is not False
+    scaled = config.get("scale_decoder_outputs", tied)
+    return {"head": {"tied": tied} | (_scaled(config) if scaled else {})}
+
+
+def _scaled(config: Config) -> Table:
+    return {"logit_scale": config["d_model"] ** -0.5}
+
+
+def _write_head(get: Get) -> dict[str, Any]:
+    tied, scaled = get("head.tied"), get("head.logit_scale") != 1
+    more = {} if tied == scaled else {"scale_decoder_outputs": scaled}
+    return {"tie_word_embeddings": tied, **more}
+
+
+BIAS = "layer.0.SelfAttention.relative_attention_bias"
+"""The table of a layer of its own (umT5), or the first layer's for all (T5)."""
+
+
+def _attention(layer: str, ours: str) -> dict[str, Mapped]:
+    maps = {"q": "query", "k": "key", "v": "value", "o": "out"}
+    return {f"{layer}.{name}": f"{ours}.{map_}" for name, map_ in maps.items()}
+
+
+def _layer(feedforward: str) -> dict[str, Mapped]:
+    """Return the names within a layer whose feed-forward is called so."""
+    inner = f"{feedforward}.DenseReluDense"
+    return {
+        "layer.0.layer_norm": "residual.norms.attention",
+        **_attention("layer.0.SelfAttention", "attention"),
+        BIAS: "attention.position.table",
+        f"{feedforward}.layer_norm": "residual.norms.feedforward",
+        f"{inner}.wi": When("feedforward.gated", False, "feedforward.up"),
+        f"{inner}.wi_0": "feedforward.gate",
+        f"{inner}.wi_1": When("feedforward.gated", True, "feedforward.up"),
+        f"{inner}.wo": "feedforward.down",
+    }
+
+
+ENCODER = _layer("layer.1")
+DECODER = {
+    **_layer("layer.2"),
+    "layer.1.layer_norm": "residual.norms.cross_attention",
+    **_attention("layer.1.EncDecAttention", "cross_attention"),
+}
+
+T5 = Family(
+    "t5",
+    "T5ForConditionalGeneration",
+    lenses=(
+        Set({"encoder.kind": "stack", "cross_attention.kind": "softmax"}),
+        Field("vocab_size", "vocab_size"),
+        Field("n_positions", "context_length"),
+        Field("d_model", "dim"),
+        Field("num_layers", "encoder.num_layers"),
+        Field("num_decoder_layers", "num_layers", same_as="num_layers"),
+        Field("num_heads", tuple(f"{a}.num_heads" for a in ATTENTIONS)),
+        Field("d_kv", tuple(f"{a}.head_dim" for a in ATTENTIONS)),
+        Set({f"{a}.scale.kind": "none" for a in ATTENTIONS}),
+        Field("dropout_rate", ("embedding.dropout", "cross_attention.dropout")),
+        *in_both(
+            Set({"attention.kind": "softmax", "residual.kind": "pre"}),
+            Set({"norm.kind": "rms", "norm.weight": "plain", "norm.scale_in": "input_dtype"}),
+            Field("layer_norm_epsilon", "norm.eps"),
+            Set({"position.kind": "t5"}),
+            Field("relative_attention_num_buckets", "position.num_buckets"),
+            Field("relative_attention_max_distance", "position.max_distance"),
+            Set({"position.shared": True}),
+            FEEDFORWARD,
+            Field("d_ff", "feedforward.hidden_dim"),
+            Field("dropout_rate", tuple(f"{a}.dropout" for a in DROPPED)),
+        ),
+        Refuse("is_decoder", (False,)),
+        Computed(_read_head, _write_head, "tie_word_embeddings"),
+    ),
+    layers="decoder.block.{i}.",
+    layer_keys=DECODER,
+    encoder_layers="encoder.block.{i}.",
+    encoder_layer_keys=ENCODER,
+    model_keys={
+        "shared": "embedding",
+        f"encoder.block.0.{BIAS}": "encoder.relatives.relative_0.table",
+        f"decoder.block.0.{BIAS}": "relatives.relative_0.table",
+        "encoder.final_layer_norm": "encoder.norm",
+        "decoder.final_layer_norm": "norm",
+        "lm_head": "head",
+    },
+    prefix="",
+    ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    endings={f"{stack}.embed_tokens.weight": "shared.weight" for stack in ("encoder", "decoder")},
+    undeclared={"n_positions": 512, "tie_word_embeddings": True},
+)
+
+MT5 = T5.derive("mt5", "MT5ForConditionalGeneration", TIED)
+
+UMT5 = T5.derive(
+    "umt5",
+    "UMT5ForConditionalGeneration",
+    TIED,
+    Computed(lambda config: {"head": _scaled(config)}, lambda get: {}),
+    *in_both(Set({"position.shared": False})),
+)

@@ -1,0 +1,128 @@
+"""Checkpoints of models of two stacks: what files of T5 and its line have beside what all have."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from archwright import hf
+from archwright.hf.exporting import exportable
+from archwright.hf.families.t5 import T5, UMT5
+from archwright.hf.verifying import verify
+from archwright.spec.errors import UserError
+from tests.hf.library import batch, build, logits, own_logits, randomise, reopen, save
+
+WEIGHTS = "model.safetensors"
+
+
+EXACT = 1e-9
+"""Difference of two float64 computations up to which they agree; scores without a scale make float32 coarse."""
+
+
+@pytest.fixture(autouse=True)
+def _float64_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's norm takes its mean in float32, whatever it gets."""
+    from transformers.models.t5 import modeling_t5
+
+    def forward(norm: nn.Module, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+
+    monkeypatch.setattr(modeling_t5.T5LayerNorm, "forward", forward)
+
+
+def apart(theirs: nn.Module, ours: hf.Loaded) -> float:
+    """Return the largest difference of two logits, in float64."""
+    tokens, real = batch(theirs)
+    exact = copy.deepcopy(theirs).double()
+    with torch.no_grad():
+        found = own_logits(ours.model.double(), tokens, real) - logits(exact, tokens, real)
+    ours.model.float()
+    return float(found[real].abs().max())
+
+
+def test_a_head_of_its_own_is_kept_and_its_logits_are_not_scaled(tmp_path: Path) -> None:
+    """T5 v1.1, as published: a config that ties nothing, and a table for the head in the file."""
+    theirs = build("t5_v1_1")
+    theirs.lm_head.weight = nn.Parameter(theirs.lm_head.weight.detach().clone())
+    randomise(theirs)
+    ours = hf.load(save(theirs, tmp_path / "in"))
+    head = ours.spec.head
+    assert (head.tied, head.logit_scale) == (False, 1.0)
+    assert apart(theirs, ours) < EXACT
+    hf.save(ours.model, tmp_path / "out")
+    back, wrong = reopen(tmp_path / "out", theirs)
+    assert not wrong
+    assert apart(back, ours) < EXACT
+    assert T5.spec({"tie_word_embeddings": False}).head == T5.spec(T5.config(ours.spec)).head
+
+
+def test_old_files_repeat_tables_and_hold_one_that_nothing_reads(tmp_path: Path) -> None:
+    theirs = randomise(build("t5"))
+    file = save(theirs, tmp_path) / WEIGHTS
+    tensors = load_file(file)
+    for name in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"):
+        tensors[f"{name}.weight"] = tensors["shared.weight"].clone()
+    unread = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    tensors[unread] = torch.ones(32, 4)
+    save_file(tensors, file, {"format": "pt"})
+    assert apart(theirs, hf.load(tmp_path)) < EXACT
+    del tensors["shared.weight"]  # whose values stand under the other names too
+    save_file(tensors, file, {"format": "pt"})
+    assert apart(theirs, hf.load(tmp_path)) < EXACT
+
+
+def test_stacks_may_differ_in_depth(tmp_path: Path) -> None:
+    theirs = randomise(build("t5", num_layers=1, num_decoder_layers=3))
+    ours = hf.load(save(theirs, tmp_path))
+    assert ours.spec.encoder_model is not None
+    assert (ours.spec.encoder_model.num_layers, ours.spec.num_layers) == (1, 3)
+    assert apart(theirs, ours) < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t5", "umt5"])
+def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
+    folder = save(randomise(build(name)), tmp_path / "in")
+    certificate = verify(folder)
+    assert certificate.agrees
+    assert certificate.comparisons[0].first is None  # in float32
+    _, model = hf.import_run(folder, tmp_path / "run")
+    assert hf.export_run(tmp_path / "run", tmp_path / "out") == name
+    again = hf.load(tmp_path / "out").model.state_dict()
+    assert all(torch.equal(again[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj: found 'gated-tanh'"),
+        ({"is_decoder": True}, "is_decoder: found True"),
+        ({"num_layers": 0, "num_decoder_layers": 2}, "found 0 layers; expected 1 to 100,000"),
+    ],
+)
+def test_what_is_not_here_is_refused_by_its_name(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        T5.spec(config)
+
+
+@pytest.mark.parametrize("path", ["encoder.norm.eps=0.01", "encoder.attention.head_dim=32"])
+def test_stacks_that_differ_where_a_config_has_one_word_are_not_written(path: str) -> None:
+    spec = T5.spec({"d_model": 64, "num_heads": 2})
+    assert exportable(spec) is T5
+    with pytest.raises(UserError, match=path.replace("=", " = ")):
+        exportable(spec.override(path), "t5")
+
+
+def test_layers_share_their_distances_or_not() -> None:
+    spec = T5.spec({})
+    shared = [spec.position, spec.encoder_model and spec.encoder_model.position]
+    assert [p.is_shared for p in shared if p] == [True, True]
+    own = UMT5.spec({})
+    assert own.encoder_model is not None
+    assert not own.position.is_shared
+    assert not own.encoder_model.position.is_shared
