@@ -45,6 +45,6 @@ def test_an_unknown_device_is_one_line_with_the_nearest(name: str, end: str) -> 
 
 
 def test_a_precision_that_a_device_lacks() -> None:
-    with pytest.raises(UserError, match='^precision: found "fp8"; tpu-v5p has bf16, int8') as error:
+    with pytest.raises(UserError, match='precision: found "fp8"; tpu-v5p has bf16, int8') as error:
         load_hardware("tpu-v5p").peak("fp8")
     assert len(error.value.lines) == 1
