@@ -20,6 +20,7 @@ VERBS = {
     "import": "take a checkpoint in Hugging Face's layout in as a run",
     "export": "write a run's model as a folder that transformers loads",
     "verify": "compare a checkpoint's logits here with those of transformers",
+    "plan": "say what a model costs before it is trained: FLOPs, memory, days, price, speed",
     "profile": "measure where the time of a training step goes, part by part",
     "report": "write a run's page of curves and numbers",
     "list": "list published models, recipes, runs, or all choices of every axis",
@@ -46,7 +47,7 @@ start here:
 """
 
 
-SLOW = {"train", "compare", "generate", "eval", "import", "export", "verify", "profile"}
+SLOW = {"train", "compare", "generate", "eval", "import", "export", "verify", "plan", "profile"}
 """Verbs that import torch."""
 PATIENCE = 1.5
 """Seconds after which such a verb says that it is at work, if it has printed nothing."""

@@ -1,5 +1,7 @@
 """Parameters and FLOPs, counted from the built model."""
 
+from collections.abc import Iterator
+
 from torch import nn
 
 from archwright.model.language_model import LanguageModel
@@ -44,9 +46,28 @@ def flops_per_token(model: LanguageModel, length: int, target_length: int | None
         target_length: tokens that a decoder reads beside a source of `length`, by default as many; FLOPs are for each
             token of the source then, and its share of those.
     """
-    return (1 + BACKWARD) * (
-        2.0 * _products(model, length, target_length) + branch_flops(model, length, target_length)
-    )
+    return (1 + BACKWARD) * sum(forward_flops(model, length, target_length).values())
+
+
+def forward_flops(
+    model: LanguageModel, length: int, target_length: int | None = None
+) -> dict[str, float]:
+    """Return the FLOPs of a forward pass on one token by part, layers added up: of matrix products under the names of
+    `parameters_by_part`; of what branches do beside them, such as scores, under `layers.<branch>` or
+    `encoder.layers.<branch>`. See `flops_per_token`."""
+    found = {f"{name}.weight": 2.0 * n for name, n in _products(model, length, target_length)}
+    by_part: dict[str, float] = {}
+    for name, number in (*found.items(), *_branches(model, length, target_length)):
+        part = ".".join(w for w in name.removesuffix(".weight").split(".") if not w.isdigit())
+        by_part[part] = by_part.get(part, 0.0) + number
+    return by_part
+
+
+def next_token_flops(model: LanguageModel, length: int) -> float:
+    """Return the FLOPs of a forward pass on the last token of a text of `length` tokens, the others being cached."""
+    products = sum(number for _, number in _products(model, length, None))
+    before = (length - 1) * branch_flops(model, length - 1) if length > 1 else 0.0
+    return 2.0 * products + length * branch_flops(model, length) - before
 
 
 def run_flops_per_token(run: RunSpec, model: LanguageModel) -> float:
@@ -57,24 +78,31 @@ def run_flops_per_token(run: RunSpec, model: LanguageModel) -> float:
 
 def branch_flops(model: LanguageModel, length: int, target_length: int | None = None) -> float:
     """Return the FLOPs per token of all branches beside their maps, such as scores and their use, forward."""
+    return sum(number for _, number in _branches(model, length, target_length))
+
+
+def _branches(
+    model: LanguageModel, length: int, target_length: int | None
+) -> Iterator[tuple[str, float]]:
+    """Yield the FLOPs per token of each branch beside its maps."""
     target_length = target_length or length
-    share, decoder, total = target_length / length, {*model.stack}, 0.0
+    share, decoder = target_length / length, {*model.stack}
     for layer in model.all_layers:
         in_decoder = layer in decoder
         for name in layer.branches:
             branch = layer.branch(name)
             # Cross-attention reads all of the source, other branches their own text.
             own = target_length if in_decoder and not branch.source_maps else length
-            total += branch.flops_per_token(own) * (share if in_decoder else 1.0)
-    return total
+            flops = branch.flops_per_token(own) * (share if in_decoder else 1.0)
+            yield f"{'' if in_decoder else 'encoder.'}layers.{name}", flops
 
 
-def _products(model: LanguageModel, length: int, target_length: int | None) -> float:
-    """Return the multiplications of all matrix products for a token."""
+def _products(
+    model: LanguageModel, length: int, target_length: int | None
+) -> Iterator[tuple[str, float]]:
+    """Yield the multiplications for a token of each matrix product."""
     share = (target_length or length) / length
     of_source = {*model.source_maps}
-    return sum(
-        m.active_fraction * m.weight.numel() * (1.0 if m in of_source else share)
-        for m in model.modules()
-        if isinstance(m, Linear)
-    )
+    for name, m in model.named_modules():
+        if isinstance(m, Linear):
+            yield name, m.active_fraction * m.weight.numel() * (1.0 if m in of_source else share)

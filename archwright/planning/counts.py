@@ -3,7 +3,7 @@
 from archwright.catalogue.parameter_counts import Counts
 from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
-from archwright.planning.cost import active_parameters, parameters_by_part
+from archwright.planning.cost import active_parameters, forward_flops, parameters_by_part
 from archwright.spec.model_spec import ModelSpec
 
 LAYER_PARTS = {
@@ -28,9 +28,28 @@ def counted(model: LanguageModel) -> Counts:
     """Return the numbers of parameters of a model that is built."""
     parts: dict[str, int] = {}
     for name, number in parameters_by_part(model).items():
-        first, *below = name.split(".")
-        part = "norms" if first == "norm" else first
-        if first == "layers":
-            part = LAYER_PARTS.get(".".join(below), LAYER_PARTS.get(below[0], below[0]))
+        part = _part(name)
         parts[part] = parts.get(part, 0) + number
     return Counts(parts, active_parameters(model))
+
+
+def forward_flops_by_part(model: LanguageModel, length: int) -> dict[str, float]:
+    """Return the FLOPs of a forward pass on one token of a text of `length` tokens: of each part of `counted` its
+    matrix products, and apart from them what mixers compute between tokens, such as scores and their use."""
+    parts: dict[str, float] = {}
+    mixers = {name for layer in model.all_layers for name in layer.mixers()}
+    for name, number in forward_flops(model, length).items():
+        part = _part(name)
+        if name.startswith("layers.") and name.removeprefix("layers.") in mixers:
+            part = f"{part} between tokens"
+        if number:
+            parts[part] = parts.get(part, 0.0) + number
+    return parts
+
+
+def _part(name: str) -> str:
+    """Return what readers call the part of a model with this dotted name."""
+    first, *below = name.split(".")
+    if first == "layers":
+        return LAYER_PARTS.get(".".join(below), LAYER_PARTS.get(below[0], below[0]))
+    return "norms" if first == "norm" else first

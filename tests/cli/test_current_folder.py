@@ -39,6 +39,7 @@ COMMANDS = {
     "export": "runs/modern exported",
     "import": "exported --out runs/imported",
     "verify": "exported",
+    "plan": "modern --devices 1",
     "profile": "modern dim=32 num_layers=1 context_length=32 --seconds 0.1 --precision fp32 --kernel sdpa",
     "report": "runs/modern",
     "list": "runs",

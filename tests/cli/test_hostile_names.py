@@ -41,6 +41,7 @@ COMMANDS = {
     "export": ("{bad} out", "runs/modern out --family {bad}"),
     "import": ("{bad}", "checkpoint --out {bad}"),
     "verify": ("{bad}", "checkpoint"),
+    "plan": ("{bad}", "model.toml", "modern :{bad}=1", "modern --hardware {bad} --tokens {bad}"),
     "profile": ("{bad}", "modern --kernel {bad}"),
     "report": ("{bad}", "runs/{bad}"),
     "list": ("{bad}", "runs", "choices {bad}"),

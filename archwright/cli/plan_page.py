@@ -1,0 +1,150 @@
+"""Output of `archwright plan`: a page on one model, or several side by side."""
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+
+from archwright import format as fmt
+from archwright.cli.parser import terminal_width
+from archwright.planning.advice import advice
+from archwright.planning.cost import BACKWARD
+from archwright.planning.plans import Plan, Range
+
+PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "logits")
+Row = tuple[str, str, str]
+
+
+def page(found: Plan) -> Iterator[str]:
+    """Yield the lines of a page on one model."""
+    yield _title(found)
+    yield from _section("model", _model(found))
+    yield from ("", *_parts(found))
+    yield from _section("training", _training(found))
+    yield from _section("memory on each device", _memory(found))
+    yield from _section("serving, at best", _serving(found))
+    if lines := [*advice(found)]:
+        yield from ("", "change first")
+        for line in lines:
+            yield from textwrap.wrap(
+                line, terminal_width(), initial_indent="  ", subsequent_indent="  "
+            )
+
+
+def side_by_side(found: Mapping[str, Plan]) -> Iterator[str]:
+    """Yield a table with a column for each model."""
+    yield _title(next(iter(found.values())), name="")
+    yield ""
+    columns = {
+        name: [*_model(each), *_training(each), *_serving(each)] for name, each in found.items()
+    }
+    labels = list(dict.fromkeys(label for rows in columns.values() for label, _, _ in rows))
+    texts = {name: {label: text for label, text, _ in rows} for name, rows in columns.items()}
+    table = [["", *found]]
+    table += [[label, *(texts[name].get(label, "-") for name in found)] for label in labels]
+    yield from fmt.columns(table, right=range(1, len(found) + 1))
+
+
+def _title(found: Plan, name: str | None = None) -> str:
+    work = found.workload
+    devices = f"{work.devices:,} x {work.hardware.title}, {work.precision}"
+    name = found.name if name is None else name
+    return ": ".join(filter(None, (name, devices)))
+
+
+def _model(found: Plan) -> Iterator[Row]:
+    yield "parameters", fmt.count(found.counts.total), "counted"
+    if found.counts.active != found.counts.total:
+        yield "active parameters", fmt.count(found.counts.active), "counted"
+    yield "context", f"{found.context:,} tokens", ""
+    yield "FLOPs per token", fmt.flops(found.flops_per_token), "counted, forward and backward"
+    yield "cache per token", fmt.size(found.kv_cache_bytes_per_token), "counted, in 16 bits"
+    yield "cache per text", fmt.size(found.cache_bytes_per_text), "counted, in 16 bits"
+
+
+def _parts(found: Plan) -> Iterator[str]:
+    """Yield a table of parts: parameters, and FLOPs per token forward and backward, with their shares."""
+    total = sum(found.forward_flops.values())
+    rows = [("part", "parameters", "share", "forward", "backward", "share")]
+    for part in dict.fromkeys([*found.counts.parts, *found.forward_flops]):
+        number, flops = found.counts.parts.get(part, 0), found.forward_flops.get(part, 0.0)
+        rows.append(
+            (
+                part,
+                fmt.count(number) if number else "-",
+                fmt.percent(number / found.counts.total) if number else "-",
+                fmt.flops(flops) if flops else "-",
+                fmt.flops(BACKWARD * flops) if flops else "-",
+                fmt.percent(flops / total) if flops else "-",
+            )
+        )
+    yield from fmt.columns(rows, right=range(1, 6))
+
+
+def _training(found: Plan) -> Iterator[Row]:
+    work, training = found.workload, found.training
+    least, most = (fmt.percent(share) for share in work.mfu)
+    at = f"estimated, at {least}" if least == most else f"estimated, at {most} to {least}"
+    yield "tokens", fmt.count(training.tokens), f"{fmt.exact(training.steps)} steps"
+    yield "FLOPs", fmt.flops(training.flops), "counted"
+    yield "step at the peak", fmt.duration(training.bound), "a bound, by FLOPs"
+    if training.exchange is not None:
+        yield "links in a step", fmt.duration(training.exchange), "a bound, inside one server"
+    yield "step", _between(training.step, fmt.duration), f"{at} of the peak"
+    yield "days", _between(training.days, fmt.significant), "estimated"
+    yield "device hours", _between(training.device_hours, fmt.count), "estimated"
+    if training.energy is not None:
+        text = _between(training.energy.times(1000), fmt.count)
+        yield "energy, Wh", text, "estimated, of devices alone at full power"
+    if training.cost is not None:
+        yield "price", _between(training.cost, fmt.count), f"estimated, at {work.price:g} an hour"
+    yield "fits", _fit(found), "estimated"
+
+
+def _fit(found: Plan) -> str:
+    if found.setup is not None:
+        return f"{found.setup.split.name}, checkpointing {found.setup.checkpointing}"
+    if found.fewest_devices is None:
+        return "no, nor on more devices"
+    return f"no, but on {found.fewest_devices:,} devices"
+
+
+def _memory(found: Plan) -> Iterator[Row]:
+    setup = found.setup or found.smallest
+    for name in PARTS:
+        number = float(getattr(setup.memory, name))
+        if number:
+            yield name, fmt.size(number), "counted" if name in PARTS[:3] else "estimated"
+    total = setup.memory.total
+    share = fmt.percent(total / found.workload.hardware.memory_bytes)
+    yield "all", fmt.size(total), f"{share} of {fmt.size(found.workload.hardware.memory_bytes)}"
+
+
+def _serving(found: Plan) -> Iterator[Row]:
+    serving = found.serving
+    if serving is None:
+        yield "serving", "does not fit, or keeps no cache", ""
+        return
+    yield (
+        "devices for one copy",
+        f"{serving.devices:,}",
+        f"weights: {fmt.size(serving.weight_bytes)}",
+    )
+    speeds = {
+        "reading": (serving.prefill_tokens_per_second, "one text"),
+        "writing": (serving.decode_tokens_per_second, "one text, after the context"),
+        "writing, all texts": (
+            serving.decode_tokens_per_second_at_largest_batch,
+            f"{serving.largest_batch:,} texts, the most whose caches fit",
+        ),
+    }
+    for name, (speed, of) in speeds.items():
+        yield name, f"{fmt.count(speed)} tokens/s", f"a bound: {of}"
+
+
+def _between(found: Range, text: Callable[[float], str]) -> str:
+    ends = dict.fromkeys((text(found.least), text(found.most)))
+    return " to ".join(ends)
+
+
+def _section(title: str, rows: Iterator[Row]) -> Iterator[str]:
+    yield from ("", title)
+    yield from (f"  {line}" for line in fmt.columns([*rows], first_width=20))

@@ -1,0 +1,83 @@
+"""archwright plan"""
+
+import json
+from collections.abc import Sequence
+
+from archwright import presets
+from archwright.cli.parser import Parser
+from archwright.spec.errors import UserError
+
+ABOUT = """\
+Say what a model costs before anything is spent: parameters, FLOPs, memory, whether a training fits and
+how it would have to be split, its days, energy and price, and how fast the model reads and writes.
+
+WHAT is a model or several, which then stand side by side. As in compare, a variant is a model's name, and
+after colons what it changes; without a name it changes the first. KEY=VALUE holds for all.
+
+Parameters, FLOPs and caches are counted from the model, built without memory. Activations, splits and
+times are estimated: times from the stated utilisation of published peaks (--mfu). Speeds of serving are
+bounds, by the roofline: bytes over bandwidth and FLOPs over peak. Nothing is measured.
+
+Weights, gradients and moments are in 32 bits, activations in 16; a plan fills 90 % of a device's memory.
+DDP keeps all of a model on each device, FSDP its share; tensor parallel shares out layers and activations.
+Checkpointing computes again: selective norms, activations and gates, full whole layers. Keys of --json:
+docs/planning.md
+
+devices: {devices}"""
+
+EXAMPLES = """\
+  archwright plan llama-3-70b --hardware h200 --devices 64 --tokens 15T --context 8192 --batch 4M
+  archwright plan llama-3-8b --hardware rtx-4090 --devices 1 --tokens 20xparams --price 0.5
+  archwright plan llama-3-70b :attention.num_kv_heads=64 :attention.num_kv_heads=1
+  archwright plan mine.toml optimizer.kind=muon --mfu 0.35-0.45 --json"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Print a model's costs, or those of several side by side."""
+    devices = sorted(path.stem for path in (presets.FOLDER / "hardware").glob("*.toml"))
+    parser = Parser("plan", ABOUT.format(devices=", ".join(devices)), EXAMPLES)
+    parser.add_argument("what", nargs="+", metavar="WHAT", help="models, variants, KEY=VALUE")
+    add = parser.add_argument
+    add("--hardware", default="h100", metavar="NAME", help="a device (default: h100)")
+    add("--devices", type=int, default=8, metavar="N", help="how many of them (default: 8)")
+    add("--precision", default="bf16", metavar="P", help="of matrix products (default: bf16)")
+    add("--tokens", default="20xparams", metavar="N", help="15T, 300B (default: 20xparams)")
+    add("--batch", default="4M", metavar="N", help="tokens of a step (default: 4M)")
+    add("--context", type=int, metavar="N", help="tokens of a text (default: the model's)")
+    add("--mfu", default="0.3-0.5", metavar="X", help="share of the peak (default: 0.3-0.5)")
+    add("--price", type=float, metavar="X", help="of a device for an hour")
+    add("--json", action="store_true", help="print JSON: of several models a list")
+    options, _ = parser.parse_with_parts(words)
+    from archwright.planning.workload import workload
+
+    work = workload(
+        hardware=options.hardware,
+        devices=options.devices,
+        precision=options.precision,
+        tokens=options.tokens,
+        batch=options.batch,
+        context=options.context,
+        mfu=options.mfu,
+        price=options.price,
+    )
+    from archwright.cli.plan_page import page, side_by_side
+    from archwright.cli.plan_variants import variants
+    from archwright.planning.plans import Plan, plan
+
+    found: dict[str, Plan] = {}
+    lines: list[str] = []
+    runs = variants(options.what)
+    for name, each in runs.items():
+        try:
+            found[name] = plan(each, work)
+        except UserError as error:
+            lines += (line if len(runs) == 1 else f"{name}: {line}" for line in error.lines)
+    if lines:
+        raise UserError(*lines)
+    if options.json:
+        records = [{**each.record(), "name": name} for name, each in found.items()]
+        print(json.dumps(records if len(records) > 1 else records[0], indent=2))
+    else:
+        lines = [*(side_by_side(found) if len(found) > 1 else page(*found.values()))]
+        print("\n".join(lines))
+    return 0

@@ -1,0 +1,60 @@
+"""What to change first, where a plan says that something dominates."""
+
+from collections.abc import Iterator
+
+from archwright import format as fmt
+from archwright.planning.plans import Plan
+
+MUCH = 0.25
+"""Share from which on a part is worth a word."""
+
+
+def advice(found: Plan) -> Iterator[str]:
+    """Yield a sentence for what stands out, the most pressing first."""
+    yield from _fit(found)
+    total = sum(found.forward_flops.values())
+    for part, flops in found.forward_flops.items():
+        if flops >= MUCH * total and part.endswith("between tokens"):
+            yield (
+                f"{part}: {fmt.percent(flops / total)} of the FLOPs at this context; windows in some layers, or a "
+                "shorter context in most of the training, take less"
+            )
+        elif flops >= MUCH * total and part == "head":
+            yield (
+                f"head: {fmt.percent(flops / total)} of the FLOPs; a smaller vocabulary takes less"
+            )
+    exchange = found.training.exchange
+    if exchange is not None and exchange > found.training.bound:
+        yield (
+            f"links: {fmt.duration(exchange)} of a step, where products take {fmt.duration(found.training.bound)} at "
+            "best; more tokens a step for each device, or devices that keep their weights, as of experts, take less"
+        )
+    serving = found.serving
+    if serving is not None and serving.largest_batch < 32:
+        yield (
+            f"cache: {fmt.size(found.cache_bytes_per_text)} a text, so that {serving.largest_batch} are served at "
+            "once; fewer heads of keys and values, latent attention, windows, or more devices serve more"
+        )
+
+
+def _fit(found: Plan) -> Iterator[str]:
+    work, setup = found.workload, found.setup
+    least = found.smallest.memory
+    if setup is None and least.total > found.memory:
+        sizes = vars(least)
+        most = max(sizes, key=lambda name: float(sizes[name]))
+        yield (
+            f"memory: at least {fmt.size(least.total)} on each device, of which {fmt.size(sizes[most])} are {most}; "
+            f"a plan fills {fmt.size(found.memory)}"
+        )
+    elif setup is None:
+        texts = work.batch_tokens / found.context
+        yield (
+            f"batch: {fmt.significant(texts)} texts a step are too few for {work.devices:,} devices; expected a "
+            "larger --batch, or fewer devices"
+        )
+    elif setup.checkpointing == "full":
+        yield (
+            "memory: whole layers are computed again, which takes up to a third more FLOPs than are counted; more "
+            "devices, or texts that are shorter, would spare that"
+        )

@@ -1,0 +1,233 @@
+"""What a model costs, before anything is spent: counted from the model built without memory, and from there on
+estimated."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from archwright.catalogue.parameter_counts import Counts
+from archwright.model.build import build
+from archwright.planning.cost import BACKWARD
+from archwright.planning.counts import counted, forward_flops_by_part
+from archwright.planning.memory import cache_bytes
+from archwright.planning.serving import Serving, serving
+from archwright.planning.training_memory import USABLE, Needs, Setup, setups
+from archwright.planning.workload import Workload
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import RunSpec
+
+MOST_ASKED = 2**17
+"""Devices beyond which no way to train is looked for."""
+EVIDENCE = {
+    "parameters": "counted",
+    "active_parameters": "counted",
+    "flops_per_token": "counted",
+    "kv_cache_bytes_per_token": "counted",
+    "cache_bytes_per_text": "counted",
+    "training_flops": "counted",
+    "training_memory_bytes": "estimated",
+    "training": "estimated",
+    "serving": "estimated",
+}
+"""How each number of a record was found: counted from the built model, or estimated from what is counted. Speeds are
+bounds of published peaks; nothing is measured."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The least and the most of a number."""
+
+    least: float
+    most: float
+
+    def times(self, factor: float) -> "Range":
+        """Return both times a factor."""
+        return Range(self.least * factor, self.most * factor)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training takes."""
+
+    tokens: float
+    flops: float
+    """FLOPs of the whole training, without those that are computed again."""
+    steps: float
+    bound: float
+    """Seconds of a step at the peak."""
+    exchange: float | None
+    """Seconds of a step in which weights and gradients pass between devices of one server, if all links are full;
+    None: one device, no way to train, or no published link."""
+    step: Range
+    """Seconds of a step at the stated utilisation."""
+    device_hours: Range
+    days: Range
+    energy: Range | None
+    """kWh of the devices alone at full power; None: no published power."""
+    cost: Range | None
+    """In the currency of the price; None: no price is given."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a model costs on some devices."""
+
+    name: str
+    workload: Workload
+    context: int
+    counts: Counts
+    forward_flops: dict[str, float]
+    """FLOPs of a forward pass on a token, by part; a backward pass takes twice as many."""
+    kv_cache_bytes_per_token: int
+    """Bytes that another token takes in 16 bits, before any window ends."""
+    cache_bytes_per_text: int
+    """Bytes that a text of the context takes in 16 bits."""
+    setup: Setup | None
+    """The first way to train that fits; None: none does."""
+    smallest: Setup
+    """The way to train that takes least memory on each device."""
+    fewest_devices: int | None
+    """The fewest devices, the stated number doubled, on which some way fits; None: not even very many."""
+    training: Training
+    serving: Serving | None
+
+    @property
+    def flops_per_token(self) -> float:
+        """FLOPs of training on one token, forward and backward."""
+        return (1 + BACKWARD) * sum(self.forward_flops.values())
+
+    @property
+    def memory(self) -> float:
+        """Bytes that a device may be filled with."""
+        return USABLE * self.workload.hardware.memory_bytes
+
+    def record(self) -> dict[str, Any]:
+        """Return all numbers as plain data."""
+        memory = (self.setup or self.smallest).memory
+        return {
+            "name": self.name,
+            "hardware": self.workload.hardware.name,
+            "devices": self.workload.devices,
+            "precision": self.workload.precision,
+            "context": self.context,
+            "parameters": self.counts.total,
+            "active_parameters": self.counts.active,
+            "parameters_by_part": self.counts.parts,
+            "flops_per_token": self.flops_per_token,
+            "forward_flops_per_token_by_part": self.forward_flops,
+            "kv_cache_bytes_per_token": self.kv_cache_bytes_per_token,
+            "cache_bytes_per_text": self.cache_bytes_per_text,
+            "training_flops": self.training.flops,
+            "fits": self.setup is not None,
+            "fewest_devices": self.fewest_devices,
+            "split": (self.setup or self.smallest).split.name,
+            "checkpointing": (self.setup or self.smallest).checkpointing,
+            "training_memory_bytes": memory.total,
+            "training_memory_bytes_by_part": asdict(memory),
+            "training": asdict(self.training),
+            "serving": None if self.serving is None else asdict(self.serving),
+            "evidence": EVIDENCE,
+        }
+
+
+def plan(run: RunSpec, work: Workload) -> Plan:
+    """Return what the model of a run costs.
+
+    Raises:
+        UserError: a model that breaks rules, or a context that its positions forbid.
+    """
+    spec = run.model
+    context = work.context or spec.context_length
+    refuse_positions(spec, context)
+    model = build(spec, device="meta")
+    counts, forward = counted(model), forward_flops_by_part(model, context)
+    needs = Needs.of(run, model, context)
+    ways = [*setups(needs, work.devices)]
+    fitting = next((way for way in ways if _fits(way, work, context)), None)
+    smallest = min(ways, key=lambda way: way.memory.total)
+    per_token = (1 + BACKWARD) * sum(forward.values())
+    return Plan(
+        name=spec.name,
+        workload=work,
+        context=context,
+        counts=counts,
+        forward_flops=forward,
+        kv_cache_bytes_per_token=cache_bytes(model, 2) - cache_bytes(model, 1),
+        cache_bytes_per_text=cache_bytes(model, context),
+        setup=fitting,
+        smallest=smallest,
+        fewest_devices=work.devices if fitting else _fewest(needs, work, context),
+        training=_training(work, counts, per_token, context, fitting),
+        serving=serving(model, work.hardware, context, work.precision, work.devices),
+    )
+
+
+def refuse_positions(spec: ModelSpec, context: int) -> None:
+    """Refuse a context beyond the last position.
+
+    Raises:
+        UserError: that it is.
+    """
+    encoder = spec.encoder_model
+    for stack in (spec,) if encoder is None else (spec, encoder):
+        ends = {k.position.kind for k in stack.layers_by_kind.values() if k.position.ends}
+        if ends and context > stack.context_length:
+            raise UserError(
+                f"context: found {context}; expected at most {stack.context_length}, where the "
+                f"{ends.pop()} positions of {spec.name or 'the model'} end"
+            )
+
+
+def _fits(way: Setup, work: Workload, context: int) -> bool:
+    """Tell whether a way to train fits into memory, and each group of devices has a text to read in a step."""
+    texts = max(1.0, work.batch_tokens / context)
+    fits = way.memory.total <= USABLE * work.hardware.memory_bytes
+    return fits and way.split.ranks <= texts
+
+
+def _fewest(needs: Needs, work: Workload, context: int) -> int | None:
+    """Return the stated number of devices, doubled until some way to train fits."""
+    devices = 2 * work.devices
+    while devices <= MOST_ASKED:
+        if any(_fits(way, work, context) for way in setups(needs, devices)):
+            return devices
+        devices *= 2
+    return None
+
+
+def _training(
+    work: Workload, counts: Counts, per_token: float, context: int, setup: Setup | None
+) -> Training:
+    tokens = work.tokens * (counts.total if work.per_parameter else 1)
+    peak, flops = work.devices * work.hardware.peak(work.precision), per_token * tokens
+    bound = per_token * work.batch_tokens / peak
+    seconds = Range(flops / peak / work.mfu[1], flops / peak / work.mfu[0])
+    device_hours = seconds.times(work.devices / 3600)
+    power = work.hardware.power
+    return Training(
+        tokens=tokens,
+        flops=flops,
+        steps=tokens / work.batch_tokens,
+        bound=bound,
+        exchange=None if setup is None else _exchange(work, counts.total, context, setup),
+        step=Range(bound / work.mfu[1], bound / work.mfu[0]),
+        device_hours=device_hours,
+        days=seconds.times(1 / 86400),
+        energy=None if power == "none" else device_hours.times(power / 1000),
+        cost=None if work.price is None else device_hours.times(work.price),
+    )
+
+
+def _exchange(work: Workload, parameters: int, context: int, setup: Setup) -> float | None:
+    """Return the seconds that a step's weights and gradients take between devices.
+
+    FSDP gathers weights in 16 bits before each forward and each backward pass, and adds up gradients in float32; DDP
+    adds gradients up and gives the sums back (Rajbhandari et al., 2019, section 7).
+    """
+    links, split = work.hardware.interconnect_bandwidth, setup.split
+    if links == "none" or split.ranks < 2:
+        return None
+    passes = max(1.0, work.batch_tokens / context / split.ranks)
+    per_parameter = 2 * 2 * passes + 4 if split.sharded else 2 * 4
+    sent = parameters / split.tensor_parallel * (1 - 1 / split.ranks)
+    return sent * per_parameter / links

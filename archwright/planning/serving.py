@@ -1,0 +1,78 @@
+"""How fast a model reads and writes at best: the roofline of bytes over bandwidth and FLOPs over peak."""
+
+from dataclasses import dataclass
+
+from archwright.model.language_model import LanguageModel
+from archwright.parts.linear import Linear
+from archwright.planning.cost import forward_flops, next_token_flops
+from archwright.planning.memory import cache_bytes
+from archwright.planning.training_memory import USABLE
+from archwright.spec.hardware import Hardware
+
+BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
+"""Bytes of a weight by precision."""
+SERVER = 8
+"""Devices of a server."""
+LARGEST = 2**20
+"""Texts at once beyond which nobody serves."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Speeds at best; real ones are below, as links, kernels and scheduling take their time."""
+
+    devices: int
+    """Of one copy of the model: a server, or what it takes to hold the weights and the cache of one text."""
+    weight_bytes: float
+    largest_batch: int
+    """Most texts whose caches fit beside the weights."""
+    prefill_tokens_per_second: float
+    """Of one text that is read."""
+    decode_tokens_per_second: float
+    """Of one text that is written after a context, alone."""
+    decode_tokens_per_second_at_largest_batch: float
+    """Of all texts of the largest batch."""
+
+
+def serving(
+    model: LanguageModel, hardware: Hardware, length: int, precision: str, most_devices: int
+) -> Serving | None:
+    """Return the speeds of a model that reads `length` tokens and goes on; None where it keeps nothing of what it
+    read, reads a source, or does not fit on `most_devices`. The cache is in 16 bits, or in 32 with such weights."""
+    if not model.can_cache or model.spec.encoder_model is not None:
+        return None
+    weights = BYTES[precision] * model.num_parameters()
+    cache = cache_bytes(model, length, itemsize=max(2, int(BYTES[precision])))
+    devices, memory = min(SERVER, most_devices), USABLE * hardware.memory_bytes
+    while devices * memory < weights + cache:
+        devices *= 2
+    if devices > most_devices:
+        return None
+    largest = LARGEST if not cache else min(LARGEST, int((devices * memory - weights) / cache))
+    peak = devices * hardware.peak(precision)
+    bandwidth = devices * hardware.memory_bandwidth
+    reading = sum(forward_flops(model, length).values()) * length / peak
+
+    def step(batch: int) -> float:
+        """Return the seconds of one token for each text of a batch."""
+        read = BYTES[precision] * weights_read(model, batch) + batch * cache
+        return max(read / bandwidth, batch * next_token_flops(model, length) / peak)
+
+    return Serving(
+        devices,
+        weights,
+        largest,
+        length / max(reading, BYTES[precision] * weights_read(model, length) / bandwidth),
+        1 / step(1),
+        largest / step(largest),
+    )
+
+
+def weights_read(model: LanguageModel, tokens: int) -> float:
+    """Return how many weights `tokens` tokens meet together: of experts that each chooses at random with a share a,
+    1 - (1 - a)^tokens. Of an embedding only rows are read."""
+    return sum(
+        m.weight.numel() * (1 - (1 - m.active_fraction) ** tokens)
+        for m in model.modules()
+        if isinstance(m, Linear)
+    )

@@ -1,0 +1,72 @@
+"""Devices that models are planned for: memory, bandwidth, peak speeds and power, as their makers publish them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from archwright import presets
+from archwright.spec.choice import Spec
+from archwright.spec.errors import UserError, nearest
+from archwright.spec.merge import validated
+from archwright.spec.toml import read_toml
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4"]
+"""Kind of number in which factors of a matrix product are given."""
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Hardware(Spec):
+    """One device: what it holds, how fast it reads, and how fast it multiplies at best."""
+
+    name: str = Field("none", examples=["h200"])
+    """Name of the device, as options take it."""
+    title: str = Field("none", examples=["NVIDIA H200 SXM"])
+    """Name of the device, as its maker writes it."""
+    source: str = Field("none", examples=["NVIDIA H200 Tensor Core GPU, data sheet"])
+    """Where the values come from."""
+    memory_bytes: float = Field(80e9, gt=0)
+    """Memory of the device, in bytes."""
+    memory_bandwidth: float = Field(2e12, gt=0)
+    """Bytes per second between its memory and its cores."""
+    interconnect_bandwidth: Positive | Literal["none"] = Field("none", examples=[450e9])
+    """Bytes per second to its neighbours, in one direction."""
+    power: Positive | Literal["none"] = Field("none", examples=[700.0])
+    """Most watts that it is built to draw; none: not published."""
+    peak_flops: dict[Precision, Positive] = Field(
+        default_factory=dict, examples=[{"bf16": 989.4e12, "fp8": 1978.9e12}]
+    )
+    """FLOP/s of dense matrix products at best, by precision of the factors, without sparsity."""
+
+    def peak(self, precision: str) -> float:
+        """Return the FLOP/s at best in a precision.
+
+        Raises:
+            UserError: the device has no published speed in it.
+        """
+        found = {str(name): peak for name, peak in self.peak_flops.items()}
+        if precision not in found:
+            raise UserError(
+                f'precision: found "{precision}"; {self.name} has {", ".join(found)}.'
+                + nearest(precision, found)
+            )
+        return found[precision]
+
+
+def hardware_names() -> list[str]:
+    """Return the names of the devices that are known."""
+    return sorted(path.stem for path in (presets.FOLDER / "hardware").glob("*.toml"))
+
+
+def load_hardware(name: str) -> Hardware:
+    """Return a device by its name.
+
+    Raises:
+        UserError: no such device.
+    """
+    names = hardware_names()
+    if name not in names:
+        raise UserError(
+            f'hardware: found "{name}"; expected one of {", ".join(names)}.{nearest(name, names)}'
+        )
+    values = read_toml(presets.FOLDER / "hardware" / f"{name}.toml")
+    return validated(Hardware, {"name": name, **values})

@@ -1,0 +1,271 @@
+"""Plans against published figures and formulas of their own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from archwright.model import build
+from archwright.optim.groups import build_optimizers
+from archwright.planning.advice import advice
+from archwright.planning.cost import flops_per_token, forward_flops, next_token_flops
+from archwright.planning.counts import counted, forward_flops_by_part
+from archwright.planning.memory import cache_bytes
+from archwright.planning.plans import Plan, plan
+from archwright.planning.serving import weights_read
+from archwright.planning.training_memory import activation_bytes, optimizer_bytes
+from archwright.planning.workload import workload
+from archwright.spec.errors import UserError
+from archwright.spec.read import load, load_run, preset_names
+from tests.tiny import ROOT, surroundings
+
+
+def planned(name: str, *changes: str, **asked: object) -> Plan:
+    run = load_run(name)
+    return plan(run.override(*changes), workload(**asked))  # type: ignore[arg-type]
+
+
+def test_gpt_3() -> None:
+    """3.14e23 FLOPs for 300B tokens (Brown et al., 2020, table D.1), which leaves scores out."""
+    found = planned("gpt-3-175b", tokens="300B")
+    scores = found.forward_flops["attention between tokens"] / sum(found.forward_flops.values())
+    assert found.training.flops * (1 - scores) == pytest.approx(3.14e23, rel=0.01)
+    assert found.training.flops == pytest.approx(3.14e23, rel=0.02)
+
+
+def test_llama_3_405b() -> None:
+    """3.8e25 FLOPs for 15.6T tokens, at 38 to 43 % of the peak, and in use for more than 90 % of the time
+    (Grattafiori et al., 2024, sections 3.2, 3.3.2 and 3.3.4); 30.84M hours of H100s (model card of Llama 3.1)."""
+    asked = {"tokens": "15.6T", "context": 8192, "batch": "16M", "devices": 16384}
+    found = planned("llama-3-405b", mfu="0.38-0.43", **asked)
+    assert found.training.flops == pytest.approx(3.8e25, rel=0.05)
+    hours = found.training.device_hours
+    assert hours.least < 30.84e6 < hours.most / 0.9
+
+
+def test_deepseek_v3() -> None:
+    """2.664M hours of H800s, which compute as H100s do, for 14.8T tokens, and 2.788M with what follows
+    (DeepSeek-AI, 2024, table 1). The share of the peak is not published: it is between a quarter and a half of the
+    peak in 16 bits."""
+    found = planned("deepseek-v3", tokens="14.8T", context=4096, devices=2048, mfu="0.25-0.5")
+    assert found.counts.active == pytest.approx(37e9, rel=0.02)
+    assert found.training.device_hours.least < 2.664e6 < 2.788e6 < found.training.device_hours.most
+
+
+def test_caches() -> None:
+    """Llama 3 70B: 2 * 80 layers * 8 heads * 128 in 16 bits. DeepSeek-V2: 93.3 % less than DeepSeek 67B
+    (DeepSeek-AI, 2024, abstract and figure 1)."""
+    assert planned("llama-3-70b").kv_cache_bytes_per_token == 320 * 1024
+    assert planned("llama-3-70b", "model.attention.num_kv_heads=1").kv_cache_bytes_per_token == (
+        40 * 1024
+    )
+    dense, latent = (planned(n).kv_cache_bytes_per_token for n in ("deepseek-67b", "deepseek-v2"))
+    # 67B keeps its cache in 16 bits, V2 in 6 (section 3.2.3).
+    assert 1 - latent * 6 / 16 / dense == pytest.approx(0.933, abs=0.002)
+
+
+NAMES = preset_names("models")
+BETWEEN = {"layers.attention", "layers.recurrence"}
+NOT_COUNTED = dict.fromkeys(("chinchilla-70b", "gopher-280b"), 4 * 2 * 64 * 63)
+"""FLOPs that `flops_per_token` leaves out: scores of 63 relative distances in four layers (Dai et al., 2019)."""
+
+
+@pytest.mark.sampled(fast=10)
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_counts_the_same_of_every_preset(name: str) -> None:
+    """Of dense attention all pairs are counted there, so they are here. In float64 experts are products of their own,
+    which torch counts."""
+    length = 32
+    spec = load(name).tiny().override("vocab_size=256", f"context_length={length}")
+    model = build(spec).double().use_kernel("eager").eval()
+    tokens = torch.randint(0, 256, (2, length))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(tokens)
+    by_part = forward_flops(model, length)
+    seen = sum(number for part, number in by_part.items() if part in BETWEEN)
+    all_pairs = sum(mixer.flops_per_pair * length for mixer in model.mixers())  # type: ignore[attr-defined]
+    products = sum(by_part.values()) - seen
+    found = counter.get_total_flops() / tokens.numel()
+    assert found == pytest.approx(products + all_pairs + NOT_COUNTED.get(name, 0), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["llama-3-70b", "deepseek-v3", "gemma-3-27b", "gpt-oss-20b"])
+def test_parts_are_the_whole(name: str) -> None:
+    model = build(load(name), device="meta")
+    parts = forward_flops_by_part(model, 4096)
+    assert 3 * sum(parts.values()) == pytest.approx(flops_per_token(model, 4096), rel=1e-12)
+    assert parts.keys() - {"attention between tokens"} <= counted(model).parts.keys() | {"head"}
+
+
+@pytest.mark.parametrize("name", ["modern", "gemma-3-1b", "llama-4-scout"])
+def test_tokens_one_by_one_cost_what_the_text_does(name: str) -> None:
+    model = build(load(name).tiny(), device="meta")
+    alone = sum(next_token_flops(model, n) for n in range(1, 41))
+    assert alone == pytest.approx(40 * flops_per_token(model, 40) / 3, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_an_optimizer_keeps_what_is_planned(kind: str) -> None:
+    run = load_run("modern").override(f"optimizer.kind={kind}")
+    run = run.override("model.dim=64", "model.num_layers=2", "model.vocab_size=128")
+    model = build(run.model)
+    optimizers = build_optimizers(model, run.optimizer)
+    model(torch.zeros(1, 8).long()).logits.sum().backward()
+    for optimizer in optimizers.values():
+        optimizer.step()
+    kept = sum(
+        value.numel() * value.element_size()
+        for optimizer in optimizers.values()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.numel() > 1
+    )
+    assert optimizer_bytes(run, model) == kept
+
+
+def test_activations_of_gpt_are_those_of_the_paper() -> None:
+    """34 bytes for each of s * h without scores (Korthikanti et al., 2022, equation 2 without 5 a s / h), of which
+    dropout takes two; 2 where all is computed again, beside one layer."""
+    spec = load("gpt-3-175b")
+    model = build(spec, device="meta")
+    layer = 2048 * spec.dim
+    assert activation_bytes(model, 2048, "none") == 32 * layer * spec.num_layers
+    assert activation_bytes(model, 2048, "full") == (2 * spec.num_layers + 32) * layer
+    between = activation_bytes(model, 2048, "selective")
+    assert 2 * layer * spec.num_layers < between < 32 * layer * spec.num_layers
+
+
+def test_state_per_device_is_16_bytes_a_parameter_over_its_shards() -> None:
+    found = planned("llama-3-70b", hardware="h200", devices=64, context=8192)
+    assert found.setup is not None
+    assert found.setup.split.name == "FSDP"
+    memory = found.setup.memory
+    state = memory.weights + memory.gradients + memory.optimizer
+    assert state == pytest.approx(16 * found.counts.total / 64)
+    assert memory.total <= 0.9 * 141e9
+
+
+def test_what_does_not_fit_says_so() -> None:
+    found = planned("llama-3-70b", hardware="rtx-4090", devices=2, batch="64k")
+    assert found.setup is None
+    assert found.record()["fits"] is False
+    assert found.serving is None
+    assert next(iter(advice(found))).startswith("memory: at least ")
+
+
+def test_more_devices_are_found_where_they_suffice() -> None:
+    few = planned("llama-3-8b", devices=1, context=4096)
+    assert few.setup is None
+    assert few.fewest_devices is not None
+    assert planned("llama-3-8b", devices=few.fewest_devices, context=4096).setup is not None
+    half = planned("llama-3-8b", devices=max(1, few.fewest_devices // 2), context=4096)
+    assert half.setup is None
+
+
+def test_a_batch_with_too_few_texts() -> None:
+    found = planned("llama-3.2-1b", devices=64, context=8192, batch="16k")
+    assert found.setup is None
+    assert next(iter(advice(found))).startswith("batch: 1.95 texts a step are too few for 64")
+
+
+def test_the_roofline_by_hand() -> None:
+    """Writing alone reads all weights but the embedding, and the cache; reading is bound by FLOPs."""
+    found = planned("llama-3-8b", hardware="h100", devices=1, context=8192)
+    assert found.serving is not None
+    read = 2 * (found.counts.total - found.counts.parts["embedding"] - found.counts.parts["norms"])
+    seconds = (read + 8192 * 2 * 32 * 8 * 128 * 2) / 3.35e12
+    assert found.serving.decode_tokens_per_second == pytest.approx(1 / seconds)
+    prefill = 989.4e12 / sum(found.forward_flops.values())
+    assert found.serving.prefill_tokens_per_second == pytest.approx(prefill)
+    batch = int((72e9 - 2 * found.counts.total) / (8192 * 128 * 1024))
+    assert found.serving.largest_batch == batch
+
+
+def test_weights_that_are_read() -> None:
+    """A token reads two of eight experts; many tokens read all of them."""
+    model = build(load("mixtral-8x7b"), device="meta")
+    counts = counted(model)
+    idle = counts.total - counts.active
+    every = counts.total - counts.parts["embedding"] - counts.parts["norms"]
+    assert weights_read(model, 1) == every - idle
+    assert weights_read(model, 2) == every - idle * 0.75
+    assert weights_read(model, 10**4) == pytest.approx(every)
+
+
+def test_time_energy_and_price_follow() -> None:
+    found = planned("llama-3-8b", devices=8, tokens="1T", mfu="0.4", price=2.0).training
+    hours = found.flops / (0.4 * 989.4e12) / 3600
+    assert found.device_hours.least == found.device_hours.most == pytest.approx(hours)
+    assert found.days.least == pytest.approx(hours / 8 / 24)
+    assert found.cost is not None
+    assert found.energy is not None
+    assert found.cost.most == pytest.approx(2 * hours)
+    assert found.energy.most == pytest.approx(0.7 * hours)
+    assert planned("modern", tokens="20xparams").training.tokens == (
+        20 * planned("modern").counts.total
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ({"hardware": "h20"}, "hardware: found"),
+        ({"devices": 0}, "devices: found 0; expected 1 to "),
+        ({"tokens": "-1T"}, 'tokens: found "-1T"; expected a number such as 15T'),
+        ({"tokens": "0"}, 'tokens: found "0"; expected'),
+        ({"batch": "many"}, 'batch: found "many"; expected tokens of a step'),
+        ({"context": 0}, "context: found 0; expected 1 to "),
+        ({"mfu": "1.2"}, 'mfu: found "1.2"; expected a share'),
+        ({"mfu": "0.5-0.4"}, 'mfu: found "0.5-0.4"; expected a share'),
+        ({"price": -1.0}, "price: found -1; expected 0 to "),
+        ({"precision": "bf61"}, 'precision: found "bf61"; h100 has '),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(asked: dict[str, object], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        workload(**asked)  # type: ignore[arg-type]
+    (found,) = error.value.lines
+    assert found.startswith(line)
+
+
+def test_a_context_beyond_the_last_position() -> None:
+    with pytest.raises(UserError, match="context: found 4096; expected at most 1024, where the"):
+        planned("gpt-2", context=4096)
+    assert planned("llama-3-8b", context=131072).context == 131072  # rotations go on
+
+
+def test_caches_are_those_of_the_model() -> None:
+    found = planned("gemma-3-27b", context=8192)
+    model = build(load("gemma-3-27b"), device="meta")
+    assert found.cache_bytes_per_text == cache_bytes(model, 8192)
+    assert found.cache_bytes_per_text < 8192 * found.kv_cache_bytes_per_token  # windows end
+
+
+HUGE = """
+import json, resource, sys, time
+start = time.process_time()
+from archwright.cli import main
+assert main(sys.argv[1:]) == 0
+used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([time.process_time() - start, used]), file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts memory in other units")
+def test_a_mixture_of_a_trillion_parameters_takes_no_memory() -> None:
+    words = "plan deepseek-v3 num_layers=64 feedforward.num_experts=384 --json"
+    done = subprocess.run(
+        [sys.executable, "-c", HUGE, *words.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=surroundings(),
+        cwd=ROOT,
+    )
+    assert json.loads(done.stdout)["parameters"] > 1e12
+    seconds, num_bytes = json.loads(done.stderr.splitlines()[-1])
+    assert num_bytes < 1e9
+    assert seconds < 10  # three on an idle machine
