@@ -1,6 +1,7 @@
 """Masks. One description each: a predicate on (query, key), how far it reaches, and how many keys a query
 sees. The dense mask, the block structure of fast kernels, what a cache keeps and the FLOP count follow."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Protocol, runtime_checkable
@@ -157,24 +158,94 @@ class SymmetricWindow(_Reaching):
         return before + 1 + (length - 1 - query).clamp(max=self.spec.radius)
 
 
-class DilatedWindow(_Reaching):
-    """query - key in {0, d, 2d, ..., (size - 1) d}."""
+class _Dilated(_Reaching):
+    """Windows whose last heads see every d-th key, and whose others see each."""
 
-    def __init__(self, spec: spec.DilatedWindow) -> None:
-        self.spec, self.lookback = spec, (spec.size - 1) * spec.dilation
+    def __init__(self, dilation: int, dilated_heads: int | str, num_heads: int) -> None:
+        few = num_heads if dilated_heads == "all" else int(dilated_heads)
+        self.dilation, self.num_near = dilation, max(0, num_heads - few)
+        self.num_heads = num_heads if self.num_near else 1
 
-    def visible(self, query: Tensor, key: Tensor) -> Tensor:
-        distance = query - key
-        near = (distance >= 0) & (distance <= (self.spec.size - 1) * self.spec.dilation)
-        return near & (distance % self.spec.dilation == 0)
+    def step(self, head: Tensor | int) -> Tensor | int:
+        """Return the distance of neighbouring keys in a head."""
+        if isinstance(head, int):
+            return 1 if head < self.num_near else self.dilation
+        return torch.where(head < self.num_near, 1, self.dilation)
+
+    @property
+    def steps(self) -> dict[int, float]:
+        """The distances of neighbouring keys, each with its share of the heads."""
+        if not self.num_near or self.dilation == 1:
+            return {self.dilation: 1.0}
+        near = self.num_near / self.num_heads
+        return {1: near, self.dilation: 1 - near}
+
+    def in_the_mean(self, number: Callable[[int], Tensor]) -> Tensor:
+        """Return the mean over the heads of a number that depends on the distance of neighbouring keys."""
+        of_heads = [number(step).double() * share for step, share in self.steps.items()]
+        return torch.stack(of_heads).sum(0)
+
+    def first_key(self, first: int, last: int, most: int) -> int:
+        """Return the first key that queries first .. last see, of up to `most` behind each."""
+        return min(
+            q - min(q // step, most) * step
+            for step in self.steps
+            for q in range(first, min(last + 1, first + step))
+        )
+
+
+class DilatedWindow(_Dilated):
+    """query - key in {0, d, 2d, ..., (size - 1) d}, with d = 1 in heads that are not dilated."""
+
+    def __init__(self, spec: spec.DilatedWindow, num_heads: int = 1) -> None:
+        super().__init__(spec.dilation, spec.dilated_heads, num_heads)
+        self.spec = spec
+        self.lookback = (spec.size - 1) * max(self.steps)
+
+    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
+        distance, step = query - key, self.step(head)
+        near = (distance >= 0) & (distance <= (self.spec.size - 1) * step)
+        return near & (distance % step == 0)
 
     def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        step, most = self.spec.dilation, self.spec.size - 1
-        queries = range(first, min(last + 1, first + step))
-        return min(q - min(q // step, most) * step for q in queries), min(last + 1, length)
+        return self.first_key(first, last, self.spec.size - 1), min(last + 1, length)
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
-        return (query // self.spec.dilation + 1).clamp(max=self.spec.size)
+        return self.in_the_mean(lambda step: (query // step + 1).clamp(max=self.spec.size))
+
+
+class Longformer(_Dilated):
+    """|query - key| in {0, d, 2d, ..., radius d}, or query or key among the first `num_global`."""
+
+    def __init__(self, spec: spec.Longformer, num_heads: int = 1) -> None:
+        super().__init__(spec.dilation, spec.dilated_heads, num_heads)
+        self.spec = spec
+        reach = spec.radius * max(self.steps)
+        self.lookback = self.lookahead = None if spec.num_global else reach
+
+    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
+        distance, step = (query - key).abs(), self.step(head)
+        near = (distance <= self.spec.radius * step) & (distance % step == 0)
+        return near | (query < self.spec.num_global) | (key < self.spec.num_global)
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        if first < self.spec.num_global:
+            return 0, length
+        # The last key is the first one, counted from the end.
+        stop = length - self.first_key(length - 1 - last, length - 1 - first, self.spec.radius)
+        seen = self.first_key(first, last, self.spec.radius)
+        return 0 if self.spec.num_global else seen, stop
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        radius, few = self.spec.radius, self.spec.num_global
+
+        def number(step: int) -> Tensor:
+            behind = (query // step).clamp(max=radius)
+            ahead = ((length - 1 - query) // step).clamp(max=radius)
+            both = (behind - (query - few) // step).clamp(min=0)  # near keys that are global too
+            return torch.where(query < few, length, behind + 1 + ahead + few - both)
+
+        return self.in_the_mean(number)
 
 
 class Chunked(_Reaching):
@@ -362,6 +433,7 @@ MASKS = Registry(
         spec.Window: Window,
         spec.SymmetricWindow: SymmetricWindow,
         spec.DilatedWindow: DilatedWindow,
+        spec.Longformer: Longformer,
         spec.Chunked: Chunked,
         spec.WindowGlobal: WindowGlobal,
         spec.Strided: Strided,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import Choice, ScaleDown, Tokens
+from archwright.spec.choice import Choice, Count, ScaleDown, Tokens
 
 
 class Mask(Choice):
@@ -108,6 +108,34 @@ class DilatedWindow(Mask):
     """Number of visible keys."""
     dilation: Tokens = 2
     """Distance between neighbouring visible keys, in tokens."""
+    dilated_heads: Count | Literal["all"] = Field("all", examples=[2])
+    """How many heads, the last ones, see with gaps; the others see the last `size` keys."""
+
+    @property
+    def differs_by_head(self) -> bool:
+        return self.dilated_heads != "all"
+
+
+class Longformer(Mask):
+    """Every `dilation`-th key on either side, `radius` of them, and global tokens, which see and are seen by all:
+    |q - k| in {0, d, ..., radius d}, or q < num_global, or k < num_global (Beltagy et al., 2020, section 3.1)."""
+
+    kind: Literal["longformer"] = "longformer"
+    causal: ClassVar[bool] = False
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("radius", 4),)
+    extent: ClassVar[tuple[str, ...]] = ("radius", "dilation")
+    radius: Tokens = Field(256, examples=[32])
+    """Visible keys on either side: half of the paper's window w."""
+    dilation: Tokens = Field(1, examples=[2])
+    """Distance between neighbouring visible keys, in tokens."""
+    dilated_heads: Count | Literal["all"] = Field("all", examples=[2])
+    """How many heads, the last ones, see with gaps; the others see the nearest keys."""
+    num_global: int = Field(1, ge=0, le=2**30)
+    """How many tokens at the start of a text are global."""
+
+    @property
+    def differs_by_head(self) -> bool:
+        return self.dilated_heads != "all"
 
 
 class Chunked(Mask):

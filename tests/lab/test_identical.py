@@ -8,7 +8,7 @@ import torch
 from archwright.lab.identical import refuse_identical
 from archwright.lab.matching import count, matched
 from archwright.lab.variants import arms, split
-from archwright.parts.masks import MASKS, is_full
+from archwright.parts.masks import is_full, pattern_of
 from archwright.spec import masks
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
@@ -145,8 +145,7 @@ def test_a_size_that_is_asked_for_stays() -> None:
 
 @pytest.mark.parametrize(("mask", "length"), [*product(CHOICES, (1, 2, 6, 17))])
 def test_masks_that_hide_nothing_are_known(mask: masks.Mask, length: int) -> None:
-    given = (mask, 2) if getattr(mask, "per_head", False) else (mask,)
-    pattern, at = MASKS[type(mask)](*given), torch.arange(length)
+    pattern, at = pattern_of(mask, 2), torch.arange(length)
     head = (torch.arange(2)[:, None, None],) if getattr(pattern, "num_heads", 1) > 1 else ()
     seen = pattern.visible(at[:, None], at, *head).expand(2, length, length)
     lower = torch.ones(length, length, dtype=torch.bool).tril()

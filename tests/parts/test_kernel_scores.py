@@ -12,7 +12,7 @@ from torch import Tensor
 from archwright.parts.kernels import KERNELS, ScoreMods, blocks
 from archwright.parts.kernels.flex import block_mask
 from archwright.parts.kernels.scores import ElementwiseBias
-from archwright.parts.masks import MASKS, AttentionMask, MaskPattern
+from archwright.parts.masks import MASKS, AttentionMask, MaskPattern, pattern_of
 from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.spec import masks as spec
 
@@ -28,7 +28,8 @@ CHOICES: dict[str, spec.Mask] = {
         spec.Prefix(size=4),
         spec.Window(size=3),
         spec.SymmetricWindow(radius=2),
-        spec.DilatedWindow(size=3, dilation=2),
+        spec.DilatedWindow(size=3, dilation=2, dilated_heads=2),
+        spec.Longformer(radius=2, dilation=2, dilated_heads=1, num_global=2),
         spec.Chunked(size=5),
         spec.WindowGlobal(size=3, num_global=2),
         spec.Strided(stride=3),
@@ -56,9 +57,7 @@ NARROWED: dict[str, dict[str, Tensor]] = {
 
 
 def pattern(choice: spec.Mask) -> MaskPattern:
-    differ = isinstance(choice, spec.BlockSparse)
-    made: MaskPattern = MASKS[type(choice)](choice, *[HEADS] * differ)
-    return made
+    return pattern_of(choice, HEADS)
 
 
 class Case:

@@ -30,8 +30,13 @@ def sees(mask: spec.Mask, query: int, key: int, head: int = 0, num_heads: int = 
             return key in range(query - size + 1, query + 1)
         case spec.SymmetricWindow(radius=radius):
             return key in range(query - radius, query + radius + 1)
-        case spec.DilatedWindow(size=size, dilation=step):
+        case spec.DilatedWindow(size=size, dilation=step, dilated_heads=few):
+            step = step if few == "all" or num_heads - head <= few else 1
             return key in [query - i * step for i in range(size)]
+        case spec.Longformer(radius=radius, dilation=step, dilated_heads=few, num_global=n):
+            step = step if few == "all" or num_heads - head <= few else 1
+            near = range(query - radius * step, query + radius * step + 1, step)
+            return key in near or key < n or query < n
         case spec.Chunked(size=size):
             return key in range(query - query % size, query + 1)
         case spec.WindowGlobal(size=size, num_global=few):
@@ -51,6 +56,19 @@ CHOICES = [
     *[spec.Window(size=n) for n in (1, 2, 3, 7, 40)],
     *[spec.SymmetricWindow(radius=n) for n in (0, 1, 4, 40)],
     *[spec.DilatedWindow(size=n, dilation=d) for n, d in ((1, 3), (3, 1), (3, 2), (2, 5), (40, 3))],
+    *[
+        spec.Longformer(radius=n, dilation=d, num_global=g)
+        for n, d, g in (
+            (1, 1, 0),
+            (1, 2, 1),
+            (2, 1, 0),
+            (3, 1, 2),
+            (2, 3, 0),
+            (2, 3, 4),
+            (9, 2, 40),
+        )
+    ],
+    spec.Longformer(radius=2, dilation=3, dilated_heads=1),
     *[spec.Chunked(size=n) for n in (1, 3, 4, 40)],
     *[spec.WindowGlobal(size=n, num_global=g) for n, g in ((1, 1), (3, 2), (2, 7), (40, 40))],
     *[spec.Strided(stride=n) for n in (1, 3, 5, 40)],
@@ -111,6 +129,46 @@ def test_the_number_of_pairs(choice: spec.Mask, pattern: MaskPattern) -> None:
         assert pairs(pattern, length) == expected
 
 
+class TestDilatedHeads:
+    """Windows that only the last heads see with gaps."""
+
+    @pytest.mark.parametrize("num_heads", [1, 2, 3, 5])
+    @pytest.mark.parametrize("few", [1, 2, 9])
+    @pytest.mark.parametrize(
+        "choice",
+        [
+            spec.DilatedWindow(size=3, dilation=4),
+            spec.DilatedWindow(size=40, dilation=2),
+            spec.Longformer(radius=2, dilation=3, num_global=0),
+            spec.Longformer(radius=2, dilation=3, num_global=5),
+        ],
+        ids=str,
+    )
+    def test_each_head_sees_what_its_sentence_says(
+        self, choice: spec.Mask, few: int, num_heads: int
+    ) -> None:
+        choice = choice.model_copy(update={"dilated_heads": few})
+        each_head_is_as_told(choice, num_heads)
+
+    def test_heads_that_are_alike_have_one_mask(self) -> None:
+        assert not spec.DilatedWindow().differs_by_head
+        assert not spec.Longformer().differs_by_head
+
+
+def each_head_is_as_told(choice: spec.Mask, num_heads: int) -> None:
+    pattern, length = MASKS[type(choice)](choice, num_heads), 31
+    view = AttentionMask(pattern, token_layout(torch.zeros(2, length, dtype=torch.long)))
+    seen = torch.zeros(num_heads, length, length, dtype=torch.bool)
+    for h, q, k in product(range(num_heads), range(length), range(length)):
+        seen[h, q, k] = sees(choice, q, k, h, num_heads)
+    assert torch.equal(view.dense[0].expand(num_heads, -1, -1), seen)
+    assert pairs(pattern, length) == pytest.approx(seen.sum().item() / num_heads)
+    for first, last in product(range(0, length, 3), repeat=2):
+        if first <= last:
+            keys = seen[:, first : last + 1].any(0).any(0).nonzero().flatten().tolist()
+            assert pattern.keys(first, last, length) == (keys[0], keys[-1] + 1)
+
+
 class TestHeads:
     """Block-sparse masks, in which each head has columns of its own."""
 
@@ -122,18 +180,7 @@ class TestHeads:
         self, size: int, near: int, stride: int, num_heads: int
     ) -> None:
         choice = spec.BlockSparse(block_size=size, local_blocks=near, stride=stride)
-        pattern, length = MASKS[type(choice)](choice, num_heads), 31
-        view = AttentionMask(pattern, token_layout(torch.zeros(2, length, dtype=torch.long)))
-        assert view.dense.shape == (1, num_heads, length, length)
-        seen = torch.zeros(num_heads, length, length, dtype=torch.bool)
-        for h, q, k in product(range(num_heads), range(length), range(length)):
-            seen[h, q, k] = sees(choice, q, k, h, num_heads)
-        assert torch.equal(view.dense[0], seen)
-        assert pairs(pattern, length) == pytest.approx(seen.sum().item() / num_heads)
-        for first, last in product(range(0, length, 3), repeat=2):
-            if first <= last:
-                keys = seen[:, first : last + 1].any(0).any(0).nonzero().flatten().tolist()
-                assert pattern.keys(first, last, length) == (keys[0], keys[-1] + 1)
+        each_head_is_as_told(choice, num_heads)
 
     @pytest.mark.parametrize(("num_heads", "stride"), [(32, 8), (4, 8), (3, 8), (5, 2)])
     def test_the_matrices_of_phi_3_small(self, num_heads: int, stride: int) -> None:
