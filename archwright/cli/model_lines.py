@@ -55,7 +55,7 @@ def _exportable(spec: ModelSpec) -> Iterator[str]:
     from archwright.hf import nearest_fit
 
     fit = nearest_fit(spec)
-    family = f"{fit.family.model_type} ({fit.family.architecture})"
+    family = f"{fit.family.model_type} ({fit.family.architecture_of(spec)})"
     if not fit.blocking:
         yield f"exportable as {family}"
     else:

@@ -50,7 +50,7 @@ def exportable(spec: ModelSpec, family: str = "") -> Family:
         others = f"; and {len(found.blocking) - 4} more" if found.blocking[4:] else ""
         whole = "no published family has these choices together; the nearest is "
         raise UserError(
-            f"{'' if family else whole}{found.family.model_type} ({found.family.architecture}), "
+            f"{'' if family else whole}{found.family.model_type} ({found.family.architecture_of(spec)}), "
             f"which cannot have {'; '.join(found.blocking[:4])}{others}"
         )
     return found.family

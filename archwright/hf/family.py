@@ -33,6 +33,7 @@ class Family:
 
     Args:
         architecture: the class that `architectures` names.
+        masked_architecture: the same where tokens see what follows them, and masked ones are filled in.
         lenses: correspondences of config and spec; later ones count over earlier ones.
         groups: types that layers have, one of each group.
         layers: what the names of layer `{i}` begin with.
@@ -54,6 +55,7 @@ class Family:
     model_keys: Mapping[str, Mapped]
     encoder_layers: str = ""
     encoder_layer_keys: Mapping[str, Mapped] = field(default_factory=dict)
+    masked_architecture: str = ""
     groups: Sequence[Layers] = ()
     prefix: str = "model."
     ignored: Sequence[str] = ()
@@ -140,9 +142,15 @@ class Family:
         table["name"] = name
         return validated(ModelSpec, table).resolved()
 
+    def architecture_of(self, spec: ModelSpec) -> str:
+        """Return the class that a model of this family is."""
+        masked = self.masked_architecture if spec.is_bidirectional else ""
+        return masked or self.architecture
+
     def config(self, spec: ModelSpec) -> dict[str, Any]:
         """Return the config of a resolved spec, as far as this family can say it."""
-        keys: dict[str, Any] = {"model_type": self.model_type, "architectures": [self.architecture]}
+        architectures = [self.architecture_of(spec)]
+        keys: dict[str, Any] = {"model_type": self.model_type, "architectures": architectures}
         spec = _unstretched(spec)
         keys |= write_all(self.lenses, getter(spec))
         for group in self.groups:

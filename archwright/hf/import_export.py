@@ -34,7 +34,9 @@ def import_run(folder: str | Path, out: str | Path) -> tuple[RunFolder, Language
     """
     path = Path(out)
     loaded = load(folder, dtype="stored")
-    source = f"{Path(folder).resolve().name}, a {FAMILIES[loaded.family].architecture}"
+    source = (
+        f"{Path(folder).resolve().name}, a {FAMILIES[loaded.family].architecture_of(loaded.spec)}"
+    )
     model = loaded.spec.model_copy(update={"source": source, "name": path.name})
     there = RunFolder(path)
     if there.started and (there.finished or not there.starting):

@@ -175,7 +175,9 @@ def _checked(
     if extra := [
         name for name in in_file if name not in known and not family.ignores(name, spec.num_layers)
     ]:
-        lines.append(f"{folder}: {_few(extra, 'tensor')} not of a {family.architecture} like this")
+        lines.append(
+            f"{folder}: {_few(extra, 'tensor')} not of a {family.architecture_of(spec)} like this"
+        )
     for name, slot in slots.items():
         if name in in_file and not slot.fits(found := store.shapes[in_file[name]], tensors):
             wanted = list(slot.shape(tensors))

@@ -90,7 +90,7 @@ def verify(folder: str | Path) -> Certificate:
     family = FAMILIES[own.family]
     return Certificate(
         own.family,
-        family.architecture,
+        family.architecture_of(own.spec),
         transformers.__version__,
         torch.__version__,
         tuple(comparisons),
@@ -106,6 +106,8 @@ def _theirs(folder: str | Path, own: Loaded, dtype: torch.dtype) -> nn.Module:
         auto = transformers.AutoModelForImageTextToText
     if own.spec.encoder_model is not None:
         auto = transformers.AutoModelForSeq2SeqLM
+    if "MaskedLM" in FAMILIES[own.family].architecture_of(own.spec):
+        auto = transformers.AutoModelForMaskedLM
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

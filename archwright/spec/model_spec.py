@@ -23,7 +23,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.feedforward import FeedForward, SwiGLU, round_up
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.init import Glorot, Init
-from archwright.spec.masks import Full
+from archwright.spec.masks import Full, Mask
 from archwright.spec.merge import merge, validated
 from archwright.spec.mixers import Mixer, NoRecurrence, Recurrence
 from archwright.spec.norms import Norm, RMSNorm
@@ -245,6 +245,12 @@ class ModelSpec(StackSpec):
     def encoder_model(self) -> "ModelSpec | None":
         """The encoder as a model of its own, with what it has in common with the decoder; None where there is none."""
         return self.encoder.model(self)
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether tokens of some layer see what follows them, as those of BERT do."""
+        masks = (getattr(kind.attention, "mask", None) for kind in self.layers_by_kind.values())
+        return any(isinstance(mask, Mask) and not mask.causal for mask in masks)
 
     @property
     def embedding_dim(self) -> int:

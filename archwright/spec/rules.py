@@ -543,7 +543,8 @@ def idle_window(spec: "ModelSpec") -> Iterator[str]:
 
 @_suspicion("A stated source is that of a value.")
 def source_of_nothing(spec: "ModelSpec") -> Iterator[str]:
-    known = _tables_and_values(spec.model_dump())
+    # A model's file may name the objective of its runs, too.
+    known = ["objective", *_tables_and_values(spec.model_dump())]
     for path in spec.sources:
         if path not in known:
             yield f"sources.{path} is the source of no value.{nearest(path, known)}"

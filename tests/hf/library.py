@@ -34,17 +34,16 @@ def build(name: str, attention: str = "", **changes: Any) -> nn.Module:
         entry["model_type"], **copy.deepcopy(entry["kwargs"] | changes)
     )
     torch.manual_seed(0)
-    model: nn.Module = _auto(config).from_config(
+    model: nn.Module = _auto(entry, config).from_config(
         config, attn_implementation=attention or entry["attention"]
     )
     return model.eval()
 
 
-def _auto(config: Any) -> Any:
-    """Return what opens models of a config: those of two stacks have a class of their own."""
-    if config.is_encoder_decoder:
-        return transformers.AutoModelForSeq2SeqLM
-    return transformers.AutoModelForCausalLM
+def _auto(entry: dict[str, Any], config: Any) -> Any:
+    """Return what opens models of an entry: those of two stacks, and encoders, have classes of their own."""
+    usual = "Seq2SeqLM" if config.is_encoder_decoder else "CausalLM"
+    return getattr(transformers, f"AutoModelFor{entry.get('task', usual)}")
 
 
 @torch.no_grad()
@@ -108,7 +107,7 @@ def save(model: nn.Module, folder: Path) -> Path:
 
 def reopen(folder: Path, like: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
     """Return the library's model of a folder, and what was not right about its keys."""
-    model, info = _auto(like.config).from_pretrained(
+    model, info = type(like).from_pretrained(  # type: ignore[attr-defined]
         folder,
         attn_implementation=like.config._attn_implementation,
         dtype=torch.float32,

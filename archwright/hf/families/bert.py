@@ -1,4 +1,7 @@
-"""BERT and its kin as decoders, and XLNet: post-norm layers; BERT's head maps the vector once more."""
+"""BERT and its kin, as encoders and as decoders, and XLNet: post-norm layers; BERT's head maps the vector once more.
+
+What files hold beside the masked language model, such as the pooler and the classifier of next sentences, is left out.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,7 @@ def _read_transform(config: Config) -> Table:
 BERT = Family(
     "bert",
     "BertLMHeadModel",
+    masked_architecture="BertForMaskedLM",
     lenses=(
         *SIZES,
         Set({"residual.kind": "post", **LAYER_NORM, "attention.kind": "softmax"}),
@@ -59,7 +63,7 @@ BERT = Family(
         Field("hidden_dropout_prob", ("residual.dropout", "embedding.dropout")),
         Field("attention_probs_dropout_prob", "attention.dropout"),
         Activation("hidden_act", gated=False),
-        Computed(_read_transform, lambda get: {}),
+        Computed(_read_transform, lambda get: {}, "hidden_act"),
         HIDDEN,
         Set(ALL_BIASES),
         flag("is_decoder", {"attention.mask.kind": "causal"}, {"attention.mask.kind": "full"}),
@@ -105,6 +109,7 @@ BIG_BIRD = BERT.derive(
     Refuse("attention_type", ("original_full",)),
     Refuse("rescale_embeddings", (False,)),
     Refuse("use_bias", (True,)),
+    masked_architecture="BigBirdForMaskedLM",
     model_keys={
         "bert.pooler.weight": filled(0.0, lambda spec: (spec.dim, spec.dim), read=False),
         "bert.pooler.bias": filled(0.0, lambda spec: (spec.dim,), read=False),
@@ -131,6 +136,7 @@ ROBERTA = BERT.derive(
     "RobertaForCausalLM",
     Computed(_read_positions, _write_positions),
     Set({"head.transform.activation": "gelu"}),
+    masked_architecture="RobertaForMaskedLM",
     model_keys={
         "lm_head.dense": "head.transform.dense",
         "lm_head.layer_norm": "head.transform.norm",
@@ -142,6 +148,50 @@ ROBERTA = BERT.derive(
         r"roberta\.pooler\..*",
         r"roberta\.embeddings\.position_ids",
     ),
+)
+
+
+XLM_ROBERTA = ROBERTA.derive(
+    "xlm-roberta", "XLMRobertaForCausalLM", masked_architecture="XLMRobertaForMaskedLM"
+)
+CAMEMBERT = ROBERTA.derive(
+    "camembert", "CamembertForCausalLM", masked_architecture="CamembertForMaskedLM"
+)
+
+DISTILBERT = BERT.derive(
+    "distilbert",
+    "DistilBertForMaskedLM",
+    Field("dim", "dim"),
+    Field("n_layers", "num_layers"),
+    Field("n_heads", "attention.num_heads"),
+    Field("hidden_dim", "feedforward.hidden_dim"),
+    Activation("activation", gated=False),
+    Computed(lambda config: _read_transform({"hidden_act": config["activation"]}), lambda get: {}),
+    Set({"attention.mask.kind": "full", "embedding.bias": False}),
+    Set({f"{norm}.eps": 1e-12 for norm in ("norm", "embedding.norm", "head.transform.norm")}),
+    Field("dropout", ("residual.dropout", "embedding.dropout")),
+    Field("attention_dropout", "attention.dropout"),
+    # Sines are what the table of positions begins as.
+    Refuse("sinusoidal_pos_embds", (False, True)),
+    masked_architecture="",
+    layers="distilbert.transformer.layer.{i}.",
+    layer_keys={
+        "attention.q_lin": "attention.query",
+        "attention.k_lin": "attention.key",
+        "attention.v_lin": "attention.value",
+        "attention.out_lin": "attention.out",
+        "sa_layer_norm": "residual.norms.attention",
+        "ffn.lin1": "feedforward.up",
+        "ffn.lin2": "feedforward.down",
+        "output_layer_norm": "residual.norms.feedforward",
+    },
+    model_keys={
+        "vocab_transform": "head.transform.dense",
+        "vocab_layer_norm": "head.transform.norm",
+        "vocab_projector.bias": "head.bias",
+    },
+    prefix="distilbert.",
+    ignored=(r"vocab_projector\.weight", r"distilbert\.embeddings\.position_ids"),
 )
 
 
@@ -171,6 +221,7 @@ ROFORMER = BERT.derive(
     Set({"position.kind": "rope", "position.pairing": "interleaved"}),
     Refuse("rotary_value", (False,)),
     Computed(_read_width, lambda get: {"embedding_size": get("dim")}),
+    masked_architecture="RoFormerForMaskedLM",
     model_keys={"roformer.encoder.embed_positions.weight": Constant(_sines)},
     prefix="roformer.",
 )

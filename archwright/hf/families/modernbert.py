@@ -1,4 +1,4 @@
-"""The decoder of ModernBERT: LayerNorm, a head with a map of its own, and RoPE of another base in windows."""
+"""ModernBERT and its decoder: LayerNorm, a head with a map of its own, and RoPE of another base in windows."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from archwright.hf.families.common import (
     GATE_UP,
     HIDDEN,
     MLP_BIAS,
+    QKV,
     SIZES,
     SOFTMAX,
     TIED,
@@ -16,31 +17,47 @@ from archwright.hf.families.common import (
 )
 from archwright.hf.family import Family
 from archwright.hf.layer_types import CustomPattern, Layers, Listed, Role, first_of
+from archwright.hf.layouts import Rows
 from archwright.hf.lenses import (
     MISSING,
     Activation,
     Computed,
-    Config,
     Field,
     Get,
     Set,
     Switch,
-    Table,
     Write,
     nested,
 )
 from archwright.hf.rope import Rope
+from archwright.hf.weight_map import Fused
 
 NORMS = ("norm", "embedding.norm", "head.transform.norm")
 
 
-def _read_window(config: Config) -> Table:
-    return nested("attention.mask.size", config["local_attention"] // 2)
+TYPES = Listed(
+    otherwise=lambda config, n: first_of(config["global_attn_every_n_layers"])(config, n)
+)
+FIRST_WITHOUT_NORM = Layers(
+    CustomPattern(lambda config, n: ["first"] + ["later"] * (n - 1), lambda roles: {}),
+    {
+        "later": Role({"residual.skip_norm": "none"}),
+        "first": Role({"residual.skip_norm": "attention"}),
+    },
+)
+FULL_ROPE = Rope(fraction="", theta="global_rope_theta", layer_type="full_attention")
+LOCAL_ROPE = Rope(fraction="", theta="local_rope_theta", layer_type="sliding_attention")
 
 
-def _write_window(get: Get) -> dict[str, Any]:
-    size = get("attention.mask.size")
-    return {} if size is MISSING else {"local_attention": size * 2}
+def _local(option: str) -> Computed:
+    """Return the lens of how far a window reaches, half of what the key says, as an option of its mask."""
+    path = f"attention.mask.{option}"
+
+    def write(get: Get) -> dict[str, Any]:
+        reach = get(path)
+        return {} if reach is MISSING else {"local_attention": reach * 2}
+
+    return Computed(lambda config: nested(path, config["local_attention"] // 2), write)
 
 
 MODERNBERT_DECODER = Family(
@@ -90,29 +107,35 @@ MODERNBERT_DECODER = Family(
         "decoder": "head",
     },
     groups=(
-        Layers(
-            Listed(
-                otherwise=lambda config, n: first_of(config["global_attn_every_n_layers"])(
-                    config, n
-                )
-            ),
-            by_type(
-                (Rope(fraction="", theta="global_rope_theta", layer_type="full_attention"),),
-                (Rope(fraction="", theta="local_rope_theta", layer_type="sliding_attention"),),
-                window=(Computed(_read_window, _write_window),),
-            ),
-        ),
-        Layers(
-            CustomPattern(lambda config, n: ["first"] + ["later"] * (n - 1), lambda roles: {}),
-            {
-                "later": Role({"residual.skip_norm": "none"}),
-                "first": Role({"residual.skip_norm": "attention"}),
-            },
-        ),
+        Layers(TYPES, by_type((FULL_ROPE,), (LOCAL_ROPE,), window=(_local("size"),))),
+        FIRST_WITHOUT_NORM,
     ),
     undeclared={
         "global_attn_every_n_layers": 3,
         "global_rope_theta": 160000.0,
         "local_rope_theta": 10000.0,
+    },
+)
+
+MODERNBERT = MODERNBERT_DECODER.derive(
+    "modernbert",
+    "ModernBertForMaskedLM",
+    groups=(
+        Layers(
+            TYPES,
+            {
+                "full_attention": Role({"attention.mask.kind": "full"}, (FULL_ROPE,)),
+                "sliding_attention": Role(
+                    {"attention.mask.kind": "symmetric_window"}, (_local("radius"), LOCAL_ROPE)
+                ),
+            },
+        ),
+        FIRST_WITHOUT_NORM,
+    ),
+    layer_keys={"attn.Wqkv": Fused(QKV, Rows())},
+    model_keys={
+        "head.dense": "head.transform.dense",
+        "head.norm": "head.transform.norm",
+        "decoder": "head",
     },
 )
