@@ -267,7 +267,7 @@ def _run_from(values: Values, path: Path) -> RunSpec:
     loaded = Loaded(ModelSpec(), {}) if base is None else _from_chain(_chain(base, "models", path))
     values.setdefault("name", path.stem)
     run = RunSpec(model=loaded.spec, objective=loaded.objective)
-    return _located(path, RunSpec, merge(dump(run), values | {"model": model}))
+    return _located(path, RunSpec, merge(dump(run), RunSpec.implied(values) | {"model": model}))
 
 
 def _read(path: Path, cls: type[Spec], *, warn: bool = True) -> Values:
