@@ -50,6 +50,7 @@ def test_the_loss_is_that_of_the_held_out_targets(run: RunSpec, tmp_path: Path) 
     assert last["nats_per_token"] == pytest.approx(nats / number, rel=1e-4)
     assert evaluate_held_out(opened).nats_per_token == pytest.approx(nats / number, rel=1e-4)
     assert "bits_per_byte" not in last
+    assert load_run(folder.path).objective == run.objective  # of one that goes on from it
     with pytest.raises(UserError, match="was trained on pairs"):
         evaluate_text(opened, "stdlib")
 
