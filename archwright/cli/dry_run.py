@@ -11,7 +11,7 @@ from archwright.planning.memory import least_memory
 from archwright.reporting.terminal import print_resolved
 from archwright.spec.overrides import flatten, toml_value
 from archwright.spec.read import collapse_uniform, even_tables
-from archwright.spec.run_spec import DataSpec, RunSpec
+from archwright.spec.run_spec import SYNTHETIC, DataSpec, RunSpec
 from archwright.text.bpe import raw_bytes
 from archwright.text.foreign import read_json
 from archwright.text.open_tokenizer import tokenizer_file
@@ -58,8 +58,14 @@ def _text(data: DataSpec) -> str:
     """
     if not data.task.is_none:
         return f"examples of {data.task.kind}, drawn for each step"
+    if data.pairs == SYNTHETIC:
+        return "sentences of two made-up languages, drawn for each step"
     files = [
-        *find_files([text for text in data.text if text != STDIN]),
+        *(
+            find_files([data.pairs], "data.pairs")
+            if data.pairs
+            else find_files([text for text in data.text if text != STDIN])
+        ),
         *find_files([text for text in data.held_out if text != STDIN], "data.held_out"),
     ]
     size = sum(file.path.stat().st_size for file in files)

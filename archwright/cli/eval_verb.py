@@ -12,7 +12,7 @@ ABOUT = """\
 Measure a trained model on text. Every document starts from the token that begins a text (end-of-text, but for
 some imported models); a model of the next token predicts each token of the text once; bits per byte are its
 nats over its UTF-8 bytes and ln 2. A run on a task, such as data.text=mqar, is judged on held-out examples
-of it: the share of answers that are right, and nats per answer."""
+of it: the share of answers that are right, and nats per answer; one on pairs (data.pairs) on held-out pairs."""
 
 EXAMPLES = """\
   archwright eval runs/demo --text mine.txt
@@ -25,14 +25,17 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("eval", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument(
-        "--text", nargs="+", metavar="TEXT", help="files, folders, globs, -, stdlib (a task: none)"
+        "--text",
+        nargs="+",
+        metavar="TEXT",
+        help="files, folders, globs, -, stdlib (a task or pairs: none)",
     )
     parser.add_argument("--stride", type=int, metavar="N", help="(default: half the context)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options, parts = parser.parse_with_parts(words)
     from archwright.runs import RunFolder
     from archwright.runs.load import open_run
-    from archwright.training.evaluation import evaluate_task, evaluate_text
+    from archwright.training.evaluation import evaluate_held_out, evaluate_text
 
     check_parts(RunFolder.open(options.run), parts)
     opened = open_run(options.run)
@@ -43,7 +46,9 @@ def run(words: Sequence[str]) -> int:
         )
     try:
         texts, stride = options.text, options.stride
-        result = evaluate_text(opened, *texts, stride=stride) if texts else evaluate_task(opened)
+        result = (
+            evaluate_text(opened, *texts, stride=stride) if texts else evaluate_held_out(opened)
+        )
     except UserError as error:
         raise UserError(*(re.sub("^text:", "--text:", line) for line in error.lines)) from None
     if options.json:

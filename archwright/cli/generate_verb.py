@@ -14,10 +14,14 @@ EXAMPLES = """\
   archwright generate runs/demo --prompt "def "
   archwright generate runs/demo --prompt "import os" --temperature 0.5 --top-k 50 --max-tokens 100
   archwright generate runs/demo --temperature 0                         the likeliest token, always
-  archwright generate runs/t5 --source "import <extra_id_0> as np"      fill in what a span left out"""
+  archwright generate runs/t5 --source "import <extra_id_0> as np"      fill in what a span left out
+  archwright generate runs/pairs --source "la casa" --num-beams 4       search for the likeliest translation"""
 
 
-SETTINGS = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+SETTINGS = (
+    *("max_tokens", "temperature", "top_k", "top_p", "seed"),
+    *("num_beams", "length_penalty"),
+)
 
 
 def run(words: Sequence[str]) -> int:
@@ -35,6 +39,15 @@ def run(words: Sequence[str]) -> int:
     )
     parser.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest that hold P")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+    parser.add_argument(
+        "--num-beams", type=int, default=1, metavar="N", help="beam search (default: 1, none)"
+    )
+    parser.add_argument(
+        "--length-penalty",
+        type=float,
+        metavar="A",
+        help="of beam search: sums of log p are divided by length^A (default: 1)",
+    )
     options, parts = parser.parse_with_parts(words)
     from archwright.generation.writing import stream
     from archwright.runs import RunFolder

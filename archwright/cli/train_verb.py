@@ -24,6 +24,7 @@ folder with a config.json alone, whose architecture is trained from fresh. KEY=V
 
   model.dim=256 model.num_layers=4          the architecture (archwright show modern lists its keys)
   data.text=FILE                            a file, folder, glob, .jsonl, - or stdlib
+  data.pairs=FILE                           .tsv or .jsonl of sources and targets, or synthetic
   data.tokenizer.kind=bytes                 bpe (trained on the text), bytes, or file
   budget=60s                                or 3m, 400steps, 10Mtokens, 1e15flops
   optimizer.kind=muon optimizer.lr=0.01     batch_size=8 seed=1 schedule.warmup=100

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.data.inputs import IGNORE, Batch, Inputs
+from archwright.data.inputs import IGNORE, Array, Batch, Inputs
 from archwright.parts.registry import Registry
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.objectives import (
@@ -16,6 +16,7 @@ from archwright.spec.objectives import (
     NextToken,
     Objective,
     PrefixLM,
+    SequenceToSequence,
     SpanCorruption,
 )
 from archwright.text.tokenizer import Tokenizer
@@ -25,8 +26,8 @@ Row = NDArray[np.int64]
 
 MakeBatch = Callable[[Inputs, np.random.Generator], Batch]
 """Makes windows of text into inputs and targets. The windows are tokens [batch, window_length], with `segment_ids` and
-`position_ids` where documents do not see each other, and a `padding_mask` where they are of several lengths. What is
-drawn, is drawn from the generator."""
+`position_ids` where documents do not see each other, and a `padding_mask` where they are of several lengths; of pairs,
+the sources are `tokens` and the targets `decoder_tokens`. What is drawn, is drawn from the generator."""
 
 
 class Vocabulary(NamedTuple):
@@ -156,19 +157,36 @@ def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
     end = vocabulary.end_of_text
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
-        lengths = np.full(len(text.tokens), text.tokens.shape[1])
-        if text.padding_mask is not None:
-            lengths = text.padding_mask.sum(axis=1)
-        pairs = [
-            _corrupted(row[:length], spec, np.array(sentinels), generator)
-            for row, length in zip(text.tokens, lengths, strict=True)
-        ]
-        sources, targets = (
-            [np.append(row, end) for row in side] for side in zip(*pairs, strict=True)
-        )
-        return _sequence_to_sequence(sources, targets, end)
+        rows = _unpadded(text.tokens, text.padding_mask)
+        pairs = [_corrupted(row, spec, np.array(sentinels), generator) for row in rows]
+        sources, targets = zip(*pairs, strict=True)
+        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
 
     return make
+
+
+def sequence_to_sequence(spec: SequenceToSequence, vocabulary: Vocabulary) -> MakeBatch:
+    """Source and target end with the token of the end of a text."""
+    end = vocabulary.end_of_text
+
+    def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        sources = _unpadded(text.tokens, text.padding_mask)
+        targets = _unpadded(text.decoder_tokens, text.decoder_padding_mask)
+        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+
+    return make
+
+
+def _ended(rows: Sequence[Row], end: int) -> list[Row]:
+    """Return rows with a token behind the last of each."""
+    return [np.append(row, end) for row in rows]
+
+
+def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:
+    """Return the real tokens of each row."""
+    if padding_mask is None:
+        return [*tokens]
+    return [row[real] for row, real in zip(tokens, padding_mask, strict=True)]
 
 
 def _corrupted(
@@ -198,18 +216,18 @@ def _sequence_to_sequence(sources: Sequence[Row], targets: Sequence[Row], start:
     """Return the batch of sources and targets, padded to equal lengths: the decoder reads `start` and all of a target
     but its last token."""
     read = [np.concatenate([[start], row[:-1]]) for row in targets]
-    tokens, padding_mask = _padded(sources, start)
-    decoder_tokens, decoder_mask = _padded(read, start)
+    tokens, padding_mask = padded(sources, start)
+    decoder_tokens, decoder_mask = padded(read, start)
     inputs = Inputs(
         tokens,
         padding_mask=padding_mask,
         decoder_tokens=decoder_tokens,
         decoder_padding_mask=decoder_mask,
     )
-    return Batch(inputs, _padded(targets, IGNORE)[0])
+    return Batch(inputs, padded(targets, IGNORE)[0])
 
 
-def _padded(rows: Sequence[Row], fill: int) -> tuple[Row, NDArray[np.bool_] | None]:
+def padded(rows: Sequence[Row], fill: int) -> tuple[Row, NDArray[np.bool_] | None]:
     """Return rows filled up to the longest, and which tokens are real; None where all are."""
     lengths = np.array([len(row) for row in rows])
     real = np.arange(lengths.max()) < lengths[:, None]
@@ -227,6 +245,7 @@ OBJECTIVES = Registry(
         PrefixLM: prefix_lm,
         MaskedTokens: masked_tokens,
         SpanCorruption: span_corruption,
+        SequenceToSequence: sequence_to_sequence,
     },
 )
 """Functions that return a function of (text, generator), which makes windows of text into a batch: see `MakeBatch`."""

@@ -37,6 +37,9 @@ class TaskText:
     `begin_of_text` and then as many tokens as fit.
     """
 
+    num_documents = NUM_HELD_OUT
+    num_bytes = 0
+
     def __init__(self, task: Task, side: Side, begin_of_text: int, context_length: int) -> None:
         self.task, self.side, self.begin_of_text = task, side, begin_of_text
         self.context_length = context_length

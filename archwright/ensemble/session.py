@@ -81,6 +81,8 @@ def reason_alone(run: RunSpec, model: LanguageModel) -> str:
         return "a batch that is cut into parts is too large to gain from a stack"
     if run.probes.every or run.tensorboard:
         return "probes and TensorBoard look at a run alone"
+    if run.data.pairs:
+        return "batches of pairs are of several lengths"
     if _drops(run.model.model_dump()):
         return "dropout would draw other random numbers than alone"
     return why_not_ensembled(model)

@@ -92,39 +92,51 @@ class Reader:
                 if source is None
                 else "source: found one; the model has no encoder to read it: give a prompt"
             )
-        self._source = None if source is None else source[None]
+        self._source = source
         self.model, self.context = model, model.spec.context_length
-        self._text = torch.empty(0, dtype=torch.long)
+        self._text = torch.empty(1, 0, dtype=torch.long)
         self._cache = model.new_cache() if model.can_cache else None
         self._switches = model.switch_lengths
 
     def read(self, tokens: Int[Tensor, " length"]) -> Float[Tensor, " vocab"]:
         """Return the logits after these tokens, which follow those read before."""
+        return self.read_rows(tokens[None])[0]
+
+    def read_rows(self, tokens: Int[Tensor, "rows length"]) -> Float[Tensor, "rows vocab"]:
+        """Return the logits after the tokens of each row, which follow those read before: a text for each row."""
         tokens = self._with_context(tokens)
         fresh = self._cache is None or not self._cache.num_read
         if self._source is not None:
-            source = self._source if fresh else None
-            hidden = self.model.hidden(source, tokens[None], cache=self._cache)
+            source = (
+                self._source.expand(len(tokens), -1) if fresh else None
+            )  # [rows, source_length]
+            hidden = self.model.hidden(source, tokens, cache=self._cache)
         else:
-            prefix = self._prefix(len(tokens)) if self._cache is not None and fresh else None
-            hidden = self.model.hidden(tokens[None], prefix_lengths=prefix, cache=self._cache)
-        logits: Tensor = self.model.head(hidden[:, -1])[0]
+            prefix = self._prefix(tokens) if self._cache is not None and fresh else None
+            hidden = self.model.hidden(tokens, prefix_lengths=prefix, cache=self._cache)
+        logits: Tensor = self.model.head(hidden[:, -1])
         return logits
+
+    def reorder(self, rows: Int[Tensor, " new_rows"]) -> None:
+        """Go on with some of the texts, in a new order; a text may come more than once."""
+        self._text = self._text[rows.to(self._text.device)]
+        if self._cache is not None:
+            self._cache.reorder(rows)
 
     def _with_context(self, tokens: Tensor) -> Tensor:
         """Return what is to be read: the new tokens, behind some of those before where it begins again."""
-        cache, num_new = self._cache, len(tokens)
+        cache, num_new = self._cache, tokens.shape[1]
         endless = cache is not None and self.model.can_generate_indefinitely
         if cache is not None and endless and cache.num_read > max(self._switches, default=-1):
             return tokens  # and no earlier one is asked for again
-        self._text = torch.cat((self._text.to(tokens.device), tokens))
+        self._text = torch.cat((self._text.to(tokens.device), tokens), 1)
         if not endless:
-            self._text = self._text[-self.context :]
+            self._text = self._text[:, -self.context :]
         if cache is None:
             return self._text
         if not endless and cache.num_read + num_new > self.context:
             if cache.num_read:
-                self._text = self._text[-max(1, self.context // 2) :]
+                self._text = self._text[:, -max(1, self.context // 2) :]
                 self._cache = self.model.new_cache()
             return self._text  # of a long prompt, as much as can be read
         if any(0 < cache.num_read <= s < cache.num_read + num_new for s in self._switches):
@@ -132,10 +144,13 @@ class Reader:
             return self._text
         return tokens
 
-    def _prefix(self, length: int) -> Tensor | None:
+    def _prefix(self, tokens: Tensor) -> Tensor | None:
         """Return how much of a prompt is prefix, for masks that have one."""
+        rows, length = tokens.shape
         sizes = [size for mask in self.model.masks.values() if (size := prefix_size(mask))]
-        return torch.tensor([min(length, *sizes)]) if length < max(sizes, default=0) else None
+        if length >= max(sizes, default=0):
+            return None
+        return torch.full((rows,), min(length, *sizes))
 
 
 def draw(

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from archwright.data.eval_windows import bits_per_byte
 from archwright.data.inputs import IGNORE
+from archwright.data.pair_text import PairText
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText, TaskWindows
 from archwright.lab.plan import Plan, tokenizers
@@ -100,6 +101,6 @@ def _entropy(counts: NDArray[np.int64]) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def _read(store: TokenStore | TaskText, num_tokens: int) -> NDArray[np.int64]:
+def _read(store: TokenStore | TaskText | PairText, num_tokens: int) -> NDArray[np.int64]:
     assert isinstance(store, TokenStore), "of a task, answers are counted"
     return np.asarray(store.read(0, min(len(store), num_tokens)), dtype=np.int64)

@@ -93,7 +93,7 @@ def _text(plan: Plan) -> str:
     """Name the task, or the text without its folders."""
     if task := _task(plan):
         return task.name
-    names = [Path(text).name or text for text in plan.baseline.run.data.text]
+    names = [Path(text).name or text for text in plan.baseline.run.data.texts]
     return fmt.listed(names) if len(names) < 3 else f"{len(names)} texts"
 
 
@@ -237,7 +237,7 @@ def held(plan: Plan) -> list[ControlledVariable]:
         for arm in arms
     }
     common = [
-        ControlledVariable("text", ", ".join(run.data.text)),
+        ControlledVariable("text", ", ".join(run.data.texts)),
         _held("tokenizer", tokens),
         *([_held("text trained on", _text_sizes(plan))] if plan.unit == "bits per byte" else []),
         ControlledVariable("tokens trained on", f"{plan.tokens_per_run:,} in {plan.steps:,} steps"),

@@ -54,6 +54,8 @@ class Cache:
         self._masks, self._mixers, self._switch_lengths = masks, mixers, switch_lengths
         self.memory: Memory | None = None
         """What the encoder made of the source, once it was read."""
+        self._batch = 0
+        self._prefix: Tensor | None = None
         self._past = Past()
         self._read: Read | None = None
         self._lengths_so_far: Tensor | None = None
@@ -73,6 +75,23 @@ class Cache:
     def states(self, layer: int) -> Mapping[str, LayerState]:
         """Return what the mixers of a layer keep, by the names of their branches."""
         return self._states[layer]
+
+    def reorder(self, rows: Tensor) -> None:
+        """Go on with some of the texts, by their numbers, in a new order; a text may come more than once.
+
+        Shape: rows [new_batch].
+        """
+        for layer in self._states:
+            for state in layer.values():
+                state.reorder(rows)
+        for table in self._past.tables.values():
+            table.reorder(rows)
+        self.memory = None if self.memory is None else self.memory.rows(rows)
+        self._read = None if self._read is None else self._read.rows(rows)
+        if self._lengths_so_far is not None:
+            self._lengths_so_far = self._lengths_so_far[rows]
+        self._batch = len(rows)
+        self._prefix = None if self._prefix is None else self._prefix[rows]
 
     def context(
         self,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from archwright.parts.masks import (
@@ -32,6 +32,10 @@ class Memory:
     """After the encoder's last norm."""
     layout: TokenLayout
     """Where the tokens of the source stand."""
+
+    def rows(self, rows: Int[Tensor, " new_batch"]) -> "Memory":
+        """Return what was made of some of the sources, in a new order."""
+        return Memory(self.output[rows], self.layout.rows(rows, len(self.output)))
 
 
 class Context:

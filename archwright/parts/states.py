@@ -1,7 +1,7 @@
 """States of mixers: KV caches and recurrent states, so that tokens need not be read again.
 
-The contract is one verb, `update`. Keys and values are extended, a recurrent state is replaced. Both skip padding
-and begin again with a document, as the layout of the pass says.
+The contract is two verbs. By `update`, keys and values are extended, a recurrent state is replaced; both skip padding
+and begin again with a document, as the layout of the pass says. By `reorder`, rows change places.
 """
 
 from collections.abc import Callable
@@ -29,6 +29,9 @@ class LayerState(Protocol):
     def num_bytes(self) -> int:
         """Bytes of the tensors that are held."""
 
+    def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
+        """Go on with some of the texts, in a new order; a text may come more than once."""
+
 
 class RecurrentState:
     """Tensors [batch, ...] by name, which new tokens replace."""
@@ -40,6 +43,10 @@ class RecurrentState:
     def num_bytes(self) -> int:
         """Bytes of the tensors that are held."""
         return sum(held.nbytes for held in self._held.values())
+
+    def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
+        """Go on with some of the texts, in a new order; a text may come more than once."""
+        self._held = {name: held[rows] for name, held in self._held.items()}
 
     def get(self, name: str) -> Tensor | None:
         """Return a tensor as the tokens read before have left it; None before the first."""
@@ -60,6 +67,12 @@ class SourceKV:
     def num_bytes(self) -> int:
         """Bytes of the tensors that are held."""
         return sum(held.nbytes for held in self._held or ())
+
+    def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
+        """Go on with some of the texts, in a new order; a text may come more than once."""
+        if self._held is not None:
+            keys, values = self._held
+            self._held = keys[rows], values[rows]
 
     def update(self, new: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Return the keys and values of the source, which `new` makes the first time."""
@@ -99,6 +112,10 @@ class KVCache:
     def num_bytes(self) -> int:
         """Bytes of the tensors that are held."""
         return sum(held.nbytes for held in self._held)
+
+    def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
+        """Go on with some of the texts, in a new order; a text may come more than once."""
+        self._held = [held[rows] for held in self._held]
 
     def update(self, slots: "SlotTable", *new: Tensor) -> list[Tensor]:
         """Keep keys and values of new tokens; return those of all tokens that these may see.
@@ -157,6 +174,11 @@ class SlotTable:
         """Whether new tokens see more than the table holds, and so are shown beside it."""
         assert self.slots is not None
         return self.max_length is not None and self.slots.shape[1] > 1
+
+    def reorder(self, rows: Int[Tensor, " new_batch"]) -> None:
+        """Go on with some of the texts, in a new order; a text may come more than once."""
+        self._fields = {name: values[rows] for name, values in self._fields.items()}
+        self._count = None if self._count is None else self._count[rows]
 
     def take(self, where: TokenLayout, batch: int, num_read: int) -> None:
         """Decide where new tokens go, and where the keys stand that they will see."""

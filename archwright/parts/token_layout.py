@@ -1,6 +1,7 @@
 """Where the tokens of a batch stand: what masks and position encodings are computed from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -33,6 +34,15 @@ class TokenLayout:
     def plain(self) -> bool:
         """Whether only the mask itself decides what is seen."""
         return self.segment_ids is None and self.padding_mask is None and self.prefix is None
+
+    def rows(self, rows: Int[Tensor, " new_batch"], batch: int) -> "TokenLayout":
+        """Return the layout of some of the rows of a batch, in a new order; a row may come more than once."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        arrays = {name: array for name, array in given.items() if isinstance(array, Tensor)}
+        own: dict[str, Any] = {
+            name: array[rows] for name, array in arrays.items() if len(array) == batch
+        }
+        return replace(self, **own)
 
     def position_ids_or_range(self) -> Int[Tensor, "rows length"]:
         """Return positions of shape [batch, length], or [1, length] where all rows are alike."""
@@ -70,6 +80,11 @@ class Read:
     next_index: Int[Tensor, " batch"]
     document: Int[Tensor, " batch"] | None
     """The document that each row was left in; None where none were separated."""
+
+    def rows(self, rows: Int[Tensor, " new_batch"]) -> "Read":
+        """Return what some of the rows have read, in a new order."""
+        document = None if self.document is None else self.document[rows]
+        return Read(self.next_index[rows], document)
 
 
 def token_layout(

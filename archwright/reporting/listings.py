@@ -41,7 +41,7 @@ def _models() -> dict[str, Any]:
 def _recipes() -> list[list[str]]:
     found = [(name, load_run(name)) for name in preset_names("runs")]
     return [
-        [name, run.model.name, ", ".join(run.data.text), run.budget, run.optimizer.kind]
+        [name, run.model.name, ", ".join(run.data.texts), run.budget, run.optimizer.kind]
         for name, run in found
     ]
 

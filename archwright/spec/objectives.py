@@ -23,6 +23,8 @@ class Objective(Choice):
     """Tokens that a window of training shares with the next one."""
     has_source: ClassVar[bool] = False
     """Whether a source and a target are made of a text, which takes a model with an encoder."""
+    has_pairs: ClassVar[bool] = False
+    """Whether sources and targets are given as pairs, by data.pairs, and not made of a text."""
     has_prefix: ClassVar[bool] = False
     """Whether each text begins with a prefix that is read whole, which takes a mask with one."""
 
@@ -163,3 +165,18 @@ class SpanCorruption(Objective):
     def contradictions(self) -> Iterator[str]:
         if "{}" not in self.sentinel and self.num_sentinels > 1:
             yield f'sentinel: found "{self.sentinel}"; expected {{}} in it, for the number of the span'
+
+
+class SequenceToSequence(Objective):
+    """-ln p(y_(t+1) | y_1 ... y_t, source) at each token of the target, its end included, of pairs of a source and a
+    target, such as a sentence and its translation (Sutskever et al., 2014, section 2; Vaswani et al., 2017)."""
+
+    kind: Literal["sequence_to_sequence"] = "sequence_to_sequence"
+    causal: ClassVar[bool] = True
+    has_source: ClassVar[bool] = True
+    has_pairs: ClassVar[bool] = True
+
+    @property
+    def least_context(self) -> int:
+        # A token, and the one that ends a text.
+        return 2

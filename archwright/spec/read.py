@@ -77,7 +77,7 @@ def load_with_blame(name: str | Path) -> Loaded:
 
 def load_run(name: str | Path) -> RunSpec:
     """Return the run of a recipe, the default run of a model, or one that goes on from the weights of the run
-    in a folder, with its model and its data.
+    in a folder, with its model, its data and its objective.
 
     Raises:
         UserError: no such preset or file, or mistakes in it, one line each.
@@ -87,7 +87,13 @@ def load_run(name: str | Path) -> RunSpec:
     if is_run(name):
         before = read_run(Path(name) / RUN_FILE)
         onwards = f"{Path(name).resolve().name}-onwards"
-        run = RunSpec(name=onwards, model=before.model, data=before.data, parts=before.parts)
+        run = RunSpec(
+            name=onwards,
+            model=before.model,
+            data=before.data,
+            objective=before.objective,
+            parts=before.parts,
+        )
         return override(run, [f"init.from={toml_value(str(Path(name)))}"])
     path = _find(name, "runs")
     values = _read(path, RunSpec)
@@ -267,7 +273,7 @@ def _run_from(values: Values, path: Path) -> RunSpec:
     loaded = Loaded(ModelSpec(), {}) if base is None else _from_chain(_chain(base, "models", path))
     values.setdefault("name", path.stem)
     run = RunSpec(model=loaded.spec, objective=loaded.objective)
-    return _located(path, RunSpec, merge(dump(run), values | {"model": model}))
+    return _located(path, RunSpec, merge(dump(run), RunSpec.implied(values) | {"model": model}))
 
 
 def _read(path: Path, cls: type[Spec], *, warn: bool = True) -> Values:

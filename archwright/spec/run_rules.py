@@ -7,14 +7,17 @@ from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask
 from archwright.spec.mixers import Mixer
 from archwright.spec.rules import enforce
-from archwright.spec.run_spec import RunSpec
+from archwright.spec.run_spec import STDLIB, SYNTHETIC, RunSpec
 from archwright.spec.tasks import Task
 from archwright.spec.validation_errors import show
 
 
 def enforce_run(run: RunSpec) -> None:
     """Raise a UserError with one line for each broken rule of the run and its model."""
-    rules = (_name, _rows, _stride, _tokenizer, _task, _objective, _visible_future, _ignored_inputs)
+    rules = (
+        *(_name, _rows, _stride, _tokenizer, _task, _pairs, _objective),
+        *(_visible_future, _ignored_inputs),
+    )
     lines = [line for rule in rules for line in rule(run)]
     try:
         enforce(run.model)
@@ -93,6 +96,29 @@ def _task(run: RunSpec) -> Iterator[str]:
         yield f'{found}has tokens of its own; leave data.tokenizer.kind = "{run.data.tokenizer.kind}" out'
 
 
+def _pairs(run: RunSpec) -> Iterator[str]:
+    """Pairs are read by an objective of pairs, and are all there is."""
+    data, kind = run.data, run.objective.kind
+    if run.objective.has_pairs and not data.pairs:
+        yield (
+            f'objective.kind: found "{kind}", which reads pairs of a source and a target; expected '
+            f"data.pairs=FILE.tsv, data.pairs=FILE.jsonl or data.pairs={SYNTHETIC}"
+        )
+    if not data.pairs:
+        return
+    if not run.objective.has_pairs:
+        yield (
+            f'objective.kind: found "{kind}" beside data.pairs, of which it reads none; expected '
+            '"sequence_to_sequence"'
+        )
+    if data.text != (STDLIB,):
+        yield f"data.text: found {show(data.text)} beside data.pairs; a run reads one of them: leave the other out"
+    if data.pairs == SYNTHETIC and data.held_out:
+        yield f"data.held_out: given beside data.pairs={SYNTHETIC}, which holds out sentences of its own; leave it out"
+    if run.evaluate.lengths:
+        yield "evaluate.lengths: given beside data.pairs, which are as long as they are; leave it out"
+
+
 def _objective(run: RunSpec) -> Iterator[str]:
     """The options of the objective fit together."""
     objective, encoder = run.objective, run.model.encoder
@@ -105,7 +131,7 @@ def _objective(run: RunSpec) -> Iterator[str]:
     if not objective.has_source and not encoder.is_none:
         yield (
             f'objective.kind: found "{objective.kind}", which makes no source for the encoder; expected '
-            '"span_corruption"'
+            '"span_corruption" or "sequence_to_sequence"'
         )
     length, least = run.model.context_length, objective.least_context
     if length < least:

@@ -46,6 +46,10 @@ NO_TASK = "none"
 """The kind of a task that is none: a run is trained on documents."""
 STDLIB = "stdlib"
 """The text that is always there."""
+PAIRS_OBJECTIVE = "sequence_to_sequence"
+"""The kind of the objective that pairs ask for."""
+SYNTHETIC = "synthetic"
+"""The pairs that are always there."""
 
 
 class TokenizerSpec(Spec):
@@ -69,8 +73,11 @@ class DataSpec(Spec):
     text: Annotated[Texts, Field(min_length=1)] = (STDLIB,)
     """Files, folders, globs, `-` for standard input, `stdlib`: Python's own source, or a synthetic task by its
     name, such as `mqar`."""
+    pairs: Recordable = Field("", examples=[SYNTHETIC])
+    """In place of `text`, pairs of a source and a target for an encoder-decoder: a .tsv or .jsonl file (`source`,
+    `target`), or `synthetic`: sentences of two made-up languages."""
     held_out: Texts = ()
-    """Texts to evaluate on; empty: one document in ten of `text`, by hash."""
+    """Texts, or files of pairs, to evaluate on; empty: one document in ten of `text`, by hash."""
     field: str = "text"
     """The field of a JSONL record that holds its text."""
     separator: str = ""
@@ -85,7 +92,11 @@ class DataSpec(Spec):
 
     @classmethod
     def implied(cls, over: dict[str, Any]) -> dict[str, Any]:
-        """Let another text end a task, or begin one, and another task be the text."""
+        """Let another text end a task and pairs, or begin a task, and another task be the text."""
+        if over.get("text") and "pairs" not in over:
+            over = over | {"pairs": ""}
+        elif over.get("pairs") and not {"text", "task"} & over.keys():
+            over = over | {"text": (STDLIB,)}
         task = over.get("task", {})
         if not isinstance(task, dict):
             return over
@@ -95,6 +106,11 @@ class DataSpec(Spec):
             kind = task["kind"]
             return over | {"text": (STDLIB if kind == NO_TASK else kind,)}
         return over
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What is read: pairs, or texts."""
+        return (self.pairs,) if self.pairs else self.text
 
     @model_validator(mode="before")
     @classmethod
@@ -376,9 +392,17 @@ class RunSpec(Spec):
 
     @classmethod
     def implied(cls, over: dict[str, Any]) -> dict[str, Any]:
-        """Return values that are laid over others, with those that follow from them."""
-        data = over.get("data")
-        return over | {"data": DataSpec.implied(data)} if isinstance(data, dict) else over
+        """Return values that are laid over others, with those that follow from them: pairs ask for the objective that
+        reads them, which asks for pairs."""
+        data, objective = over.get("data", {}), over.get("objective", {})
+        if not isinstance(data, dict) or not isinstance(objective, dict):
+            return over
+        kind = objective.get("kind")
+        if kind is None and data.get("pairs"):
+            over = over | {"objective": objective | {"kind": PAIRS_OBJECTIVE}}
+        elif kind == PAIRS_OBJECTIVE and not {"pairs", "text"} & data.keys():
+            data = data | {"pairs": SYNTHETIC}
+        return over | {"data": DataSpec.implied(data)} if data else over
 
     @property
     def tokenizer(self) -> TokenizerSpec:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import DataSpec
@@ -23,6 +23,20 @@ class Document(NamedTuple):
 
     name: str
     pieces: Iterator[str]
+
+
+class Readable(Protocol):
+    """Documents that can be read again and again."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of them."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that is read."""
+
+    def __iter__(self) -> Iterator[Document]: ...
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from archwright.text.bpe import (
 )
 from archwright.text.bpe_training import train_bpe
 from archwright.text.cache import SETTING, cache_folder, mark_used, only_one
-from archwright.text.corpus import Documents
+from archwright.text.corpus import Readable
 from archwright.text.foreign import parse, read_json
 from archwright.text.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ CHECKED = 1 << 15
 """Characters of the text on which the fast path is compared with the slow one."""
 
 
-def open_tokenizer(spec: TokenizerSpec, documents: Documents) -> Tokenizer:
+def open_tokenizer(spec: TokenizerSpec, documents: Readable) -> Tokenizer:
     """Return the tokenizer of `spec`; a BPE is trained on `documents` and kept in the cache.
 
     Raises:
@@ -65,7 +65,7 @@ def open_tokenizer(spec: TokenizerSpec, documents: Documents) -> Tokenizer:
     return tokenizer
 
 
-def sample(documents: Documents, limit: int) -> Iterator[str]:
+def sample(documents: Readable, limit: int) -> Iterator[str]:
     """Yield pieces of at most about `limit` bytes in all, taken evenly over the text."""
     share = min(1.0, limit / max(documents.size, 1))
     seen = taken = 0
@@ -108,7 +108,7 @@ def tokenizer_file(name: str) -> Path:
     return path
 
 
-def _trained(spec: TokenizerSpec, special: list[str], documents: Documents) -> tokenizers.Tokenizer:
+def _trained(spec: TokenizerSpec, special: list[str], documents: Readable) -> tokenizers.Tokenizer:
     """Return the BPE from the cache, or train it and put it there."""
     settings = [documents.fingerprint, spec.vocab_size, special, WORDS, SAMPLE]
     content = json.dumps([*settings, tokenizers.__version__]).encode()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from archwright.data.pair_text import PairText
 from archwright.data.prepare import Prepared, prepare
 from archwright.data.store import StoreError, TokenStore
 from archwright.data.task_text import NUM_HELD_OUT, SIDES, TaskText
@@ -16,6 +17,7 @@ from archwright.spec.tasks import Task
 from archwright.text.cache import sweep
 from archwright.text.corpus import open_corpus
 from archwright.text.open_tokenizer import open_tokenizer
+from archwright.text.pairs import open_pairs
 from archwright.text.tokenizer import Tokenizer
 from archwright.text.words import word_tokenizer
 
@@ -25,8 +27,8 @@ class Material:
     """A tokenizer, and the tokens to train and to evaluate on."""
 
     tokenizer: Tokenizer
-    train: TokenStore | TaskText
-    held_out: TokenStore | TaskText
+    train: TokenStore | TaskText | PairText
+    held_out: TokenStore | TaskText | PairText
     num_skipped: int = 0
     """Files that were left out because they are no text."""
 
@@ -42,6 +44,13 @@ class Material:
     def __str__(self) -> str:
         if isinstance(self.train, TaskText):
             return f'examples of the task "{self.train.task.kind}", drawn for each step, {NUM_HELD_OUT:,} held out'
+        if isinstance(self.train, PairText):
+            number = (
+                "drawn for each step"
+                if self.train.pairs.endless
+                else f"{self.train.num_documents:,}"
+            )
+            return f"pairs to train on: {number}; {self.held_out.num_documents:,} held out"
         skipped = f", {self.num_skipped} files skipped as no text" if self.num_skipped else ""
         return f"{len(self.train):,} tokens to train on, {len(self.held_out):,} held out{skipped}"
 
@@ -55,6 +64,10 @@ def prepare_data(run: RunSpec, folder: RunFolder) -> Material:
     if not run.data.task.is_none:
         return _task_material(run, folder)
     sweep()
+    if run.data.pairs:
+        tokenizer = _inherited(run) or open_tokenizer(run.tokenizer, open_pairs(run.data).train)
+        folder.write_tokenizer(tokenizer)
+        return pair_material(run, tokenizer)
     corpus = open_corpus(run.data)
     tokenizer = _inherited(run) or open_tokenizer(run.tokenizer, corpus.train)
     stores = prepare(corpus, tokenizer)
@@ -74,6 +87,11 @@ def reload_data(run: RunSpec, folder: RunFolder) -> Material:
     tokenizer = Tokenizer.load(folder.tokenizer_folder)
     if tokenizer.fingerprint != recorded["tokenizer"]:
         raise UserError(_changed(folder, "tokenizer"))
+    if run.data.pairs:
+        material = pair_material(run, tokenizer)
+        if any(getattr(material, s).fingerprint != recorded[s]["text"] for s in SIDES):
+            raise UserError(_changed(folder, "text"))
+        return material
     stores = _recorded_stores(recorded) or prepare(open_corpus(run.data), tokenizer)
     for side, store in stores._asdict().items():
         if store.index.text != recorded[side]["text"]:
@@ -93,6 +111,17 @@ def task_material(run: RunSpec) -> Material:
     train, held_out = (
         TaskText(task, side, tokenizer.begin_of_text, run.model.context_length) for side in SIDES
     )
+    return Material(tokenizer, train, held_out)
+
+
+def pair_material(run: RunSpec, tokenizer: Tokenizer) -> Material:
+    """Return the material of a run on pairs.
+
+    Raises:
+        UserError: missing or malformed files, or pairs that are all too long.
+    """
+    corpus, length = open_pairs(run.data), run.model.context_length
+    train, held_out = (PairText(side, tokenizer, length) for side in corpus)
     return Material(tokenizer, train, held_out)
 
 
@@ -195,20 +224,13 @@ def _inherited(run: RunSpec) -> Tokenizer | None:
     return Tokenizer.load(folder)
 
 
-def _record(store: TokenStore | TaskText) -> dict[str, Any]:
-    if isinstance(store, TaskText):
-        return {
-            "store": "",
-            "text": store.fingerprint,
-            "num_tokens": len(store),
-            "num_documents": NUM_HELD_OUT,
-            "num_bytes": 0,
-        }
-    return {
-        "store": str(store.folder.resolve()),
-        "text": store.index.text,
+def _record(store: TokenStore | TaskText | PairText) -> dict[str, Any]:
+    record = {
         "num_tokens": len(store),
         "num_documents": store.num_documents,
         "num_bytes": store.num_bytes,
-        "digest": store.digest,
     }
+    if isinstance(store, TokenStore):
+        place = str(store.folder.resolve())
+        return {"store": place, "text": store.index.text, **record, "digest": store.digest}
+    return {"store": "", "text": store.fingerprint, **record}

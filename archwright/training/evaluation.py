@@ -14,6 +14,7 @@ from torch import Tensor
 from archwright.data.compressors import Baseline, baselines
 from archwright.data.eval_windows import HeldOut, Windows, bits_per_byte
 from archwright.data.objectives import Examples, Vocabulary
+from archwright.data.pair_text import PairText, PairWindows
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText, TaskWindows
@@ -26,7 +27,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.objectives import Objective
 from archwright.text.corpus import Document, open_texts
 from archwright.text.tokenizer import Tokenizer
-from archwright.training.data import task_material
+from archwright.training.data import pair_material, task_material
 from archwright.training.step import to_device
 
 ROW_TOKENS = 8192
@@ -85,7 +86,7 @@ class Halves:
 
 
 def held_out_windows(
-    text: TokenStore | TaskText,
+    text: TokenStore | TaskText | PairText,
     tokenizer: Tokenizer,
     objective: Objective,
     context_length: int,
@@ -94,12 +95,14 @@ def held_out_windows(
     max_tokens: int | None = None,
     max_bytes: int | None = None,
 ) -> Windows:
-    """Return the windows to evaluate on; see `HeldOut` and `TaskWindows`."""
+    """Return the windows to evaluate on; see `HeldOut`, `TaskWindows` and `PairWindows`."""
     batch_size = max(1, ROW_TOKENS // context_length)
     if isinstance(text, TaskText):
         return TaskWindows(text, context_length, batch_size, max_tokens)
-    lengths = tokenizer.token_lengths
     examples = Examples(objective, Vocabulary.of(tokenizer))
+    if isinstance(text, PairText):
+        return PairWindows(text, examples, batch_size, max_tokens)
+    lengths = tokenizer.token_lengths
     return HeldOut(
         text, context_length, batch_size, stride, max_tokens, lengths, examples, max_bytes
     )
@@ -197,8 +200,13 @@ def evaluate_text(run: OpenRun, *texts: str, stride: int | None = None) -> Evalu
 
     Raises:
         UserError: missing, binary, empty or undecodable files, one line each; the run was trained on a task, whose
-            answers no text has.
+            answers no text has, or on pairs.
     """
+    if run.spec.data.pairs:
+        raise UserError(
+            f"text: {run.folder.path} was trained on pairs of a source and a target; leave it out to judge on held-out "
+            f"pairs: archwright eval {run.folder.path}"
+        )
     if not run.spec.data.task.is_none:
         raise UserError(
             f'text: {run.folder.path} was trained on the task "{run.spec.data.task.kind}", whose answers are no '
@@ -217,15 +225,19 @@ def evaluate_text(run: OpenRun, *texts: str, stride: int | None = None) -> Evalu
         return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
 
 
-def evaluate_task(run: OpenRun) -> Evaluation:
-    """Return what a run's model reaches on the held-out examples of the task that it was trained on.
+def evaluate_held_out(run: OpenRun) -> Evaluation:
+    """Return what a run's model reaches on the held-out examples of the task, or on the held-out pairs, that it was
+    trained on.
 
     Raises:
-        UserError: it was trained on documents.
+        UserError: it was trained on documents, or its pairs are not there any more.
     """
-    if run.spec.data.task.is_none:
+    if run.spec.data.pairs:
+        material = pair_material(run.spec, run.tokenizer)
+    elif not run.spec.data.task.is_none:
+        material = task_material(run.spec)
+    else:
         raise UserError("text: found none; expected files, folders, globs, -, or stdlib")
-    material = task_material(run.spec)
     windows = held_out_windows(
         material.held_out, material.tokenizer, run.spec.objective, run.spec.model.context_length
     )

@@ -7,6 +7,7 @@ from typing import Any
 from archwright import checkpoint
 from archwright.data.batches import Batches, BatchSource
 from archwright.data.objectives import Examples, Vocabulary
+from archwright.data.pair_text import PairBatches, PairText
 from archwright.data.task_text import TaskBatches, TaskText
 from archwright.format import size
 from archwright.machine.compiling import compile_parts
@@ -149,13 +150,16 @@ def make_batches(run: RunSpec, material: Material) -> BatchSource:
     """Return the run's batches."""
     if isinstance(material.train, TaskText):
         return TaskBatches(material.train, run.batch_size, run.seed)
+    examples = Examples(run.objective, Vocabulary.of(material.tokenizer))
+    if isinstance(material.train, PairText):
+        return PairBatches(material.train, examples, run.batch_size, run.seed)
     return Batches(
         material.train,
         run.model.context_length,
         run.batch_size,
         run.seed,
         run.data.packing,
-        examples=Examples(run.objective, Vocabulary.of(material.tokenizer)),
+        examples=examples,
     )
 
 

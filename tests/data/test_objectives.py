@@ -303,7 +303,30 @@ ENCODER = ("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
         ),
         (
             [*ENCODER],
-            'objective.kind: found "next_token", which makes no source for the encoder; expected "span_corruption"',
+            'objective.kind: found "next_token", which makes no source for the encoder; expected "span_corruption" '
+            'or "sequence_to_sequence"',
+        ),
+        (
+            [*ENCODER, "objective.kind=sequence_to_sequence", "data.text=notes.txt"],
+            'objective.kind: found "sequence_to_sequence", which reads pairs of a source and a target; expected '
+            "data.pairs=FILE.tsv, data.pairs=FILE.jsonl or data.pairs=synthetic",
+        ),
+        (
+            [*ENCODER, "objective.kind=span_corruption", "data.pairs=a.tsv"],
+            'objective.kind: found "span_corruption" beside data.pairs, of which it reads none; expected '
+            '"sequence_to_sequence"',
+        ),
+        (
+            [*ENCODER, "data.pairs=a.tsv", "data.text=notes.txt"],
+            'data.text: found ["notes.txt"] beside data.pairs; a run reads one of them: leave the other out',
+        ),
+        (
+            [*ENCODER, "data.pairs=synthetic", "data.held_out=b.tsv"],
+            "data.held_out: given beside data.pairs=synthetic, which holds out sentences of its own; leave it out",
+        ),
+        (
+            [*ENCODER, "data.pairs=a.tsv", "evaluate.lengths=[32]"],
+            "evaluate.lengths: given beside data.pairs, which are as long as they are; leave it out",
         ),
         (
             [*ENCODER, "objective.kind=span_corruption", "data.packing=document_mask"],

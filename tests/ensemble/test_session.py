@@ -94,6 +94,7 @@ def assert_alike(run: RunSpec, material: Material, loss: float, weights: float) 
         ("grad_accum_steps=2", "cut into parts"),
         ("machine.compile=block", "compiled"),
         ("probes.every=5", "probes"),
+        ("data.pairs=synthetic", "several lengths"),
         ("model.attention.sinks=true", "layers.0.attention"),
         ("model.position.kind=learned", "position.table"),
         ("model.position.kind=t5", "table"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from archwright.generation import writing
+from archwright.generation.beams import beam_search
 from archwright.generation.writing import generate, stream
 from archwright.model import build
 from archwright.model.decoder import Decoder
@@ -88,3 +89,37 @@ def test_generate_begins_with_its_prompt(model: Decoder, tokenizer: Tokenizer) -
 def test_mistakes_are_said_at_once(model: Decoder, tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="top_k: found -3"):
         stream(model, tokenizer, top_k=-3)
+
+
+def test_beams_write_the_likeliest_text_at_once(model: Decoder, tokenizer: Tokenizer) -> None:
+    alone, beams = (
+        "".join(stream(model, tokenizer, "ab", max_tokens=5, num_beams=number, **settings))
+        for number, settings in ((1, {"temperature": 0.0}), (3, {"length_penalty": 1.0}))
+    )
+    prompt = torch.tensor([tokenizer.begin_of_text, *b"ab"])
+    given = {"max_tokens": 5, "stop": tokenizer.stop_ids, "num_tokens": tokenizer.vocab_size}
+    found = beam_search(model, prompt, num_beams=3, **given)
+    assert beams == tokenizer.decode(found)
+    assert alone == tokenizer.decode(beam_search(model, prompt, num_beams=1, **given))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"num_beams": 4, "temperature": 0.5},
+            "temperature: found 0.5 beside num_beams = 4, which draws nothing; expected one of them",
+        ),
+        (
+            {"length_penalty": 2.0},
+            "length_penalty: found 2.0 beside num_beams = 1, which compares no lengths; expected num_beams of 2 or "
+            "more",
+        ),
+    ],
+)
+def test_beams_and_draws_are_not_asked_for_at_once(
+    model: Decoder, tokenizer: Tokenizer, settings: dict[str, float], said: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        stream(model, tokenizer, **settings)
+    assert caught.value.lines == (said,)

@@ -65,3 +65,20 @@ def test_tokens_per_step() -> None:
 @pytest.mark.parametrize("warmup", ["0", "7", '"auto"'])
 def test_a_warm_up_may_be_left_out(warmup: str) -> None:
     RunSpec().override(f"schedule.warmup={warmup}")
+
+
+class TestPairs:
+    def test_pairs_and_their_objective_ask_for_each_other(self) -> None:
+        asked = RunSpec().override("data.pairs=a.tsv")
+        assert asked.objective.kind == "sequence_to_sequence"
+        assert RunSpec().override("objective.kind=sequence_to_sequence").data.pairs == "synthetic"
+        both = RunSpec().override("objective.kind=sequence_to_sequence", "data.pairs=b.tsv")
+        assert both.data.pairs == "b.tsv"
+
+    def test_another_text_ends_pairs(self) -> None:
+        asked = RunSpec().override("data.text=notes.txt")
+        assert asked.override("data.pairs=a.tsv").data.texts == ("a.tsv",)
+        assert asked.override("data.pairs=a.tsv").data.text == ("stdlib",)
+        assert asked.override("data.pairs=a.tsv").override("data.text=b.txt").data.texts == (
+            "b.txt",
+        )

@@ -22,7 +22,7 @@ from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import DataSpec, RunSpec
 from archwright.spec.tasks import MQAR
 from archwright.training.data import reload_data, task_material
-from archwright.training.evaluation import evaluate_task, evaluate_text
+from archwright.training.evaluation import evaluate_held_out, evaluate_text
 from archwright.training.resolve import make_batches, make_model
 from archwright.training.step import to_device
 from tests.tiny import MACHINE, SHAPE
@@ -110,7 +110,7 @@ class TestWhole:
         folder = train(run, tmp_path / "run")
         path = str(folder.path)
         assert main(["eval", path]) == 0
-        found = evaluate_task(open_run(path))
+        found = evaluate_held_out(open_run(path))
         assert found.accuracy
         share = f"{100 * found.accuracy:.1f} %"
         assert f"accuracy         {share}   of 16,384 answers" in capsys.readouterr().out

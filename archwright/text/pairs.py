@@ -1,0 +1,246 @@
+"""Pairs of a source and a target: from a file, or drawn in two made-up languages; some of them held out."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from archwright.spec.errors import UserError
+from archwright.spec.files import open_regular
+from archwright.spec.run_spec import SYNTHETIC, DataSpec
+from archwright.text import synthetic_pairs
+from archwright.text.corpus import Document, Readable
+from archwright.text.sources import TextFile, find_files
+
+Side = Literal["train", "held_out"]
+FORMAT = 1
+"""Of fingerprints: raised when the same files would give other pairs."""
+TABLES = (".tsv", ".jsonl", ".ndjson")
+NUM_HELD_OUT = 2048
+"""Synthetic pairs that are held out."""
+NUM_SEEN = 20_000
+"""Synthetic pairs that a tokenizer is trained on."""
+
+
+class Pair(NamedTuple):
+    """A text and what is to be written when it was read."""
+
+    source: str
+    target: str
+    place: str = ""
+    """Where it stands, for the user."""
+
+
+class Pairs(Readable, Protocol):
+    """One side of a split, as documents that a tokenizer can be trained on: a source or a target each."""
+
+    endless: ClassVar[bool]
+    """Whether they are drawn, by seed and number."""
+
+    @property
+    def num_pairs(self) -> int:
+        """How many there are; of pairs that are drawn for each step, those that a tokenizer is trained on."""
+
+    def pair(self, seed: int, index: int) -> Pair:
+        """Return a pair by its number."""
+
+
+class PairCorpus(NamedTuple):
+    """The pairs to train on, and those that are held out."""
+
+    train: Pairs
+    held_out: Pairs
+
+
+def open_pairs(data: DataSpec) -> PairCorpus:
+    """Return the pairs that `data.pairs` names, whole pairs held out.
+
+    Held out are those of `data.held_out`, or else those whose source hashes to 0 modulo 10, or else (when that leaves
+    a side empty) those of the last tenth of sources. No source that is held out is trained on.
+
+    Raises:
+        UserError: missing or malformed files, or too few pairs.
+    """
+    if data.pairs == SYNTHETIC:
+        return PairCorpus(SyntheticPairs("train"), SyntheticPairs("held_out"))
+    pairs = _read(data.pairs, "data.pairs", data.errors)
+    sources = list(dict.fromkeys(pair.source for pair in pairs))
+    if data.held_out:
+        others = [p for name in data.held_out for p in _read(name, "data.held_out", data.errors)]
+        held = {pair.source for pair in others}
+        if held.issuperset(sources):
+            raise UserError(
+                "data.pairs: every source is also in data.held_out; nothing is left to train on"
+            )
+    else:
+        held = {source for source in sources if _hashed(source)[0] % 10 == 0}
+        if not held or len(held) == len(sources):
+            held = set(sources[-max(1, len(sources) // 10) :])
+        if len(sources) < 2:
+            raise UserError(
+                f"data.pairs: found pairs of {len(sources)} source; expected two sources at least, as one is held "
+                "out, or name a file of pairs in data.held_out"
+            )
+        others = [pair for pair in pairs if pair.source in held]
+    return PairCorpus(FilePairs([p for p in pairs if p.source not in held]), FilePairs(others))
+
+
+@dataclass(frozen=True)
+class FilePairs:
+    """Pairs that were read."""
+
+    pairs: Sequence[Pair]
+    endless: ClassVar[bool] = False
+
+    @property
+    def num_pairs(self) -> int:
+        """How many there are."""
+        return len(self.pairs)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all texts."""
+        return sum(len(pair.source.encode()) + len(pair.target.encode()) for pair in self.pairs)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all texts, in their order."""
+        hasher = hashlib.blake2b(str(FORMAT).encode(), digest_size=16)
+        for pair in self.pairs:
+            for text in (pair.source.encode(), pair.target.encode()):
+                hasher.update(len(text).to_bytes(8, "little") + text)
+        return hasher.hexdigest()
+
+    def __iter__(self) -> Iterator[Document]:
+        return _documents(self.pairs)
+
+    def pair(self, seed: int, index: int) -> Pair:
+        """Return the pair of that number, whatever the seed."""
+        return self.pairs[index]
+
+
+@dataclass(frozen=True)
+class SyntheticPairs:
+    """Sentences in two made-up languages; no sentence of one side is one of the other."""
+
+    side: Side
+    endless: ClassVar[bool] = True
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs to judge on, or to train a tokenizer on."""
+        return NUM_HELD_OUT if self.side == "held_out" else NUM_SEEN
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what is drawn."""
+        return _hashed(json.dumps([synthetic_pairs.FORMAT, self.side, self.num_pairs])).hex()
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the texts that a tokenizer is trained on."""
+        return sum(len(piece) for document in self for piece in document.pieces)
+
+    def __iter__(self) -> Iterator[Document]:
+        return _documents(self.pair(0, index) for index in range(self.num_pairs))
+
+    def pair(self, seed: int, index: int) -> Pair:
+        """Return the pair of a seed and a number: a pure function of both."""
+        generator = np.random.default_rng((seed, index, int(self.side == "held_out")))
+        while True:
+            sentence = synthetic_pairs.draw(generator)
+            source = synthetic_pairs.source_text(sentence)
+            if synthetic_pairs.is_held_out(source) == (self.side == "held_out"):
+                return Pair(source, synthetic_pairs.target_text(sentence), f"sentence {index}")
+
+
+def _documents(pairs: Iterator[Pair] | Sequence[Pair]) -> Iterator[Document]:
+    for i, pair in enumerate(pairs):
+        yield Document(f"source {i}", iter((pair.source,)))
+        yield Document(f"target {i}", iter((pair.target,)))
+
+
+def _hashed(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _read(name: str, key: str, errors: str) -> list[Pair]:
+    """Return the pairs of the files that a user names.
+
+    Raises:
+        UserError: what is wrong with the first line that is no pair.
+    """
+    found = [pair for file in find_files((name,), key) for pair in _of_file(file, key, errors)]
+    if not found:
+        raise UserError(
+            f'{key}: "{name}" is empty; expected a pair of a source and a target in each line'
+        )
+    return found
+
+
+def _of_file(file: TextFile, key: str, errors: str) -> Iterator[Pair]:
+    path = file.path
+    if path.suffix.lower() not in TABLES:
+        raise UserError(
+            f'{key}: found "{path}"; expected a file of pairs: .tsv (a source, a tab and a target in each line) or '
+            '.jsonl (an object with "source" and "target" in each line)'
+        )
+    try:
+        with open_regular(path) as handle:
+            for number, line in enumerate(handle, 1):
+                place = f'"{path}" line {number}'
+                try:
+                    pair = _of_line(line, path, number, errors)
+                except UserError as error:
+                    raise UserError(f"{key}: {place}: {error}") from None
+                if pair is not None:
+                    yield Pair(*pair, place)
+    except OSError as error:
+        raise UserError(f'{key}: cannot read "{path}": {error.strerror or error}') from None
+
+
+def _of_line(line: bytes, path: Path, number: int, errors: str) -> tuple[str, str] | None:
+    """Return the source and the target of a line; None of a blank one."""
+    try:
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8", errors).rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 at byte {error.start + 1} of the line") from None
+    if not text.strip():
+        return None
+    columns = text.split("\t") if path.suffix.lower() == ".tsv" else _of_record(text)
+    if len(columns) != 2:
+        raise UserError(
+            f"found {len(columns)} column{'s' * (len(columns) != 1)}; expected a source, a tab and a target"
+        )
+    source, target = (column.strip() for column in columns)
+    for side, found in (("source", source), ("target", target)):
+        if not found:
+            raise UserError(f"the {side} is empty; expected a text")
+    return source, target
+
+
+def _of_record(text: str) -> list[str]:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError(
+            'not JSON; expected an object such as {"source": "...", "target": "..."}'
+        ) from None
+    if not isinstance(record, dict):
+        raise UserError(
+            f"found {type(record).__name__}; expected an object with a source and a target"
+        )
+    for key in ("source", "target"):
+        if not isinstance(record.get(key), str):
+            found = type(record[key]).__name__ if key in record else "none"
+            raise UserError(f'"{key}": found {found}; expected a text')
+        try:
+            record[key].encode()
+        except UnicodeEncodeError:
+            raise UserError(f'"{key}": found half a character (a lone surrogate)') from None
+    return [record["source"], record["target"]]

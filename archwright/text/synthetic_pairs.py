@@ -1,0 +1,146 @@
+"""Two made-up languages, and sentences that say the same in both.
+
+The source says subject, verb, object, with adjectives before their nouns; articles agree with number.
+The target puts verbs at the end, with the adverb before them, and adjectives behind their nouns; its nouns have one of
+three genders, which must be learned by heart, and article, adjectives and verb have endings for gender and number.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+FORMAT = 1
+"""Of fingerprints: raised when the same seeds would give other sentences."""
+HELD_OUT_SHARE = 8
+"""Of how many sentences one is held out, by the hash of the source."""
+NOUNS, ADJECTIVES, VERBS, ADVERBS, PREPOSITIONS = 120, 60, 60, 20, 10
+"""Words of each kind in either language, beside articles."""
+MOST_ADJECTIVES = 2
+"""Of a noun."""
+GENDERS = 3
+
+PLURAL = "s"
+ARTICLES = {(False, False): "un", (False, True): "des", (True, False): "la", (True, True): "los"}
+"""Of the source, by definite and plural."""
+TARGET_ARTICLES = ("ein", "der")
+"""Of the target, indefinite and definite, before the ending."""
+ENDINGS = ("o", "a", "e", "oj", "aj", "ej")
+"""Of articles and adjectives in the target: of each gender in the singular, then in the plural."""
+NOUN_ENDINGS = ("", "en")
+VERB_ENDINGS = ("t", "st", "lt", "n", "sn", "ln")
+"""As `ENDINGS`, of verbs."""
+
+
+class Phrase(NamedTuple):
+    """A noun with an article and up to two adjectives, by the numbers of the words."""
+
+    noun: int
+    adjectives: tuple[int, ...]
+    is_plural: bool
+    is_definite: bool
+
+    @property
+    def ending(self) -> int:
+        """Which ending goes with gender and number."""
+        return self.noun % GENDERS + GENDERS * self.is_plural
+
+
+class Sentence(NamedTuple):
+    """What is said, by the numbers of the words."""
+
+    subject: Phrase
+    verb: int
+    object: Phrase
+    place: tuple[int, Phrase] | None = None
+    """A preposition and what it goes with."""
+    adverb: int | None = None
+
+
+def draw(generator: np.random.Generator) -> Sentence:
+    """Draw a sentence: a function of the generator alone."""
+    subject, thing = _phrase(generator), _phrase(generator)
+    verb, adverb = int(generator.integers(VERBS)), int(generator.integers(ADVERBS))
+    place = int(generator.integers(PREPOSITIONS)), _phrase(generator)
+    has_place, has_adverb = (generator.random(2) < 0.5).tolist()
+    return Sentence(
+        subject, verb, thing, place if has_place else None, adverb if has_adverb else None
+    )
+
+
+def source_text(sentence: Sentence) -> str:
+    """Return a sentence in the source language, 5 to 15 words."""
+    words = [*_source_phrase(sentence.subject), SOURCE.verbs[sentence.verb]]
+    words += _source_phrase(sentence.object)
+    if sentence.place:
+        words += [SOURCE.prepositions[sentence.place[0]], *_source_phrase(sentence.place[1])]
+    if sentence.adverb is not None:
+        words.append(SOURCE.adverbs[sentence.adverb])
+    return " ".join(words)
+
+
+def target_text(sentence: Sentence) -> str:
+    """Return a sentence in the target language, as many words as in the other."""
+    words = _target_phrase(sentence.subject)
+    if sentence.place:
+        words += [TARGET.prepositions[sentence.place[0]], *_target_phrase(sentence.place[1])]
+    words += _target_phrase(sentence.object)
+    if sentence.adverb is not None:
+        words.append(TARGET.adverbs[sentence.adverb])
+    return " ".join([*words, TARGET.verbs[sentence.verb] + VERB_ENDINGS[sentence.subject.ending]])
+
+
+def is_held_out(source: str) -> bool:
+    """Tell whether a sentence is one to be judged on: never one to train on."""
+    digest = hashlib.blake2b(source.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % HELD_OUT_SHARE == 0
+
+
+def _phrase(generator: np.random.Generator) -> Phrase:
+    noun, number = int(generator.integers(NOUNS)), int(generator.integers(MOST_ADJECTIVES + 1))
+    adjectives = tuple(generator.integers(ADJECTIVES, size=number).tolist())
+    is_plural, is_definite = (generator.random(2) < 0.5).tolist()
+    return Phrase(noun, adjectives, is_plural, is_definite)
+
+
+def _source_phrase(phrase: Phrase) -> list[str]:
+    noun = SOURCE.nouns[phrase.noun] + PLURAL * phrase.is_plural
+    article = ARTICLES[phrase.is_definite, phrase.is_plural]
+    return [article, *(SOURCE.adjectives[i] for i in phrase.adjectives), noun]
+
+
+def _target_phrase(phrase: Phrase) -> list[str]:
+    ending = ENDINGS[phrase.ending]
+    article = TARGET_ARTICLES[phrase.is_definite] + ending
+    noun = TARGET.nouns[phrase.noun] + NOUN_ENDINGS[phrase.is_plural]
+    # What stands next to the noun does so in both languages.
+    return [article, noun, *(TARGET.adjectives[i] + ending for i in reversed(phrase.adjectives))]
+
+
+class Lexicon(NamedTuple):
+    """The words of a language, by their numbers, without endings."""
+
+    nouns: Sequence[str]
+    adjectives: Sequence[str]
+    verbs: Sequence[str]
+    adverbs: Sequence[str]
+    prepositions: Sequence[str]
+
+    @classmethod
+    def of(cls, consonants: str, vowels: str, seed: int) -> "Lexicon":
+        """Return words of three syllables, of a consonant and a vowel each, all of them different."""
+        syllables = [c + v for c in consonants for v in vowels]
+        sizes = (NOUNS, ADJECTIVES, VERBS, ADVERBS, PREPOSITIONS)
+        generator = np.random.default_rng(seed)
+        numbers = generator.choice(len(syllables) ** 3, sum(sizes), replace=False).tolist()
+        words = [
+            "".join(syllables[n // len(syllables) ** k % len(syllables)] for k in range(3))
+            for n in numbers
+        ]
+        ends = np.cumsum(sizes).tolist()
+        return cls(*(words[end - size : end] for size, end in zip(sizes, ends, strict=True)))
+
+
+SOURCE = Lexicon.of("bdfgklmnprtv", "aeiou", 1)
+TARGET = Lexicon.of("bdghjklmrstz", "aiouy", 2)

@@ -1,0 +1,108 @@
+"""Beam search against all texts there are, and its cache against reading each text anew."""
+
+import itertools
+
+import pytest
+import torch
+
+from archwright.generation.beams import beam_search
+from archwright.generation.sampling import Reader, sample
+from archwright.model import build
+from archwright.model.language_model import LanguageModel
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import ModelSpec
+
+PROMPT = torch.tensor([3, 1, 4])
+SOURCE = torch.tensor([2, 4, 1, 0, 3, 3])
+SHAPE = ("attention.num_heads=2", "attention.num_kv_heads=1")
+MODELS = {
+    "decoder": (),
+    "window": ("attention.mask.kind=window", "attention.mask.size=3"),
+    "two stacks": ("encoder.kind=stack", "encoder.num_layers=1", "cross_attention.kind=softmax"),
+}
+
+
+@pytest.fixture(params=[*MODELS])
+def model(request: pytest.FixtureRequest) -> LanguageModel:
+    spec = ModelSpec(dim=16, num_layers=2, vocab_size=5, context_length=16)
+    found = build(spec.override(*SHAPE, *MODELS[request.param]), seed=2)
+    with torch.no_grad():
+        found.head.weight.mul_(20)
+    return found.eval()
+
+
+def source(model: LanguageModel) -> torch.Tensor | None:
+    return None if model.spec.encoder.is_none else SOURCE
+
+
+def log_p(model: LanguageModel, text: tuple[int, ...]) -> float:
+    """Return the sum of log p of a text, read as a whole."""
+    tokens = torch.cat((PROMPT, torch.tensor(text)))[None]
+    inputs = (tokens,) if source(model) is None else (SOURCE[None], tokens)
+    p = model(*inputs).logits[0].double().log_softmax(-1)
+    return sum(float(p[len(PROMPT) - 1 + i, token]) for i, token in enumerate(text))
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
+@torch.no_grad()
+def test_with_beams_enough_the_best_text_of_all_is_found(
+    model: LanguageModel, length_penalty: float
+) -> None:
+    """Of all texts of up to 3 tokens, where token 0 ends one."""
+    texts = [
+        (*begin, last)
+        for n in range(3)
+        for begin in itertools.product(range(1, 5), repeat=n)
+        for last in (range(5) if n == 2 else (0,))
+    ]
+    best = max(texts, key=lambda text: log_p(model, text) / len(text) ** length_penalty)
+    found = beam_search(
+        model,
+        PROMPT,
+        source=source(model),
+        max_tokens=3,
+        num_beams=125,
+        length_penalty=length_penalty,
+        stop=0,
+    )
+    assert found == [token for token in best if token]
+
+
+def test_one_beam_takes_the_likeliest_token(model: LanguageModel) -> None:
+    given = {"source": source(model), "max_tokens": 30}  # beyond the context, too
+    expected = [*sample(model, PROMPT, temperature=0.0, **given)]
+    assert beam_search(model, PROMPT, num_beams=1, **given) == expected
+
+
+@torch.no_grad()
+def test_rows_that_change_places_go_on_as_their_texts_do(model: LanguageModel) -> None:
+    reader = Reader(model, source(model))
+    reader.read_rows(PROMPT[None])
+    reader.reorder(torch.zeros(3, dtype=torch.long))
+    reader.read_rows(torch.tensor([[0], [1], [2]]))
+    reader.reorder(torch.tensor([2, 2, 0, 1]))
+    texts = [[2, 0], [2, 1], [0, 2], [1, 3]]
+    found = reader.read_rows(torch.tensor([text[1:] for text in texts]))
+    for row, text in zip(found, texts, strict=True):
+        alone = Reader(model, source(model)).read(torch.cat((PROMPT, torch.tensor(text))))
+        torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_vocabulary_rounded_up_has_rows_without_a_token(model: LanguageModel) -> None:
+    given = {"source": source(model), "max_tokens": 8, "num_beams": 3}
+    assert max(beam_search(model, PROMPT, num_tokens=2, **given)) < 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_beams": 0}, "num_beams: found 0; expected 1 to 1,024"),
+        ({"length_penalty": float("nan")}, "length_penalty: found nan; expected -10 to 10"),
+        ({"max_tokens": -1}, "max_tokens: found -1; expected 0 or more"),
+    ],
+)
+def test_settings_out_of_their_limits(settings: dict[str, float], said: str) -> None:
+    model = build(ModelSpec(dim=16, num_layers=1, vocab_size=5).override(*SHAPE))
+    with pytest.raises(UserError) as caught:
+        beam_search(model, PROMPT, **({"num_beams": 2, "max_tokens": 3} | settings))
+    assert caught.value.lines == (said,)
