@@ -9,7 +9,7 @@ from torch import Tensor
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
 from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
-from archwright.parts.masks import AttentionMask
+from archwright.parts.masks import AttentionMask, num_global
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.positions import rotation
@@ -17,7 +17,6 @@ from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec import attention as spec
-from archwright.spec import masks
 
 
 class LongformerAttention(AttentionMixer):
@@ -40,9 +39,8 @@ class LongformerAttention(AttentionMixer):
         layer, sizes = layer or LayerInfo(), spec.heads(dim)
         num_heads, head_dim = sizes["num_heads"], sizes["head_dim"]
         super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
-        assert isinstance(spec.mask, masks.Longformer)
         self.spec, self.head_dim = spec.model_copy(update=sizes), head_dim
-        self.num_global = spec.mask.num_global
+        self.num_global = num_global(self.pattern.value)
         self.scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
         width = num_heads * head_dim
         self.query = Linear(dim, width, bias=spec.bias.query, deepnorm=False)
@@ -175,6 +173,6 @@ def _chosen(layout: TokenLayout, num_global: int) -> tuple[Tensor, TokenLayout]:
 
 def _rows(x: Tensor, at: Tensor) -> Tensor:
     """Return the tokens of x [batch, length, ...] at columns [batch, chosen]: [batch, chosen, ...]."""
-    # As many axes as x, all but the first two of them widened.
+    # [batch, chosen, 1, ...], then as x is behind its second axis
     where = at.view(*at.shape, *[1] * (x.ndim - 2)).expand(*at.shape, *x.shape[2:])
     return x.gather(1, where)
