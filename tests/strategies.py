@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
+from archwright.spec.masks import Longformer
 from archwright.spec.model_spec import (
     Arrangement,
     EncoderStack,
@@ -69,6 +70,7 @@ SMALL: Ranges = {
     "Embedding.dim": st.sampled_from(["auto", "auto", 8, 16, 20]),
     "Embedding.scale": st.sampled_from(["none", "sqrt_dim", 2.5]),
     "radius": st.integers(0, 6),
+    "LongformerAttention.mask": st.deferred(lambda: specs(Longformer, SMALL)),
     "Longformer.radius": st.integers(1, 6),
     "dilation": st.integers(1, 4),
     "num_global": st.integers(1, 3),

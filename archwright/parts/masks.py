@@ -72,6 +72,11 @@ def prefix_size(pattern: MaskPattern) -> int:
     return pattern.spec.size if isinstance(pattern, Prefix) else 0
 
 
+def num_global(pattern: MaskPattern) -> int:
+    """Return how many tokens at the start of a text see all and are seen by all; 0 in all but Longformer's masks."""
+    return pattern.spec.num_global if isinstance(pattern, Longformer) else 0
+
+
 class _Reaching:
     """Reach of masks that reach alike from every query."""
 

@@ -17,7 +17,7 @@ from archwright.spec.choice import (
     Tokens,
     Width,
 )
-from archwright.spec.masks import Causal, Mask
+from archwright.spec.masks import Causal, Longformer, Mask
 from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
@@ -401,6 +401,52 @@ class LatentAttention(MaskedAttention):
         keys = (dim + self.bias.rope_key) * rope + rank * heads * nope
         values = rank * heads * value
         return queries + latent + keys + values + (heads * value + self.bias.out) * dim
+
+
+class LongformerAttention(MaskedAttention):
+    """Softmax attention through the mask "longformer", whose global tokens have projections of their own to the
+    queries, keys and values of what they see (Beltagy et al., 2020, section 3.1)."""
+
+    kind: Literal["longformer"] = "longformer"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
+    num_heads: AutoCount = Field("auto", examples=[16])
+    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
+    head_dim: AutoWidth = Field("auto", examples=[128])
+    """Width of a head; auto: dim / num_heads."""
+    bias: AttentionBias = Field(
+        default_factory=AttentionBias, validate_default=True, examples=[True]
+    )
+    """Biases of the projections, of those for global tokens as of the others."""
+    scale: ScoreScale = SqrtScale()
+    """Factor of q k^T."""
+    softcap: OptionalFloat = Field("none", examples=[50.0])
+    """c tanh(s / c) over the scaled scores, before position biases and the mask."""
+    mask: Mask = Field(Longformer(), examples=[{"kind": "longformer", "radius": 32}])
+    """Which keys a query may see: "longformer", with one global token or more."""
+    dropout: Probability = 0.0
+    """Share of attention weights dropped in training."""
+
+    def heads(self, dim: int) -> dict[str, int]:
+        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
+        return {
+            "num_heads": num_heads,
+            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
+        }
+
+    def key_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    def rotary_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    @property
+    def one_line(self) -> str:
+        return f"{self.mask.kind} attention in {self.num_heads} heads of {self.head_dim}"
+
+    def num_parameters(self, dim: int) -> int:
+        width = int(self.num_heads) * int(self.head_dim)
+        biases = self.bias.query + self.bias.key + self.bias.value
+        return 7 * dim * width + 2 * biases * width + self.bias.out * dim
 
 
 def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:

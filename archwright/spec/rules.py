@@ -10,6 +10,7 @@ from archwright.spec.attention import (
     GatedValueEmbedding,
     InverseScale,
     LatentAttention,
+    LongformerAttention,
     MaskedAttention,
     SoftmaxAttention,
 )
@@ -17,7 +18,7 @@ from archwright.spec.cross_attention import SoftmaxCrossAttention
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden
 from archwright.spec.init import Glorot, MuP
-from archwright.spec.masks import Prefix, Window
+from archwright.spec.masks import Longformer, Prefix, Window
 from archwright.spec.positions import (
     Learned,
     Llama3Scaling,
@@ -190,6 +191,23 @@ def value_gate_reads_x(spec: "ModelSpec") -> Iterator[str]:
             yield (
                 f"{at}attention.value_embedding.channels: found {choice.channels}; expected at most "
                 f"dim = {spec.dim}"
+            )
+
+
+@_rule("Projections of global tokens are used by some.")
+def global_tokens_exist(spec: "ModelSpec") -> Iterator[str]:
+    for at, _, attention in _attentions(spec):
+        if not isinstance(attention, LongformerAttention):
+            continue
+        if not isinstance(attention.mask, Longformer):
+            yield (
+                f'{at}attention.mask.kind: found "{attention.mask.kind}" with attention.kind "longformer"; '
+                'expected "longformer"'
+            )
+        elif not attention.mask.num_global:
+            yield (
+                f"{at}attention.mask.num_global: found 0, which leaves the projections of global tokens unused; "
+                'expected 1 or more, or attention.kind "softmax"'
             )
 
 

@@ -22,6 +22,7 @@ BROKEN: dict[str, list[str]] = {
         "attention.value_embedding.kind=gated",
         "attention.value_embedding.channels=513",
     ],
+    "global_tokens_exist": ["attention.kind=longformer", "attention.mask.kind=causal"],
     "rope_needs_pairs": ["position.fraction=0.01"],
     "longrope_divides_each_pair": [
         "position.scaling.kind=longrope",

@@ -1,0 +1,178 @@
+"""Longformer's attention: a window for most tokens, and maps of their own for the few that see everything."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from archwright.parts.context import Context
+from archwright.parts.kernels import ScoreMods
+from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.masks import AttentionMask, num_global
+from archwright.parts.mixers.base import AttentionMixer, Heads
+from archwright.parts.mixers.scales import SCORE_SCALES
+from archwright.parts.positions import rotation
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.states import KVCache
+from archwright.parts.token_layout import TokenLayout
+from archwright.spec import attention as spec
+
+
+class LongformerAttention(AttentionMixer):
+    """out(concat_h(softmax(scale q_h k_h^T) v_h)), with q, k and v by `query`, `key` and `value` for the rows of most
+    tokens, and by `query_global`, `key_global` and `value_global` for those of global tokens, which see all.
+
+    Texts are read as a whole: there is no cache. Shapes: x and the result [batch, length, dim]; q, k and v [batch,
+    length, num_heads, head_dim], q of global tokens [batch, num_global, num_heads, head_dim].
+
+    Beltagy et al., 2020, section 3.1.
+
+    Args:
+        spec: sizes that it leaves open follow from `dim`.
+        layer: where it stands; alone, it has no positions.
+    """
+
+    def __init__(
+        self, spec: spec.LongformerAttention, dim: int, layer: LayerInfo | None = None
+    ) -> None:
+        layer, sizes = layer or LayerInfo(), spec.heads(dim)
+        num_heads, head_dim = sizes["num_heads"], sizes["head_dim"]
+        super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
+        self.spec, self.head_dim = spec.model_copy(update=sizes), head_dim
+        self.num_global = num_global(self.pattern.value)
+        self.scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
+        width = num_heads * head_dim
+        self.query = Linear(dim, width, bias=spec.bias.query, deepnorm=False)
+        self.key = Linear(dim, width, bias=spec.bias.key, deepnorm=False)
+        self.value = Linear(dim, width, bias=spec.bias.value)
+        self.query_global = Linear(dim, width, bias=spec.bias.query, deepnorm=False)
+        self.key_global = Linear(dim, width, bias=spec.bias.key, deepnorm=False)
+        self.value_global = Linear(dim, width, bias=spec.bias.value)
+        self.out = Linear(width, dim, bias=spec.bias.out, is_residual_output=True)
+        self.position = self.own_position
+
+    @property
+    def inputs(self) -> list[Linear]:
+        return [self.query, self.key, self.value, self.key_global, self.value_global]
+
+    @property
+    def flops_per_pair(self) -> int:
+        return 4 * self.num_heads * self.head_dim
+
+    @property
+    def kept_per_token(self) -> int:
+        return 0
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        context: Context | None = None,
+        state: None = None,
+        projected: Sequence[Tensor] | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        """Return what the heads make of x; alone, without a context, each row is a text that begins at position 0."""
+        if context is None:
+            context = Context.alone(x)
+        if projected is None:
+            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+        # [batch, length, heads, head_dim]
+        q, k, v, k_global, v_global = (
+            p.unflatten(-1, (self.num_heads, self.head_dim)) for p in projected
+        )
+        mask = context.mask(self.pattern, self.num_heads)
+        at, few = self._global_tokens(mask, x.shape[0])
+        turning = None if self.rotary is None else context.rotation(self.rotary)
+        mixed = self._mixed(q, k, v, mask, turning, turning)
+
+        # [batch, num_global, heads, head_dim]
+        asked = self.query_global(_rows(x, at)).unflatten(-1, (self.num_heads, self.head_dim))
+        turned = None if self.rotary is None else rotation(self.rotary.value, few.layout)
+        answered = self._mixed(asked, k_global, v_global, few, turned, turning)
+        if few.layout.padding_mask is not None:  # rows with fewer global tokens than others
+            real = few.layout.padding_mask[..., None, None]  # [batch, num_global, 1, 1]
+            answered = torch.where(real, answered, _rows(mixed, at))
+        where = at[..., None, None].expand(answered.shape)  # [batch, num_global, heads, head_dim]
+        # [batch, length, dim]
+        out: Tensor = self.out(mixed.scatter(1, where, answered.to(mixed.dtype)).flatten(-2))
+        return out
+
+    def _mixed(
+        self,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        mask: AttentionMask,
+        turning_q: object,
+        turning_k: object,
+    ) -> Heads:
+        if self.rotary is not None:
+            q = self.rotary.value.rotate_query(q, turning_q)
+            k = self.rotary.value.rotate_key(k, turning_k)
+        bias = None
+        if self.relative is not None:
+            q, bias = self.relative.value(q, mask, self.scale)
+        softcap = None if self.spec.softcap == "none" else self.spec.softcap
+        mods = ScoreMods(self.scale, self.spec.dropout if self.training else 0.0, softcap, bias)
+        # [batch, queries, heads, head_dim]
+        return self.kernel(q, k, v, mask, mods)
+
+    def _global_tokens(self, mask: AttentionMask, batch: int) -> tuple[Tensor, AttentionMask]:
+        """Return the columns [batch, num_global] where global tokens stand, and what they see; looked up once for all
+        layers that share a mask."""
+        if "global_tokens" not in mask.__dict__:
+            at, few = _chosen(mask.layout, self.num_global)
+            view = AttentionMask(mask.pattern, few, mask.layout)
+            mask.__dict__["global_tokens"] = (at.expand(batch, -1), view)  # [batch, num_global]
+        found: tuple[Tensor, AttentionMask] = mask.__dict__["global_tokens"]
+        return found
+
+    def flops_per_token(self, length: int) -> float:
+        """Of the pairs; and of `query_global`, which reads global tokens alone and is counted among the maps of all."""
+        idle = 1 - min(self.num_global, length) / length
+        return super().flops_per_token(length) - idle * 2 * self.query_global.weight.numel()
+
+    def new_state(self, batch: int) -> KVCache | None:  # type: ignore[override]
+        return None
+
+    def prepare(self, context: Context) -> None:
+        super().prepare(context)
+        self._global_tokens(context.mask(self.pattern, self.num_heads), context.batch)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads} heads of {self.head_dim}"
+
+
+def _chosen(layout: TokenLayout, num_global: int) -> tuple[Tensor, TokenLayout]:
+    """Return the columns [rows, chosen] of the first `num_global` tokens of every text, and where these stand; rows
+    with fewer have padding."""
+    chosen = layout.index_or_range() < num_global
+    if layout.padding_mask is not None:
+        chosen = chosen & layout.padding_mask
+    if layout.position_ids is not None:
+        chosen = chosen.expand(max(len(chosen), len(layout.position_ids)), -1)  # [rows, length]
+    most, plain = min(num_global, layout.length), layout.index is None
+    if not plain:
+        most = max(1, int(chosen.sum(-1).max()))
+    at = chosen.long().argsort(dim=-1, descending=True, stable=True)[:, :most]
+
+    def of_chosen(given: Tensor | None) -> Tensor | None:
+        # [rows, chosen]
+        return None if given is None else given.expand(len(at), -1).gather(1, at)
+
+    return at, TokenLayout(
+        most,
+        layout.device,
+        position_ids=of_chosen(layout.position_ids),
+        index=of_chosen(layout.index),
+        segment_ids=of_chosen(layout.segment_ids),
+        padding_mask=None if plain else of_chosen(chosen),
+        lengths_so_far=of_chosen(layout.lengths_so_far_or_end()),
+    )
+
+
+def _rows(x: Tensor, at: Tensor) -> Tensor:
+    """Return the tokens of x [batch, length, ...] at columns [batch, chosen]: [batch, chosen, ...]."""
+    # [batch, chosen, 1, ...], then as x is behind its second axis
+    where = at.view(*at.shape, *[1] * (x.ndim - 2)).expand(*at.shape, *x.shape[2:])
+    return x.gather(1, where)
