@@ -69,7 +69,7 @@ def nearest_fit(spec: ModelSpec) -> Fit:
 def fit(spec: ModelSpec, family: Family) -> Fit:
     """Write a resolved spec as a family's config, read it back, and return what is not the same."""
     try:
-        back = family.spec(family.config(spec))
+        back = family.biased(family.spec(family.config(spec)), spec.head.bias)
     except UserError as error:
         return Fit(family, tuple(error.lines) * 1000)
     return Fit(family, tuple(dict.fromkeys(differences(spec, back))))

@@ -39,6 +39,8 @@ class Family:
         layers: what the names of layer `{i}` begin with.
         layer_keys, model_keys: which of our tensors each of theirs holds; see `weight_map`.
         encoder_layers, encoder_layer_keys: the same of the encoder's layers, in families that have one.
+        logits_bias: the tensor that is added to logits, which no config speaks of: a model has a bias where a
+            file's is not zero.
         prefix: what the names of the body begin with, and some published files leave out.
         ignored: patterns of names in files that are no part of the model; one with a group `layer` is of
             layers behind the last, which predict further tokens.
@@ -57,6 +59,7 @@ class Family:
     encoder_layer_keys: Mapping[str, Mapped] = field(default_factory=dict)
     masked_architecture: str = ""
     groups: Sequence[Layers] = ()
+    logits_bias: str = ""
     prefix: str = "model."
     ignored: Sequence[str] = ()
     further_aliases: Mapping[str, str] = field(default_factory=dict)
@@ -156,6 +159,12 @@ class Family:
         for group in self.groups:
             keys = joined(keys, group.write(spec))
         return keys
+
+    def biased(self, spec: ModelSpec, bias: bool) -> ModelSpec:
+        """Return a spec that was read from a config, with a bias of logits or without, where only tensors tell."""
+        if not self.logits_bias:
+            return spec
+        return spec.model_copy(update={"head": spec.head.model_copy(update={"bias": bias})})
 
     def ignores(self, name: str, num_layers: int) -> bool:
         """Tell whether a tensor of a file is no part of a model of so many layers."""
@@ -275,8 +284,10 @@ def _replaced(held: Mapping[str, Mapped], new: Mapping[str, Mapped]) -> dict[str
 
 def _contents(held: Mapped) -> tuple[str, ...]:
     """Return our modules and tensors that a name of a checkpoint stands for."""
-    if isinstance(held, str | When):
-        return (held if isinstance(held, str) else held.ours,)
+    if isinstance(held, str):
+        return (held,)
+    if isinstance(held, When):
+        return _contents(held.ours)
     if isinstance(held, Constant):
         return ()
     parts = held.ours if isinstance(held, Fused) else held

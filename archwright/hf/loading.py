@@ -95,6 +95,7 @@ def load(
             config["tie_word_embeddings"] = "lm_head.weight" not in store.shapes
         spec = spec_of(config, str(folder / FILE), folder.resolve().name)
         _check_sizes(spec, family, store, folder)
+        spec = _biased_as_stored(spec, family, store)
         spec = _tied_as_stored(spec, family, store, folder)
         assert spec.vocab_size != "auto"
         names = _checked(family, spec, store, folder)
@@ -139,6 +140,12 @@ def _shapes(spec: ModelSpec, folder: Path) -> dict[str, Tensor]:
         return tensors_of(build_uninitialized(spec, device="meta"))
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # sizes past 64 bits
         raise UserError(f"{folder / FILE}: too large to be built: {first_line(error)}") from None
+
+
+def _biased_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
+    """Return the spec, with a bias of logits where the file has one that is not zero."""
+    name = _aliases(family, store).get(family.logits_bias)
+    return family.biased(spec, name is not None and bool(store.read(name).any()))
 
 
 def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path) -> ModelSpec:

@@ -27,15 +27,6 @@ class Fused:
 
 
 @dataclass(frozen=True)
-class When:
-    """One of our modules or tensors in layers that have a value."""
-
-    path: str
-    value: object
-    ours: str
-
-
-@dataclass(frozen=True)
 class Constant:
     """A foreign tensor that holds none of ours: values that follow from the spec, or that nothing reads.
 
@@ -46,6 +37,15 @@ class Constant:
 
     values: Callable[[ModelSpec], Tensor]
     read: bool = True
+
+
+@dataclass(frozen=True)
+class When:
+    """What is held in layers that have a value, or in models that do."""
+
+    path: str
+    value: object
+    ours: str | Fused | Constant
 
 
 def filled(

@@ -48,18 +48,24 @@ def _auto(entry: dict[str, Any], config: Any) -> Any:
 
 @torch.no_grad()
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Draw matrices from N(0, 1.5^2 / fan_in) and add 0.3 N(0, 1) to all that have one axis, and to what
-    experts are chosen by: logits then spread by about 1.6."""
+    """Draw matrices from N(0, 1.5^2 / fan_in) and add 0.3 N(0, 1) to all that have one axis, to what
+    experts are chosen by, and to what is added to logits: logits then spread by about 1.6. Sines stay what they are."""
     torch.manual_seed(seed)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        chooses = "e_score" in name or "expert_bias" in name
-        if not (tensor.requires_grad or chooses):
+        counts = any(part in name for part in ("e_score", "expert_bias", "final_logits_bias"))
+        if not (tensor.requires_grad or counts) or name in sines(model):
             continue
-        if tensor.ndim >= 2 and "norm" not in name:
+        if tensor.ndim >= 2 and tensor.requires_grad and "norm" not in name:
             tensor.normal_(0, 1.5 / tensor.shape[-1] ** 0.5)
         else:
             tensor.add_(0.3 * torch.randn_like(tensor))
     return model
+
+
+def sines(model: nn.Module) -> set[str]:
+    """Return the names of tables of sines, some of which the library counts as parameters."""
+    modules = model.named_modules()
+    return {f"{name}.weight" for name, m in modules if "Sinusoidal" in type(m).__name__}
 
 
 def batch(model: nn.Module) -> tuple[Tensor, Tensor]:

@@ -147,9 +147,12 @@ def gradients(pair: Pair, folder: Path) -> dict[str, Tensor]:
             p.copy_(weights[name])
     mine = {name: torch.zeros_like(t) for name, t in tensors_of(pair.ours.model).items()}
     family = hf.FAMILIES[pair.ours.family]
+    buffers = {name for name, _ in theirs.named_buffers()}  # which have no gradients
     with opened(folder) as store:
         for name, slot in family.slots(pair.ours.spec, mine).items():
-            if not isinstance(slot, Fixed):
+            if name in buffers:
+                mine = {ours: tensor for ours, tensor in mine.items() if ours not in slot.ours}
+            elif not isinstance(slot, Fixed):
                 slot.read(store.read(name), mine)
     parameters = dict(pair.ours.model.named_parameters())
     return {name: tensor for name, tensor in mine.items() if name in parameters}

@@ -2,6 +2,7 @@
 
 from archwright.hf.families import (
     arcee,
+    bart,
     bert,
     bigcode,
     bloom,
@@ -125,6 +126,7 @@ FAMILIES: dict[str, Family] = {
         t5.T5,
         t5.MT5,
         t5.UMT5,
+        bart.BART,
     )
 }
 """A model is written as the first family that can hold it."""

@@ -1,0 +1,114 @@
+"""Checkpoints of BART and its kin: what their files have beside what all have."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from archwright import hf
+from archwright.hf.exporting import exportable
+from archwright.hf.families.bart import BART
+from archwright.hf.verifying import verify
+from archwright.spec.errors import UserError
+from tests.hf.library import batch, build, logits, own_logits, randomise, reopen, save
+
+WEIGHTS = "model.safetensors"
+BIAS = "final_logits_bias"
+
+
+def apart(theirs: nn.Module, ours: hf.Loaded) -> float:
+    """Return the largest difference of two logits."""
+    tokens, real = batch(theirs)
+    with torch.no_grad():
+        found = own_logits(ours.model, tokens, real) - logits(theirs, tokens, real)
+    return float(found[real].abs().max())
+
+
+def change(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Write a folder's weights again, with changes by name; None takes a tensor away."""
+    tensors: dict[str, Any] = {**load_file(folder / WEIGHTS), **changes}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / WEIGHTS, {"format": "pt"})
+
+
+@pytest.mark.parametrize("stored", ["zero", "not stored"])
+def test_a_bias_of_logits_is_there_where_a_file_has_one(stored: str, tmp_path: Path) -> None:
+    """The library has a buffer for it in any case, at zero in most published files."""
+    theirs = randomise(build("bart"))
+    with_bias = hf.load(save(theirs, tmp_path / "with"))
+    assert with_bias.spec.head.bias
+    theirs.final_logits_bias.zero_()
+    folder = save(theirs, tmp_path / "in")
+    if stored != "zero":
+        change(folder, **{BIAS: None})
+    ours = hf.load(folder)
+    assert not ours.spec.head.bias
+    assert ours.model.num_parameters() == sum(p.numel() for p in theirs.parameters())
+    assert apart(theirs, ours) < 2e-5
+    hf.save(ours.model, tmp_path / "out")
+    back, wrong = reopen(tmp_path / "out", theirs)
+    assert not wrong
+    assert apart(back, ours) < 2e-5
+    assert exportable(with_bias.spec) is exportable(ours.spec) is BART
+
+
+def test_files_may_repeat_tables_and_leave_the_prefix_out(tmp_path: Path) -> None:
+    """BART as published is the body alone: names without `model.`, and no head."""
+    theirs = randomise(build("bart"))
+    folder = save(theirs, tmp_path)
+    tensors = load_file(folder / WEIGHTS)
+    assert "lm_head.weight" not in tensors
+    theirs.final_logits_bias.zero_()
+    body = {n.removeprefix("model."): t for n, t in tensors.items() if n != BIAS}
+    for stack in ("encoder", "decoder"):
+        body[f"{stack}.embed_tokens.weight"] = body["shared.weight"].clone()
+    body["encoder.version"] = torch.tensor([3.0])
+    save_file(body, folder / WEIGHTS, {"format": "pt"})
+    assert apart(theirs, hf.load(folder)) < 2e-5
+
+
+def test_stacks_may_differ_in_all_that_has_two_words(tmp_path: Path) -> None:
+    shapes = {"encoder_layers": 3, "decoder_layers": 1, "encoder_attention_heads": 2}
+    theirs = randomise(build("bart", **shapes, decoder_ffn_dim=32, encoder_ffn_dim=80))
+    ours = hf.load(save(theirs, tmp_path / "in"))
+    assert ours.spec.encoder_model is not None
+    assert (ours.spec.encoder_model.num_layers, ours.spec.num_layers) == (3, 1)
+    assert apart(theirs, ours) < 2e-5
+    hf.save(ours.model, tmp_path / "out")
+    back, wrong = reopen(tmp_path / "out", theirs)
+    assert not wrong
+    assert apart(back, ours) < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bart"])
+def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
+    folder = save(randomise(build(name)), tmp_path / "in")
+    certificate = verify(folder)
+    assert certificate.agrees
+    assert certificate.comparisons[0].first is None  # in float32
+    _, model = hf.import_run(folder, tmp_path / "run")
+    assert hf.export_run(tmp_path / "run", tmp_path / "out") == name
+    again = hf.load(tmp_path / "out").model.state_dict()
+    assert all(torch.equal(again[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"is_decoder": True}, "is_decoder: found True"),
+        ({"activation_function": "tanh"}, "activation_function: found 'tanh'"),
+    ],
+)
+def test_what_is_not_here_is_refused_by_its_name(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        BART.spec(config)
+
+
+@pytest.mark.parametrize("path", ["encoder.norm.eps=0.01", "encoder.context_length=32"])
+def test_stacks_that_differ_where_a_config_has_one_word_are_not_written(path: str) -> None:
+    with pytest.raises(UserError, match=path.replace("=", " = ")):
+        exportable(BART.spec({}).override(path), "bart")
