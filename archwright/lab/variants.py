@@ -164,7 +164,14 @@ def _named(complaints: Mapping[str, Sequence[str]], number: int) -> Iterator[str
 def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:
     """Refuse variants that differ in what must be equal for losses to be compared."""
     (_, baseline), *others = found.items()
+    wanted = baseline.objective.kind
     for name, run in others:
+        if run.objective.kind != wanted:
+            yield (
+                f'{name}: objective: "{run.objective.kind}" where the baseline has "{wanted}": all variants are '
+                "trained and judged alike in this; say it once for all, objective.kind=..., as a word of its own"
+            )
+            continue
         for line in diff(baseline, run):
             path = line.partition(":")[0]
             varied = path.split(".")[0] in VARIED or path.startswith("data.tokenizer.")

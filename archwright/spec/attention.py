@@ -408,6 +408,7 @@ class LongformerAttention(MaskedAttention):
     queries, keys and values of what they see (Beltagy et al., 2020, section 3.1)."""
 
     kind: Literal["longformer"] = "longformer"
+    causal: ClassVar[bool] = False
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
     num_heads: AutoCount = Field("auto", examples=[16])
     """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""

@@ -29,9 +29,17 @@ KINDS = [
     for kind in choice.kinds
 ]
 
+ENCODER = ("modern", "attention.mask.kind=full")
+"""What is compared with a model that fills in masked tokens."""
+
 
 def pair(word: str, size: float = 2e5) -> tuple[ModelSpec, ModelSpec]:
     study = StudySpec(baseline=("modern",), variants={"other": tuple(split(word))})
+    if word in preset_names("models"):
+        objective = load_run(word).objective
+        said = (f"objective.{key}={value}" for key, value in objective.model_dump().items())
+        baseline = ("modern",) if objective.causal else ENCODER
+        study = study.model_copy(update={"common": tuple(said), "baseline": baseline})
     first, second = arms(study, size).values()
     return first.model, second.model
 
