@@ -456,7 +456,7 @@ def test_killed_before_each_change_to_the_disk(
 
 def test_killed_at_random_moments(deaths: list[dict]) -> None:
     found = [death for death in deaths if death["case"] == "random"]
-    assert len(found) == 10
+    assert len(found) >= 10
     assert all(death["loaded"] >= death["saved"] for death in found)
     assert found[-1]["loaded"] > 3  # which earlier scenes left
 
