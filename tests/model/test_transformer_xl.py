@@ -16,9 +16,11 @@ from archwright.spec.model_spec import ModelSpec
 Array = NDArray[np.float64]
 
 SEGMENT, MEMORY, LENGTH, HEADS = 5, 7, 23, 2
+EPS = 1e-5
 SPEC = ModelSpec(dim=12, num_layers=3, vocab_size=32, context_length=64).override(
     "residual.kind=post",
     "norm.kind=layer",
+    f"norm.eps={EPS}",
     "position.kind=transformer_xl",
     f"attention.num_heads={HEADS}",
     f"attention.num_kv_heads={HEADS}",
@@ -96,8 +98,9 @@ def _layer(w: dict[str, Array], h: Array, both: Array) -> Array:
 
 
 def _norm(w: dict[str, Array], branch: str, x: Array) -> Array:
-    normed = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + SPEC.norm.eps)
-    return normed * w[f"residual.norms.{branch}.weight"] + w[f"residual.norms.{branch}.bias"]
+    y: Array = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPS)
+    y = y * w[f"residual.norms.{branch}.weight"] + w[f"residual.norms.{branch}.bias"]
+    return y
 
 
 def test_a_text_read_at_once_is_read_segment_by_segment() -> None:
