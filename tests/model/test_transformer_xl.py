@@ -98,8 +98,9 @@ def _layer(w: dict[str, Array], h: Array, both: Array) -> Array:
 
 
 def _norm(w: dict[str, Array], branch: str, x: Array) -> Array:
-    y: Array = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPS)
-    y = y * w[f"residual.norms.{branch}.weight"] + w[f"residual.norms.{branch}.bias"]
+    normed: Array = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPS)
+    weight, bias = (w[f"residual.norms.{branch}.{name}"] for name in ("weight", "bias"))
+    y: Array = normed * weight + bias
     return y
 
 
