@@ -37,6 +37,7 @@ WORDS = {
     "dynamic": "dynamic NTK",
     "glorot": "Glorot",
     "gpt2": "GPT-2",
+    "fan_in": "fan-in",
     "mup": "muP",
     "experts": "mixture of experts",
     "sqrt_dim": "√width",
