@@ -16,7 +16,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
 from archwright.spec.overrides import Values, dump, flatten, override, toml_value
 from archwright.spec.renamings import renamed
-from archwright.spec.run_spec import RunSpec
+from archwright.spec.run_spec import SYNTHETIC, DataSpec, RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.spec.toml import read_toml
 from archwright.spec.unpublished import refuse_unpublished
@@ -187,7 +187,13 @@ def collapse_uniform(flat: Values, tables: Collection[str]) -> Values:
 def _default_run(name: str | Path) -> RunSpec:
     """Return the run of a model, with the objective that it was published with."""
     loaded = load_with_blame(name)
-    return RunSpec(name=loaded.spec.name, model=loaded.spec, objective=loaded.objective)
+    return _published_run(loaded).model_copy(update={"name": loaded.spec.name})
+
+
+def _published_run(loaded: Loaded) -> RunSpec:
+    """Return a run of a model with its objective; one that reads pairs reads those that are always there."""
+    data = DataSpec(pairs=SYNTHETIC if loaded.objective.has_pairs else "")
+    return RunSpec(model=loaded.spec, objective=loaded.objective, data=data)
 
 
 def _chain(name: str | Path, room: str, beside: Path | None = None) -> list[tuple[Path, Values]]:
@@ -272,7 +278,7 @@ def _run_from(values: Values, path: Path) -> RunSpec:
     base = model.pop("base", None) if isinstance(model, dict) else None
     loaded = Loaded(ModelSpec(), {}) if base is None else _from_chain(_chain(base, "models", path))
     values.setdefault("name", path.stem)
-    run = RunSpec(model=loaded.spec, objective=loaded.objective)
+    run = _published_run(loaded)
     return _located(path, RunSpec, merge(dump(run), RunSpec.implied(values) | {"model": model}))
 
 
