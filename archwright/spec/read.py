@@ -55,6 +55,8 @@ class Loaded:
     spec: ModelSpec
     blame: dict[str, Origin]
     objective: Objective = RunSpec().objective
+    objective_source: str = ""
+    """What is stated of where the objective comes from."""
 
 
 def load(name: str | Path) -> ModelSpec:
@@ -225,16 +227,18 @@ def _base(name: object, room: str, path: Path) -> Path:
 def _from_chain(files: list[tuple[Path, Values]]) -> Loaded:
     spec = ModelSpec()
     blame = dict.fromkeys(flatten(dump(spec)), Origin("default"))
-    run = RunSpec()
+    run, source = RunSpec(), ""
     for path, values in files:
         values.setdefault("name", path.stem)
+        source = "" if "objective" in values else source
         if "objective" in values:
             run = _with_objective(run, path, values.pop("objective"))
         before, identity = dump(spec), {"sources": {}, "source": ""}
         spec = _located(path, ModelSpec, merge(before | identity, values))
+        source = spec.sources.get("objective", source)
         blame = _blamed(blame, flatten(before), flatten(dump(spec)), path, values)
     blame = {k: v for k, v in blame.items() if k.split(".")[0] not in NAMING}
-    return Loaded(spec, blame, run.objective)
+    return Loaded(spec, blame, run.objective, source)
 
 
 def _with_objective(run: RunSpec, path: Path, objective: object) -> RunSpec:
