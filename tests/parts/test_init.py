@@ -63,6 +63,33 @@ class TestGPT2:
         assert found["head.weight"].std().item() == pytest.approx(0.02, rel=0.015)
 
 
+class TestFanIn:
+    """Against the initial values that T5's published code states."""
+
+    def test_matrices(self) -> None:
+        words = ("init.kind=fan_in", "attention.num_heads=8", "attention.scale.kind=none")
+        for name, weight in weights(*words, "dim=512", "position.kind=t5").items():
+            if weight.ndim == 2:
+                deviation = {
+                    "embedding.weight": 1.0,
+                    "relatives.relative_0.table.weight": 512**-0.5,
+                }.get(name, weight.shape[1] ** -0.5)
+                if name.endswith("query.weight"):
+                    deviation = (512 * 64) ** -0.5
+                close = 0.2 if "relative" in name else 0.015
+                assert weight.std().item() == pytest.approx(deviation, rel=close), name
+
+    @pytest.mark.parametrize("kind", ["none", "sqrt", "inverse"])
+    def test_scores_begin_alike_whatever_their_scale(self, kind: str) -> None:
+        """With inputs of variance 1, a score is a sum of head_dim products of queries and keys."""
+        words = ("init.kind=fan_in", "dim=256", "attention.num_heads=4", "num_layers=1")
+        built = build(SPEC.override(*words, f"attention.scale.kind={kind}"), seed=0)
+        attention = next(iter(built.mixers()))
+        x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+        q, k = attention.query(x)[:, :64], attention.key(x)[:, :64]
+        assert (attention.scale * q @ k.T).std().item() == pytest.approx(1, rel=0.1)
+
+
 class TestMuP:
     def test_deviations(self) -> None:
         """Hidden matrices shrink with the width, what is looked up or read out does not."""
