@@ -39,11 +39,28 @@ class Vocabulary(NamedTuple):
     """The id that every document starts from."""
     special_ids: Mapping[str, int] = MappingProxyType({})
     """The ids of special tokens, which no text has, by name."""
+    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """The ids before and behind what an encoder reads; None: the end of a text behind it."""
+    decoder_start: tuple[int, ...] | None = None
+    """What a decoder beside an encoder reads first; None: the end of a text."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
         """Return that of a tokenizer."""
-        return cls(tokenizer.vocab_size, tokenizer.begin_of_text, tokenizer.special_ids)
+        return cls(
+            tokenizer.vocab_size,
+            tokenizer.begin_of_text,
+            tokenizer.special_ids,
+            tokenizer.frame,
+            tokenizer.decoder_start,
+        )
+
+    @property
+    def ends(self) -> "Ends":
+        """What stands around the texts of two stacks."""
+        before, behind = self.frame or ((), (self.end_of_text,))
+        start, *first = self.decoder_start or (self.end_of_text,)
+        return Ends(before, behind, start, tuple(first))
 
     def special_id(self, name: str, key: str) -> int:
         """Return the id of a special token.
@@ -57,6 +74,24 @@ class Vocabulary(NamedTuple):
                 f"data.tokenizer.special_tokens with it.{nearest(name, self.special_ids)}"
             )
         return self.special_ids[name]
+
+
+class Ends(NamedTuple):
+    """What stands around a source, and a target."""
+
+    before: tuple[int, ...]
+    """What an encoder reads before a source."""
+    behind: tuple[int, ...]
+    """What ends a source, and a target."""
+    start: int
+    """What a decoder reads first."""
+    first: tuple[int, ...]
+    """What a target begins with."""
+
+    @property
+    def end(self) -> int:
+        """The token that ends a text that is all of its own."""
+        return self.behind[0]
 
 
 class Examples:
@@ -152,34 +187,35 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
-    """The source ends, and the target begins and ends, with the token of the end of a text."""
+    """Source and target end with the token of the end of a text."""
     sentinels = [vocabulary.special_id(s, "objective.sentinel") for s in spec.special_tokens]
-    end = vocabulary.end_of_text
+    ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         rows = _unpadded(text.tokens, text.padding_mask)
         pairs = [_corrupted(row, spec, np.array(sentinels), generator) for row in rows]
-        sources, targets = zip(*pairs, strict=True)
-        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+        sources, targets = (
+            [np.append(row, ends.end) for row in side] for side in zip(*pairs, strict=True)
+        )
+        return _sequence_to_sequence(sources, targets, ends.start)
 
     return make
 
 
 def sequence_to_sequence(spec: SequenceToSequence, vocabulary: Vocabulary) -> MakeBatch:
-    """Source and target end with the token of the end of a text."""
-    end = vocabulary.end_of_text
+    """Source and target stand between what the tokenizer puts around them, such as the end of a text behind each."""
+    ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         sources = _unpadded(text.tokens, text.padding_mask)
         targets = _unpadded(text.decoder_tokens, text.decoder_padding_mask)
-        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+        return _sequence_to_sequence(
+            [np.concatenate([ends.before, row, ends.behind]).astype(np.int64) for row in sources],
+            [np.concatenate([ends.first, row, ends.behind]).astype(np.int64) for row in targets],
+            ends.start,
+        )
 
     return make
-
-
-def _ended(rows: Sequence[Row], end: int) -> list[Row]:
-    """Return rows with a token behind the last of each."""
-    return [np.append(row, end) for row in rows]
 
 
 def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:

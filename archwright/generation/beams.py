@@ -168,7 +168,7 @@ class Search:
         return list(tokens[:-1] if tokens and tokens[-1] in self.limits.stops else tokens)
 
     def _longer(self, log_p: Tensor) -> list[tuple[int, Beam]]:
-        """Return the likeliest texts that are one token longer, the best first, each with the row that it comes from."""
+        """Return the likeliest texts that are one token longer, the best first, each with the row it comes from."""
         before = torch.tensor([beam.score for beam in self.running], device=log_p.device)
         scores = (log_p + before[:, None]).flatten()  # [running * vocab]
         best = scores.topk(min(self.limits.num_candidates, len(scores)))

@@ -95,7 +95,7 @@ class Reader:
             )
         self._sources = None if sources is None else _side_by_side(sources)
         self.model, self.context = model, model.spec.context_length
-        self._text = torch.empty(1, 0, dtype=torch.long)
+        self._text = torch.empty(1 if sources is None else len(sources), 0, dtype=torch.long)
         self._cache = model.new_cache() if model.can_cache else None
         self._switches = model.switch_lengths
 
