@@ -77,7 +77,7 @@ def beam_search(
 def beam_search_many(
     model: LanguageModel,
     prompt: Int[Tensor, " length"],
-    sources: Sequence[Int[Tensor, " source_length"]] | None,
+    sources: Sequence[Int[Tensor, " _"]] | None,
     *,
     max_tokens: int,
     num_beams: int,
