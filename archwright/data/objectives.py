@@ -1,6 +1,6 @@
 """Objectives: from windows of text to what a model reads and what it is to predict."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, Self
@@ -43,12 +43,29 @@ class Vocabulary(NamedTuple):
     """The ids of special tokens, which no text has, by name."""
     decode: Callable[[list[int]], str] = lambda ids: ""
     """Returns the text of ids."""
+    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """The ids before and behind what an encoder reads; None: the end of a text behind it."""
+    decoder_start: tuple[int, ...] | None = None
+    """What a decoder beside an encoder reads first; None: the end of a text."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
         """Return that of a tokenizer."""
-        known = tokenizer.vocab_size, tokenizer.begin_of_text, tokenizer.special_ids
-        return cls(*known, tokenizer.decode)
+        return cls(
+            tokenizer.vocab_size,
+            tokenizer.begin_of_text,
+            tokenizer.special_ids,
+            tokenizer.decode,
+            tokenizer.frame,
+            tokenizer.decoder_start,
+        )
+
+    @property
+    def ends(self) -> "Ends":
+        """What stands around the texts of two stacks."""
+        before, behind = self.frame or ((), (self.end_of_text,))
+        start, *first = self.decoder_start or (self.end_of_text,)
+        return Ends(before, behind, start, tuple(first))
 
     def special_id(self, name: str, key: str) -> int:
         """Return the id of a special token.
@@ -62,6 +79,24 @@ class Vocabulary(NamedTuple):
                 f"data.tokenizer.special_tokens with it.{nearest(name, self.special_ids)}"
             )
         return self.special_ids[name]
+
+
+class Ends(NamedTuple):
+    """What stands around a source, and a target."""
+
+    before: tuple[int, ...]
+    """What an encoder reads before a source."""
+    behind: tuple[int, ...]
+    """What ends a source, and a target."""
+    start: int
+    """What a decoder reads first."""
+    first: tuple[int, ...]
+    """What a target begins with."""
+
+    @property
+    def end(self) -> int:
+        """The token that ends a text that is all of its own."""
+        return self.behind[0]
 
 
 class Examples:
@@ -157,9 +192,9 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
-    """The source ends, and the target begins and ends, with the token of the end of a text."""
+    """Source and target end with the token of the end of a text."""
     sentinels = [vocabulary.special_id(s, "objective.sentinel") for s in spec.special_tokens]
-    end = vocabulary.end_of_text
+    ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         rows = _unpadded(text.tokens, text.padding_mask)
@@ -167,7 +202,7 @@ def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
             _corrupted(row, spec.spans(len(row)), np.array(sentinels), generator) for row in rows
         ]
         sources, targets = zip(*pairs, strict=True)
-        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+        return _sequence_to_sequence(_ended(sources, ends), _ended(targets, ends), ends.start)
 
     return make
 
@@ -180,7 +215,7 @@ def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
         for d in spec.denoisers
     ]
     weights = np.array([d.weight for d in spec.denoisers])
-    end = vocabulary.end_of_text
+    ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         rows = _unpadded(text.tokens, text.padding_mask)
@@ -193,7 +228,7 @@ def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
             source, target = _corrupted(row, (out, spans), sentinels, generator)
             sources.append(np.concatenate([np.array(modes[i], np.int64), source]))
             targets.append(target)
-        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+        return _sequence_to_sequence(_ended(sources, ends), _ended(targets, ends), ends.start)
 
     return make
 
@@ -201,35 +236,37 @@ def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
 def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
     """Source and target end with the token of the end of a text."""
     mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
-    sentences, end = (
-        Sentences(vocabulary) if spec.permute_sentences else None,
-        vocabulary.end_of_text,
-    )
+    sentences = Sentences(vocabulary) if spec.permute_sentences else None
+    ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         rows = _unpadded(text.tokens, text.padding_mask)
         orders = [sentences.permuted(row, generator) if sentences else row for row in rows]
         sources = [_infilled(row, spec, mask_id, generator) for row in orders]
-        return _sequence_to_sequence(_ended(sources, end), _ended(rows, end), end)
+        return _sequence_to_sequence(_ended(sources, ends), _ended(rows, ends), ends.start)
 
     return make
 
 
 def sequence_to_sequence(spec: SequenceToSequence, vocabulary: Vocabulary) -> MakeBatch:
-    """Source and target end with the token of the end of a text."""
-    end = vocabulary.end_of_text
+    """Source and target stand between what the tokenizer puts around them, such as the end of a text behind each."""
+    ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         sources = _unpadded(text.tokens, text.padding_mask)
         targets = _unpadded(text.decoder_tokens, text.decoder_padding_mask)
-        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+        return _sequence_to_sequence(
+            [np.concatenate([ends.before, row, ends.behind]).astype(np.int64) for row in sources],
+            [np.concatenate([ends.first, row, ends.behind]).astype(np.int64) for row in targets],
+            ends.start,
+        )
 
     return make
 
 
-def _ended(rows: Sequence[Row], end: int) -> list[Row]:
-    """Return rows with a token behind the last of each."""
-    return [np.append(row, end) for row in rows]
+def _ended(rows: Iterable[Row], ends: Ends) -> list[Row]:
+    """Return texts with the token that ends each."""
+    return [np.append(row, ends.end) for row in rows]
 
 
 def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:

@@ -26,6 +26,7 @@ from archwright.progress import Progress
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.overrides import flatten
+from archwright.text.companions import DECODER_START
 from archwright.text.foreign import library_errors
 from archwright.text.json_table import first_line
 from archwright.text.tokenizer import Tokenizer
@@ -88,7 +89,7 @@ def load(
     whole_config = read_config(folder)
     config, wrapper = text_config(whole_config)
     family = family_of(config, str(folder / FILE))
-    files = read_files(folder, whole_config)
+    files = read_files(folder, _decoder_start(family) | whole_config)
     with opened(folder) as whole:
         store = whole if wrapper is None else _text_alone(wrapper, whole, folder)
         if wrapper is not None:  # the whole and the text model may differ in what they say of it
@@ -105,6 +106,12 @@ def load(
         _fill(model, names, store)
     CAME_FROM[model] = Origin(family.model_type, files)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
+
+
+def _decoder_start(family: Family) -> dict[str, object]:
+    """Return what the decoder of two stacks reads first where a config does not say it."""
+    start = family.defaults.get(DECODER_START) if family.encoder_layers else None
+    return {} if start is None else {DECODER_START: start}
 
 
 def _text_alone(wrapper: Wrapper, whole: Store, folder: Path) -> Store:

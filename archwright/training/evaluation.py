@@ -2,10 +2,10 @@
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -18,14 +18,16 @@ from archwright.data.pair_text import PairText, PairWindows
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText, TaskWindows
+from archwright.generation.writing import Settings, generate_many
 from archwright.losses import cross_entropy
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel
 from archwright.runs.load import OpenRun
 from archwright.spec.errors import UserError
-from archwright.spec.objectives import Objective
+from archwright.spec.objectives import Objective, SequenceToSequence
 from archwright.text.corpus import Document, open_texts
+from archwright.text.pairs import read_pairs
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import pair_material, task_material
 from archwright.training.step import to_device
@@ -242,6 +244,75 @@ def evaluate_held_out(run: OpenRun) -> Evaluation:
         material.held_out, material.tokenizer, run.spec.objective, run.spec.model.context_length
     )
     return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
+
+
+def evaluate_pairs(run: OpenRun, pairs: str) -> Evaluation:
+    """Return what a run's model reaches on the targets of pairs: a .tsv or .jsonl file, or `synthetic`, of which those
+    are read that are held out; `synthetic-longer` has sentences that are longer.
+
+    Raises:
+        UserError: missing or malformed files, one line each; or the model has no encoder to read a source.
+    """
+    return evaluate(
+        run.model,
+        held_out_windows(
+            pair_text(run, pairs),
+            run.tokenizer,
+            SequenceToSequence(),
+            run.spec.model.context_length,
+        ),
+        Precision("fp32", torch.device("cpu")),
+    )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How the answers that a model writes compare with the targets of pairs."""
+
+    exact: float
+    """Share of answers that are the target, letter for letter."""
+    bleu: float | None
+    """BLEU of all answers together, in percent (Papineni et al., 2002; sacrebleu, with its defaults); None without
+    sacrebleu."""
+    num_answers: int
+
+
+def evaluate_answers(run: OpenRun, pairs: str, **settings: Unpack[Settings]) -> Answers:
+    """Return how a model answers the sources of pairs, named as for `evaluate_pairs`, written as `generate_many` does.
+
+    Raises:
+        UserError: as `evaluate_pairs` does, or settings out of their limits.
+    """
+    text = pair_text(run, pairs)
+    read = [text.pairs.pair(0, i) for i in range(text.pairs.num_pairs)]
+    answers = generate_many(run, [pair.source for pair in read], **settings)
+    targets = [pair.target for pair in read]
+    exact = sum(a == b for a, b in zip(answers, targets, strict=True)) / len(read)
+    return Answers(exact, bleu(answers, targets), len(read))
+
+
+def bleu(answers: Sequence[str], targets: Sequence[str]) -> float | None:
+    """Return BLEU in percent, by sacrebleu with its defaults; None where that is not installed."""
+    try:
+        from sacrebleu import corpus_bleu
+    except ImportError:
+        return None
+    return float(corpus_bleu(list(answers), [list(targets)]).score)
+
+
+def pair_text(run: OpenRun, pairs: str) -> PairText:
+    """Return pairs as tokens for a run's model.
+
+    Raises:
+        UserError: missing or malformed files, one line each; or the model has no encoder to read a source.
+    """
+    if run.spec.model.encoder.is_none:
+        raise UserError(
+            f"pairs: {run.folder.path} has a model without an encoder, which would read the sources; judge it on a "
+            "text: --text"
+        )
+    read = read_pairs(pairs, "pairs", run.spec.data.errors)
+    return PairText(read, run.tokenizer, run.spec.model.context_length)
 
 
 def compressors(windows: HeldOut, tokenizer: Tokenizer) -> tuple[Baseline, ...]:
