@@ -16,6 +16,7 @@ from archwright.hf.families.t5 import T5, UMT5
 from archwright.hf.verifying import verify
 from archwright.spec.errors import UserError
 from tests.hf.library import batch, build, logits, own_logits, randomise, reopen, save
+from tests.hf.test_parity import steps
 
 WEIGHTS = "model.safetensors"
 
@@ -59,6 +60,16 @@ def test_a_head_of_its_own_is_kept_and_its_logits_are_not_scaled(tmp_path: Path)
     assert not wrong
     assert apart(back, ours) < EXACT
     assert T5.spec({"tie_word_embeddings": False}).head == T5.spec(T5.config(ours.spec)).head
+
+
+@pytest.mark.slow
+def test_twenty_steps_of_adamw_have_the_same_losses(tmp_path: Path) -> None:
+    theirs = randomise(build("t5"))
+    ours = hf.load(save(theirs, tmp_path)).model
+    tokens, _ = batch(theirs)
+    expected, found = (steps(model.double(), tokens) for model in (theirs, ours))
+    assert expected[-1] < expected[0]
+    assert found == pytest.approx(expected, abs=1e-4)
 
 
 def test_old_files_repeat_tables_and_hold_one_that_nothing_reads(tmp_path: Path) -> None:
