@@ -273,11 +273,11 @@ def hold_still(theirs: nn.Module) -> None:
         theirs.get_parameter(name).requires_grad_(False)
 
 
-def steps(model: nn.Module, tokens: Tensor) -> list[float]:
+def steps(model: nn.Module, tokens: Tensor, lr: float = 1e-3) -> list[float]:
     """Return the losses of twenty steps."""
     from archwright.losses import pop_aux_losses
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.1)
     losses = []
     everything = torch.ones_like(tokens, dtype=torch.bool)
     for _ in range(20):

@@ -126,6 +126,7 @@ FAMILIES: dict[str, Family] = {
         t5.T5,
         t5.MT5,
         t5.UMT5,
+        t5.SWITCH_TRANSFORMERS,
         bart.BART,
         bart.PLBART,
         bart.MBART,
