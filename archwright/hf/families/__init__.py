@@ -126,7 +126,15 @@ FAMILIES: dict[str, Family] = {
         t5.T5,
         t5.MT5,
         t5.UMT5,
+        t5.SWITCH_TRANSFORMERS,
         bart.BART,
+        bart.PLBART,
+        bart.MBART,
+        bart.BLENDERBOT,
+        bart.PEGASUS,
+        bart.MARIAN,
+        bart.M2M_100,
+        bart.FSMT,
     )
 }
 """A model is written as the first family that can hold it."""
