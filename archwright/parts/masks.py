@@ -47,6 +47,36 @@ class PerHeadPattern(Protocol):
         """Heads that see differently, of which `visible` then takes one as well; 1 where all are alike."""
 
 
+Ranges = list[tuple[int, int]]
+"""Ranges [start, stop) of keys, in order, none of which touches the next."""
+
+
+@runtime_checkable
+class ScatteredPattern(Protocol):
+    """A pattern by which queries see keys in several places, with others between that none of them sees."""
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        """Return the ranges outside which queries first .. last see no key."""
+
+
+def key_ranges(pattern: MaskPattern, first: int, last: int, length: int) -> Ranges:
+    """Return the ranges outside which queries first .. last of a text see no key."""
+    if isinstance(pattern, ScatteredPattern):
+        return pattern.ranges(first, last, length)
+    return [pattern.keys(first, last, length)]
+
+
+def united(ranges: Ranges, gap: int = 0) -> Ranges:
+    """Return ranges in order, those as one between which lie at most `gap` keys."""
+    found: Ranges = []
+    for start, stop in sorted(ranges):
+        if found and start <= found[-1][1] + gap:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        else:
+            found.append((start, stop))
+    return found
+
+
 def pairs(pattern: MaskPattern, length: int) -> float:
     """Return how many (query, key) pairs a text of `length` tokens has, in the mean of its heads."""
     return float(pattern.num_keys(torch.arange(length), length).sum())
@@ -65,6 +95,15 @@ def is_full(mask: spec.Mask, num_heads: int, length: int) -> bool:
     """Tell whether a mask that could hide more shows what the causal mask does, or everything, in texts of `length`
     tokens."""
     return not mask.shows_all and as_seen(mask, num_heads, length).shows_all
+
+
+def without_global_queries(pattern: MaskPattern) -> MaskPattern:
+    """Return what a pattern shows where queries of global tokens see no more than those of others."""
+    return (
+        LongformerKeys(pattern.spec, pattern.num_heads)
+        if isinstance(pattern, Longformer)
+        else pattern
+    )
 
 
 def prefix_size(pattern: MaskPattern) -> int:
@@ -229,17 +268,30 @@ class Longformer(_Dilated):
         self.lookback = self.lookahead = None if spec.num_global else reach
 
     def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
+        globals_ = (query < self.spec.num_global) | (key < self.spec.num_global)
+        return self.near(query, key, head) | globals_
+
+    def near(self, query: Tensor, key: Tensor, head: Tensor | int) -> Tensor:
+        """Return whether a key is in a query's window."""
         distance, step = (query - key).abs(), self.step(head)
-        near = (distance <= self.spec.radius * step) & (distance % step == 0)
-        return near | (query < self.spec.num_global) | (key < self.spec.num_global)
+        return (distance <= self.spec.radius * step) & (distance % step == 0)
 
     def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        found = self.ranges(first, last, length)
+        return found[0][0], found[-1][1]
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
         if first < self.spec.num_global:
-            return 0, length
+            return [(0, length)]
+        return self.ranges_of_windows(first, last, length)
+
+    def ranges_of_windows(self, first: int, last: int, length: int) -> Ranges:
+        """Return the ranges of windows and of global keys."""
+        few = min(self.spec.num_global, length)
         # The last key is the first one, counted from the end.
         stop = length - self.first_key(length - 1 - last, length - 1 - first, self.spec.radius)
-        seen = self.first_key(first, last, self.spec.radius)
-        return 0 if self.spec.num_global else seen, stop
+        near = (self.first_key(first, last, self.spec.radius), stop)
+        return united([(0, few), near] if few else [near])
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         radius, few = self.spec.radius, self.spec.num_global
@@ -251,6 +303,17 @@ class Longformer(_Dilated):
             return torch.where(query < few, length, behind + 1 + ahead + few - both)
 
         return self.in_the_mean(number)
+
+
+class LongformerKeys(Longformer):
+    """|query - key| in {0, d, 2d, ..., radius d}, or key among the first `num_global`: Longformer's mask for the
+    queries of most tokens."""
+
+    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
+        return self.near(query, key, head) | (key < self.spec.num_global)
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        return self.ranges_of_windows(first, last, length)
 
 
 class Chunked(_Reaching):
@@ -278,6 +341,10 @@ class WindowGlobal(_Reaching):
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         near = key > query - self.spec.size
         return (key <= query) & (near | (key < self.spec.num_global))
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        near = (max(0, first - self.spec.size + 1), min(last + 1, length))
+        return united([(0, min(self.spec.num_global, near[1])), near])
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         return (query + 1).clamp(max=self.spec.size + self.spec.num_global)
@@ -542,32 +609,74 @@ class AttentionMask:
 
     def keys(self, first: int, stop: int) -> tuple[int, int]:
         """Return the range of keys outside which queries [first, stop) see nothing in any row."""
-        ranges = self.keys_of_rows(first, stop)
-        return min(start for start, _ in ranges), max(end for _, end in ranges)
+        ranges = self.ranges_of_rows(first, stop)
+        return min(row[0][0] for row in ranges), max(row[-1][1] for row in ranges)
 
-    def keys_of_rows(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Return the range of keys outside which queries [first, stop) see nothing, for each row whose mask
-        differs.
-
-        In a packed row index and column differ, but only by what begins before a document; with padding
-        only a mask that hides all that follows, and documents, still bound the range.
-        """
-        length = self.keys_at.length
+    def ranges_of_rows(self, first: int, stop: int) -> list[Ranges]:
+        """Return the ranges of keys outside which queries [first, stop) see nothing, for each row whose mask
+        differs."""
+        at, length = self.layout, self.keys_at.length
         if self.kept is not None:
-            return [(0, length)] * self.num_rows
-        if self.layout.plain and self.layout.index is None:
-            return [self.pattern.keys(first, stop - 1, length)] * self.num_rows
-        lookback, lookahead = self.pattern.lookback, self.pattern.lookahead
-        if self.layout.padding_mask is not None:
-            start, end = 0, stop if lookahead == 0 else length
-        else:
-            start = 0 if lookback is None else max(0, first - lookback)
-            end = length if lookahead is None else min(stop + lookahead, length)
+            return [[(0, length)]] * self.num_rows
+        if at.prefix is not None and isinstance(self.pattern, Prefix):
+            return self._bounds(first, stop)
+        if at.segment_ids is None and at.padding_mask is None:
+            return [self._within(0, length, first, stop)] * self.num_rows
+        if at.padding_mask is None:
+            ends = ((edge[:, first], edge[:, stop - 1]) for edge in self._documents)
+            columns = [column.tolist() for pair in ends for column in pair]
+            return [self._in_documents(*row, first, stop) for row in zip(*columns, strict=True)]
+        if at.segment_ids is None and self._texts is not None:
+            return [self._beside_padding(*text, first, stop) for text in self._texts]
+        return self._bounds(first, stop)
+
+    def _within(self, begin: int, end: int, first: int, stop: int) -> Ranges:
+        """Return what queries [first, stop) see of a text in columns [begin, end), in which they stand."""
+        seen = key_ranges(self.pattern, first - begin, stop - 1 - begin, end - begin)  # type: ignore[arg-type]
+        return [(begin + start, begin + last) for start, last in seen]
+
+    def _in_documents(
+        self, begin: int, other_begin: int, end: int, other_end: int, first: int, stop: int
+    ) -> Ranges:
+        """Return what queries [first, stop) see, the first in a document of columns [begin, end), the last in
+        [other_begin, other_end)."""
+        if begin == other_begin:
+            return self._within(begin, end, first, stop)
+        between = [(end, other_begin)] if end < other_begin else []  # documents that are seen whole
+        last = self._within(other_begin, other_end, other_begin, stop)
+        return united([*self._within(begin, end, first, end), *between, *last])
+
+    def _beside_padding(self, begin: int, end: int, first: int, stop: int) -> Ranges:
+        """Return what queries [first, stop) see of a text in columns [begin, end), and of itself what is padding."""
+        low, high = max(first, begin), min(stop, end)
+        seen = self._within(begin, end, low, high) if low < high else []
+        return united(seen if (low, high) == (first, stop) else [*seen, (first, stop)])
+
+    def _bounds(self, first: int, stop: int) -> list[Ranges]:
+        """Return a range for each row, where tokens of one text may have padding between them, or bring a prefix.
+
+        Index and column then differ by any number: only a mask that hides all that follows, and documents, bound it.
+        """
+        length, lookahead = self.keys_at.length, self.pattern.lookahead
+        start, end = 0, stop if lookahead == 0 else length
         if self.layout.segment_ids is None:
-            return [(start, end)] * self.num_rows
+            return [[(start, end)]] * self.num_rows
         begin, finish = self._documents
         edges = zip(begin[:, first].tolist(), finish[:, stop - 1].tolist(), strict=True)
-        return [(max(start, low), min(end, high)) for low, high in edges]
+        return [[(max(start, low), min(end, high))] for low, high in edges]
+
+    @cached_property
+    def _texts(self) -> list[tuple[int, int]] | None:
+        """The columns [begin, end) of each row's text, with padding on either side; None where some is inside, or
+        none is given."""
+        real = self.layout.padding_mask
+        if real is None:
+            return None
+        number, begin = real.sum(-1), real.long().argmax(-1)
+        last = real.shape[1] - 1 - real.flip(-1).long().argmax(-1)
+        if not bool(((last - begin + 1 == number) | (number == 0)).all()):
+            return None
+        return list(zip(begin.tolist(), (begin + number).tolist(), strict=True))
 
     @cached_property
     def _documents(self) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from archwright.parts.kernels import blocks as cut
-from archwright.parts.kernels.blocks import Block, blocks_of
+from archwright.parts.kernels.blocks import Block, block_of, blocks_of
 from archwright.parts.kernels.scores import ScoreMods
 from archwright.parts.masks import AttentionMask
 
@@ -48,7 +48,8 @@ class _Tile(NamedTuple):
     block: Block
     rows: slice
     queries: slice
-    keys: slice
+    keys: tuple[slice, ...]
+    """Ranges, in order, through which columns run."""
     kept: slice
     """Its pairs in what is kept."""
     shape: tuple[int, int, int, int]
@@ -65,11 +66,10 @@ def _tiles(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Tile
     batch, _, heads, _ = query.shape
     used, more = 0, 0 if sinks is None else cut.ALIGNED
     for line in table.tolist():
-        block = Block(*line)
+        block = block_of(line)
         rows = slice(block.row_first, block.row_stop or batch)
-        queries, keys = slice(block.first, block.stop), slice(block.key_first, block.key_stop)
-        num_keys = block.key_stop - block.key_first + more
-        shape = (rows.stop - rows.start, heads, block.stop - block.first, num_keys)
+        queries, keys = slice(block.first, block.stop), block.keys
+        shape = (rows.stop - rows.start, heads, block.stop - block.first, block.num_keys + more)
         size = shape[0] * shape[1] * shape[2] * shape[3]
         yield _Tile(block, rows, queries, keys, slice(used, used + size), shape)
         used += size
@@ -144,7 +144,7 @@ def _add_to(
     sinks: Tensor | None,
 ) -> None:
     """Add to a block's scores [rows, heads, queries, keys] its bias and what hides, and give sinks theirs."""
-    queries, num_keys = block.stop - block.first, block.key_stop - block.key_first
+    queries, num_keys = block.stop - block.first, block.num_keys
     if bias_band is not None:
         scores[..., :num_keys].add_(_bias_of_block(bias_band, block, least))
     if block.masked_first < block.masked_stop:
@@ -210,7 +210,7 @@ def attend_backward(
     for tile in reversed(tiles):
         block, beta = tile.block, 0 if whole and tile is tiles[-1] else 1
         weights, dropped = (_view(kept[i, tile.kept], tile, kv) for i in (0, -1))
-        num_keys = block.key_stop - block.key_first
+        num_keys = block.num_keys
         heads = slice(tile.rows.start * kv, tile.rows.stop * kv)
         g = _unrows(grad_out[tile.rows, tile.queries], kv)  # [rows, kv, group, queries, e]
         # [rows * kv, group * queries, e]
@@ -218,8 +218,7 @@ def attend_backward(
         dropped = dropped if dropout else weights
         # [rows * kv, keys, group * queries]
         to_values = dropped[..., :num_keys].transpose(1, 2)
-        # [b * kv, keys, e]
-        grad_v.flatten(0, 1)[heads, tile.keys].baddbmm_(to_values, g, beta=beta)
+        _add_to_keys(grad_v, to_values, g, tile, heads, beta)
         grad_weights = _view(spare[0, : tile.size], tile, kv)
         # [rows * kv, group * queries, keys]
         grad_weights.baddbmm_(g, _seen(v, tile, sinks).transpose(1, 2), beta=0)
@@ -230,8 +229,12 @@ def attend_backward(
         # [rows, heads, queries, keys]
         by_head = grad.view(tile.shape)
         if grad_bias_band is not None:
-            strip_grad = _bias_of_block(grad_bias_band, block, least)
-            strip_grad.add_(by_head[..., :num_keys].sum(0, dtype=accumulate_dtype))
+            # [heads, queries, keys]
+            summed = by_head[..., :num_keys].sum(0, dtype=accumulate_dtype)
+            strips = _strips(grad_bias_band, block, least)
+            sizes = [strip.shape[-1] for strip in strips]
+            for strip, part in zip(strips, summed.split(sizes, -1), strict=True):
+                strip.add_(part)
         if grad_sinks is not None:
             grad_sinks.add_(by_head[..., num_keys].sum((0, 2), dtype=accumulate_dtype))
         if softcap is not None:
@@ -242,8 +245,7 @@ def attend_backward(
         _unrows(to, kv).copy_(_shaped(block_grad_q, to, kv))
         # [rows * kv, keys, group * queries]
         to_keys = grad[..., :num_keys].transpose(1, 2)
-        # [b * kv, keys, d]
-        grad_k.flatten(0, 1)[heads, tile.keys].baddbmm_(to_keys, _asking(q, tile, kv), beta=beta)
+        _add_to_keys(grad_k, to_keys, _asking(q, tile, kv), tile, heads, beta)
     # [b, s, kv, width]
     by_token = [x.transpose(1, 2) for x in (grad_k, grad_v)]
     others = [(grad_bias_band, bias_band), (grad_sinks, sinks)]
@@ -286,10 +288,25 @@ def gradients(
 
 def _bias_of_block(bias_band: Tensor, block: Block, least: int) -> Tensor:
     """Return a block's part of a strip, [heads, queries, keys]."""
-    start = block.key_first - block.first - least
-    return bias_band[
-        :, : block.stop - block.first, start : start + block.key_stop - block.key_first
-    ]
+    parts = _strips(bias_band, block, least)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _strips(bias_band: Tensor, block: Block, least: int) -> list[Tensor]:
+    """Return views of a strip for the ranges of a block's keys, each [heads, queries, keys]."""
+    queries, origin = block.stop - block.first, block.first + least
+    return [bias_band[:, :queries, keys.start - origin : keys.stop - origin] for keys in block.keys]
+
+
+def _add_to_keys(
+    grad: Tensor, weights: Tensor, x: Tensor, tile: _Tile, heads: slice, beta: int
+) -> None:
+    """Add weights x, of [rows * kv, keys, group * queries] and [rows * kv, group * queries, d], to what a block's keys
+    have of a gradient [b, kv, s, d]."""
+    sizes = [keys.stop - keys.start for keys in tile.keys]
+    for keys, part in zip(tile.keys, weights.split(sizes, 1), strict=True):
+        # [b * kv, keys, d]
+        grad.flatten(0, 1)[heads, keys].baddbmm_(part, x, beta=beta)
 
 
 def _view(flat: Tensor, tile: _Tile, kv: int) -> Tensor:
@@ -302,7 +319,9 @@ def _view(flat: Tensor, tile: _Tile, kv: int) -> Tensor:
 def _seen(x: Tensor, tile: _Tile, sinks: Tensor | None) -> Tensor:
     """Return a block's keys [rows * kv, keys, d] in one piece, which makes its products much faster, and
     zeros where a sink stands."""
-    seen = x[tile.rows, :, tile.keys]
+    parts = [x[tile.rows, :, keys] for keys in tile.keys]
+    # [rows, kv, keys, d]
+    seen = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     if sinks is not None:
         seen = F.pad(seen, (0, 0, 0, cut.ALIGNED))
     # [rows * kv, keys, d]
