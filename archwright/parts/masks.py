@@ -623,9 +623,9 @@ class AttentionMask:
         if at.segment_ids is None and at.padding_mask is None:
             return [self._within(0, length, first, stop)] * self.num_rows
         if at.padding_mask is None:
-            ends = ((edge[:, first], edge[:, stop - 1]) for edge in self._documents)
-            columns = [column.tolist() for pair in ends for column in pair]
-            return [self._in_documents(*row, first, stop) for row in zip(*columns, strict=True)]
+            begin, finish = (edge[:, [first, stop - 1]].tolist() for edge in self._documents)
+            rows = zip(begin, finish, strict=True)
+            return [self._in_documents(*texts, first, stop) for texts in rows]
         if at.segment_ids is None and self._texts is not None:
             return [self._beside_padding(*text, first, stop) for text in self._texts]
         return self._bounds(first, stop)
@@ -635,15 +635,14 @@ class AttentionMask:
         seen = key_ranges(self.pattern, first - begin, stop - 1 - begin, end - begin)  # type: ignore[arg-type]
         return [(begin + start, begin + last) for start, last in seen]
 
-    def _in_documents(
-        self, begin: int, other_begin: int, end: int, other_end: int, first: int, stop: int
-    ) -> Ranges:
-        """Return what queries [first, stop) see, the first in a document of columns [begin, end), the last in
-        [other_begin, other_end)."""
-        if begin == other_begin:
+    def _in_documents(self, begins: list[int], ends: list[int], first: int, stop: int) -> Ranges:
+        """Return what queries [first, stop) see, of which the first and the last one stand in documents that begin
+        and end in these columns."""
+        (begin, last_begin), (end, last_end) = begins, ends
+        if begin == last_begin:
             return self._within(begin, end, first, stop)
-        between = [(end, other_begin)] if end < other_begin else []  # documents that are seen whole
-        last = self._within(other_begin, other_end, other_begin, stop)
+        between = [(end, last_begin)] if end < last_begin else []  # documents that are seen whole
+        last = self._within(last_begin, last_end, last_begin, stop)
         return united([*self._within(begin, end, first, end), *between, *last])
 
     def _beside_padding(self, begin: int, end: int, first: int, stop: int) -> Ranges:

@@ -118,8 +118,8 @@ def _cut(view: AttentionMask, size: int) -> Blocks:
                 mask_bias.append(part)
             row_range = (0, 0) if view.num_rows == 1 else (rows.start, rows.stop)
             further = tuple(end for keys in ranges[1:] for end in keys)
-            where = (*row_range, first, stop, *ranges[0], low, high)
-            block = Block(*where, used, *hidden.shape[:2], further)
+            where = (*row_range, first, stop, *ranges[0], low, high, used, *hidden.shape[:2])
+            block = Block._make([*where, further])
             table.append(block)
             used += part.numel()
             pairs += len(rows) * (stop - first) * block.num_keys
@@ -142,15 +142,15 @@ def _as_tensor(table: list[Block]) -> Tensor:
 
 def block_of(line: list[int]) -> Block:
     """Return the block of a line."""
-    return Block(*line[:FIELDS], tuple(line[FIELDS:]))
+    return Block._make([*line[:FIELDS], tuple(line[FIELDS:])])
 
 
 def _joined(ranges: list[Ranges]) -> Iterator[tuple[range, Ranges]]:
     """Yield neighbouring rows with the ranges of keys of all of them, as few as do not cost more together."""
     aligned = [_aligned(row) for row in ranges]
     if all(len(row) == 1 for row in aligned):
-        for rows, start, stop in _joined_whole([row[0] for row in aligned]):
-            yield rows, [(start, stop)]
+        for together, start, stop in _joined_whole([row[0] for row in aligned]):
+            yield together, [(start, stop)]
         return
     first = 0
     for alike, rows in groupby(aligned):
