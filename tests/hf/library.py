@@ -86,6 +86,11 @@ def batch(model: nn.Module) -> tuple[Tensor, Tensor]:
 def inputs(model: nn.Module, tokens: Tensor, real: Tensor) -> dict[str, Any]:
     """Return what the library's model reads; in a model of two stacks, each text is the source of the other."""
     mask = {"input_ids": tokens, "attention_mask": real.long()}
+    if hasattr(
+        model.config, "attention_window"
+    ):  # of Longformer's models, which are told what is global
+        mask["global_attention_mask"] = torch.zeros_like(tokens)
+        mask["global_attention_mask"][:, : getattr(model.config, "num_global_tokens", 1)] = 1
     if not model.config.is_encoder_decoder:
         return mask
     return {**mask, "decoder_input_ids": tokens.flip(0), "use_cache": False}

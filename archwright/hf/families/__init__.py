@@ -19,6 +19,7 @@ from archwright.hf.families import (
     gpt,
     granite,
     hunyuan,
+    led,
     llama,
     mistral,
     modernbert,
@@ -97,6 +98,7 @@ FAMILIES: dict[str, Family] = {
         bert.CAMEMBERT,
         bert.DISTILBERT,
         bert.ROFORMER,
+        bert.LONGFORMER,
         bert.XLNET,
         mistral.MIXTRAL,
         qwen.QWEN2_MOE,
@@ -127,6 +129,7 @@ FAMILIES: dict[str, Family] = {
         t5.MT5,
         t5.UMT5,
         bart.BART,
+        led.LED,
     )
 }
 """A model is written as the first family that can hold it."""

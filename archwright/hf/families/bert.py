@@ -8,6 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from archwright.hf.families.common import ALL_BIASES, HIDDEN, LAYER_NORM, SIZES, TIED, flag
+from archwright.hf.families.global_tokens import (
+    NUM_GLOBAL,
+    PARTS,
+    global_attention_mask,
+    longformer_attention,
+    windows,
+)
 from archwright.hf.family import Family
 from archwright.hf.layouts import FirstRow, Heads, Reshaped
 from archwright.hf.lenses import (
@@ -192,6 +199,21 @@ DISTILBERT = BERT.derive(
     },
     prefix="distilbert.",
     ignored=(r"vocab_projector\.weight", r"distilbert\.embeddings\.position_ids"),
+)
+
+
+LONGFORMER = ROBERTA.derive(
+    "longformer",
+    "LongformerForMaskedLM",
+    *longformer_attention("attention"),
+    Field("num_attention_heads", "attention.num_heads"),
+    Field("attention_probs_dropout_prob", "attention.dropout"),
+    windows("num_hidden_layers"),
+    masked_architecture="",
+    further_inputs=global_attention_mask,
+    layer_keys={f"attention.self.{name}_global": f"attention.{name}_global" for name in PARTS},
+    prefix="longformer.",
+    undeclared={NUM_GLOBAL: 1},
 )
 
 

@@ -1,0 +1,141 @@
+"""Checkpoints of models for long inputs, in texts that are longer than their windows: what they have beside what all have."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from archwright import hf
+from archwright.hf.families import FAMILIES
+from archwright.hf.verifying import verify
+from archwright.model.encoder_decoder import EncoderDecoder
+from archwright.spec.errors import UserError
+from tests.hf.library import (
+    batch,
+    build,
+    inputs,
+    logits,
+    own_logits,
+    randomise,
+    reopen,
+    save,
+)
+
+NAMES = ["longformer", "led"]
+
+
+def apart(theirs: nn.Module, ours: hf.Loaded) -> float:
+    """Return the largest difference of two logits."""
+    tokens, real = batch(theirs)
+    with torch.no_grad():
+        found = own_logits(ours.model, tokens, real) - logits(theirs, tokens, real)
+    return float(found[real].abs().max())
+
+
+@pytest.mark.sampled(fast=1, full=4)
+@pytest.mark.parametrize("name", NAMES)
+def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
+    folder = save(randomise(build(name)), tmp_path / "in")
+    certificate = verify(folder)
+    assert certificate.agrees
+    assert certificate.comparisons[0].first is None  # in float32
+    _, model = hf.import_run(folder, tmp_path / "run")
+    assert hf.export_run(tmp_path / "run", tmp_path / "out") == FAMILIES[name].model_type
+    again = hf.load(tmp_path / "out").model.state_dict()
+    assert all(torch.equal(again[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(fast=1, full=4)
+@pytest.mark.parametrize("name", NAMES)
+def test_twenty_steps_of_adamw_have_the_same_losses(name: str, tmp_path: Path) -> None:
+    theirs = randomise(build(name))
+    if hasattr(theirs, "final_logits_bias"):  # which is not trained there
+        theirs.final_logits_bias.zero_()
+    ours = hf.load(save(theirs, tmp_path)).model
+    tokens, real = batch(theirs)
+
+    def of_theirs() -> Tensor:
+        told = inputs(theirs, tokens, real)
+        return theirs(**told, labels=tokens.masked_fill(~real, -100)).loss  # type: ignore[no-any-return]
+
+    def of_ours() -> Tensor:
+        return F.cross_entropy(own_logits(ours, tokens, real)[real], tokens[real])
+
+    found = [losses(theirs, of_theirs), losses(ours, of_ours)]
+    assert found[0][-1] < found[0][0]
+    torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(found[0]), atol=1e-4, rtol=0)
+
+
+def losses(model: nn.Module, loss_of: Any) -> list[float]:
+    """Return the losses of twenty steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    found = []
+    for _ in range(20):
+        loss = loss_of()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+class TestGlobalTokens:
+    """Of Longformer's models, which are told with every text which tokens see all."""
+
+    @pytest.mark.parametrize("number", [1, 5])
+    @pytest.mark.parametrize("name", ["longformer", "led"])
+    def test_their_number_is_kept_in_a_key_of_its_own(
+        self, name: str, number: int, tmp_path: Path
+    ) -> None:
+        theirs = randomise(build(name, num_global_tokens=number))
+        ours = hf.load(save(theirs, tmp_path / "in"))
+        assert apart(theirs, ours) < 2e-5
+        hf.save(ours.model, tmp_path / "out")
+        back, wrong = reopen(tmp_path / "out", theirs)
+        assert not wrong
+        assert apart(back, ours) < 2e-5
+
+    @pytest.mark.parametrize("name", ["longformer", "led"])
+    def test_without_them_logits_are_others(self, name: str, tmp_path: Path) -> None:
+        theirs = randomise(build(name))
+        ours = hf.load(save(theirs, tmp_path)).model
+        tokens, real = batch(theirs)
+        told = inputs(theirs, tokens, real)
+        with torch.no_grad():
+            expected = theirs(**{**told, "global_attention_mask": None}).logits
+            assert float((own_logits(ours, tokens, real) - expected)[real].abs().max()) > 0.1
+
+    def test_one_window_stands_for_all_layers(self) -> None:
+        spec = FAMILIES["led"].spec({"attention_window": 64, "encoder_layers": 3})
+        same = FAMILIES["led"].spec({"attention_window": [64] * 3, "encoder_layers": 3})
+        assert spec.hash() == same.hash()
+        assert FAMILIES["led"].config(spec)["attention_window"] == [64] * 3
+
+    def test_layers_of_an_encoder_have_windows_of_their_own(self, tmp_path: Path) -> None:
+        theirs = randomise(build("led", attention_window=[4, 16]))
+        ours = hf.load(save(theirs, tmp_path))
+        assert isinstance(ours.model, EncoderDecoder)
+        assert apart(theirs, ours) < 2e-5
+        assert FAMILIES["led"].config(ours.spec)["attention_window"] == [4, 16]
+
+    @pytest.mark.parametrize(
+        ("window", "said"),
+        [
+            (7, "attention_window: found 7; expected an even number from 2 on"),
+            ([8, 0], "attention_window: found 0; expected an even number"),
+            ([8], "attention_window: found 1 windows; expected 2, one for each layer"),
+            ("wide", "attention_window: found 'wide'; expected an even number"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("name", "layers"), [("longformer", "num_hidden_layers"), ("led", "encoder_layers")]
+    )
+    def test_windows_that_no_layer_has_are_refused(
+        self, name: str, layers: str, window: Any, said: str
+    ) -> None:
+        with pytest.raises(UserError, match=said):
+            FAMILIES[name].spec({"attention_window": window, layers: 2})
