@@ -133,10 +133,12 @@ def _compare(
     padding = getattr(theirs.config, "pad_token_id", None)  # RoBERTa's kin do not count it
     tokens[tokens == padding] = int(padding == 0)
     real = torch.ones(2, length, dtype=torch.bool)
-    real[1, max(1, length - PADDING) :] = False
+    family = FAMILIES[own.family]
+    if not family.counts_padding(family.config(own.spec)):
+        real[1, max(1, length - PADDING) :] = False
     told = {
         "attention_mask": real.long(),
-        **FAMILIES[own.family].further_inputs(own.spec, tokens),
+        **family.further_inputs(own.spec, tokens),
     }
     with ExitStack() as hooks:
         seen, other = (hooks.enter_context(_outputs(m)) for m in _pairs(own, theirs))

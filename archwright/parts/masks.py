@@ -59,6 +59,20 @@ class ScatteredPattern(Protocol):
         """Return the ranges outside which queries first .. last see no key."""
 
 
+@runtime_checkable
+class WholeTextPattern(Protocol):
+    """A pattern by which the end of a text counts, too; `visible` is that of a text whose end is not in sight."""
+
+    def visible_in(
+        self, query: Tensor, key: Tensor, length: Tensor, longest: int, head: Tensor | int = 0
+    ) -> Tensor:
+        """Return True where the query at `query` of a text of `length` tokens, `longest` at most, may see the key at
+        `key` (shapes broadcast)."""
+
+    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor | None:
+        """Return how many times a key counts that is seen; None: all count once."""
+
+
 def key_ranges(pattern: MaskPattern, first: int, last: int, length: int) -> Ranges:
     """Return the ranges outside which queries first .. last of a text see no key."""
     if isinstance(pattern, ScatteredPattern):
@@ -423,6 +437,104 @@ class BlockSparse(_Reaching):
         return query + 1 + (columns - near) * size
 
 
+class BigBird(_Reaching):
+    """Blocks that see their neighbours, the first and the last block, and random ones; the first and the last see all.
+
+    Random blocks are those of the published code in training, for texts of other lengths than 1,024, 3,072 and 4,096,
+    for which it has another plan: in the order of blocks, then heads, the first r of a permutation of the first 2 r + 5
+    blocks that the block does not see already, drawn by numpy's legacy generator, whose seed is the number of the
+    layer, counted from 0.
+
+    Zaheer et al., 2020, section 2, and appendix D; transformers, modeling_big_bird.py.
+    """
+
+    lookahead: int | None = None
+
+    def __init__(self, spec: spec.BigBird, num_heads: int = 1, layer: int = 1) -> None:
+        self.spec, self.layer = spec, layer
+        self.num_heads = num_heads if spec.differs_by_head else 1
+        self._drawn = torch.zeros(num_heads, 0, spec.num_random, dtype=torch.long)
+
+    @property
+    def shortest(self) -> int:
+        """The longest text that is seen whole, in tokens."""
+        return (5 + 2 * self.spec.num_random) * self.spec.block_size
+
+    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
+        last = int(torch.as_tensor(query).max()) + int(torch.as_tensor(key).max())
+        endless = torch.as_tensor(last + 2 * self.shortest)
+        return self.visible_in(query, key, endless, int(endless), head)
+
+    def visible_in(
+        self, query: Tensor, key: Tensor, length: Tensor, longest: int, head: Tensor | int = 0
+    ) -> Tensor:
+        size = self.spec.block_size
+        asking, seen, last = query // size, key // size, (length - 1) // size
+        near = (asking - seen).abs() <= 1
+        outer = (asking == 0) | (seen == 0) | (asking == last) | (seen == last)
+        shown = near | outer | (length <= self.shortest)
+        if self.spec.differs_by_head:
+            drawn = self.drawn(-(-longest // size)).to(key.device)
+            for number in range(self.spec.num_random):
+                shown = shown | (drawn[head, asking, number] == seen)
+        return shown
+
+    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor | None:
+        if self.spec.differs_by_head or not self.spec.num_random:
+            return None
+        size = self.spec.block_size
+        asking, last = query // size, (length - 1) // size
+        repeated = (key // size == 0) & (asking > 0) & (asking < last) & (length > self.shortest)
+        return torch.where(repeated, 1 + self.spec.num_random, 1)
+
+    def drawn(self, num_blocks: int) -> Tensor:
+        """Return the random blocks of at least so many blocks, [heads, blocks, num_random]; those of a longer text
+        begin with those of a shorter one."""
+        if self._drawn.shape[1] < num_blocks:
+            self._drawn = _drawn_blocks(
+                max(64, 2 * num_blocks), self.num_heads, self.spec.num_random, self.layer - 1
+            )
+        return self._drawn
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        return 0, length
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        size = self.spec.block_size
+        end = (length - 1) // size
+        if length <= self.shortest or first < size or last // size == end:
+            return [(0, length)]
+        near = ((first // size - 1) * size, min((last // size + 2) * size, length))
+        # Random blocks are among the first 2 r + 4, of which no head sees all.
+        few = 2 * self.spec.num_random + 4 if self.spec.differs_by_head else 1
+        return united([(0, few * size), near, (end * size, length)])
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        size, few = self.spec.block_size, self.spec.num_random * self.spec.differs_by_head
+        last = (length - 1) // size
+        block = query // size
+        blocks = 5 + few - ((block == 1) | (block == last - 1)).long()
+        missing = (last + 1) * size - length  # of the last block
+        outer = (block == 0) | (block == last) | (length <= self.shortest)
+        return torch.where(outer, length, blocks * size - missing)
+
+
+def _drawn_blocks(num_blocks: int, num_heads: int, number: int, seed: int) -> Tensor:
+    """Return random blocks [heads, blocks, number], as the published code draws them."""
+    import numpy as np
+
+    dice, among = np.random.RandomState(seed), 2 * number + 5
+    found = torch.zeros(num_heads, num_blocks, number, dtype=torch.long)
+    for block in range(1, num_blocks):
+        seen = {0, block - 1, block, block + 1, among - 1}
+        seen |= {among - 2} if block == 1 else {1} if block == among - 2 else set()
+        for head in range(num_heads):
+            order = dice.permutation(np.arange(among, dtype=np.int32))
+            chosen = [int(one) for one in order if int(one) not in seen]
+            found[head, block] = torch.tensor(chosen[:number])
+    return found
+
+
 @dataclass  # which makes it unhashable: unlike the others it is not known by what it was made from
 class GivenMask(_Reaching):
     """The pairs that a tensor shows: True where a query may see a key, by row, head and column."""
@@ -474,9 +586,10 @@ def given_mask(
     return GivenMask(mask | ~mask.any(-1, keepdim=True))
 
 
-def pattern_of(mask: spec.Mask, num_heads: int) -> MaskPattern:
-    """Return the pattern of a mask, for so many heads."""
-    made: MaskPattern = MASKS.make(mask, *[num_heads] * mask.differs_by_head)
+def pattern_of(mask: spec.Mask, num_heads: int, layer: int = 1) -> MaskPattern:
+    """Return the pattern of a mask, for so many heads, in a layer of this number, counted from 1."""
+    sizes = [num_heads] * mask.differs_by_head + [layer] * mask.differs_by_layer
+    made: MaskPattern = MASKS.make(mask, *sizes)
     return made
 
 
@@ -496,7 +609,8 @@ def sees_all_kept(pattern: MaskPattern) -> bool:
 
 MASKS = Registry(
     spec.Mask,
-    "(spec) or, of a spec whose `differs_by_head`, (spec, num_heads)",
+    "(spec) or, of a spec whose `differs_by_head`, (spec, num_heads), and whose `differs_by_layer`, (spec, num_heads, "
+    "layer)",
     MaskPattern,
     {
         spec.Causal: Causal,
@@ -511,6 +625,7 @@ MASKS = Registry(
         spec.Strided: Strided,
         spec.Fixed: Fixed,
         spec.BlockSparse: BlockSparse,
+        spec.BigBird: BigBird,
     },
 )
 """Patterns, as `MaskPattern` describes them."""
@@ -594,7 +709,11 @@ class AttentionMask:
             seen = pattern.shows(row, head, query, key)
         else:
             head_index = (head,) if self.num_heads > 1 else ()
-            seen = pattern.visible(here, there, *head_index)
+            if isinstance(pattern, WholeTextPattern):
+                long, longest = self._lengths(row, query), self.keys_at.length
+                seen = pattern.visible_in(here, there, long, longest, *head_index)
+            else:
+                seen = pattern.visible(here, there, *head_index)
         if self.kept is not None:
             seen = seen & (there >= 0)
         if at.segment_ids is not None and kept.segment_ids is not None:
@@ -606,6 +725,31 @@ class AttentionMask:
             itself = query == key if self.kept is None else key >= 0
             seen = torch.where(at.padding_mask[row, query], seen, itself)
         return seen
+
+    def _lengths(self, row: Tensor, query: Tensor) -> Tensor:
+        """Return how long the texts are in which queries stand."""
+        lengths = self.layout.text_lengths
+        return lengths[row if len(lengths) > 1 else 0, query]
+
+    @property
+    def counts(self) -> bool:
+        """Whether some keys count several times."""
+        one = torch.zeros((), dtype=torch.long)
+        pattern = self.pattern
+        return isinstance(pattern, WholeTextPattern) and pattern.times(one, one, one) is not None
+
+    def log_times(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
+        """Return the logarithm of how many times keys count, which adds to scores: [rows, 1, queries, keys]."""
+        at, kept = self.layout.index_or_range(), self.keys_at.index_or_range()
+        assert isinstance(self.pattern, WholeTextPattern)
+        times = self.pattern.times(
+            at[:, first:stop, None],
+            kept[:, None, key_first:key_stop],
+            self.layout.text_lengths[:, first:stop, None],
+        )
+        assert times is not None
+        # [rows, 1, queries, keys]
+        return times[:, None].log()
 
     def keys(self, first: int, stop: int) -> tuple[int, int]:
         """Return the range of keys outside which queries [first, stop) see nothing in any row."""

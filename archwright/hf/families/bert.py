@@ -113,10 +113,22 @@ BERT = Family(
 BIG_BIRD = BERT.derive(
     "big_bird",
     "BigBirdForCausalLM",
-    Refuse("attention_type", ("original_full",)),
+    Switch(
+        "attention_type",
+        {
+            "block_sparse": (
+                Refuse("is_decoder", (False,)),
+                Set({"attention.mask.kind": "big_bird", "attention.mask.random": "first"}),
+                Field("block_size", "attention.mask.block_size"),
+                Field("num_random_blocks", "attention.mask.num_random"),
+            ),
+            "original_full": Set({}),
+        },
+    ),
     Refuse("rescale_embeddings", (False,)),
     Refuse("use_bias", (True,)),
     masked_architecture="BigBirdForMaskedLM",
+    counts_padding=lambda config: config["attention_type"] == "block_sparse",
     model_keys={
         "bert.pooler.weight": filled(0.0, lambda spec: (spec.dim, spec.dim), read=False),
         "bert.pooler.bias": filled(0.0, lambda spec: (spec.dim,), read=False),

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from archwright.parts.kernels import blocks as cut
 from archwright.parts.kernels.blocks import Block, block_of, blocks_of
 from archwright.parts.kernels.scores import ScoreMods
-from archwright.parts.masks import AttentionMask
+from archwright.parts.masks import AttentionMask, united
 
 
 def by_autograd(
@@ -24,20 +24,27 @@ def by_autograd(
     parts = []
     for first in range(0, length, cut.BLOCK):
         stop = min(first + cut.BLOCK, length)
-        block = (first, stop, *view.keys(first, stop))
+        rows = view.ranges_of_rows(first, stop)
+        ranges = united([keys for row in rows for keys in row])
         if first not in known:
-            known[first] = ~view.block(*block)
-        seen = slice(*block[2:])
+            known[first] = ~torch.cat([view.block(first, stop, *keys) for keys in ranges], -1)
         # [b, kv, group, queries, d]
         q = query[:, first:stop].transpose(1, 2).unflatten(1, (kv, heads // kv))
-        products = q @ k[:, :, None, seen].transpose(-1, -2)  # [b, kv, group, queries, keys]
-        bias = None if scores.bias is None else scores.bias.block(*block)
+        # [b, kv, 1, keys, d] and, of values, e
+        k_seen, v_seen = (
+            torch.cat([x[:, :, None, start:end] for start, end in ranges], -2) for x in (k, v)
+        )
+        products = q @ k_seen.transpose(-1, -2)  # [b, kv, group, queries, keys]
+        bias = None
+        if scores.bias is not None:
+            parts_of_bias = [scores.bias.block(first, stop, *keys) for keys in ranges]
+            bias = torch.cat(parts_of_bias, -1)
         # As [b, heads, queries, keys], where masks and biases are written.
         weights = scores.weights(products.flatten(1, 2), known[first], bias).to(v.dtype)
         # [b, kv, group, queries, keys]
         weights = F.dropout(weights, scores.dropout).unflatten(1, (kv, heads // kv))
         # [b, heads, queries, e]
-        parts.append((weights @ v[:, :, None, seen]).flatten(1, 2))
+        parts.append((weights @ v_seen).flatten(1, 2))
     # [b, t, heads, e]
     return torch.cat(parts, 2).transpose(1, 2)
 

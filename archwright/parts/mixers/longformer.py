@@ -118,7 +118,7 @@ class LongformerAttention(AttentionMixer):
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         mods = ScoreMods(self.scale, self.spec.dropout if self.training else 0.0, softcap, bias)
         # [batch, queries, heads, head_dim]
-        return self.kernel(q, k, v, mask, mods)
+        return self.attend(q, k, v, mask, mods)
 
     def _global_tokens(self, context: Context) -> tuple[Tensor, AttentionMask]:
         """Return the columns [batch, num_global] where global tokens stand, and what they see; looked up once for all
