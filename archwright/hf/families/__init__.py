@@ -128,6 +128,7 @@ FAMILIES: dict[str, Family] = {
         t5.T5,
         t5.MT5,
         t5.UMT5,
+        t5.LONGT5,
         bart.BART,
         led.LED,
     )

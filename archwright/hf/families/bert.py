@@ -29,6 +29,7 @@ from archwright.hf.lenses import (
     Switch,
     Table,
     Write,
+    nested,
     refused,
 )
 from archwright.hf.weight_map import Constant, Fused, filled
@@ -118,7 +119,9 @@ BIG_BIRD = BERT.derive(
         {
             "block_sparse": (
                 Refuse("is_decoder", (False,)),
-                Set({"attention.mask.kind": "big_bird", "attention.mask.random": "first"}),
+                Set({"attention.mask.kind": "big_bird"}),
+                # In training the class draws blocks.
+                Computed(lambda config: nested("attention.mask.random", "first"), lambda get: {}),
                 Field("block_size", "attention.mask.block_size"),
                 Field("num_random_blocks", "attention.mask.num_random"),
             ),
