@@ -35,7 +35,7 @@ class Family:
         architecture: the class that `architectures` names.
         masked_architecture: the same where tokens see what follows them, and masked ones are filled in.
         lenses: correspondences of config and spec; later ones count over earlier ones.
-        groups: types that layers have, one of each group.
+        groups, encoder_groups: types that layers have, one of each group.
         layers: what the names of layer `{i}` begin with.
         layer_keys, model_keys: which of our tensors each of theirs holds; see `weight_map`.
         encoder_layers, encoder_layer_keys: the same of the encoder's layers, in families that have one.
@@ -61,6 +61,7 @@ class Family:
     encoder_layer_keys: Mapping[str, Mapped] = field(default_factory=dict)
     masked_architecture: str = ""
     groups: Sequence[Layers] = ()
+    encoder_groups: Sequence[Layers] = ()
     logits_bias: str = ""
     prefix: str = "model."
     ignored: Sequence[str] = ()
@@ -100,7 +101,8 @@ class Family:
         # A class that is not recorded yet has the keys of this one.
         declared = class_defaults(model_type) or self.defaults
         known = _filled(declared, undeclared)
-        group_lenses = [lens for group in changes.get("groups", ()) for lens in group.lenses]
+        groups = (*changes.get("groups", ()), *changes.get("encoder_groups", ()))
+        group_lenses = [lens for group in groups for lens in group.lenses]
         own = {_key(lens) for lens in (*lenses, *group_lenses)}
         kept = [
             lens
@@ -134,7 +136,12 @@ class Family:
         whole = joined(dict(self.defaults), {**respelled, **config})
         try:
             table = read_all(self.lenses, whole)
-            self._arrange(table, whole)
+            for stack, groups in (
+                (table, self.groups),
+                (table.get("encoder"), self.encoder_groups),
+            ):
+                if stack is not None:
+                    _arrange(stack, groups, whole)
             _stretch(table)
         except KeyError as error:
             raise UserError(f"config.json: {error.args[0]}: missing") from None
@@ -160,8 +167,9 @@ class Family:
         keys: dict[str, Any] = {"model_type": self.model_type, "architectures": architectures}
         spec = _unstretched(spec)
         keys |= write_all(self.lenses, getter(spec))
-        for group in self.groups:
-            keys = joined(keys, group.write(spec))
+        for stack, groups in ((spec, self.groups), (spec.encoder_model, self.encoder_groups)):
+            for group in groups if stack is not None else ():
+                keys = joined(keys, group.write(stack))
         return keys
 
     def biased(self, spec: ModelSpec, bias: bool) -> ModelSpec:
@@ -205,30 +213,30 @@ class Family:
                         f"config.json: {path}: found {shown}; expected at most {most:,}"
                     )
 
-    def _arrange(self, table: Table, config: Config) -> None:
-        """Lay what the groups say of each layer into the spec's table."""
-        number = table["num_layers"]
-        for found in (number, table.get("encoder", {}).get("num_layers", 1)):
-            if not isinstance(found, int) or not 1 <= found <= MOST_LAYERS:
-                shown = repr(found)[:80]
-                raise UserError(f"config.json: found {shown} layers; expected 1 to {MOST_LAYERS:,}")
-        if not self.groups:
-            return
-        roles = [group.names(config, number) for group in self.groups]
-        tables_by_role = {
-            (g, role): group.of(role, config)
-            for g, group in enumerate(self.groups)
-            for role in dict.fromkeys(roles[g])
-        }
-        distinct = [g for g, names in enumerate(roles) if len(set(names)) > 1]
-        tables, names = [], []
-        for i in range(number):
-            layer: Table = {}
-            for g in range(len(self.groups)):
-                lay(layer, tables_by_role[g, roles[g][i]])
-            tables.append(layer)
-            names.append("_".join(roles[g][i] for g in distinct) or "default")
-        arranged(table, tables, names)
+
+def _arrange(stack: Table, groups: Sequence[Layers], config: Config) -> None:
+    """Lay what the groups say of each layer into the table of a stack."""
+    number = stack["num_layers"]
+    if not isinstance(number, int) or not 1 <= number <= MOST_LAYERS:
+        shown = repr(number)[:80]
+        raise UserError(f"config.json: found {shown} layers; expected 1 to {MOST_LAYERS:,}")
+    if not groups:
+        return
+    roles = [group.names(config, number) for group in groups]
+    tables_by_role = {
+        (g, role): group.of(role, config)
+        for g, group in enumerate(groups)
+        for role in dict.fromkeys(roles[g])
+    }
+    distinct = [g for g, names in enumerate(roles) if len(set(names)) > 1]
+    tables, names = [], []
+    for i in range(number):
+        layer: Table = {}
+        for g in range(len(groups)):
+            lay(layer, tables_by_role[g, roles[g][i]])
+        tables.append(layer)
+        names.append("_".join(roles[g][i] for g in distinct) or "default")
+    arranged(stack, tables, names)
 
 
 def _numbers(path: str, value: object) -> Iterator[tuple[str, int | float]]:

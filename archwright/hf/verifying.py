@@ -130,8 +130,10 @@ def _compare(
     length = min(TOKENS, own.spec.context_length)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(own.spec.vocab_size, (2, length), generator=generator)
-    padding = getattr(theirs.config, "pad_token_id", None)  # RoBERTa's kin do not count it
-    tokens[tokens == padding] = int(padding == 0)
+    # Some classes tell by the token where padding is, and count no position there.
+    padding = theirs.config.pad_token_id  # type: ignore[union-attr]
+    if type(padding) is int:
+        tokens[tokens == padding] = (padding + 1) % own.spec.vocab_size
     real = torch.ones(2, length, dtype=torch.bool)
     family = FAMILIES[own.family]
     if not family.counts_padding(family.config(own.spec)):
@@ -179,6 +181,8 @@ def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[s
     ours = dict(own.model.named_modules())
     others = {own_name(name): module for name, module in theirs.named_modules()}
     both = [(o, t) for o, t in names.items() if o in ours and t in others]
+    if own.spec.embedding.scale != "none":  # some multiply outside of the module
+        both = [(o, t) for o, t in both if not o.endswith("embedding")]
     return {o: ours[o] for o, _ in both}, {o: others[t] for o, t in both}
 
 
@@ -223,6 +227,8 @@ def _first(
             other = other.transpose(0, 1)  # tokens before rows there
         if own.ndim == other.ndim == 4 and own.shape != other.shape:
             other = other.transpose(1, 2)  # heads before tokens there
+        if other.shape[:2] == own.shape[1::-1] != own.shape[:2]:
+            other = other.transpose(0, 1)  # tokens before texts there
         a, b = own[real].flatten(1), other.reshape(own.shape)[real].flatten(1)
         if (a - b).abs().max() > tolerance * b.std().clamp(min=1e-12):
             return name

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
@@ -162,6 +162,8 @@ class Experts(Branch):
         per_token = found[order.argsort()].unflatten(0, chosen.shape)  # [tokens, top_k, dim]
         if self.spec.router_weight_on == "output":
             per_token = per_token * weights[..., None]
+        if self.spec.capacity != "none":
+            per_token = per_token * self._has_room(chosen, x.shape[:-1])[..., None]
         out = (per_token.sum(1) * self.spec.routed_scaling_factor).to(found.dtype)
         if self.training and torch.is_grad_enabled():
             sent_to = ends.diff(prepend=ends.new_zeros(1))
@@ -177,6 +179,19 @@ class Experts(Branch):
     ) -> tuple[Int[Tensor, "tokens top_k"], Float[Tensor, "tokens top_k"]]:
         """Return the experts that each token goes through, and their weights."""
         return self.routing(logits, self.selection_bias, training=self.training)
+
+    def _has_room(
+        self, chosen: Int[Tensor, "tokens top_k"], shape: torch.Size
+    ) -> Bool[Tensor, "tokens top_k"]:
+        """Tell which experts have not had their fill yet of the row that the token stands in.
+
+        Args:
+            shape: of the batch, whose last axis is that of the tokens of a row.
+        """
+        # [..., length, num_experts]
+        taken = F.one_hot(chosen, self.spec.num_experts).sum(1).view(*shape, -1)
+        so_far = taken.cumsum(-2).flatten(0, -2)  # [tokens, num_experts]
+        return so_far.gather(-1, chosen) <= self.spec.capacity
 
     def _logits(self, rows: Tensor) -> Tensor:
         dtype = torch.promote_types(rows.dtype, torch.float32)

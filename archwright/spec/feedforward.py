@@ -10,6 +10,7 @@ from archwright.spec.choice import (
     Choice,
     Count,
     ModelSizes,
+    OptionalTokens,
     Probability,
     ScaleDown,
 )
@@ -277,7 +278,8 @@ class SparseMixer(Routing):
 
 class Experts(FeedForward):
     """A mixture of experts: each token goes through `top_k` of `num_experts` feed-forwards that a router
-    chooses for it, y = sum of weight_e expert_e(x); no token is dropped (Shazeer et al., 2017; Mixtral)."""
+    chooses for it, y = sum of weight_e expert_e(x); no token is dropped, unless there is a `capacity`
+    (Shazeer et al., 2017; Mixtral)."""
 
     kind: Literal["experts"] = "experts"
     num_experts: Count = 8
@@ -288,6 +290,9 @@ class Experts(FeedForward):
     """The feed-forward of each expert, all alike."""
     routing: Routing = SoftmaxRouting()
     """How experts are chosen by the router's numbers, and weighed."""
+    capacity: OptionalTokens = Field("none", examples=[64])
+    """Tokens that an expert takes at most of a row of tokens that are read together, the first ones; what comes later
+    gets nothing from it (Fedus et al., 2021, section 2.2). A cache begins to count anew at each step."""
     jitter: float = Field(0.01, gt=0)
     """Of sparsemixer: what is below the best by more than twice this share is not near it."""
     normalize_weights: bool = True

@@ -84,7 +84,8 @@ def test_stacks_may_differ_in_all_that_has_two_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bart"])
+@pytest.mark.sampled(full=3)
+@pytest.mark.parametrize("name", ["m2m_100", "bart", "fsmt", "marian", "mbart", "pegasus"])
 def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
     folder = save(randomise(build(name)), tmp_path / "in")
     certificate = verify(folder)

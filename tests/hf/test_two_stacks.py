@@ -11,11 +11,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from archwright import hf
-from archwright.hf.exporting import exportable
-from archwright.hf.families.t5 import T5, UMT5
+from archwright.hf.exporting import exportable, fit
+from archwright.hf.families.t5 import SWITCH_TRANSFORMERS, T5, UMT5
 from archwright.hf.verifying import verify
 from archwright.spec.errors import UserError
-from tests.hf.library import batch, build, logits, own_logits, randomise, reopen, save
+from archwright.spec.model_spec import ModelSpec
+from tests.hf.library import (
+    batch,
+    build,
+    logits,
+    own_logits,
+    randomise,
+    reopen,
+    save,
+    transformers,
+)
+from tests.hf.test_parity import steps
 
 WEIGHTS = "model.safetensors"
 
@@ -27,12 +38,17 @@ EXACT = 1e-9
 @pytest.fixture(autouse=True)
 def _float64_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library's norm takes its mean in float32, whatever it gets."""
+    from transformers.models.switch_transformers import modeling_switch_transformers
     from transformers.models.t5 import modeling_t5
 
     def forward(norm: nn.Module, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
-    monkeypatch.setattr(modeling_t5.T5LayerNorm, "forward", forward)
+    for norm in (
+        modeling_t5.T5LayerNorm,
+        modeling_switch_transformers.SwitchTransformersLayerNorm,
+    ):
+        monkeypatch.setattr(norm, "forward", forward)
 
 
 def apart(theirs: nn.Module, ours: hf.Loaded) -> float:
@@ -61,6 +77,20 @@ def test_a_head_of_its_own_is_kept_and_its_logits_are_not_scaled(tmp_path: Path)
     assert T5.spec({"tie_word_embeddings": False}).head == T5.spec(T5.config(ours.spec)).head
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t5", "switch_transformers"])
+def test_twenty_steps_of_adamw_have_the_same_losses(name: str, tmp_path: Path) -> None:
+    theirs = randomise(build(name))
+    for module in theirs.modules():
+        if "Router" in type(module).__name__:
+            module.dtype = torch.float64  # type: ignore[assignment]
+    ours = hf.load(save(theirs, tmp_path)).model
+    tokens, _ = batch(theirs)
+    expected, found = (steps(model.double(), tokens, lr=3e-4) for model in (theirs, ours))
+    assert expected[-1] < expected[0]
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
 def test_old_files_repeat_tables_and_hold_one_that_nothing_reads(tmp_path: Path) -> None:
     theirs = randomise(build("t5"))
     file = save(theirs, tmp_path) / WEIGHTS
@@ -85,9 +115,16 @@ def test_stacks_may_differ_in_depth(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["t5", "umt5"])
+@pytest.mark.parametrize("name", ["t5", "umt5", "switch_transformers"])
 def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
-    folder = save(randomise(build(name)), tmp_path / "in")
+    theirs = randomise(build(name))
+    with torch.no_grad():
+        for key, matrix in theirs.named_parameters():
+            if key.endswith(
+                ".q.weight"
+            ):  # scores of the usual size, which float32 has exactly enough
+                matrix.mul_(0.25)
+    folder = save(theirs, tmp_path / "in")
     certificate = verify(folder)
     assert certificate.agrees
     assert certificate.comparisons[0].first is None  # in float32
@@ -116,6 +153,37 @@ def test_stacks_that_differ_where_a_config_has_one_word_are_not_written(path: st
     assert exportable(spec) is T5
     with pytest.raises(UserError, match=path.replace("=", " = ")):
         exportable(spec.override(path), "t5")
+
+
+def test_experts_that_are_full_pass_by_what_comes_later(tmp_path: Path) -> None:
+    theirs = randomise(build("switch_transformers", expert_capacity=6))
+    ours = hf.load(save(theirs, tmp_path))
+    tokens, real = batch(theirs)
+    with torch.no_grad():
+        expected = logits(theirs, tokens, real)[real]
+        found = own_logits(ours.model, tokens, real)[real]
+        roomy = hf.load(save(randomise(build("switch_transformers")), tmp_path / "roomy")).model
+        assert (own_logits(roomy, tokens, real)[real] - expected).abs().max() > 0.1
+    assert (found - expected).abs().max() < 2e-5
+    assert SWITCH_TRANSFORMERS.config(ours.spec)["expert_capacity"] == 6
+
+
+def kinds(spec: ModelSpec | None) -> list[str]:
+    assert spec is not None
+    return [spec.layer(i).feedforward.kind for i in range(spec.num_layers)]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 12])
+def test_sparse_layers_stand_where_the_class_has_them(number: int) -> None:
+    """As many as the config says and, by its arithmetic, one at least."""
+    counts = {"num_layers": 12, "num_sparse_encoder_layers": number}
+    theirs = transformers.AutoConfig.for_model("switch_transformers", **counts)
+    step = theirs.encoder_sparse_step
+    expected = ["experts" if i % step == 1 or step == 1 else "relu" for i in range(12)]
+    spec = SWITCH_TRANSFORMERS.spec(counts)
+    assert kinds(spec.encoder_model) == expected
+    assert kinds(spec) == ["relu", "experts", "relu", "relu"] * 3
+    assert not fit(spec, SWITCH_TRANSFORMERS).blocking
 
 
 def test_layers_share_their_distances_or_not() -> None:

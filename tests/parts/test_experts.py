@@ -273,6 +273,35 @@ class TestAuxiliary:
         assert part.auxiliary is None
 
 
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_an_expert_takes_the_first_tokens_of_each_row(top_k: int) -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"num_experts": 3, "top_k": top_k, "expert": SWIGLU}
+    full, free = (
+        FEEDFORWARDS.make(spec.Experts(**options, **more), DIM).double()
+        for more in ({"capacity": 2}, {})
+    )
+    for parameter in free.parameters():
+        nn.init.normal_(parameter)
+    full.load_state_dict(free.state_dict())
+    x = torch.randn(2, 3, 7, DIM, dtype=torch.float64)
+    found = full(x)
+    for row, out in zip(x.flatten(0, 1), found.flatten(0, 1), strict=True):
+        taken = [0, 0, 0]
+        chosen, weights = free.route(free.router(row))
+        for t, token in enumerate(row):
+            expected = torch.zeros(DIM, dtype=torch.float64)
+            for e, weight in zip(chosen[t].tolist(), weights[t], strict=True):
+                taken[e] += 1
+                if taken[e] <= 2:
+                    each = [free.experts.gate, free.experts.up, free.experts.down]
+                    gate, up, down = (m.weight[e] for m in each)
+                    hidden = nn.functional.silu(gate @ token) * (up @ token)
+                    expected += weight * (down @ hidden)
+            torch.testing.assert_close(out[t], expected)
+        assert max(taken) > 2
+
+
 def test_each_expert_starts_as_a_dense_one_would() -> None:
     stack, dense = GroupedLinear(3, 6, 4, active_fraction=1.0), Linear(6, 4)
     glorot = Glorot(init_spec.Glorot(embedding_std=0.02), 2, 6)

@@ -128,9 +128,17 @@ FAMILIES: dict[str, Family] = {
         t5.T5,
         t5.MT5,
         t5.UMT5,
+        t5.SWITCH_TRANSFORMERS,
         t5.LONGT5,
         bart.BART,
         led.LED,
+        bart.PLBART,
+        bart.MBART,
+        bart.BLENDERBOT,
+        bart.PEGASUS,
+        bart.MARIAN,
+        bart.M2M_100,
+        bart.FSMT,
     )
 }
 """A model is written as the first family that can hold it."""

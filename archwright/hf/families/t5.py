@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from archwright.hf.families.common import TIED
+from archwright.hf.families.common import TIED, flag
 from archwright.hf.family import Family
+from archwright.hf.layer_types import CustomPattern, Layers, Role
 from archwright.hf.lenses import (
     GATED_ACTIVATIONS,
     Activation,
@@ -64,9 +65,11 @@ def _attention(layer: str, ours: str) -> dict[str, Mapped]:
     return {f"{layer}.{name}": f"{ours}.{map_}" for name, map_ in maps.items()}
 
 
-def _layer(feedforward: str, attention: str = SELF) -> dict[str, Mapped]:
+def _layer(
+    feedforward: str, attention: str = SELF, inner: str = "DenseReluDense"
+) -> dict[str, Mapped]:
     """Return the names within a layer whose feed-forward and attention are called so."""
-    inner = f"{feedforward}.DenseReluDense"
+    inner = f"{feedforward}.{inner}"
     return {
         "layer.0.layer_norm": "residual.norms.attention",
         **_attention(f"layer.0.{attention}", "attention"),
@@ -80,11 +83,11 @@ def _layer(feedforward: str, attention: str = SELF) -> dict[str, Mapped]:
 
 
 ENCODER = _layer("layer.1")
-DECODER = {
-    **_layer("layer.2"),
+CROSS_ATTENTION = {
     "layer.1.layer_norm": "residual.norms.cross_attention",
     **_attention("layer.1.EncDecAttention", "cross_attention"),
 }
+DECODER = {**_layer("layer.2"), **CROSS_ATTENTION}
 
 T5 = Family(
     "t5",
@@ -142,6 +145,77 @@ UMT5 = T5.derive(
     Computed(lambda config: {"head": _scaled(config)}, lambda get: {}),
     *in_both(Set({"position.shared": False})),
 )
+
+
+def _sparse(number: str) -> CustomPattern:
+    """Return the pattern in which config[number] of the layers have experts: the second of each group of layers, and
+    one at least."""
+
+    def read(config: Config, num_layers: int) -> list[str]:
+        return _roles(num_layers, config[number])
+
+    def write(roles: list[str]) -> dict[str, Any]:
+        n = len(roles)
+        return next(({number: k} for k in range(1, n + 1) if _roles(n, k) == roles), {})
+
+    return CustomPattern(read, write)
+
+
+def _roles(num_layers: int, sparse: int) -> list[str]:
+    step = num_layers // sparse if sparse > 0 else num_layers
+    return ["sparse" if i % step == 1 or step == 1 else "dense" for i in range(num_layers)]
+
+
+def _mixed(number: str) -> Layers:
+    """Return the group of layers with experts and without, of which config[number] have some."""
+    dense = (
+        Activation("dense_act_fn", gated=False),
+        Field("d_ff", "feedforward.hidden_dim"),
+        Field("dropout_rate", "feedforward.dropout"),
+    )
+    experts = (
+        Set({"feedforward.top_k": 1, "feedforward.normalize_weights": False}),
+        Field("num_experts", "feedforward.num_experts"),
+        Field("expert_capacity", "feedforward.capacity"),
+        flag("router_bias", {"feedforward.router_bias": True}),
+        Refuse("router_dtype", ("float32",)),
+        Field("router_aux_loss_coef", "feedforward.balance_loss"),
+        Field("router_z_loss_coef", "feedforward.router_z_loss"),
+        Activation("dense_act_fn", gated=False, path="feedforward.expert"),
+        Field("d_ff", "feedforward.expert.hidden_dim"),
+        Field("dropout_rate", "feedforward.expert.dropout"),
+    )
+    return Layers(
+        _sparse(number),
+        {"sparse": Role({"feedforward.kind": "experts"}, experts), "dense": Role({}, dense)},
+    )
+
+
+def _switch_layer(feedforward: str) -> dict[str, Mapped]:
+    experts = f"{feedforward}.mlp.experts.expert_{{e}}"
+    return {
+        **_layer(feedforward, inner="mlp"),
+        f"{feedforward}.mlp.router.classifier": "feedforward.router",
+        f"{experts}.wi": "feedforward.experts.up",
+        f"{experts}.wo": "feedforward.experts.down",
+    }
+
+
+SWITCH_TRANSFORMERS = T5.derive(
+    "switch_transformers",
+    "SwitchTransformersForConditionalGeneration",
+    Computed(
+        _read_head, lambda get: {"tie_word_embeddings": get("head.tied")}, "tie_word_embeddings"
+    ),
+    Field("dropout_rate", ("embedding.dropout", "cross_attention.dropout")),
+    *in_both(Field("dropout_rate", ("residual.dropout", "attention.dropout"))),
+    groups=(_mixed("num_sparse_decoder_layers"),),
+    encoder_groups=(_mixed("num_sparse_encoder_layers"),),
+    layer_keys={**_switch_layer("layer.2"), **CROSS_ATTENTION},
+    encoder_layer_keys=_switch_layer("layer.1"),
+)
+"""Routers' losses are those of the paper, of each layer over all texts; the class takes means over layers instead, and
+text by text, where it is asked for them."""
 
 
 LOCAL = "LocalSelfAttention"
