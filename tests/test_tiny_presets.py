@@ -28,7 +28,7 @@ SIZES = {
     ),
     *("num_heads", "num_kv_heads", "head_dim", "num_experts", "top_k", "num_groups", "top_groups"),
     *("query_rank", "kv_rank", "nope_head_dim", "rope_head_dim", "value_head_dim"),
-    *("size", "stride", "radius", "period", "block_size"),
+    *("size", "memory", "stride", "radius", "period", "block_size"),
     *("prefix", "suffix", "short", "long"),
 }
 """What a tiny model may have otherwise."""

@@ -346,6 +346,24 @@ class Chunked(_Reaching):
         return query % self.spec.size + 1
 
 
+class SegmentMemory(_Reaching):
+    """start - memory <= key <= query, with the start of the query's segment of `size` tokens."""
+
+    def __init__(self, spec: spec.SegmentMemory) -> None:
+        self.spec, self.lookback = spec, spec.size - 1 + spec.memory
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key >= query - query % self.spec.size - self.spec.memory)
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        start = first - first % self.spec.size
+        return max(0, start - self.spec.memory), min(last + 1, length)
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        start = query - query % self.spec.size
+        return query + 1 - (start - self.spec.memory).clamp(min=0)
+
+
 class WindowGlobal(_Reaching):
     """key <= query, and key among the last `size` or the first `num_global`."""
 
@@ -621,6 +639,7 @@ MASKS = Registry(
         spec.DilatedWindow: DilatedWindow,
         spec.Longformer: Longformer,
         spec.Chunked: Chunked,
+        spec.SegmentMemory: SegmentMemory,
         spec.WindowGlobal: WindowGlobal,
         spec.Strided: Strided,
         spec.Fixed: Fixed,

@@ -153,6 +153,19 @@ class Chunked(Mask):
     """Length of a chunk, in tokens."""
 
 
+class SegmentMemory(Mask):
+    """The keys of the query's own segment up to itself, and the memory before the segment: the last tokens of those
+    before it, q - q mod size - memory <= k <= q (Dai et al., 2019, Transformer-XL, section 3.2)."""
+
+    kind: Literal["segment_memory"] = "segment_memory"
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("size", 8), ("memory", 8))
+    extent: ClassVar[tuple[str, ...]] = ("size",)
+    size: Tokens = Field(512, examples=[32])
+    """Length of a segment, in tokens."""
+    memory: int = Field(512, ge=0, le=2**30, examples=[16])
+    """Tokens before a segment that all of its own see."""
+
+
 class WindowGlobal(Mask):
     """The last `size` keys and the first `num_global` (Beltagy et al., 2020; Xiao et al., 2023)."""
 

@@ -24,6 +24,11 @@ MASKS: dict[str, list[str]] = {
     "causal": [],
     "window": ["attention.mask.kind=window", "attention.mask.size=5"],
     "chunked": ["attention.mask.kind=chunked", "attention.mask.size=6"],
+    "segment_memory": [
+        "attention.mask.kind=segment_memory",
+        "attention.mask.size=4",
+        "attention.mask.memory=3",
+    ],
     "dilated_window": [
         "attention.mask.kind=dilated_window",
         "attention.mask.size=3",
@@ -40,7 +45,7 @@ MASKS: dict[str, list[str]] = {
         'layers.cycle=["default", "whole"]',
     ],
 }
-REACH = {"window": 5, "chunked": 6, "dilated_window": 5}
+REACH = {"window": 5, "chunked": 6, "segment_memory": 7, "dilated_window": 5}
 """Tokens that a mask reaches back, where it has an end."""
 
 
