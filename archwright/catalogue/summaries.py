@@ -70,9 +70,11 @@ ALWAYS = {"size", "radius", "stride", "dilation", "num_experts"}
 """Numbers that are shown even where they are the default."""
 
 HEADS = ("num_heads", "num_kv_heads", "head_dim")
+OWN_HEADS = ("num_heads", "head_dim")
 EXPERTS = ("num_experts", "top_k")
 TOGETHER = {
     HEADS: "{num_heads}/{num_kv_heads} heads of {head_dim}",
+    OWN_HEADS: "{num_heads} heads of {head_dim}",
     EXPERTS: "{top_k} of {num_experts}",
 }
 """Fields that are shown as one."""
@@ -97,10 +99,17 @@ def brief(spec: Spec) -> str:
     required = any(field.is_required() for field in type(spec).model_fields.values())
     usual = {} if required else phrases(type(spec)())
     options = [
-        text for field, text in phrases(spec).items() if field in ALWAYS or usual.get(field) != text
+        text
+        for field, text in phrases(spec).items()
+        if field in ALWAYS or _has_sizes(getattr(spec, field)) or usual.get(field) != text
     ]
     kind = word(spec.kind) if isinstance(spec, Choice) else ""
     return ", ".join(filter(None, [kind, *options]))
+
+
+def _has_sizes(value: object) -> bool:
+    """Tell whether a choice has numbers that are shown even where they are the default."""
+    return isinstance(value, Choice) and bool(ALWAYS & type(value).model_fields.keys())
 
 
 def phrases(spec: Spec) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property, partial
@@ -47,6 +47,8 @@ class Family:
         further_aliases: other words for keys that the class of `transformers` does not declare, with those of lenses.
         endings: how names of old files end, and how they would today.
         undeclared: defaults of keys for which the class of `transformers` declares nothing, or null.
+        counts_padding: whether the class of a config takes padding for a part of a text, so that it changes the rest.
+        further_inputs: what the class is told with a text, beside tokens and padding, so that it computes the spec.
     """
 
     model_type: str
@@ -66,6 +68,8 @@ class Family:
     further_aliases: Mapping[str, str] = field(default_factory=dict)
     endings: Mapping[str, str] = field(default_factory=dict)
     undeclared: Mapping[str, Any] = field(default_factory=dict)
+    counts_padding: Callable[[Config], bool] = lambda config: False
+    further_inputs: Callable[[ModelSpec, Tensor], dict[str, Tensor]] = lambda spec, tokens: {}
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:

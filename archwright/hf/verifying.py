@@ -135,15 +135,21 @@ def _compare(
     if type(padding) is int:
         tokens[tokens == padding] = (padding + 1) % own.spec.vocab_size
     real = torch.ones(2, length, dtype=torch.bool)
-    real[1, max(1, length - PADDING) :] = False
+    family = FAMILIES[own.family]
+    if not family.counts_padding(family.config(own.spec)):
+        real[1, max(1, length - PADDING) :] = False
+    told = {
+        "attention_mask": real.long(),
+        **family.further_inputs(own.spec, tokens),
+    }
     with ExitStack() as hooks:
         seen, other = (hooks.enter_context(_outputs(m)) for m in _pairs(own, theirs))
         if own.spec.encoder_model is None:
-            found = own.model(tokens, padding_mask=real), theirs(tokens, attention_mask=real.long())
+            found = own.model(tokens, padding_mask=real), theirs(tokens, **told)
         else:  # each text is the source of the other
             found = (
                 own.model(tokens, tokens.flip(0), padding_mask=real),
-                theirs(tokens, real.long(), tokens.flip(0), use_cache=False),
+                theirs(tokens, decoder_input_ids=tokens.flip(0), use_cache=False, **told),
             )
         ours, expected = (out.logits[real].double() for out in found)
     difference = (ours - expected).abs().max().item()
@@ -196,7 +202,8 @@ def _outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
     def keep(name: str) -> Any:
         def hook(module: nn.Module, given: object, out: object) -> None:
             if isinstance(out, Tensor):
-                found[name] = out.detach().float()
+                # A copy, as Longformer's models scale queries in place.
+                found[name] = out.detach().to(torch.float32, copy=True)
 
         return hook
 
@@ -216,6 +223,8 @@ def _first(
         other = theirs.get(name)
         if other is None or own.shape[:2] != real.shape or other.numel() != own.numel():
             continue
+        if own.ndim == other.ndim == 3 and own.shape != other.shape:
+            other = other.transpose(0, 1)  # tokens before rows there
         if own.ndim == other.ndim == 4 and own.shape != other.shape:
             other = other.transpose(1, 2)  # heads before tokens there
         if other.shape[:2] == own.shape[1::-1] != own.shape[:2]:

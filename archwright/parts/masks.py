@@ -47,6 +47,50 @@ class PerHeadPattern(Protocol):
         """Heads that see differently, of which `visible` then takes one as well; 1 where all are alike."""
 
 
+Ranges = list[tuple[int, int]]
+"""Ranges [start, stop) of keys, in order, none of which touches the next."""
+
+
+@runtime_checkable
+class ScatteredPattern(Protocol):
+    """A pattern by which queries see keys in several places, with others between that none of them sees."""
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        """Return the ranges outside which queries first .. last see no key."""
+
+
+@runtime_checkable
+class WholeTextPattern(Protocol):
+    """A pattern by which the end of a text counts, too; `visible` is that of a text whose end is not in sight."""
+
+    def visible_in(
+        self, query: Tensor, key: Tensor, length: Tensor, longest: int, head: Tensor | int = 0
+    ) -> Tensor:
+        """Return True where the query at `query` of a text of `length` tokens, `longest` at most, may see the key at
+        `key` (shapes broadcast)."""
+
+    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor | None:
+        """Return how many times a key counts that is seen; None: all count once."""
+
+
+def key_ranges(pattern: MaskPattern, first: int, last: int, length: int) -> Ranges:
+    """Return the ranges outside which queries first .. last of a text see no key."""
+    if isinstance(pattern, ScatteredPattern):
+        return pattern.ranges(first, last, length)
+    return [pattern.keys(first, last, length)]
+
+
+def united(ranges: Ranges, gap: int = 0) -> Ranges:
+    """Return ranges in order, those as one between which lie at most `gap` keys."""
+    found: Ranges = []
+    for start, stop in sorted(ranges):
+        if found and start <= found[-1][1] + gap:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        else:
+            found.append((start, stop))
+    return found
+
+
 def pairs(pattern: MaskPattern, length: int) -> float:
     """Return how many (query, key) pairs a text of `length` tokens has, in the mean of its heads."""
     return float(pattern.num_keys(torch.arange(length), length).sum())
@@ -65,6 +109,15 @@ def is_full(mask: spec.Mask, num_heads: int, length: int) -> bool:
     """Tell whether a mask that could hide more shows what the causal mask does, or everything, in texts of `length`
     tokens."""
     return not mask.shows_all and as_seen(mask, num_heads, length).shows_all
+
+
+def without_global_queries(pattern: MaskPattern) -> MaskPattern:
+    """Return what a pattern shows where queries of global tokens see no more than those of others."""
+    return (
+        LongformerKeys(pattern.spec, pattern.num_heads)
+        if isinstance(pattern, Longformer)
+        else pattern
+    )
 
 
 def prefix_size(pattern: MaskPattern) -> int:
@@ -229,17 +282,30 @@ class Longformer(_Dilated):
         self.lookback = self.lookahead = None if spec.num_global else reach
 
     def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
+        globals_ = (query < self.spec.num_global) | (key < self.spec.num_global)
+        return self.near(query, key, head) | globals_
+
+    def near(self, query: Tensor, key: Tensor, head: Tensor | int) -> Tensor:
+        """Return whether a key is in a query's window."""
         distance, step = (query - key).abs(), self.step(head)
-        near = (distance <= self.spec.radius * step) & (distance % step == 0)
-        return near | (query < self.spec.num_global) | (key < self.spec.num_global)
+        return (distance <= self.spec.radius * step) & (distance % step == 0)
 
     def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        found = self.ranges(first, last, length)
+        return found[0][0], found[-1][1]
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
         if first < self.spec.num_global:
-            return 0, length
+            return [(0, length)]
+        return self.ranges_of_windows(first, last, length)
+
+    def ranges_of_windows(self, first: int, last: int, length: int) -> Ranges:
+        """Return the ranges of windows and of global keys."""
+        few = min(self.spec.num_global, length)
         # The last key is the first one, counted from the end.
         stop = length - self.first_key(length - 1 - last, length - 1 - first, self.spec.radius)
-        seen = self.first_key(first, last, self.spec.radius)
-        return 0 if self.spec.num_global else seen, stop
+        near = (self.first_key(first, last, self.spec.radius), stop)
+        return united([(0, few), near] if few else [near])
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         radius, few = self.spec.radius, self.spec.num_global
@@ -251,6 +317,17 @@ class Longformer(_Dilated):
             return torch.where(query < few, length, behind + 1 + ahead + few - both)
 
         return self.in_the_mean(number)
+
+
+class LongformerKeys(Longformer):
+    """|query - key| in {0, d, 2d, ..., radius d}, or key among the first `num_global`: Longformer's mask for the
+    queries of most tokens."""
+
+    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
+        return self.near(query, key, head) | (key < self.spec.num_global)
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        return self.ranges_of_windows(first, last, length)
 
 
 class Chunked(_Reaching):
@@ -296,6 +373,10 @@ class WindowGlobal(_Reaching):
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         near = key > query - self.spec.size
         return (key <= query) & (near | (key < self.spec.num_global))
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        near = (max(0, first - self.spec.size + 1), min(last + 1, length))
+        return united([(0, min(self.spec.num_global, near[1])), near])
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
         return (query + 1).clamp(max=self.spec.size + self.spec.num_global)
@@ -374,6 +455,104 @@ class BlockSparse(_Reaching):
         return query + 1 + (columns - near) * size
 
 
+class BigBird(_Reaching):
+    """Blocks that see their neighbours, the first and the last block, and random ones; the first and the last see all.
+
+    Random blocks are those of the published code in training, for texts of other lengths than 1,024, 3,072 and 4,096,
+    for which it has another plan: in the order of blocks, then heads, the first r of a permutation of the first 2 r + 5
+    blocks that the block does not see already, drawn by numpy's legacy generator, whose seed is the number of the
+    layer, counted from 0.
+
+    Zaheer et al., 2020, section 2, and appendix D; transformers, modeling_big_bird.py.
+    """
+
+    lookahead: int | None = None
+
+    def __init__(self, spec: spec.BigBird, num_heads: int = 1, layer: int = 1) -> None:
+        self.spec, self.layer = spec, layer
+        self.num_heads = num_heads if spec.differs_by_head else 1
+        self._drawn = torch.zeros(num_heads, 0, spec.num_random, dtype=torch.long)
+
+    @property
+    def shortest(self) -> int:
+        """The longest text that is seen whole, in tokens."""
+        return (5 + 2 * self.spec.num_random) * self.spec.block_size
+
+    def visible(self, query: Tensor, key: Tensor, head: Tensor | int = 0) -> Tensor:
+        last = int(torch.as_tensor(query).max()) + int(torch.as_tensor(key).max())
+        endless = torch.as_tensor(last + 2 * self.shortest)
+        return self.visible_in(query, key, endless, int(endless), head)
+
+    def visible_in(
+        self, query: Tensor, key: Tensor, length: Tensor, longest: int, head: Tensor | int = 0
+    ) -> Tensor:
+        size = self.spec.block_size
+        asking, seen, last = query // size, key // size, (length - 1) // size
+        near = (asking - seen).abs() <= 1
+        outer = (asking == 0) | (seen == 0) | (asking == last) | (seen == last)
+        shown = near | outer | (length <= self.shortest)
+        if self.spec.differs_by_head:
+            drawn = self.drawn(-(-longest // size)).to(key.device)
+            for number in range(self.spec.num_random):
+                shown = shown | (drawn[head, asking, number] == seen)
+        return shown
+
+    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor | None:
+        if self.spec.differs_by_head or not self.spec.num_random:
+            return None
+        size = self.spec.block_size
+        asking, last = query // size, (length - 1) // size
+        repeated = (key // size == 0) & (asking > 0) & (asking < last) & (length > self.shortest)
+        return torch.where(repeated, 1 + self.spec.num_random, 1)
+
+    def drawn(self, num_blocks: int) -> Tensor:
+        """Return the random blocks of at least so many blocks, [heads, blocks, num_random]; those of a longer text
+        begin with those of a shorter one."""
+        if self._drawn.shape[1] < num_blocks:
+            self._drawn = _drawn_blocks(
+                max(64, 2 * num_blocks), self.num_heads, self.spec.num_random, self.layer - 1
+            )
+        return self._drawn
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        return 0, length
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        size = self.spec.block_size
+        end = (length - 1) // size
+        if length <= self.shortest or first < size or last // size == end:
+            return [(0, length)]
+        near = ((first // size - 1) * size, min((last // size + 2) * size, length))
+        # Random blocks are among the first 2 r + 4, of which no head sees all.
+        few = 2 * self.spec.num_random + 4 if self.spec.differs_by_head else 1
+        return united([(0, few * size), near, (end * size, length)])
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        size, few = self.spec.block_size, self.spec.num_random * self.spec.differs_by_head
+        last = (length - 1) // size
+        block = query // size
+        blocks = 5 + few - ((block == 1) | (block == last - 1)).long()
+        missing = (last + 1) * size - length  # of the last block
+        outer = (block == 0) | (block == last) | (length <= self.shortest)
+        return torch.where(outer, length, blocks * size - missing)
+
+
+def _drawn_blocks(num_blocks: int, num_heads: int, number: int, seed: int) -> Tensor:
+    """Return random blocks [heads, blocks, number], as the published code draws them."""
+    import numpy as np
+
+    dice, among = np.random.RandomState(seed), 2 * number + 5
+    found = torch.zeros(num_heads, num_blocks, number, dtype=torch.long)
+    for block in range(1, num_blocks):
+        seen = {0, block - 1, block, block + 1, among - 1}
+        seen |= {among - 2} if block == 1 else {1} if block == among - 2 else set()
+        for head in range(num_heads):
+            order = dice.permutation(np.arange(among, dtype=np.int32))
+            chosen = [int(one) for one in order if int(one) not in seen]
+            found[head, block] = torch.tensor(chosen[:number])
+    return found
+
+
 @dataclass  # which makes it unhashable: unlike the others it is not known by what it was made from
 class GivenMask(_Reaching):
     """The pairs that a tensor shows: True where a query may see a key, by row, head and column."""
@@ -425,9 +604,10 @@ def given_mask(
     return GivenMask(mask | ~mask.any(-1, keepdim=True))
 
 
-def pattern_of(mask: spec.Mask, num_heads: int) -> MaskPattern:
-    """Return the pattern of a mask, for so many heads."""
-    made: MaskPattern = MASKS.make(mask, *[num_heads] * mask.differs_by_head)
+def pattern_of(mask: spec.Mask, num_heads: int, layer: int = 1) -> MaskPattern:
+    """Return the pattern of a mask, for so many heads, in a layer of this number, counted from 1."""
+    sizes = [num_heads] * mask.differs_by_head + [layer] * mask.differs_by_layer
+    made: MaskPattern = MASKS.make(mask, *sizes)
     return made
 
 
@@ -447,7 +627,8 @@ def sees_all_kept(pattern: MaskPattern) -> bool:
 
 MASKS = Registry(
     spec.Mask,
-    "(spec) or, of a spec whose `differs_by_head`, (spec, num_heads)",
+    "(spec) or, of a spec whose `differs_by_head`, (spec, num_heads), and whose `differs_by_layer`, (spec, num_heads, "
+    "layer)",
     MaskPattern,
     {
         spec.Causal: Causal,
@@ -463,6 +644,7 @@ MASKS = Registry(
         spec.Strided: Strided,
         spec.Fixed: Fixed,
         spec.BlockSparse: BlockSparse,
+        spec.BigBird: BigBird,
     },
 )
 """Patterns, as `MaskPattern` describes them."""
@@ -546,7 +728,11 @@ class AttentionMask:
             seen = pattern.shows(row, head, query, key)
         else:
             head_index = (head,) if self.num_heads > 1 else ()
-            seen = pattern.visible(here, there, *head_index)
+            if isinstance(pattern, WholeTextPattern):
+                long, longest = self._lengths(row, query), self.keys_at.length
+                seen = pattern.visible_in(here, there, long, longest, *head_index)
+            else:
+                seen = pattern.visible(here, there, *head_index)
         if self.kept is not None:
             seen = seen & (there >= 0)
         if at.segment_ids is not None and kept.segment_ids is not None:
@@ -559,34 +745,100 @@ class AttentionMask:
             seen = torch.where(at.padding_mask[row, query], seen, itself)
         return seen
 
+    def _lengths(self, row: Tensor, query: Tensor) -> Tensor:
+        """Return how long the texts are in which queries stand."""
+        lengths = self.layout.text_lengths
+        return lengths[row if len(lengths) > 1 else 0, query]
+
+    @property
+    def counts(self) -> bool:
+        """Whether some keys count several times."""
+        one = torch.zeros((), dtype=torch.long)
+        pattern = self.pattern
+        return isinstance(pattern, WholeTextPattern) and pattern.times(one, one, one) is not None
+
+    def log_times(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
+        """Return the logarithm of how many times keys count, which adds to scores: [rows, 1, queries, keys]."""
+        at, kept = self.layout.index_or_range(), self.keys_at.index_or_range()
+        assert isinstance(self.pattern, WholeTextPattern)
+        times = self.pattern.times(
+            at[:, first:stop, None],
+            kept[:, None, key_first:key_stop],
+            self.layout.text_lengths[:, first:stop, None],
+        )
+        assert times is not None
+        # [rows, 1, queries, keys]
+        return times[:, None].log()
+
     def keys(self, first: int, stop: int) -> tuple[int, int]:
         """Return the range of keys outside which queries [first, stop) see nothing in any row."""
-        ranges = self.keys_of_rows(first, stop)
-        return min(start for start, _ in ranges), max(end for _, end in ranges)
+        ranges = self.ranges_of_rows(first, stop)
+        return min(row[0][0] for row in ranges), max(row[-1][1] for row in ranges)
 
-    def keys_of_rows(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Return the range of keys outside which queries [first, stop) see nothing, for each row whose mask
-        differs.
-
-        In a packed row index and column differ, but only by what begins before a document; with padding
-        only a mask that hides all that follows, and documents, still bound the range.
-        """
-        length = self.keys_at.length
+    def ranges_of_rows(self, first: int, stop: int) -> list[Ranges]:
+        """Return the ranges of keys outside which queries [first, stop) see nothing, for each row whose mask
+        differs."""
+        at, length = self.layout, self.keys_at.length
         if self.kept is not None:
-            return [(0, length)] * self.num_rows
-        if self.layout.plain and self.layout.index is None:
-            return [self.pattern.keys(first, stop - 1, length)] * self.num_rows
-        lookback, lookahead = self.pattern.lookback, self.pattern.lookahead
-        if self.layout.padding_mask is not None:
-            start, end = 0, stop if lookahead == 0 else length
-        else:
-            start = 0 if lookback is None else max(0, first - lookback)
-            end = length if lookahead is None else min(stop + lookahead, length)
+            return [[(0, length)]] * self.num_rows
+        if at.prefix is not None and isinstance(self.pattern, Prefix):
+            return self._bounds(first, stop)
+        if at.segment_ids is None and at.padding_mask is None:
+            return [self._within(0, length, first, stop)] * self.num_rows
+        if at.padding_mask is None:
+            begin, finish = (edge[:, [first, stop - 1]].tolist() for edge in self._documents)
+            rows = zip(begin, finish, strict=True)
+            return [self._in_documents(*texts, first, stop) for texts in rows]
+        if at.segment_ids is None and self._texts is not None:
+            return [self._beside_padding(*text, first, stop) for text in self._texts]
+        return self._bounds(first, stop)
+
+    def _within(self, begin: int, end: int, first: int, stop: int) -> Ranges:
+        """Return what queries [first, stop) see of a text in columns [begin, end), in which they stand."""
+        seen = key_ranges(self.pattern, first - begin, stop - 1 - begin, end - begin)  # type: ignore[arg-type]
+        return [(begin + start, begin + last) for start, last in seen]
+
+    def _in_documents(self, begins: list[int], ends: list[int], first: int, stop: int) -> Ranges:
+        """Return what queries [first, stop) see, of which the first and the last one stand in documents that begin
+        and end in these columns."""
+        (begin, last_begin), (end, last_end) = begins, ends
+        if begin == last_begin:
+            return self._within(begin, end, first, stop)
+        between = [(end, last_begin)] if end < last_begin else []  # documents that are seen whole
+        last = self._within(last_begin, last_end, last_begin, stop)
+        return united([*self._within(begin, end, first, end), *between, *last])
+
+    def _beside_padding(self, begin: int, end: int, first: int, stop: int) -> Ranges:
+        """Return what queries [first, stop) see of a text in columns [begin, end), and of itself what is padding."""
+        low, high = max(first, begin), min(stop, end)
+        seen = self._within(begin, end, low, high) if low < high else []
+        return united(seen if (low, high) == (first, stop) else [*seen, (first, stop)])
+
+    def _bounds(self, first: int, stop: int) -> list[Ranges]:
+        """Return a range for each row, where tokens of one text may have padding between them, or bring a prefix.
+
+        Index and column then differ by any number: only a mask that hides all that follows, and documents, bound it.
+        """
+        length, lookahead = self.keys_at.length, self.pattern.lookahead
+        start, end = 0, stop if lookahead == 0 else length
         if self.layout.segment_ids is None:
-            return [(start, end)] * self.num_rows
+            return [[(start, end)]] * self.num_rows
         begin, finish = self._documents
         edges = zip(begin[:, first].tolist(), finish[:, stop - 1].tolist(), strict=True)
-        return [(max(start, low), min(end, high)) for low, high in edges]
+        return [[(max(start, low), min(end, high))] for low, high in edges]
+
+    @cached_property
+    def _texts(self) -> list[tuple[int, int]] | None:
+        """The columns [begin, end) of each row's text, with padding on either side; None where some is inside, or
+        none is given."""
+        real = self.layout.padding_mask
+        if real is None:
+            return None
+        number, begin = real.sum(-1), real.long().argmax(-1)
+        last = real.shape[1] - 1 - real.flip(-1).long().argmax(-1)
+        if not bool(((last - begin + 1 == number) | (number == 0)).all()):
+            return None
+        return list(zip(begin.tolist(), (begin + number).tolist(), strict=True))
 
     @cached_property
     def _documents(self) -> tuple[Tensor, Tensor]:

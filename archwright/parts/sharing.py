@@ -79,10 +79,12 @@ class LayerInfo:
         return TokenTable(self.vocab_size, width)
 
     def pattern(self, mask: Mask, num_heads: int) -> Shared[MaskPattern]:
-        """Return the pattern of a mask; of one whose heads see differently, for so many heads."""
-        key = (mask, num_heads if mask.differs_by_head else 1)
+        """Return the pattern of a mask; of one whose heads or layers see differently, for so many heads and this
+        layer."""
+        layer = self.number if mask.differs_by_layer else 1
+        key = (mask, num_heads if mask.differs_by_head else 1, layer)
         patterns = self.sharing.patterns
-        return self.sharing.named("mask", patterns, key, lambda: pattern_of(mask, num_heads))
+        return self.sharing.named("mask", patterns, key, lambda: pattern_of(mask, num_heads, layer))
 
     def rotary(self, head_dim: int) -> Shared[Any] | None:
         """Return what rotates queries and keys of this width; None where positions do not."""

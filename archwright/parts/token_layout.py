@@ -1,6 +1,7 @@
 """Where the tokens of a batch stand: what masks and position encodings are computed from."""
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,6 +52,20 @@ class TokenLayout:
     def index_or_range(self) -> Int[Tensor, "rows length"]:
         """Return the index of shape [batch, length], or [1, length] where all rows are alike."""
         return self._range() if self.index is None else self.index
+
+    @cached_property
+    def text_lengths(self) -> Int[Tensor, "rows length"]:
+        """How many tokens the text of each token has, padding left out."""
+        index = self.index_or_range()
+        if self.segment_ids is None and self.padding_mask is None:
+            return torch.full_like(index, self.start + self.length)
+        real = torch.ones_like(index) if self.padding_mask is None else self.padding_mask.long()
+        real = real.expand(index.shape)
+        if self.segment_ids is None:
+            return real.sum(-1, keepdim=True).expand(index.shape)
+        document = _starts(self.segment_ids).cumsum(-1) - 1  # numbers of documents
+        totals = torch.zeros_like(document).scatter_add(-1, document, real)
+        return totals.gather(-1, document)
 
     def lengths_so_far_or_end(self) -> Int[Tensor, "rows length"]:
         """Return the last position of each token's document, plus one: the length of its text so far."""

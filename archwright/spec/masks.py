@@ -49,6 +49,11 @@ class Mask(Choice):
         """Whether heads see differently, so that a pattern is made for their number."""
         return False
 
+    @property
+    def differs_by_layer(self) -> bool:
+        """Whether layers see differently, so that a pattern is made for each, by its number."""
+        return False
+
 
 class Causal(Mask):
     """Every key up to the query itself: k <= q (Vaswani et al., 2017, section 3.2.3)."""
@@ -217,3 +222,29 @@ class BlockSparse(Mask):
     @property
     def differs_by_head(self) -> bool:
         return self.per_head
+
+
+class BigBird(Mask):
+    """Blocks of b tokens that see their neighbours, the first and the last block, and r random ones; the first and the
+    last see all: |q // b - k // b| <= 1, or either block is 0 or the last, or k // b is random for q // b (Zaheer et
+    al., 2020, section 2). Texts of at most (5 + 2 r) b tokens are seen whole."""
+
+    kind: Literal["big_bird"] = "big_bird"
+    causal: ClassVar[bool] = False
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("block_size", 1),)
+    extent: ClassVar[tuple[str, ...]] = ("block_size",)
+    block_size: Tokens = Field(64, examples=[16])
+    """Length b of a block, in tokens."""
+    num_random: int = Field(3, ge=0, le=1000, examples=[2])
+    """How many random blocks r each other block sees."""
+    random: Literal["drawn", "first"] = "drawn"
+    """Draw blocks for each layer, head and block, by the plan of the published code in training; or take the first
+    block for all of them, which then counts 1 + r times, as `transformers` does at inference."""
+
+    @property
+    def differs_by_head(self) -> bool:
+        return bool(self.num_random) and self.random == "drawn"
+
+    @property
+    def differs_by_layer(self) -> bool:
+        return self.differs_by_head

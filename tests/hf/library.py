@@ -79,13 +79,20 @@ def batch(model: nn.Module) -> tuple[Tensor, Tensor]:
         3  # which some models give no gradient
     )
     real = torch.ones(2, length, dtype=torch.bool)
-    real[1, -PADDING:] = False
+    # To BigBird's blocks padding is a part of the text, whose last block they all see.
+    if getattr(config, "attention_type", "") != "block_sparse":
+        real[1, -PADDING:] = False
     return tokens, real
 
 
 def inputs(model: nn.Module, tokens: Tensor, real: Tensor) -> dict[str, Any]:
     """Return what the library's model reads; in a model of two stacks, each text is the source of the other."""
     mask = {"input_ids": tokens, "attention_mask": real.long()}
+    if hasattr(
+        model.config, "attention_window"
+    ):  # of Longformer's models, which are told what is global
+        mask["global_attention_mask"] = torch.zeros_like(tokens)
+        mask["global_attention_mask"][:, : getattr(model.config, "num_global_tokens", 1)] = 1
     if not model.config.is_encoder_decoder:
         return mask
     return {**mask, "decoder_input_ids": tokens.flip(0), "use_cache": False}

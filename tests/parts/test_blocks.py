@@ -7,8 +7,16 @@ import torch
 from torch import Tensor
 
 from archwright.parts.kernels import blocks
-from archwright.parts.kernels.blocks import Block, Blocks, blocks_of
-from archwright.parts.masks import AttentionMask, Causal, Full, MaskPattern, Window
+from archwright.parts.kernels.blocks import Block, Blocks, block_of, blocks_of
+from archwright.parts.masks import (
+    AttentionMask,
+    Causal,
+    Full,
+    Longformer,
+    MaskPattern,
+    Window,
+    WindowGlobal,
+)
 from archwright.parts.token_layout import token_layout
 from archwright.spec import masks as spec
 
@@ -19,6 +27,19 @@ PATTERNS: dict[str, MaskPattern] = {
     "causal": Causal(spec.Causal()),
     "window": Window(spec.Window(size=5)),
     "full": Full(spec.Full()),
+    "window and first keys": WindowGlobal(spec.WindowGlobal(size=3, num_global=2)),
+    "windows and global tokens": Longformer(spec.Longformer(radius=2, num_global=2)),
+}
+SCATTERED = [name for name in PATTERNS if " and " in name]
+"""Patterns of which a block of queries sees keys in several places."""
+PADDING = torch.stack([COLUMNS < 17, COLUMNS >= 6, COLUMNS >= 0])
+GIVEN: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "documents": {"segment_ids": DOCUMENTS},
+    "padding": {"padding_mask": PADDING},
+    "padding inside": {"padding_mask": PADDING & (COLUMNS != 9)},
+    "no text": {"padding_mask": PADDING & (torch.arange(ROWS) != 1)[:, None]},
+    "both": {"segment_ids": DOCUMENTS, "padding_mask": PADDING},
 }
 
 
@@ -33,7 +54,7 @@ def view(pattern: str, **given: Any) -> AttentionMask:
 
 
 def table(cut: Blocks) -> list[Block]:
-    return [Block(*line) for line in cut.table.tolist()]
+    return [block_of(line) for line in cut.table.tolist()]
 
 
 def shown(cut: Blocks) -> Tensor:
@@ -41,25 +62,27 @@ def shown(cut: Blocks) -> Tensor:
     seen = torch.zeros(ROWS, LENGTH, LENGTH, dtype=torch.bool)
     for block in table(cut):
         shape = (block.mask_rows, block.mask_heads, block.stop - block.first)
-        part = torch.zeros(*shape, block.key_stop - block.key_first)
+        part = torch.zeros(*shape, block.num_keys)
         stretch = part[..., block.masked_first : block.masked_stop]
         stretch += cut.mask_bias[block.mask_at :][: stretch.numel()].view(stretch.shape)
         rows = slice(block.row_first, block.row_stop or ROWS)
-        at = (rows, slice(block.first, block.stop), slice(block.key_first, block.key_stop))
-        assert not seen[at].any()
-        seen[at] = part[:, 0] == 0
+        for keys, columns in zip(
+            block.keys, part[:, 0].split([k.stop - k.start for k in block.keys], -1), strict=True
+        ):
+            at = (rows, slice(block.first, block.stop), keys)
+            assert not seen[at].any()
+            seen[at] = columns == 0
     return seen
 
 
-@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_they_show_what_the_mask_shows(pattern: str, documents: bool) -> None:
-    given = view(pattern, segment_ids=DOCUMENTS) if documents else view(pattern)
-    cut = blocks_of(given)
-    assert torch.equal(shown(cut), given.dense[:, 0].expand(ROWS, -1, -1))
+def test_they_show_what_the_mask_shows(pattern: str, given: str) -> None:
+    narrowed = view(pattern, **GIVEN[given])
+    cut = blocks_of(narrowed)
+    assert torch.equal(shown(cut), narrowed.dense[:, 0].expand(ROWS, -1, -1))
     pairs = [
-        ((b.row_stop - b.row_first) or 1) * (b.stop - b.first) * (b.key_stop - b.key_first)
-        for b in table(cut)
+        ((b.row_stop - b.row_first) or 1) * (b.stop - b.first) * b.num_keys for b in table(cut)
     ]
     assert sum(pairs) == len(cut.workspace)
 
@@ -79,6 +102,26 @@ def test_rows_see_no_keys_before_their_own_documents() -> None:
 def test_rows_with_equal_documents_are_one_block() -> None:
     alike = view("causal", segment_ids=DOCUMENTS[:1].expand(ROWS, -1))
     assert len(blocks_of(alike).table) == -(-LENGTH // 4)
+
+
+@pytest.mark.parametrize("given", ["nothing", "documents", "padding"])
+@pytest.mark.parametrize("pattern", SCATTERED)
+def test_keys_between_those_that_are_seen_are_skipped(pattern: str, given: str) -> None:
+    """Of long texts, blocks hold a number of keys that does not grow with the length."""
+    length = 240
+    columns = torch.arange(length)
+    narrowed = {
+        "nothing": {},
+        "documents": {"segment_ids": (columns >= 99).long()[None]},
+        "padding": {"padding_mask": torch.stack([columns >= 13, columns < 201])},
+    }[given]
+    rows = 2 if given == "padding" else 1
+    layout = token_layout(torch.zeros(rows, length).long(), **narrowed)
+    cut = table(blocks_of(AttentionMask(PATTERNS[pattern], layout)))
+    # All but the block in which a text begins, where Longformer's global tokens see the whole.
+    few = [block for block in cut if block.num_keys <= 20]
+    assert any(len(block.keys) == 2 for block in cut)
+    assert len(cut) - len(few) <= 4 * ("global tokens" in pattern)
 
 
 @pytest.mark.slow

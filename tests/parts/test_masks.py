@@ -8,7 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archwright.parts.masks import MASKS, AttentionMask, Causal, MaskPattern, Window, pairs
+from archwright.parts.masks import (
+    MASKS,
+    AttentionMask,
+    Causal,
+    MaskPattern,
+    Window,
+    key_ranges,
+    pairs,
+    united,
+)
 from archwright.parts.token_layout import token_layout
 from archwright.spec import masks as spec
 
@@ -126,6 +135,21 @@ def test_the_range_of_keys_is_as_small_as_can_be(choice: spec.Mask, pattern: Mas
                 queries = range(first, last + 1)
                 keys = [k for k in range(length) if any(sees(choice, q, k) for q in queries)]
                 assert pattern.keys(first, last, length) == (keys[0], keys[-1] + 1)
+
+
+@PATTERNS
+def test_ranges_hold_all_that_is_seen_and_end_where_it_does(
+    choice: spec.Mask, pattern: MaskPattern
+) -> None:
+    for length in (1, 2, 13):
+        for first, last in product(range(length), repeat=2):
+            if first <= last:
+                queries = range(first, last + 1)
+                keys = {k for k in range(length) if any(sees(choice, q, k) for q in queries)}
+                ranges = key_ranges(pattern, first, last, length)
+                assert keys <= {k for start, stop in ranges for k in range(start, stop)}
+                assert all(start in keys and stop - 1 in keys for start, stop in ranges)
+                assert ranges == united(ranges)
 
 
 @PATTERNS

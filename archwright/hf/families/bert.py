@@ -8,6 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from archwright.hf.families.common import ALL_BIASES, HIDDEN, LAYER_NORM, SIZES, TIED, flag
+from archwright.hf.families.global_tokens import (
+    NUM_GLOBAL,
+    PARTS,
+    global_attention_mask,
+    longformer_attention,
+    windows,
+)
 from archwright.hf.family import Family
 from archwright.hf.layouts import FirstRow, Heads, Reshaped
 from archwright.hf.lenses import (
@@ -22,6 +29,7 @@ from archwright.hf.lenses import (
     Switch,
     Table,
     Write,
+    nested,
     refused,
 )
 from archwright.hf.weight_map import Constant, Fused, filled
@@ -106,10 +114,24 @@ BERT = Family(
 BIG_BIRD = BERT.derive(
     "big_bird",
     "BigBirdForCausalLM",
-    Refuse("attention_type", ("original_full",)),
+    Switch(
+        "attention_type",
+        {
+            "block_sparse": (
+                Refuse("is_decoder", (False,)),
+                Set({"attention.mask.kind": "big_bird"}),
+                # In training the class draws blocks.
+                Computed(lambda config: nested("attention.mask.random", "first"), lambda get: {}),
+                Field("block_size", "attention.mask.block_size"),
+                Field("num_random_blocks", "attention.mask.num_random"),
+            ),
+            "original_full": Set({}),
+        },
+    ),
     Refuse("rescale_embeddings", (False,)),
     Refuse("use_bias", (True,)),
     masked_architecture="BigBirdForMaskedLM",
+    counts_padding=lambda config: config["attention_type"] == "block_sparse",
     model_keys={
         "bert.pooler.weight": filled(0.0, lambda spec: (spec.dim, spec.dim), read=False),
         "bert.pooler.bias": filled(0.0, lambda spec: (spec.dim,), read=False),
@@ -192,6 +214,21 @@ DISTILBERT = BERT.derive(
     },
     prefix="distilbert.",
     ignored=(r"vocab_projector\.weight", r"distilbert\.embeddings\.position_ids"),
+)
+
+
+LONGFORMER = ROBERTA.derive(
+    "longformer",
+    "LongformerForMaskedLM",
+    *longformer_attention("attention"),
+    Field("num_attention_heads", "attention.num_heads"),
+    Field("attention_probs_dropout_prob", "attention.dropout"),
+    windows("num_hidden_layers"),
+    masked_architecture="",
+    further_inputs=global_attention_mask,
+    layer_keys={f"attention.self.{name}_global": f"attention.{name}_global" for name in PARTS},
+    prefix="longformer.",
+    undeclared={NUM_GLOBAL: 1},
 )
 
 

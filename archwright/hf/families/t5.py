@@ -52,8 +52,12 @@ def _write_head(get: Get) -> dict[str, Any]:
     return {"tie_word_embeddings": tied, **more}
 
 
-BIAS = "layer.0.SelfAttention.relative_attention_bias"
-"""The table of a layer of its own (umT5), or the first layer's for all (T5)."""
+SELF = "SelfAttention"
+
+
+def _bias(attention: str = SELF) -> str:
+    """Return the name of the table of a layer of its own (umT5), or the first layer's for all (T5)."""
+    return f"layer.0.{attention}.relative_attention_bias"
 
 
 def _attention(layer: str, ours: str) -> dict[str, Mapped]:
@@ -61,13 +65,15 @@ def _attention(layer: str, ours: str) -> dict[str, Mapped]:
     return {f"{layer}.{name}": f"{ours}.{map_}" for name, map_ in maps.items()}
 
 
-def _layer(feedforward: str, inner: str = "DenseReluDense") -> dict[str, Mapped]:
-    """Return the names within a layer whose feed-forward is called so."""
+def _layer(
+    feedforward: str, attention: str = SELF, inner: str = "DenseReluDense"
+) -> dict[str, Mapped]:
+    """Return the names within a layer whose feed-forward and attention are called so."""
     inner = f"{feedforward}.{inner}"
     return {
         "layer.0.layer_norm": "residual.norms.attention",
-        **_attention("layer.0.SelfAttention", "attention"),
-        BIAS: "attention.position.table",
+        **_attention(f"layer.0.{attention}", "attention"),
+        _bias(attention): "attention.position.table",
         f"{feedforward}.layer_norm": "residual.norms.feedforward",
         f"{inner}.wi": When("feedforward.gated", False, "feedforward.up"),
         f"{inner}.wi_0": "feedforward.gate",
@@ -118,8 +124,8 @@ T5 = Family(
     encoder_layer_keys=ENCODER,
     model_keys={
         "shared": "embedding",
-        f"encoder.block.0.{BIAS}": "encoder.relatives.relative_0.table",
-        f"decoder.block.0.{BIAS}": "relatives.relative_0.table",
+        f"encoder.block.0.{_bias()}": "encoder.relatives.relative_0.table",
+        f"decoder.block.0.{_bias()}": "relatives.relative_0.table",
         "encoder.final_layer_norm": "encoder.norm",
         "decoder.final_layer_norm": "norm",
         "lm_head": "head",
@@ -188,7 +194,7 @@ def _mixed(number: str) -> Layers:
 def _switch_layer(feedforward: str) -> dict[str, Mapped]:
     experts = f"{feedforward}.mlp.experts.expert_{{e}}"
     return {
-        **_layer(feedforward, "mlp"),
+        **_layer(feedforward, inner="mlp"),
         f"{feedforward}.mlp.router.classifier": "feedforward.router",
         f"{experts}.wi": "feedforward.experts.up",
         f"{experts}.wo": "feedforward.experts.down",
@@ -210,3 +216,28 @@ SWITCH_TRANSFORMERS = T5.derive(
 )
 """Routers' losses are those of the paper, of each layer over all texts; the class takes means over layers instead, and
 text by text, where it is asked for them."""
+
+
+LOCAL = "LocalSelfAttention"
+
+
+def _read_scale(config: Config) -> Table:
+    """Return the head: the table is tied in any case; the key only tells whether logits are scaled."""
+    scaled = config.get("scale_decoder_outputs", config["tie_word_embeddings"] is not False)
+    return {"head": {"tied": True, **(_scaled(config) if scaled else {})}}
+
+
+def _write_scale(get: Get) -> dict[str, Any]:
+    return {"tie_word_embeddings": get("head.logit_scale") != 1} if get("head.tied") else {}
+
+
+LONGT5 = T5.derive(
+    "longt5",
+    "LongT5ForConditionalGeneration",
+    Set({"encoder.attention.mask.kind": "symmetric_window"}),
+    Refuse("encoder_attention_type", ("local",)),
+    Field("local_radius", "encoder.attention.mask.radius"),
+    Computed(_read_scale, _write_scale, "tie_word_embeddings"),
+    encoder_layer_keys=_layer("layer.1", LOCAL),
+    model_keys={f"encoder.block.0.{_bias(LOCAL)}": "encoder.relatives.relative_0.table"},
+)

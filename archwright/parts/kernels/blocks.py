@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Hashable, Iterator
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from archwright.parts.masks import AttentionMask
+from archwright.parts.masks import AttentionMask, Ranges, united
 from archwright.parts.token_layout import TokenLayout
 
 BLOCK = 128
@@ -38,13 +39,31 @@ class Block(NamedTuple):
     mask_rows: int
     mask_heads: int
     """The stretch is [mask_rows, mask_heads, queries, keys]; 1 stands for all alike."""
+    further: tuple[int, ...] = ()
+    """Further ranges of keys behind the first, start and stop of each; columns of a block run through all in order."""
+
+    @property
+    def keys(self) -> tuple[slice, ...]:
+        """The ranges of keys, in order."""
+        ends = (self.key_first, self.key_stop, *self.further)
+        pairs = zip(ends[::2], ends[1::2], strict=True)
+        return tuple(slice(start, stop) for start, stop in pairs if start < stop)
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys there are in all ranges."""
+        return sum(keys.stop - keys.start for keys in self.keys)
+
+
+FIELDS = len(Block._fields) - 1
+"""Numbers of a block with one range of keys."""
 
 
 class Blocks(NamedTuple):
     """All blocks of a view, as tensors: so a compiled layer takes them as inputs like any others."""
 
     table: Int[Tensor, "blocks fields"]
-    """One `Block` in each line."""
+    """One `Block` in each line, with empty ranges behind where others have more."""
     mask_bias: Float[Tensor, " hidden"]
     """Added to scores: 0 or -inf, stretch by stretch; bfloat16 holds both."""
     workspace: Float[Tensor, " pairs"]
@@ -88,8 +107,9 @@ def _cut(view: AttentionMask, size: int) -> Blocks:
     used = pairs = 0
     for first in range(0, length, size):
         stop = min(first + size, length)
-        for rows, key_first, key_stop in _joined(view.keys_of_rows(first, stop)):
-            hidden = ~view.block(first, stop, key_first, key_stop, rows)
+        for rows, ranges in _joined(view.ranges_of_rows(first, stop)):
+            seen = [view.block(first, stop, *keys, rows) for keys in ranges]
+            hidden = ~torch.cat(seen, -1)
             low, high = _stretch(hidden)
             part = hidden[..., low:high]
             if low < high and mask_bias and torch.equal(part, mask_bias[-1]):
@@ -97,23 +117,57 @@ def _cut(view: AttentionMask, size: int) -> Blocks:
             elif low < high:
                 mask_bias.append(part)
             row_range = (0, 0) if view.num_rows == 1 else (rows.start, rows.stop)
-            keys = (key_first, key_stop, low, high)
-            table.append(Block(*row_range, first, stop, *keys, used, *hidden.shape[:2]))
+            further = tuple(end for keys in ranges[1:] for end in keys)
+            where = (*row_range, first, stop, *ranges[0], low, high, used, *hidden.shape[:2])
+            block = Block._make([*where, further])
+            table.append(block)
             used += part.numel()
-            pairs += len(rows) * (stop - first) * (key_stop - key_first)
+            pairs += len(rows) * (stop - first) * block.num_keys
     # Stretch after stretch: [hidden].
     flat = [part.flatten() for part in mask_bias]
     hides = torch.cat(flat) if flat else torch.zeros(0, dtype=torch.bool, device=device)
     added = torch.zeros(hides.shape, dtype=torch.bfloat16, device=device)
     workspace = torch.empty((), device=device).expand(pairs)
     return Blocks(
-        torch.tensor(table), added.masked_fill_(hides, -torch.inf), workspace, view.num_rows
+        _as_tensor(table), added.masked_fill_(hides, -torch.inf), workspace, view.num_rows
     )
 
 
-def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[range, int, int]]:
-    """Yield neighbouring rows with a range of keys for all of them, as few as do not cost more together."""
-    aligned = [(start // ALIGNED * ALIGNED, stop) for start, stop in ranges]
+def _as_tensor(table: list[Block]) -> Tensor:
+    """Return blocks as lines of one length."""
+    most = max(len(block.further) for block in table)
+    # [blocks, fields]
+    return torch.tensor([[*b[:FIELDS], *b.further, *[0] * (most - len(b.further))] for b in table])
+
+
+def block_of(line: list[int]) -> Block:
+    """Return the block of a line."""
+    return Block._make([*line[:FIELDS], tuple(line[FIELDS:])])
+
+
+def _joined(ranges: list[Ranges]) -> Iterator[tuple[range, Ranges]]:
+    """Yield neighbouring rows with the ranges of keys of all of them, as few as do not cost more together."""
+    aligned = [_aligned(row) for row in ranges]
+    if all(len(row) == 1 for row in aligned):
+        for together, start, stop in _joined_whole([row[0] for row in aligned]):
+            yield together, [(start, stop)]
+        return
+    first = 0
+    for alike, rows in groupby(aligned):
+        number = len([*rows])
+        yield range(first, first + number), alike
+        first += number
+
+
+def _aligned(ranges: Ranges) -> Ranges:
+    """Return ranges that begin at whole vectors, and of which all but the last end there."""
+    last = ranges[-1][1]
+    whole = [(s // ALIGNED * ALIGNED, -(-stop // ALIGNED) * ALIGNED) for s, stop in ranges]
+    # A gap of one vector costs less than another range.
+    return [(start, min(stop, last)) for start, stop in united(whole, ALIGNED)]
+
+
+def _joined_whole(aligned: Ranges) -> Iterator[tuple[range, int, int]]:
     row = 0
     while row < len(aligned):
         (start, stop), cost, end = aligned[row], aligned[row][1] - aligned[row][0], row + 1

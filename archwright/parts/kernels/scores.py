@@ -54,6 +54,26 @@ class ElementwiseBias:
 
 
 @dataclass(frozen=True)
+class RepeatedKeys:
+    """A bias for keys that count several times, the logarithm of how many, beside another.
+
+    Args:
+        log_times: returns it of a block, [rows, 1, queries, keys].
+    """
+
+    log_times: Callable[[int, int, int, int], Tensor]
+    beside: Bias | None = None
+
+    def block(
+        self, first: int, stop: int, key_first: int, key_stop: int
+    ) -> Float[Tensor, "rows heads queries keys"]:
+        own = self.log_times(first, stop, key_first, key_stop)
+        if self.beside is None:
+            return own
+        return own + self.beside.block(first, stop, key_first, key_stop)
+
+
+@dataclass(frozen=True)
 class ScoreMods:
     """weights = softmax(cap(scale q k^T) + bias) over the visible keys and the sink.
 

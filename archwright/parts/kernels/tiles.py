@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from archwright.parts.kernels import blocks as cut
-from archwright.parts.kernels.blocks import Block, blocks_of
+from archwright.parts.kernels.blocks import Block, block_of, blocks_of
 from archwright.parts.kernels.scores import ScoreMods
-from archwright.parts.masks import AttentionMask
+from archwright.parts.masks import AttentionMask, united
 
 
 def by_autograd(
@@ -24,20 +24,27 @@ def by_autograd(
     parts = []
     for first in range(0, length, cut.BLOCK):
         stop = min(first + cut.BLOCK, length)
-        block = (first, stop, *view.keys(first, stop))
+        rows = view.ranges_of_rows(first, stop)
+        ranges = united([keys for row in rows for keys in row])
         if first not in known:
-            known[first] = ~view.block(*block)
-        seen = slice(*block[2:])
+            known[first] = ~torch.cat([view.block(first, stop, *keys) for keys in ranges], -1)
         # [b, kv, group, queries, d]
         q = query[:, first:stop].transpose(1, 2).unflatten(1, (kv, heads // kv))
-        products = q @ k[:, :, None, seen].transpose(-1, -2)  # [b, kv, group, queries, keys]
-        bias = None if scores.bias is None else scores.bias.block(*block)
+        # [b, kv, 1, keys, d] and, of values, e
+        k_seen, v_seen = (
+            torch.cat([x[:, :, None, start:end] for start, end in ranges], -2) for x in (k, v)
+        )
+        products = q @ k_seen.transpose(-1, -2)  # [b, kv, group, queries, keys]
+        bias = None
+        if scores.bias is not None:
+            parts_of_bias = [scores.bias.block(first, stop, *keys) for keys in ranges]
+            bias = torch.cat(parts_of_bias, -1)
         # As [b, heads, queries, keys], where masks and biases are written.
         weights = scores.weights(products.flatten(1, 2), known[first], bias).to(v.dtype)
         # [b, kv, group, queries, keys]
         weights = F.dropout(weights, scores.dropout).unflatten(1, (kv, heads // kv))
         # [b, heads, queries, e]
-        parts.append((weights @ v[:, :, None, seen]).flatten(1, 2))
+        parts.append((weights @ v_seen).flatten(1, 2))
     # [b, t, heads, e]
     return torch.cat(parts, 2).transpose(1, 2)
 
@@ -48,7 +55,8 @@ class _Tile(NamedTuple):
     block: Block
     rows: slice
     queries: slice
-    keys: slice
+    keys: tuple[slice, ...]
+    """Ranges, in order, through which columns run."""
     kept: slice
     """Its pairs in what is kept."""
     shape: tuple[int, int, int, int]
@@ -65,11 +73,10 @@ def _tiles(query: Tensor, table: Tensor, sinks: Tensor | None) -> Iterator[_Tile
     batch, _, heads, _ = query.shape
     used, more = 0, 0 if sinks is None else cut.ALIGNED
     for line in table.tolist():
-        block = Block(*line)
+        block = block_of(line)
         rows = slice(block.row_first, block.row_stop or batch)
-        queries, keys = slice(block.first, block.stop), slice(block.key_first, block.key_stop)
-        num_keys = block.key_stop - block.key_first + more
-        shape = (rows.stop - rows.start, heads, block.stop - block.first, num_keys)
+        queries, keys = slice(block.first, block.stop), block.keys
+        shape = (rows.stop - rows.start, heads, block.stop - block.first, block.num_keys + more)
         size = shape[0] * shape[1] * shape[2] * shape[3]
         yield _Tile(block, rows, queries, keys, slice(used, used + size), shape)
         used += size
@@ -144,7 +151,7 @@ def _add_to(
     sinks: Tensor | None,
 ) -> None:
     """Add to a block's scores [rows, heads, queries, keys] its bias and what hides, and give sinks theirs."""
-    queries, num_keys = block.stop - block.first, block.key_stop - block.key_first
+    queries, num_keys = block.stop - block.first, block.num_keys
     if bias_band is not None:
         scores[..., :num_keys].add_(_bias_of_block(bias_band, block, least))
     if block.masked_first < block.masked_stop:
@@ -210,7 +217,7 @@ def attend_backward(
     for tile in reversed(tiles):
         block, beta = tile.block, 0 if whole and tile is tiles[-1] else 1
         weights, dropped = (_view(kept[i, tile.kept], tile, kv) for i in (0, -1))
-        num_keys = block.key_stop - block.key_first
+        num_keys = block.num_keys
         heads = slice(tile.rows.start * kv, tile.rows.stop * kv)
         g = _unrows(grad_out[tile.rows, tile.queries], kv)  # [rows, kv, group, queries, e]
         # [rows * kv, group * queries, e]
@@ -218,8 +225,7 @@ def attend_backward(
         dropped = dropped if dropout else weights
         # [rows * kv, keys, group * queries]
         to_values = dropped[..., :num_keys].transpose(1, 2)
-        # [b * kv, keys, e]
-        grad_v.flatten(0, 1)[heads, tile.keys].baddbmm_(to_values, g, beta=beta)
+        _add_to_keys(grad_v, to_values, g, tile, heads, beta)
         grad_weights = _view(spare[0, : tile.size], tile, kv)
         # [rows * kv, group * queries, keys]
         grad_weights.baddbmm_(g, _seen(v, tile, sinks).transpose(1, 2), beta=0)
@@ -230,8 +236,12 @@ def attend_backward(
         # [rows, heads, queries, keys]
         by_head = grad.view(tile.shape)
         if grad_bias_band is not None:
-            strip_grad = _bias_of_block(grad_bias_band, block, least)
-            strip_grad.add_(by_head[..., :num_keys].sum(0, dtype=accumulate_dtype))
+            # [heads, queries, keys]
+            summed = by_head[..., :num_keys].sum(0, dtype=accumulate_dtype)
+            strips = _strips(grad_bias_band, block, least)
+            sizes = [strip.shape[-1] for strip in strips]
+            for strip, part in zip(strips, summed.split(sizes, -1), strict=True):
+                strip.add_(part)
         if grad_sinks is not None:
             grad_sinks.add_(by_head[..., num_keys].sum((0, 2), dtype=accumulate_dtype))
         if softcap is not None:
@@ -242,8 +252,7 @@ def attend_backward(
         _unrows(to, kv).copy_(_shaped(block_grad_q, to, kv))
         # [rows * kv, keys, group * queries]
         to_keys = grad[..., :num_keys].transpose(1, 2)
-        # [b * kv, keys, d]
-        grad_k.flatten(0, 1)[heads, tile.keys].baddbmm_(to_keys, _asking(q, tile, kv), beta=beta)
+        _add_to_keys(grad_k, to_keys, _asking(q, tile, kv), tile, heads, beta)
     # [b, s, kv, width]
     by_token = [x.transpose(1, 2) for x in (grad_k, grad_v)]
     others = [(grad_bias_band, bias_band), (grad_sinks, sinks)]
@@ -286,10 +295,25 @@ def gradients(
 
 def _bias_of_block(bias_band: Tensor, block: Block, least: int) -> Tensor:
     """Return a block's part of a strip, [heads, queries, keys]."""
-    start = block.key_first - block.first - least
-    return bias_band[
-        :, : block.stop - block.first, start : start + block.key_stop - block.key_first
-    ]
+    parts = _strips(bias_band, block, least)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _strips(bias_band: Tensor, block: Block, least: int) -> list[Tensor]:
+    """Return views of a strip for the ranges of a block's keys, each [heads, queries, keys]."""
+    queries, origin = block.stop - block.first, block.first + least
+    return [bias_band[:, :queries, keys.start - origin : keys.stop - origin] for keys in block.keys]
+
+
+def _add_to_keys(
+    grad: Tensor, weights: Tensor, x: Tensor, tile: _Tile, heads: slice, beta: int
+) -> None:
+    """Add weights x, of [rows * kv, keys, group * queries] and [rows * kv, group * queries, d], to what a block's keys
+    have of a gradient [b, kv, s, d]."""
+    sizes = [keys.stop - keys.start for keys in tile.keys]
+    for keys, part in zip(tile.keys, weights.split(sizes, 1), strict=True):
+        # [b * kv, keys, d]
+        grad.flatten(0, 1)[heads, keys].baddbmm_(part, x, beta=beta)
 
 
 def _view(flat: Tensor, tile: _Tile, kv: int) -> Tensor:
@@ -302,7 +326,9 @@ def _view(flat: Tensor, tile: _Tile, kv: int) -> Tensor:
 def _seen(x: Tensor, tile: _Tile, sinks: Tensor | None) -> Tensor:
     """Return a block's keys [rows * kv, keys, d] in one piece, which makes its products much faster, and
     zeros where a sink stands."""
-    seen = x[tile.rows, :, tile.keys]
+    parts = [x[tile.rows, :, keys] for keys in tile.keys]
+    # [rows, kv, keys, d]
+    seen = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     if sinks is not None:
         seen = F.pad(seen, (0, 0, 0, cut.ALIGNED))
     # [rows * kv, keys, d]

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jaxtyping import Float
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
 from archwright.parts.context import Context
-from archwright.parts.kernels import KERNELS, prepare
+from archwright.parts.kernels import KERNELS, ScoreMods, prepare
+from archwright.parts.kernels.scores import RepeatedKeys
 from archwright.parts.masks import AttentionMask, max_length, pairs
 from archwright.parts.positions import follows_length, rotation
 from archwright.parts.sharing import LayerInfo
@@ -127,6 +129,14 @@ class AttentionMixer(Mixer):
         if state is None or mask.kept is None or not self.caches_unrotated:
             return context.rotation(self.rotary)
         return rotation(self.rotary.value, mask.kept)
+
+    def attend(
+        self, query: Heads, key: Heads, value: Heads, mask: AttentionMask, scores: ScoreMods
+    ) -> Heads:
+        """Return what queries take of the values that they see, by the kernel that was chosen."""
+        if mask.counts:
+            scores = replace(scores, bias=RepeatedKeys(mask.log_times, scores.bias))
+        return self.kernel(query, key, value, mask, scores)
 
     def flops_per_token(self, length: int) -> float:
         return self.flops_per_pair * pairs(self.pattern.value, length) / length

@@ -150,7 +150,7 @@ class LatentAttention(AttentionMixer):
         v = self.value_up(latent).unflatten(
             -1, (self.num_heads, -1)
         )  # [batch, keys, heads, value_dim]
-        return self.kernel(q, k, v, mask, scores)
+        return self.attend(q, k, v, mask, scores)
 
     def _absorbed(self, q: Heads, kept: Heads, mask: AttentionMask, scores: ScoreMods) -> Heads:
         """All heads share one key, the kept vector itself, and one value, its latent: their queries are rows of

@@ -7,13 +7,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from archwright.parts.context import Context
-from archwright.parts.kernels import ScoreMods
+from archwright.parts.kernels import ScoreMods, prepare
 from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
-from archwright.parts.masks import AttentionMask, num_global
+from archwright.parts.masks import AttentionMask, num_global, without_global_queries
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.positions import rotation
-from archwright.parts.sharing import LayerInfo
+from archwright.parts.sharing import LayerInfo, Shared
 from archwright.parts.states import KVCache
 from archwright.parts.token_layout import TokenLayout
 from archwright.spec import attention as spec
@@ -41,6 +41,9 @@ class LongformerAttention(AttentionMixer):
         super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
         self.spec, self.head_dim = spec.model_copy(update=sizes), head_dim
         self.num_global = num_global(self.pattern.value)
+        name, others = self.pattern.name, without_global_queries(self.pattern.value)
+        # Rows of global tokens are computed apart, so those of the others need not see all.
+        self.windows = Shared(name and f"{name}_windows", others)
         self.scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
         width = num_heads * head_dim
         self.query = Linear(dim, width, bias=spec.bias.query, deepnorm=False)
@@ -82,8 +85,8 @@ class LongformerAttention(AttentionMixer):
         q, k, v, k_global, v_global = (
             p.unflatten(-1, (self.num_heads, self.head_dim)) for p in projected
         )
-        mask = context.mask(self.pattern, self.num_heads)
-        at, few = self._global_tokens(mask, x.shape[0])
+        at, few = self._global_tokens(context)
+        mask = context.mask(self.windows, self.num_heads)
         turning = None if self.rotary is None else context.rotation(self.rotary)
         mixed = self._mixed(q, k, v, mask, turning, turning)
 
@@ -117,15 +120,19 @@ class LongformerAttention(AttentionMixer):
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         mods = ScoreMods(self.scale, self.spec.dropout if self.training else 0.0, softcap, bias)
         # [batch, queries, heads, head_dim]
-        return self.kernel(q, k, v, mask, mods)
+        return self.attend(q, k, v, mask, mods)
 
-    def _global_tokens(self, mask: AttentionMask, batch: int) -> tuple[Tensor, AttentionMask]:
+    def _global_tokens(self, context: Context) -> tuple[Tensor, AttentionMask]:
         """Return the columns [batch, num_global] where global tokens stand, and what they see; looked up once for all
         layers that share a mask."""
+        mask = context.mask(self.pattern, self.num_heads)
         if "global_tokens" not in mask.__dict__:
             at, few = _chosen(mask.layout, self.num_global)
             view = AttentionMask(mask.pattern, few, mask.layout)
-            mask.__dict__["global_tokens"] = (at.expand(batch, -1), view)  # [batch, num_global]
+            mask.__dict__["global_tokens"] = (
+                at.expand(context.batch, -1),
+                view,
+            )  # [batch, num_global]
         found: tuple[Tensor, AttentionMask] = mask.__dict__["global_tokens"]
         return found
 
@@ -138,8 +145,10 @@ class LongformerAttention(AttentionMixer):
         return None
 
     def prepare(self, context: Context) -> None:
-        super().prepare(context)
-        self._global_tokens(context.mask(self.pattern, self.num_heads), context.batch)
+        prepare(self.kernel, context.mask(self.windows, self.num_heads))
+        if self.rotary is not None:
+            context.rotation(self.rotary)
+        self._global_tokens(context)
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads of {self.head_dim}"

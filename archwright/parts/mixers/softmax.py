@@ -128,7 +128,7 @@ class SoftmaxAttention(AttentionMixer):
         dropout = self.spec.dropout if self.training else 0.0
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         mods = ScoreMods(self.scale, dropout, softcap, bias, self.sinks)
-        mixed = self.kernel(q, k, v, mask, mods)  # [batch, length, heads, value_dim]
+        mixed = self.attend(q, k, v, mask, mods)  # [batch, length, heads, value_dim]
         if self.gate is not None:
             # One gate for each head or each value: [batch, length, heads, 1 or value_dim].
             mixed = mixed * torch.sigmoid(projected[3]).view(*mixed.shape[:3], -1)

@@ -1,0 +1,225 @@
+"""Checkpoints of models for long inputs, in texts longer than their windows: what they have beside what all have."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from archwright import hf
+from archwright.hf.exporting import exportable
+from archwright.hf.families import FAMILIES
+from archwright.hf.verifying import verify
+from archwright.model import build as build_model
+from archwright.model.encoder_decoder import EncoderDecoder
+from archwright.spec.errors import UserError
+from tests.hf.library import (
+    batch,
+    build,
+    inputs,
+    logits,
+    own_logits,
+    randomise,
+    reopen,
+    save,
+)
+
+NAMES = ["longformer", "led", "big_bird_sparse", "longt5"]
+
+
+@pytest.fixture(autouse=True)
+def _float64_longt5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LongT5's norm and softmax are in float32, whatever they get, and scores without a scale make that coarse."""
+    from transformers.models.longt5 import modeling_longt5
+
+    def forward(norm: nn.Module, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+
+    monkeypatch.setattr(modeling_longt5.LongT5LayerNorm, "forward", forward)
+    to_float32 = Tensor.float
+    monkeypatch.setattr(Tensor, "float", lambda x: x if x.dtype is torch.float64 else to_float32(x))
+
+
+def apart(theirs: nn.Module, ours: hf.Loaded) -> float:
+    """Return the largest difference of two logits, in float64 but for what the library has in float32."""
+    tokens, real = batch(theirs)
+    exact = copy.deepcopy(theirs).double()
+    with torch.no_grad():
+        found = own_logits(ours.model.double(), tokens, real) - logits(exact, tokens, real)
+    ours.model.float()
+    return float(found[real].abs().max())
+
+
+@pytest.mark.sampled(fast=1, full=4)
+@pytest.mark.parametrize("name", NAMES)
+def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
+    theirs = randomise(build(name))
+    folder = save(theirs, tmp_path / "in")
+    certificate = verify(folder)
+    assert certificate.agrees
+    assert certificate.comparisons[0].first is None  # in float32
+    _, model = hf.import_run(folder, tmp_path / "run")
+    assert hf.export_run(tmp_path / "run", tmp_path / "out") == theirs.config.model_type
+    again = hf.load(tmp_path / "out").model.state_dict()
+    assert all(torch.equal(again[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(fast=1, full=4)
+@pytest.mark.parametrize("name", NAMES)
+def test_twenty_steps_of_adamw_have_the_same_losses(name: str, tmp_path: Path) -> None:
+    theirs = randomise(build(name))
+    if hasattr(theirs, "final_logits_bias"):  # which is not trained there
+        theirs.final_logits_bias.zero_()
+    ours = hf.load(save(theirs, tmp_path)).model.double()
+    theirs.double()
+    tokens, real = batch(theirs)
+
+    def of_theirs() -> Tensor:
+        told = inputs(theirs, tokens, real)
+        return theirs(**told, labels=tokens.masked_fill(~real, -100)).loss  # type: ignore[no-any-return]
+
+    def of_ours() -> Tensor:
+        return F.cross_entropy(own_logits(ours, tokens, real)[real], tokens[real])
+
+    found = [losses(theirs, of_theirs), losses(ours, of_ours)]
+    assert found[0][-1] < found[0][0]
+    torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(found[0]), atol=1e-4, rtol=0)
+
+
+def losses(model: nn.Module, loss_of: Any) -> list[float]:
+    """Return the losses of twenty steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    found = []
+    for _ in range(20):
+        loss = loss_of()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+class TestGlobalTokens:
+    """Of Longformer's models, which are told with every text which tokens see all."""
+
+    @pytest.mark.parametrize("number", [1, 5])
+    @pytest.mark.parametrize("name", ["longformer", "led"])
+    def test_their_number_is_kept_in_a_key_of_its_own(
+        self, name: str, number: int, tmp_path: Path
+    ) -> None:
+        theirs = randomise(build(name, num_global_tokens=number))
+        ours = hf.load(save(theirs, tmp_path / "in"))
+        assert apart(theirs, ours) < 2e-5
+        hf.save(ours.model, tmp_path / "out")
+        back, wrong = reopen(tmp_path / "out", theirs)
+        assert not wrong
+        assert apart(back, ours) < 2e-5
+
+    @pytest.mark.parametrize("name", ["longformer", "led"])
+    def test_without_them_logits_are_others(self, name: str, tmp_path: Path) -> None:
+        theirs = randomise(build(name))
+        ours = hf.load(save(theirs, tmp_path)).model
+        tokens, real = batch(theirs)
+        told = inputs(theirs, tokens, real)
+        with torch.no_grad():
+            expected = theirs(**{**told, "global_attention_mask": None}).logits
+            assert float((own_logits(ours, tokens, real) - expected)[real].abs().max()) > 0.1
+
+    def test_one_window_stands_for_all_layers(self) -> None:
+        spec = FAMILIES["led"].spec({"attention_window": 64, "encoder_layers": 3})
+        same = FAMILIES["led"].spec({"attention_window": [64] * 3, "encoder_layers": 3})
+        assert spec.hash() == same.hash()
+        assert FAMILIES["led"].config(spec)["attention_window"] == [64] * 3
+
+    def test_layers_of_an_encoder_have_windows_of_their_own(self, tmp_path: Path) -> None:
+        theirs = randomise(build("led", attention_window=[4, 16]))
+        ours = hf.load(save(theirs, tmp_path))
+        assert isinstance(ours.model, EncoderDecoder)
+        assert apart(theirs, ours) < 2e-5
+        assert FAMILIES["led"].config(ours.spec)["attention_window"] == [4, 16]
+
+    @pytest.mark.parametrize(
+        ("window", "said"),
+        [
+            (7, "attention_window: found 7; expected an even number from 2 on"),
+            ([8, 0], "attention_window: found 0; expected an even number"),
+            ([8], "attention_window: found 1 windows; expected 2, one for each layer"),
+            ("wide", "attention_window: found 'wide'; expected an even number"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("name", "layers"), [("longformer", "num_hidden_layers"), ("led", "encoder_layers")]
+    )
+    def test_windows_that_no_layer_has_are_refused(
+        self, name: str, layers: str, window: Any, said: str
+    ) -> None:
+        with pytest.raises(UserError, match=said):
+            FAMILIES[name].spec({"attention_window": window, layers: 2})
+
+
+class TestBigBird:
+    """Blocks, of which the last one of a text counts, and random ones."""
+
+    @pytest.mark.parametrize(("blocks", "random"), [(4, 1), (3, 2), (2, 3)])
+    def test_any_number_of_random_blocks(self, blocks: int, random: int, tmp_path: Path) -> None:
+        sizes = {"block_size": blocks, "num_random_blocks": random}
+        theirs = randomise(build("big_bird_sparse", **sizes))
+        ours = hf.load(save(theirs, tmp_path))
+        assert apart(theirs, ours) < 2e-5
+
+    @pytest.mark.parametrize("length", [28, 29, 31, 32, 33])
+    def test_texts_of_any_length(self, length: int, tmp_path: Path) -> None:
+        """Up to 28 tokens are seen whole; of others, the last block may be cut off."""
+        theirs = randomise(build("big_bird_sparse"))
+        ours = hf.load(save(theirs, tmp_path)).model
+        tokens = batch(theirs)[0][:, :length]
+        with torch.no_grad():
+            expected = theirs(tokens, attention_mask=torch.ones_like(tokens)).logits
+            torch.testing.assert_close(ours(tokens).logits, expected, atol=2e-5, rtol=1e-5)
+
+    def test_a_text_beside_padding_is_that_text_alone(self, tmp_path: Path) -> None:
+        """In the library's batches, padding is a part of the text."""
+        theirs = randomise(build("big_bird_sparse"))
+        ours = hf.load(save(theirs, tmp_path)).model
+        tokens, real = batch(theirs)[0], torch.ones(2, 48, dtype=torch.bool)
+        real[1, 37:] = False
+        with torch.no_grad():
+            found = ours(tokens, padding_mask=real).logits[1, :37]
+            expected = theirs(tokens[1:, :37], attention_mask=torch.ones(1, 37)).logits[0]
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize(("random", "length"), [(1, 48), (2, 63), (3, 128)])
+    def test_blocks_are_drawn_as_in_the_library_s_training(
+        self, random: int, length: int, tmp_path: Path
+    ) -> None:
+        still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        theirs = randomise(build("big_bird_sparse", num_random_blocks=random, **still))
+        state = hf.load(save(theirs, tmp_path)).model.state_dict()
+        spec = hf.load(tmp_path).spec.override("attention.mask.random=drawn")
+        ours = build_model(spec)
+        ours.load_state_dict(state)
+        tokens = torch.randint(4, 128, (2, length), generator=torch.Generator().manual_seed(2))
+        with torch.no_grad():
+            expected = theirs.train()(tokens, attention_mask=torch.ones_like(tokens)).logits
+            torch.testing.assert_close(ours(tokens).logits, expected, atol=2e-5, rtol=1e-5)
+        with pytest.raises(UserError, match="random"):
+            exportable(spec, "big_bird")
+
+
+def test_longt5_without_a_scale_of_logits_is_tied_all_the_same(tmp_path: Path) -> None:
+    """As published: the key that denies it says of the class that logits are not scaled."""
+    kind = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    theirs = randomise(build("longt5", **kind))
+    folder = save(theirs, tmp_path / "in")
+    ours = hf.load(folder)
+    assert (ours.spec.head.tied, ours.spec.head.logit_scale) == (True, 1.0)
+    assert apart(theirs, ours) < 2e-5
+    hf.save(ours.model, tmp_path / "out")
+    back, wrong = reopen(tmp_path / "out", theirs)
+    assert not wrong
+    assert apart(back, ours) < 2e-5
