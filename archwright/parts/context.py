@@ -1,5 +1,6 @@
 """One forward pass: what every branch of every layer may ask about its tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +53,11 @@ class Context:
     Attributes:
         embedding: the stream before the first layer, [batch, length, dim]; None outside a model.
         memory: what the encoder made of the source.
+        decisions: what mixers decided from values, by mixer, in a pass whose layers are computed again; None in others.
     """
 
     embedding: Tensor | None = None
+    decisions: dict[Any, Tensor] | None = None
     _memory: "Memory | None" = None
 
     def __init__(
@@ -146,6 +149,15 @@ class Context:
         if rotary.name not in self._rotations:
             self._rotations[rotary.name] = rotation(rotary.value, self.layout)
         return self._rotations[rotary.name]
+
+    def kept(self, mixer: Any, decide: Callable[[], Tensor]) -> Tensor:
+        """Return what a mixer decides from values, such as an order of tokens: what it was at first where a layer is
+        computed again, as rounding could turn it."""
+        if self.decisions is None:
+            return decide()
+        if mixer not in self.decisions:
+            self.decisions[mixer] = decide()
+        return self.decisions[mixer]
 
     def slots(self, max_length: int | None) -> SlotTable:
         """Return where a cache keeps the tokens of this pass, of which it keeps the last `max_length`."""
