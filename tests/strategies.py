@@ -201,13 +201,14 @@ def _arranged(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw some axes of a layer, each with its kind and some of its options; no position that would have to
-    be the whole model's."""
+    """Draw some axes of a layer, each with its kind and some of its options; no position and no
+    streams that would have to be the whole model's."""
     options = {
         name: ranges.get(f"LayerSpec.{name}", _field(field, ranges))
         for name, field in LayerSpec.model_fields.items()
     }
     options["position"] = options["position"].filter(lambda position: not position.absolute)
+    options["residual"] = options["residual"].filter(lambda residual: residual.num_streams == 1)
     tables = {
         name: choice.flatmap(
             lambda choice: st.fixed_dictionaries(

@@ -16,6 +16,7 @@ from archwright.parts.masks import (
     sees_all_kept,
 )
 from archwright.parts.positions import rotation
+from archwright.parts.replay import Replay
 from archwright.parts.sharing import Shared
 from archwright.parts.states import Past, SlotTable
 from archwright.parts.token_layout import TokenLayout
@@ -54,10 +55,12 @@ class Context:
         embedding: the stream before the first layer, [batch, length, dim]; None outside a model.
         memory: what the encoder made of the source.
         decisions: what mixers decided from values, by mixer, in a pass whose layers are computed again; None in others.
+        replay: the random numbers of such a pass, where layers draw any.
     """
 
     embedding: Tensor | None = None
     decisions: dict[Any, Tensor] | None = None
+    replay: Replay | None = None
     _memory: "Memory | None" = None
 
     def __init__(
@@ -109,6 +112,11 @@ class Context:
     @memory.setter
     def memory(self, memory: "Memory") -> None:
         self._memory = memory
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is a source that layers may read."""
+        return self._memory is not None
 
     def memory_mask(self) -> AttentionMask:
         """Return what the tokens of this pass see of the source: all of it but padding, and of packed rows the source
