@@ -91,6 +91,11 @@ SMALL: Ranges = {
     "short": st.just(()),
     "long": st.just(()),
     "num_buckets": st.sampled_from([4, 5, 8]),
+    "LSHAttention.num_buckets": st.sampled_from(["auto", 2, 4, (2, 4)]),
+    "num_hashes": st.integers(1, 3),
+    "chunk_size": st.integers(1, 8),
+    "chunks_before": st.integers(0, 2),
+    "chunks_after": st.integers(0, 1),
     "max_distance": st.integers(5, 16),
     "numerator": st.floats(1, 4),
     "bias_max": st.integers(4, 16),
@@ -197,13 +202,14 @@ def _arranged(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw some axes of a layer, each with its kind and some of its options; no position that would have to
-    be the whole model's."""
+    """Draw some axes of a layer, each with its kind and some of its options; no position and no
+    streams that would have to be the whole model's."""
     options = {
         name: ranges.get(f"LayerSpec.{name}", _field(field, ranges))
         for name, field in LayerSpec.model_fields.items()
     }
     options["position"] = options["position"].filter(lambda position: not position.absolute)
+    options["residual"] = options["residual"].filter(lambda residual: residual.num_streams == 1)
     tables = {
         name: choice.flatmap(
             lambda choice: st.fixed_dictionaries(

@@ -32,13 +32,13 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
     if not _is_ours(spec):
         return None
     dim, vocab_size, encoder = spec.dim, int(spec.vocab_size), spec.encoder_model
-    own, idle = _of_stack(spec, dim if encoder is None else encoder.dim)
+    own, idle = _of_stack(spec, dim if encoder is None else encoder.output_dim)
     found = {"embedding": _table(spec), **own}
     if encoder is not None:
         below, more = _of_stack(encoder, encoder.dim)
         table = 0 if spec.encoder.shares_embedding else _table(encoder)
         found["encoder"], idle = sum(below.values()) + table, idle + more
-    found["head"] = spec.head.num_parameters(dim, int(spec.embedding.dim), vocab_size)
+    found["head"] = spec.head.num_parameters(spec.output_dim, spec.head_width, vocab_size)
     found = {part: number for part, number in found.items() if number}
     return Counts(found, sum(found.values()) - idle)
 
@@ -56,7 +56,7 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         "position": spec.position.num_absolute_parameters(dim, spec.context_length),
         "embedding_norm": spec.embedding.norm.num_parameters(dim),
         "relatives": _relatives(layers, dim),
-        "norms": spec.norm.num_parameters(dim) if layers[-1].residual.final_norm else 0,
+        "norms": spec.norm.num_parameters(spec.output_dim) if layers[-1].residual.final_norm else 0,
         "embedding skip": 0,
         "attention": 0,
         "value embeddings": 0,

@@ -303,7 +303,7 @@ def _stack_line(spec: ModelSpec) -> str:
     for kind in kinds:
         layer = spec.layers_by_kind[kind]
         parts = [
-            f"{layer.residual.kind}-norm {layer.norm.kind}",
+            f"{layer.residual.kind}{'-norm' * (layer.residual.num_streams == 1)} {layer.norm.kind}",
             f"{layer.position.kind} positions",
         ]
         parts += [mixer.one_line for mixer in layer.mixers.values()]

@@ -73,7 +73,7 @@ def build_layer(
     sharing = Sharing()
     with torch.device("meta"):
         encoder = spec.encoder_model
-        layer = _layer(spec, index, sharing, None if encoder is None else encoder.dim)
+        layer = _layer(spec, index, sharing, None if encoder is None else encoder.output_dim)
     parts: dict[str, dict[str, nn.Module]] = {
         "layers": {str(index): layer},
         "rotaries": sharing.rotaries,
@@ -137,13 +137,12 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     assert spec.vocab_size != "auto"
     embedding = TokenEmbedding(spec.embedding, spec.dim, spec.vocab_size)
     table = embedding.weight if spec.head.tied else None
-    assert spec.embedding.dim != "auto"
-    width, transform = spec.embedding.dim, None
+    width, transform = spec.head_width, None
     if not spec.head.transform.is_none:
-        transform = TRANSFORMS.make(spec.head.transform, spec.dim, width)
+        transform = TRANSFORMS.make(spec.head.transform, spec.output_dim, width)
     head = Head(
         spec.head,
-        spec.dim,
+        spec.output_dim,
         spec.vocab_size,
         table,
         width=width,
@@ -151,7 +150,7 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         divisor=init.divisor,
     )
     encoder, sharing = spec.encoder_model, Sharing()
-    memory_dim = None if encoder is None else encoder.dim
+    memory_dim = None if encoder is None else encoder.output_dim
     decoder = _stack(spec, sharing, memory_dim)
     decoder |= {"embedding": embedding, "head": head}
     decoder |= {"masks": sharing.patterns, "lr_scales": init.lr_scales}
@@ -175,7 +174,7 @@ def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> 
         "position": position,
         "embedding_norm": _norm(spec.embedding.norm, spec.dim),
         "layers": layers,
-        "norm": nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
+        "norm": nn.Identity() if ends_normed else _norm(spec.norm, spec.output_dim),
         "rotaries": sharing.rotaries,
         "relatives": sharing.relatives,
     }

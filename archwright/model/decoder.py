@@ -90,7 +90,7 @@ class Decoder(Stack, LanguageModel):
         padding_mask: Bool[Tensor, "batch length"] | None = None,
         prefix_lengths: Int[Tensor, " batch"] | None = None,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch length dim"]:
+    ) -> Float[Tensor, "batch length output_dim"]:
         """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
         given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
         context = (

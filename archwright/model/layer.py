@@ -10,6 +10,7 @@ from archwright.parts.branch import Branch
 from archwright.parts.context import Context
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import Mixer
+from archwright.parts.residuals import Groups, Step
 from archwright.parts.states import LayerState
 from archwright.spec.errors import UserError
 
@@ -65,16 +66,24 @@ class Layer(nn.Module):
         if context is None:
             context = Context.alone(x, attention_mask)
             self._check(context)
+        if self.embedding_skip is not None:
+            x = self.embedding_skip(x, x if context.embedding is None else context.embedding)
+        again = () if context.replay is None else (context.replay,)
+        out: Tensor = self.residual(x, self._wired(context, states), *again)
+        return out
+
+    def steps(self, context: Context) -> list[Step]:
+        """Return what each group of a reversible layer adds to one stream, as a function of the other."""
+        steps: list[Step] = cast(Any, self.residual).steps(self._wired(context, None))
+        return steps
+
+    def _wired(self, context: Context, states: States | None) -> Groups:
         wired = {name: _Wired(self.branch(name)) for name in self.branches}
         for name in self._takes:
             wired[name].given = {"context": context, "state": (states or {}).get(name)}
-        groups = {
+        return {
             group: {name: wired[name] for name in names} for group, names in self._groups.items()
         }
-        if self.embedding_skip is not None:
-            x = self.embedding_skip(x, x if context.embedding is None else context.embedding)
-        out: Tensor = self.residual(x, groups)
-        return out
 
     def branch(self, name: str) -> Branch:
         """Return a branch by its name."""

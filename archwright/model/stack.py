@@ -1,14 +1,17 @@
 """A stack of layers, with what stands before the first and behind the last."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import cast
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.model.cache import Cache
 from archwright.model.layer import Layer
+from archwright.model.reversible import read_reversibly
 from archwright.parts.context import Context
 from archwright.parts.mixers import Mixer
 from archwright.spec.model_spec import ModelSpec
@@ -44,17 +47,30 @@ class Stack(nn.Module):
         x: Float[Tensor, "batch length dim"],
         context: Context,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch length dim"]:
+    ) -> Float[Tensor, "batch length output_dim"]:
         """Return what the layers make of embedded tokens, after the last norm."""
         if self.position is not None:
             x = x + self.position(context.layout).to(x.dtype)
         x = F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
         context.embedding = x
-        for i, layer in enumerate(self.stack):
-            layer.prepare(context)
-            x = layer(x, context, cache and cache.states(i))
+        if self.is_reversible:
+            x = torch.cat((x, x), -1)
+        if self.is_reversible and cache is None and torch.is_grad_enabled():
+            shared = chain(self.rotaries.parameters(), self.relatives.parameters())
+            x = read_reversibly(self.stack, x, context, shared)
+        else:
+            for i, layer in enumerate(self.stack):
+                layer.prepare(context)
+                x = layer(x, context, cache and cache.states(i))
+        if x.shape[-1] != self.spec.output_dim:
+            x = x.unflatten(-1, (-1, self.spec.output_dim)).mean(-2)  # [batch, length, dim]
         normed: Tensor = self.norm(x)
         return normed
+
+    @property
+    def is_reversible(self) -> bool:
+        """Whether two streams run through the layers, which are computed again in the backward pass."""
+        return self.spec.residual.num_streams == 2
 
     @property
     def stack(self) -> Iterator[Layer]:

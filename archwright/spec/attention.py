@@ -1,7 +1,8 @@
 """Attention: how tokens exchange information."""
 
+import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,6 +11,7 @@ from archwright.spec.choice import (
     AutoWidth,
     BoolGroup,
     Choice,
+    Count,
     ModelSizes,
     OptionalFloat,
     Probability,
@@ -20,6 +22,9 @@ from archwright.spec.choice import (
 from archwright.spec.masks import Causal, Longformer, Mask
 from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
+
+Buckets = Annotated[int, Field(ge=2, le=2**16, multiple_of=2)]
+"""A number of buckets: each direction of a hash and its opposite have one."""
 
 AUTO_HEAD_DIM = 64
 """Least width of a head where neither num_heads nor head_dim is given."""
@@ -448,6 +453,86 @@ class LongformerAttention(MaskedAttention):
         width = int(self.num_heads) * int(self.head_dim)
         biases = self.bias.query + self.bias.key + self.bias.value
         return 7 * dim * width + 2 * biases * width + self.bias.out * dim
+
+
+class LSHAttention(MaskedAttention):
+    """Softmax attention to tokens of the same bucket: queries, which are keys as well, are hashed by random rotations,
+    sorted by their buckets and cut into chunks, and a query sees, of what its mask shows, the keys of its own chunk
+    and of those beside it; itself only where there is no other (Kitaev et al., 2020, Reformer, section 2).
+
+    In which chunk a token falls depends on all tokens of its text, also where the mask is causal."""
+
+    kind: Literal["lsh"] = "lsh"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position", "attention_mask"}
+    chooses_keys: ClassVar[bool] = True
+    num_heads: AutoCount = Field("auto", examples=[8])
+    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
+    head_dim: AutoWidth = Field("auto", examples=[128])
+    """Width of a head; auto: dim / num_heads."""
+    scale: ScoreScale = SqrtScale()
+    """Factor of q k^T, where k is q / rms(q)."""
+    num_hashes: Count = Field(1, examples=[4])
+    """Rounds of hashing, each with rotations of its own; their results are weighed by their denominators."""
+    num_buckets: Literal["auto"] | Buckets | Annotated[tuple[Buckets, ...], Field(strict=False)] = (
+        Field("auto", examples=[32])
+    )
+    """Buckets of a round, or two numbers or more whose product it is, each of a hash of its own; auto: the power of 2
+    up to 2 context_length / chunk_size, as two numbers where it is large."""
+    chunk_size: Tokens = Field(64, examples=[32])
+    """Length of a chunk of sorted tokens. A text that is no longer is seen whole."""
+    chunks_before: int = Field(1, ge=0, le=2**6)
+    """How many chunks before its own a query sees, of what is sorted; before the first stands the last."""
+    chunks_after: int = Field(0, ge=0, le=2**6)
+    """How many chunks behind its own a query sees."""
+    hash_seed: int = Field(0, ge=0, le=2**32)
+    """Seed of the rotations, which are the same in every layer and pass."""
+    mask: Mask = Field(Causal(), examples=[{"kind": "full"}])
+    """Which keys a query may see at most."""
+    dropout: Probability = 0.0
+    """Share of attention weights dropped in training."""
+
+    def heads(self, dim: int) -> dict[str, int]:
+        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
+        return {
+            "num_heads": num_heads,
+            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
+        }
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return {**super().numbers(sizes), "num_buckets": self._buckets(sizes.context_length)}
+
+    def _buckets(self, context_length: int) -> int | tuple[int, ...]:
+        """Return the numbers of buckets, those left open as in the published code."""
+        if self.num_buckets != "auto":
+            return self.num_buckets
+        chunks = context_length // self.chunk_size
+        power = max(1, (2 * chunks).bit_length() - 1)
+        if 2**power <= 2 * max(math.isqrt(chunks), self.chunk_size):
+            return int(2**power)
+        return 2 ** (power // 2), 2 ** (power - power // 2)
+
+    def key_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    def rotary_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    @property
+    def one_line(self) -> str:
+        rounds = (
+            f"{self.num_hashes} hash{'es' * (self.num_hashes > 1)}, chunks of {self.chunk_size}"
+        )
+        heads = f"{self.num_heads} heads of {self.head_dim}"
+        return f"{self.mask.kind} attention by LSH ({rounds}) in {heads}"
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        """Chunks keep their share of the text, and buckets follow."""
+        chunk = max(8, round(self.chunk_size * to.context_share))
+        changes = {"chunk_size": chunk, "num_buckets": "auto"} if to.context_share < 1 else {}
+        return super().scaled_down(to) | changes
+
+    def num_parameters(self, dim: int) -> int:
+        return 3 * dim * int(self.num_heads) * int(self.head_dim)
 
 
 def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:

@@ -19,6 +19,8 @@ class Mixer(Choice):
     must not."""
     causal: ClassVar[bool] = True
     """Whether no token sees what follows it, whatever the mask."""
+    chooses_keys: ClassVar[bool] = False
+    """Whether values decide which tokens a token sees, among those that it may see."""
 
     @property
     def one_line(self) -> str:

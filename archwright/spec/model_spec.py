@@ -257,6 +257,24 @@ class ModelSpec(StackSpec):
         """Width of the table of embeddings as a number."""
         return self.dim if self.embedding.dim == "auto" else self.embedding.dim
 
+    @property
+    def output_dim(self) -> int:
+        """Width of what leaves the layers, which the last norm and the head read."""
+        return self.layer(self.num_layers - 1).residual.output_dim(self.dim)
+
+    @property
+    def is_reversible(self) -> bool:
+        """Whether the layers of some stack are computed again in the backward pass."""
+        stacks = (self, self.encoder_model)
+        return any(stack.residual.num_streams == 2 for stack in stacks if stack is not None)
+
+    @property
+    def head_width(self) -> int:
+        """Width of the table that gives logits: as wide as what the head reads, unless embeddings have a width of their
+        own or share the table."""
+        follows = self.embedding_dim == self.dim and not self.head.tied
+        return self.output_dim if follows else self.embedding_dim
+
     def override(self, *assignments: str) -> "ModelSpec":
         """Return this spec with dotted values replaced: `spec.override("dim=256", "num_layers=4")`.
 

@@ -401,6 +401,35 @@ def positions_reach_attention(spec: "ModelSpec") -> Iterator[str]:
             )
 
 
+@_rule("Two streams run through all layers, or through none.")
+def streams_run_through(spec: "ModelSpec") -> Iterator[str]:
+    for name, layer in spec.layers_by_kind.items():
+        wanted, found = spec.residual, layer.residual
+        alike = found.num_streams == wanted.num_streams
+        if not alike or found.output_dim(spec.dim) != wanted.output_dim(spec.dim):
+            yield (
+                f'layer_kinds.{name}.residual: found "{found.kind}" beside residual.kind "{wanted.kind}"; expected as '
+                "many streams in all layers, joined in one way"
+            )
+
+
+@_rule("What a layer was given follows from what it gave.")
+def layers_are_reversible(spec: "ModelSpec") -> Iterator[str]:
+    for at, layer in _layers(spec):
+        if layer.residual.num_streams == 1:
+            continue
+        if layer.residual.embedding_skip:
+            yield (
+                f'{at}residual.embedding_skip: found true with residual.kind "{layer.residual.kind}"; expected false, '
+                "as what is mixed in cannot be taken out again"
+            )
+        if isinstance(layer.feedforward, Experts):
+            yield (
+                f'{at}feedforward.kind: found "experts" with residual.kind "{layer.residual.kind}", whose layers are '
+                "computed twice; expected a dense one, as a token must find its experts again and be counted once"
+            )
+
+
 @_rule("Layers are arranged from kinds that exist.")
 def layer_names_exist(spec: "ModelSpec") -> Iterator[str]:
     for part in ("prefix", "cycle", "suffix"):

@@ -72,6 +72,14 @@ class Case:
         return torch.randint(int(self.model.spec.vocab_size), shape, generator=generator)
 
     @property
+    def chooses_keys(self) -> bool:
+        """Whether values decide what some token sees: by how much more than nothing, no mask tells."""
+        mixers = (
+            m for layer in self.model.spec.layers_by_kind.values() for m in layer.mixers.values()
+        )
+        return any(mixer.chooses_keys for mixer in mixers)
+
+    @property
     def causal(self) -> bool:
         return all(mask.lookahead == 0 for mask in self.model.masks.values())
 
@@ -175,7 +183,9 @@ def trains(case: Case) -> None:
 
 
 def float32_is_near(case: Case) -> None:
-    """Float32 differs from float64 by rounding."""
+    """Float32 differs from float64 by rounding, which may have a token choose other keys."""
+    if case.chooses_keys:
+        return
     expected = case.model(case.tokens()).logits
     found = case.enlarged().float().use_kernel("eager")(case.tokens()).logits
     close(found, expected, 5e-3, "float32")
@@ -224,7 +234,8 @@ def narrowing(case: Case, rows: int, length: int) -> dict[str, Tensor]:
 
 
 def visibility(case: Case) -> None:
-    """Output i depends on input j exactly where j reaches i through the masks of all layers."""
+    """Output i depends on input j exactly where j reaches i through the masks of all layers; or only there, where
+    tokens choose among what they may see."""
     length = case.length
     given = narrowing(case, ROWS, length)
     reaches = [reachable(case.model.spec, row, given, length) for row in range(ROWS)]
@@ -252,7 +263,7 @@ def visibility(case: Case) -> None:
             leaks = (touched & ~expected).nonzero().tolist()
             assert not leaks, f"output {row, i} sees inputs {leaks}, which its masks hide"
             blind = (expected & ~touched).nonzero().tolist()
-            assert not blind, f"output {row, i} does not see inputs {blind}"
+            assert case.chooses_keys or not blind, f"output {row, i} does not see inputs {blind}"
 
 
 def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) -> Tensor:
@@ -354,9 +365,10 @@ def cached_rows_of_different_lengths(case: Case) -> None:
 def decodes(case: Case) -> bool:
     """Say whether a cache can be had; where not, it must say why."""
     forbidden = [mask for mask in case.model.masks.values() if mask.lookahead != 0]
-    if all(hasattr(mask, "size") for mask in forbidden):
+    hidden = all(hasattr(mask, "size") for mask in forbidden)
+    if hidden and case.model.can_cache:
         return True
-    with pytest.raises(UserError, match="see what follows"):
+    with pytest.raises(UserError, match="keeps nothing" if hidden else "see what follows"):
         case.model.new_cache()
     return False
 
