@@ -3,6 +3,7 @@
 from archwright.parts.mixers.base import AttentionMixer as AttentionMixer
 from archwright.parts.mixers.base import Mixer as Mixer
 from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
+from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.longformer import LongformerAttention as LongformerAttention
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
@@ -22,6 +23,7 @@ ATTENTIONS = Registry(
         spec.SoftmaxAttention: SoftmaxAttention,
         spec.LatentAttention: LatentAttention,
         spec.LongformerAttention: LongformerAttention,
+        spec.DisentangledAttention: DisentangledAttention,
     },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""
