@@ -44,8 +44,8 @@ SMALL: Ranges = {
     "nope_head_dim": st.sampled_from(["auto", 4, 8]),
     "rope_head_dim": st.sampled_from(["auto", 4, 8, 8]),
     "value_head_dim": st.sampled_from(["auto", "auto", 4, 6]),
-    "hidden_dim": st.sampled_from(["auto", 8, 24]),
-    "ratio": st.sampled_from(["none"] * 4 + [0.7, 3.0]),
+    "hidden_dim": st.sampled_from(["auto", "auto", 8, 24]),
+    "ratio": st.sampled_from(["none"] * 6 + [0.7, 3.0]),
     "size": st.integers(1, 12),
     "theta": st.floats(10, 1e6),
     "fraction": st.sampled_from([0.25, 0.5, 1.0]),
@@ -90,6 +90,7 @@ SMALL: Ranges = {
     "high_freq_factor": st.floats(2, 4),
     "short": st.just(()),
     "long": st.just(()),
+    "DisentangledAttention.num_buckets": st.sampled_from(["none", 4, 5, 8]),
     "num_buckets": st.sampled_from([4, 5, 8]),
     "LSHAttention.num_buckets": st.sampled_from(["auto", 2, 4, (2, 4)]),
     "num_hashes": st.integers(1, 3),
@@ -194,8 +195,9 @@ def _arranged(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
         names = st.sampled_from([*["default"] * 16, *[*kinds] * 10, *NAMES[1:]])
         few = st.lists(names, max_size=1)
         cycle = st.lists(names, min_size=1, max_size=3)
-        arranged = st.builds(Arrangement, prefix=few, cycle=cycle, suffix=few)
-        where = st.just(Arrangement()) | arranged
+        shared = st.sampled_from([False, False, True])
+        arranged = st.builds(Arrangement, prefix=few, cycle=cycle, suffix=few, shared=shared)
+        where = st.builds(Arrangement, shared=shared) | arranged
         return where.map(lambda where: {"layer_kinds": kinds, "layers": where})
 
     return st.dictionaries(st.sampled_from(NAMES[1:]), _partial(ranges), max_size=2).flatmap(layers)

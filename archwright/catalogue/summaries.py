@@ -168,7 +168,8 @@ def layer_words(spec: ModelSpec) -> dict[str, LayerSpec]:
 def arrangement(layers: Arrangement) -> str:
     """Return where kinds of layers stand: `2 dense, then 3 local + default in turn`."""
     cycle = _runs(layers.cycle) + (" in turn" if len(set(layers.cycle)) > 1 else "")
-    return ", then ".join(filter(None, [_runs(layers.prefix), cycle, _runs(layers.suffix)]))
+    ends = ", then ".join(filter(None, [_runs(layers.prefix), cycle, _runs(layers.suffix)]))
+    return ends + (", parameters shared by kind" if layers.shared else "")
 
 
 def differences(old: ModelSpec, new: ModelSpec) -> list[Difference]:
@@ -309,4 +310,5 @@ def _stack_line(spec: ModelSpec) -> str:
         parts += [mixer.one_line for mixer in layer.mixers.values()]
         parts += [layer.feedforward.one_line] * (not layer.feedforward.is_none)
         layers.append(("" if kind == "default" else f"{kind}: ") + ", ".join(parts))
-    return f"{spec.num_layers} layers of {'; '.join(layers)}"
+    shared = " that share their parameters" if spec.layers.shared else ""
+    return f"{spec.num_layers} layers{shared} of {'; '.join(layers)}"

@@ -82,6 +82,10 @@ def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
     yield from _lines(_flat(spec, axes), _flat(back, axes), spec)
     if spec.num_layers != back.num_layers:
         return
+    if spec.layer_indices != back.layer_indices:
+        shared, other = (toml_value(s.layers.shared) for s in (spec, back))
+        yield f"layers.shared = {shared} (has {other})"
+        return
     kinds = zip(*(s.layers.names(s.num_layers) for s in (spec, back)), strict=True)
     for own, theirs in dict.fromkeys(kinds):
         layers = spec.layers_by_kind[own], back.layers_by_kind[theirs]

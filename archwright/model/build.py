@@ -73,9 +73,10 @@ def build_layer(
     sharing = Sharing()
     with torch.device("meta"):
         encoder = spec.encoder_model
-        layer = _layer(spec, index, sharing, None if encoder is None else encoder.output_dim)
+        first = spec.layer_indices.index(spec.layer_indices[index])
+        layer = _layer(spec, first, sharing, None if encoder is None else encoder.output_dim)
     parts: dict[str, dict[str, nn.Module]] = {
-        "layers": {str(index): layer},
+        "layers": {str(spec.layer_indices[index]): layer},
         "rotaries": sharing.rotaries,
         "relatives": sharing.relatives,
     }
@@ -165,14 +166,20 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
 
 def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> dict[str, Any]:
     """Return the parts of a stack of layers by the names of `Stack.assemble`."""
-    layers = [_layer(spec, i, sharing, memory_dim) for i in range(spec.num_layers)]
-    position = None
+    # Of layers that share their parameters, the first one.
+    first = [spec.layer_indices.index(number) for number in range(max(spec.layer_indices) + 1)]
+    layers = [_layer(spec, i, sharing, memory_dim) for i in first]
+    position, sum_width = None, spec.embedding.sum_width(spec.dim)
     if spec.position.absolute:
-        position = POSITIONS.make(spec.position, spec.dim, spec.context_length)
+        position = POSITIONS.make(spec.position, sum_width, spec.context_length)
+    project_in = None
+    if sum_width != spec.dim:
+        project_in = Linear(sum_width, spec.dim, bias=spec.embedding.project_bias)
     ends_normed = not spec.layer(spec.num_layers - 1).residual.final_norm
     return {
         "position": position,
-        "embedding_norm": _norm(spec.embedding.norm, spec.dim),
+        "embedding_norm": _norm(spec.embedding.norm, sum_width),
+        "project_in": project_in,
         "layers": layers,
         "norm": nn.Identity() if ends_normed else _norm(spec.norm, spec.output_dim),
         "rotaries": sharing.rotaries,

@@ -13,6 +13,7 @@ from archwright.model.layer import Layer
 from archwright.model.stack import Stack
 from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
+from archwright.parts.linear import Linear
 from archwright.parts.masks import MaskPattern
 from archwright.parts.token_layout import token_layout
 from archwright.spec.model_spec import ModelSpec
@@ -32,6 +33,7 @@ class Decoder(Stack, LanguageModel):
         embedding: TokenEmbedding,
         position: nn.Module | None,
         embedding_norm: nn.Module,
+        project_in: Linear | None,
         layers: list[Layer],
         norm: nn.Module,
         head: Head,
@@ -43,7 +45,7 @@ class Decoder(Stack, LanguageModel):
         super().__init__()
         self.masks, self.lr_scales = dict(masks), dict(lr_scales)
         self.embedding: TokenEmbedding = embedding
-        self.assemble(spec, position, embedding_norm, rotaries, relatives, layers, norm)
+        self.assemble(spec, position, embedding_norm, project_in, rotaries, relatives, layers, norm)
         self.head = head
 
     def forward(
@@ -54,6 +56,7 @@ class Decoder(Stack, LanguageModel):
         segment_ids: Int[Tensor, "batch length"] | None = None,
         padding_mask: Bool[Tensor, "batch length"] | None = None,
         prefix_lengths: Int[Tensor, " batch"] | None = None,
+        token_type_ids: Int[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
     ) -> Output:
         """Return logits for the token after each token.
@@ -65,11 +68,13 @@ class Decoder(Stack, LanguageModel):
             padding_mask: True where a token is real; padding is seen by no token, on whichever side
                 it stands.
             prefix_lengths: how many tokens of each row see each other whole, for prefix masks.
+            token_type_ids: which row of the embedding's token types is added to each token; by default the first.
             cache: what was read before, from `new_cache`; the tokens go on from there and are added to it.
 
         Raises:
             ValueError: shapes that do not fit, a text longer than learned positions, or one that grows
                 beyond one of `switch_lengths` behind a cache.
+            UserError: token types, where the embedding has none.
         """
         hidden = self.hidden(
             tokens,
@@ -77,6 +82,7 @@ class Decoder(Stack, LanguageModel):
             segment_ids=segment_ids,
             padding_mask=padding_mask,
             prefix_lengths=prefix_lengths,
+            token_type_ids=token_type_ids,
             cache=cache,
         )
         return Output(logits=self.head(hidden))
@@ -89,6 +95,7 @@ class Decoder(Stack, LanguageModel):
         segment_ids: Int[Tensor, "batch length"] | None = None,
         padding_mask: Bool[Tensor, "batch length"] | None = None,
         prefix_lengths: Int[Tensor, " batch"] | None = None,
+        token_type_ids: Int[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch length output_dim"]:
         """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
@@ -98,7 +105,7 @@ class Decoder(Stack, LanguageModel):
             if cache
             else Context(token_layout(*given), len(tokens), tokens=tokens)
         )
-        return self.read(self.embedding(tokens), context, cache)
+        return self.read(self.embedding(tokens, token_type_ids), context, cache)
 
     @property
     def can_cache(self) -> bool:

@@ -34,6 +34,7 @@ class Encoder(Stack):
         embedding: TokenEmbedding | None,
         position: nn.Module | None,
         embedding_norm: nn.Module,
+        project_in: Linear | None,
         layers: list[Layer],
         norm: nn.Module,
         rotaries: Mapping[str, nn.Module],
@@ -41,7 +42,7 @@ class Encoder(Stack):
     ) -> None:
         super().__init__()
         self.embedding = embedding
-        self.assemble(spec, position, embedding_norm, rotaries, relatives, layers, norm)
+        self.assemble(spec, position, embedding_norm, project_in, rotaries, relatives, layers, norm)
 
     def forward(
         self,

@@ -13,6 +13,7 @@ from archwright.model.cache import Cache
 from archwright.model.layer import Layer
 from archwright.model.reversible import read_reversibly
 from archwright.parts.context import Context
+from archwright.parts.linear import Linear
 from archwright.parts.mixers import Mixer
 from archwright.spec.model_spec import ModelSpec
 
@@ -24,7 +25,9 @@ class Stack(nn.Module):
     embedding: nn.Module | None
     position: nn.Module | None
     embedding_norm: nn.Module
+    project_in: Linear | None
     layers: nn.ModuleList
+    """Those with parameters of their own: fewer than there are to go through where some are shared."""
     norm: nn.Module
 
     def assemble(
@@ -32,6 +35,7 @@ class Stack(nn.Module):
         spec: ModelSpec,
         position: nn.Module | None,
         embedding_norm: nn.Module,
+        project_in: Linear | None,
         rotaries: Mapping[str, nn.Module],
         relatives: Mapping[str, nn.Module],
         layers: Iterable[Layer],
@@ -39,12 +43,13 @@ class Stack(nn.Module):
     ) -> None:
         """Take the parts of a stack, in the order in which they are registered."""
         self.spec, self.position, self.embedding_norm = spec, position, embedding_norm
+        self.project_in = project_in
         self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)
         self.layers, self.norm = nn.ModuleList(layers), norm
 
     def read(
         self,
-        x: Float[Tensor, "batch length dim"],
+        x: Float[Tensor, "batch length width"],
         context: Context,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch length output_dim"]:
@@ -52,6 +57,8 @@ class Stack(nn.Module):
         if self.position is not None:
             x = x + self.position(context.layout).to(x.dtype)
         x = F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
+        if self.project_in is not None:
+            x = self.project_in(x)
         context.embedding = x
         if self.is_reversible:
             x = torch.cat((x, x), -1)
@@ -74,8 +81,8 @@ class Stack(nn.Module):
 
     @property
     def stack(self) -> Iterator[Layer]:
-        """Yield the layers in order, as what they are."""
-        return iter(cast(Iterable[Layer], self.layers))
+        """Yield the layers in the order in which they are gone through; one that is shared comes again."""
+        return (cast(Layer, self.layers[index]) for index in self.spec.layer_indices)
 
     def mixers(self) -> Iterator[Mixer]:
         """Yield all branches in which tokens exchange information, layer by layer."""

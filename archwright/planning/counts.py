@@ -52,4 +52,4 @@ def _part(name: str) -> str:
     first, *below = name.split(".")
     if first == "layers":
         return LAYER_PARTS.get(".".join(below), LAYER_PARTS.get(below[0], below[0]))
-    return "norms" if first == "norm" else first
+    return {"norm": "norms", "project_in": "embedding"}.get(first, first)

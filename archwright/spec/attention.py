@@ -2,12 +2,14 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from archwright.spec.choice import (
     AutoCount,
+    AutoTokens,
     AutoWidth,
     BoolGroup,
     Choice,
@@ -19,7 +21,7 @@ from archwright.spec.choice import (
     Tokens,
     Width,
 )
-from archwright.spec.masks import Causal, Longformer, Mask
+from archwright.spec.masks import Causal, Full, Longformer, Mask
 from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
@@ -533,6 +535,92 @@ class LSHAttention(MaskedAttention):
 
     def num_parameters(self, dim: int) -> int:
         return 3 * dim * int(self.num_heads) * int(self.head_dim)
+
+
+class DisentangledAttention(MaskedAttention):
+    """Attention whose scores add what a query makes of the distance to a key, and what a key makes of its distance to a
+    query, to q k^T: scale (q_i k_j + q_i R_d + k_j S_d) / sqrt(3), with R and S maps of a table of distances d that all
+    layers share (He et al., 2020, DeBERTa, section 3.1)."""
+
+    kind: Literal["disentangled"] = "disentangled"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position"}
+    num_heads: AutoCount = Field("auto", examples=[16])
+    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
+    head_dim: AutoWidth = Field("auto", examples=[128])
+    """Width of a head; auto: dim / num_heads."""
+    bias: AttentionBias = Field(
+        default_factory=AttentionBias, validate_default=True, examples=[True]
+    )
+    """Biases of the four projections; those of distances have one where queries or keys do."""
+    terms: Literal["both", "content_to_position", "position_to_content"] = "both"
+    """Which of the two terms of distances are added: q_i R_d, k_j S_d, or both. Scores are divided by the square root
+    of the number of all terms."""
+    max_distance: AutoTokens = Field("auto", examples=[256])
+    """The farthest distance that is told apart, in tokens; auto: context_length."""
+    num_buckets: Count | Literal["none"] = Field("none", examples=[256])
+    """Rows of the table on either side. "none": as many as distances. With fewer, near distances, up to half of them,
+    have a row each, and far ones share on a log scale (He et al., 2021, DeBERTa V3; DeBERTa V2's code)."""
+    distance_maps: Literal["own", "content"] = "own"
+    """Distances go through maps of their own, or through those of queries and keys (DeBERTa V2 and V3)."""
+    distance_norm: Norm = Field(NoNorm(), examples=[{"kind": "layer"}])
+    """Norm over the rows of the table (DeBERTa V2 and V3)."""
+    distance_dropout: Probability = 0.0
+    """Share of the table's numbers dropped in training, by each layer anew."""
+    scale: ScoreScale = SqrtScale()
+    """Factor of all terms, beside the division by the square root of their number."""
+    softcap: OptionalFloat = Field("none", examples=[50.0])
+    """c tanh(s / c) over the scaled term of content, before the others and the mask."""
+    mask: Mask = Field(Full(), examples=[{"kind": "causal"}])
+    """Which keys a query may see."""
+    dropout: Probability = 0.0
+    """Share of attention weights dropped in training."""
+
+    @property
+    def num_terms(self) -> int:
+        """How many terms of distances are added."""
+        return 2 if self.terms == "both" else 1
+
+    def heads(self, dim: int) -> dict[str, int]:
+        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
+        return {
+            "num_heads": num_heads,
+            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
+        }
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        found = super().numbers(sizes)
+        far = {"max_distance": sizes.context_length} if self.max_distance == "auto" else {}
+        return {**found, **far}
+
+    def key_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    def rotary_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    @property
+    def side(self) -> int:
+        """Rows of the table for distances of one sign, of resolved values."""
+        return int(self.max_distance if self.num_buckets == "none" else self.num_buckets)
+
+    @property
+    def one_line(self) -> str:
+        return (
+            f"disentangled {self.mask.kind} attention in {self.num_heads} heads of {self.head_dim}"
+        )
+
+    def num_parameters(self, dim: int) -> int:
+        width = int(self.num_heads) * int(self.head_dim)
+        maps, biases = 4, self.bias.query + self.bias.key + self.bias.value
+        if self.distance_maps == "own":
+            maps += self.num_terms
+            biases += self.bias.key * (self.terms != "position_to_content")
+            biases += self.bias.query * (self.terms != "content_to_position")
+        return maps * dim * width + biases * width + self.bias.out * dim
+
+    def num_shared_parameters(self, dim: int) -> Mapping[Hashable, int]:
+        key = (self.side, self.distance_norm)
+        return {key: 2 * self.side * dim + self.distance_norm.num_parameters(dim)}
 
 
 def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:

@@ -79,6 +79,9 @@ class Arrangement(Spec):
     """Names that are repeated, from the first on, over the layers between."""
     suffix: Names = Field((), examples=[["default"]])
     """Names of the last layers."""
+    shared: bool = False
+    """Layers of one kind are one layer, whose parameters are used again wherever it stands (Lan et al., 2019, ALBERT,
+    section 3.1)."""
 
     def names(self, num_layers: int) -> tuple[str, ...]:
         """Return the kind of every layer, first to last."""
@@ -108,6 +111,20 @@ class StackSpec(LayerSpec):
     @cached_property
     def _names(self) -> tuple[str, ...]:
         return self.layers.names(self.num_layers)
+
+    @cached_property
+    def layer_indices(self) -> tuple[int, ...]:
+        """The parameters of each layer, by a number: its own, or with `layers.shared` that of its kind."""
+        if not self.layers.shared:
+            return tuple(range(self.num_layers))
+        kinds = [*dict.fromkeys(self._names)]
+        return tuple(kinds.index(name) for name in self._names)
+
+    @property
+    def distinct_layers(self) -> list[LayerSpec]:
+        """The layers that have parameters of their own, in order."""
+        first = {index: i for i, index in reversed([*enumerate(self.layer_indices)])}
+        return [self.layer(first[index]) for index in sorted(first)]
 
     @cached_property
     def layers_by_kind(self) -> dict[str, LayerSpec]:

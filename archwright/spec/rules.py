@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archwright.spec.attention import (
+    DisentangledAttention,
     GatedValueEmbedding,
     InverseScale,
     LatentAttention,
@@ -131,7 +132,8 @@ def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
     sizes = {"vocab_size": width * (0 if spec.vocab_size == "auto" else spec.vocab_size)}
     if isinstance(spec.position, Learned):
         sizes["context_length"] = spec.dim * (spec.context_length + spec.position.offset)
-    standing = Counter(spec.layers.names(spec.num_layers))
+    names = spec.layers.names(spec.num_layers)
+    standing = Counter({*names} if spec.layers.shared else names)
     for at, layer in _layers(spec):
         matrix = spec.dim * standing[at.removeprefix("layer_kinds.").removesuffix(".") or "default"]
         if isinstance(layer.attention, MaskedAttention):
@@ -273,6 +275,20 @@ def t5_buckets_widen(spec: "ModelSpec") -> Iterator[str]:
                 f"{at}position.max_distance: found {layer.position.max_distance} with num_buckets = "
                 f"{layer.position.num_buckets}; expected more than {max(number // 2, 1)}, and two "
                 "buckets or more for each direction"
+            )
+
+
+@_rule("Distances have rows of their own near by, and share those of a log scale beyond.")
+def distances_widen(spec: "ModelSpec") -> Iterator[str]:
+    for at, _, attention in _attentions(spec):
+        if not isinstance(attention, DisentangledAttention) or attention.num_buckets == "none":
+            continue
+        far, number = attention.max_distance, attention.num_buckets
+        far = spec.context_length if far == "auto" else far
+        if number < 4 or far - 1 <= number // 2:
+            yield (
+                f"{at}attention.num_buckets: found {number} with max_distance = {far}; expected 4 or more, and at most "
+                f"{max(4, 2 * (far - 2))}, or num_buckets=none"
             )
 
 
@@ -448,6 +464,16 @@ def arrangement_fits(spec: "ModelSpec") -> Iterator[str]:
         yield (
             f"num_layers: found {spec.num_layers}; expected at least {fixed}, "
             "the layers of layers.prefix and layers.suffix"
+        )
+
+
+@_rule("A router that is asked for balance stands in one layer.")
+def shared_layers_are_dense(spec: "ModelSpec") -> Iterator[str]:
+    if spec.layers.shared and any(True for _ in _mixtures(spec)):
+        # What a router asks for is that of its last use alone, and its loads would be added up over layers.
+        yield (
+            'layers.shared: found true beside feedforward.kind "experts"; expected false, or a feed-forward without '
+            "experts"
         )
 
 

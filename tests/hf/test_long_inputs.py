@@ -1,7 +1,6 @@
 """Checkpoints of models for long inputs, in texts longer than their windows: what they have beside what all have."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 

@@ -23,6 +23,12 @@ BROKEN: dict[str, list[str]] = {
         "attention.value_embedding.channels=513",
     ],
     "global_tokens_exist": ["attention.kind=longformer", "attention.mask.kind=causal"],
+    "shared_layers_are_dense": ["layers.shared=true", "feedforward.kind=experts"],
+    "distances_widen": [
+        "position.kind=none",
+        "attention.kind=disentangled",
+        "attention.num_buckets=512",
+    ],
     "rope_needs_pairs": ["position.fraction=0.01"],
     "longrope_divides_each_pair": [
         "position.scaling.kind=longrope",

@@ -3,6 +3,7 @@
 from archwright.parts.mixers.base import AttentionMixer as AttentionMixer
 from archwright.parts.mixers.base import Mixer as Mixer
 from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
+from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.longformer import LongformerAttention as LongformerAttention
 from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
@@ -24,6 +25,7 @@ ATTENTIONS = Registry(
         spec.LatentAttention: LatentAttention,
         spec.LongformerAttention: LongformerAttention,
         spec.LSHAttention: LSHAttention,
+        spec.DisentangledAttention: DisentangledAttention,
     },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""

@@ -103,9 +103,9 @@ class TransformerXL(nn.Module):
 
     def forward(self, query: Queries, view: AttentionMask, scale: float) -> tuple[Queries, Bias]:
         at, keys = view.layout.position_ids_or_range(), view.keys_at.position_ids_or_range()
-        least, most = _distances(view)
-        distances = torch.arange(least, most + 1, device=query.device)
-        vectors = sines(distances, self.dim, self.theta, interleaved=False)
+        least, most = distances(view)
+        between = torch.arange(least, most + 1, device=query.device)
+        vectors = sines(between, self.dim, self.theta, interleaved=False)
         # [distances, heads, head_dim]
         r = self.distance(vectors.to(self.distance.weight.dtype)).unflatten(-1, self.heads)
         # [heads, head_dim]
@@ -117,7 +117,7 @@ class TransformerXL(nn.Module):
         nn.init.zeros_(self.distance_bias)
 
 
-def _distances(view: AttentionMask) -> tuple[int, int]:
+def distances(view: AttentionMask) -> tuple[int, int]:
     """Return the least and the largest distance of a query from a key; looked up where it is known."""
     at, keys = view.layout, view.keys_at
     if at.position_ids is None and keys.position_ids is None:
