@@ -102,7 +102,8 @@ def _products(
 ) -> Iterator[tuple[str, float]]:
     """Yield the multiplications for a token of each matrix product."""
     share = (target_length or length) / length
-    of_source = {*model.source_maps}
+    of_source, of_both = {*model.source_maps}, {*model.shared_maps}
     for name, m in model.named_modules():
         if isinstance(m, Linear):
-            yield name, m.active_fraction * m.weight.numel() * (1.0 if m in of_source else share)
+            read = 1.0 if m in of_source else 1.0 + share if m in of_both else share
+            yield name, read * m.active_fraction * m.weight.numel()

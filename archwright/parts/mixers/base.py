@@ -12,6 +12,7 @@ from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS, prepare
 from archwright.parts.masks import AttentionMask, max_length, pairs
 from archwright.parts.positions import follows_length, rotation
+from archwright.parts.positions.relative import ScorePosition
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache, LayerState
 from archwright.spec.masks import Mask
@@ -129,7 +130,8 @@ class AttentionMixer(Mixer):
         return rotation(self.rotary.value, mask.kept)
 
     def flops_per_token(self, length: int) -> float:
-        return self.flops_per_pair * pairs(self.pattern.value, length) / length
+        of_pairs = self.flops_per_pair * pairs(self.pattern.value, length) / length
+        return of_pairs + (0.0 if self.relative is None else _flops_of(self.relative.value, length))
 
     def new_state(self, batch: int) -> KVCache:
         return KVCache(max_length(self.pattern.value))
@@ -145,3 +147,7 @@ class AttentionMixer(Mixer):
 
     def use_kernel(self, name: str) -> None:
         self.kernel = KERNELS[name]
+
+
+def _flops_of(position: nn.Module, length: int) -> float:
+    return position.flops_per_token(length) if isinstance(position, ScorePosition) else 0.0
