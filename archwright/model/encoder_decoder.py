@@ -171,6 +171,12 @@ class EncoderDecoder(Decoder):
                 yield from layer.branch(name).source_maps
 
     @property
+    def shared_maps(self) -> Iterator[Linear]:
+        """Yield the maps of an embedding that both stacks read."""
+        if self.encoder.embedding is None:
+            yield from (m for m in self.embedding.modules() if isinstance(m, Linear))
+
+    @property
     def stacks(self) -> tuple[Stack, ...]:
         return (self.encoder, self)
 

@@ -77,6 +77,11 @@ class LanguageModel(nn.Module, ABC):
         yield from ()
 
     @property
+    def shared_maps(self) -> Iterator[Linear]:
+        """Yield the maps that read both, the tokens of a source and those of the decoder's text."""
+        yield from ()
+
+    @property
     @abstractmethod
     def all_layers(self) -> Iterator[Layer]:
         """Yield the layers of all stacks, those of an encoder first."""
