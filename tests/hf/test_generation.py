@@ -11,7 +11,7 @@ from archwright import hf
 from archwright.generation.beams import Search, beam_search_many
 from archwright.generation.sampling import Reader
 from archwright.model.language_model import LanguageModel
-from tests.hf.library import ENTRIES, build, randomise, save, transformers
+from tests.hf.library import ENTRIES, batch, build, logits, randomise, save, transformers
 from tests.hf.test_parity import REFUSED
 
 TWO_STACKS = sorted(
@@ -51,7 +51,7 @@ class Models:
         if name in EXCEPT:
             pytest.skip(EXCEPT[name])
         self.name = name
-        self.theirs = randomise(build(name))
+        self.theirs = levelled(randomise(build(name)))
         self.ours: LanguageModel = hf.load(save(self.theirs, folder)).model
         # What a config forces would say nothing of the models.
         self.theirs.generation_config = transformers.GenerationConfig()
@@ -61,12 +61,17 @@ class Models:
         generator = torch.Generator().manual_seed(seed)
         return [torch.randint(4, self.num_tokens, (n,), generator=generator) for n in LENGTHS]
 
-    def stops(self, seed: int) -> list[int]:
-        """Draw several tokens that end a text, so that texts do end."""
+    def stops(self, prompt: Tensor, sources: list[Tensor] | None, seed: int) -> list[int]:
+        """Draw tokens that end a text among those that are likely after a prompt, so that some texts end."""
+        with torch.no_grad():
+            logits = Reader(self.ours, sources).read_rows(prompt.expand(len(sources or [0]), -1))
+        likely = logits[0].topk(12).indices[1:]
         generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(self.num_tokens - 4, generator=generator)[:5].add(4).tolist()
+        return likely[torch.randperm(len(likely), generator=generator)[:4]].tolist()
 
-    def written(self, sources: list[Tensor], stops: list[int], **settings: Any) -> list[list[int]]:
+    def written(
+        self, prompt: Tensor, sources: list[Tensor], stops: list[int], **settings: Any
+    ) -> list[list[int]]:
         """Return what the library writes to sources of different lengths, side by side."""
         rows = nn.utils.rnn.pad_sequence(sources, batch_first=True, padding_value=1)
         lengths = torch.tensor([len(source) for source in sources])
@@ -74,6 +79,7 @@ class Models:
             rows,
             attention_mask=(torch.arange(rows.shape[1]) < lengths[:, None]).long(),
             decoder_start_token_id=START,
+            decoder_input_ids=prompt.expand(len(sources), -1),
             max_new_tokens=MAX_TOKENS,
             do_sample=False,
             eos_token_id=stops,
@@ -81,7 +87,17 @@ class Models:
             use_cache=self.name not in WITHOUT_CACHE,
             **settings,
         )
-        return [_until(row, stops) for row in found[:, 1:].tolist()]
+        return [_until(row, stops) for row in found[:, len(prompt) :].tolist()]
+
+
+@torch.no_grad()
+def levelled(model: nn.Module) -> nn.Module:
+    """Take from a bias of logits, where there is one, what all texts have in common, or one token would be the
+    likeliest everywhere."""
+    bias = getattr(model, "final_logits_bias", None)
+    if bias is not None:
+        bias -= logits(model, *batch(model)).flatten(0, 1).mean(0)
+    return model
 
 
 def _until(tokens: list[int], stops: list[int]) -> list[int]:
@@ -126,20 +142,22 @@ def test_beams_find_what_those_of_the_published_implementation_find(
     two_stacks: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one beam, which is greedy: of sources of different lengths, texts that end and that do not."""
-    watch, ends, wrong = Watch(monkeypatch), set(), []
-    start = torch.tensor([START])
+    watch, written, wrong = Watch(monkeypatch), [], []
     for seed, settings in enumerate(BEAMS):
-        sources, stops = two_stacks.sources(seed), two_stacks.stops(seed)
-        before = watch.close
+        sources = two_stacks.sources(seed)
+        prompt = torch.cat((torch.tensor([START]), sources[-1][:seed]))
+        stops, before = two_stacks.stops(prompt, sources, seed), watch.close
         found = beam_search_many(
-            two_stacks.ours, start, sources, max_tokens=MAX_TOKENS, stop=stops, **settings
+            two_stacks.ours, prompt, sources, max_tokens=MAX_TOKENS, stop=stops, **settings
         )
-        expected = two_stacks.written(sources, stops, **settings)
-        ends |= {len(tokens) == MAX_TOKENS for tokens in found}
+        expected = two_stacks.written(prompt, sources, stops, **settings)
+        written += found
         if found != expected and watch.close == before:
             wrong.append((settings, found, expected))
     assert not wrong
+    ends = {len(tokens) == MAX_TOKENS for tokens in written}
     assert ends == {True, False}, "the comparison would say nothing of texts that end"
+    assert len(set(map(tuple, written))) > 4
     assert watch.close <= max(1, MOST_CLOSE * watch.steps)
 
 
@@ -177,7 +195,8 @@ def test_beams_go_on_with_a_prompt_as_the_published_implementation_does(
 ) -> None:
     models = Models(name, tmp_path)
     for seed, settings in enumerate(BEAMS[1:]):
-        prompt, stops = models.sources(seed)[0], models.stops(seed)
+        prompt = models.sources(seed)[0]
+        stops = models.stops(prompt, None, seed)
         expected = models.theirs.generate(  # type: ignore[operator]
             prompt[None],
             attention_mask=torch.ones_like(prompt)[None],

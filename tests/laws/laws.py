@@ -16,6 +16,7 @@ from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
 from archwright.planning.counts import counted
+from archwright.spec.cross_attention import CrossAttention
 from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import differing
 from archwright.spec.masks import Causal
@@ -274,6 +275,8 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
     for i in range(spec.num_layers):
         step = torch.eye(length, dtype=torch.bool)
         for mixer in spec.layer(i).mixers.values():
+            if isinstance(mixer, CrossAttention):
+                continue  # which reads another text
             mask = getattr(mixer, "mask", Causal())  # a recurrence reads all that came before
             for q in range(length):
                 for k in range(length):
