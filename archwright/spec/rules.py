@@ -411,16 +411,16 @@ def grids_fit(spec: "ModelSpec") -> Iterator[str]:
     if not isinstance(spec.position, Axial):
         return
     shape = spec.position.shape_for(spec.context_length)
-    dims = spec.position.dims_for(spec.dim)
+    dims, width = spec.position.dims_for(spec.dim), spec.embedding.sum_width(spec.dim)
     if math.prod(shape) < spec.context_length:
         yield (
             f"position.shape: found {[*shape]}, which has {math.prod(shape):,} places; expected context_length = "
             f"{spec.context_length:,} at least"
         )
-    if sum(dims) != spec.dim or len(dims) != len(shape):
+    if sum(dims) != width or len(dims) != len(shape):
         yield (
-            f"position.dims: found {[*dims]}; expected {len(shape)} numbers, as in position.shape, which add up to dim "
-            f"= {spec.dim}"
+            f"position.dims: found {[*dims]}; expected {len(shape)} numbers, as in position.shape, which add up to the "
+            f"{width} coordinates of an embedding"
         )
 
 
