@@ -93,6 +93,8 @@ SMALL: Ranges = {
     "DisentangledAttention.num_buckets": st.sampled_from(["none", 4, 5, 8]),
     "num_buckets": st.sampled_from([4, 5, 8]),
     "LSHAttention.num_buckets": st.sampled_from(["auto", 2, 4, (2, 4)]),
+    "Axial.shape": st.sampled_from(["auto", "auto", (4, 6), (2, 3, 4)]),
+    "Axial.dims": st.sampled_from(["auto", "auto", "auto", (4, 12)]),
     "num_hashes": st.integers(1, 3),
     "chunk_size": st.integers(1, 8),
     "chunks_before": st.integers(0, 2),

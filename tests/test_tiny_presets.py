@@ -12,7 +12,12 @@ import torch.nn.functional as F
 from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.model import build
-from archwright.spec.attention import LatentAttention, LongformerAttention, SoftmaxAttention
+from archwright.spec.attention import (
+    LatentAttention,
+    LongformerAttention,
+    LSHAttention,
+    SoftmaxAttention,
+)
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
 from archwright.spec.overrides import flatten
@@ -37,6 +42,7 @@ SIZES = {
     *("num_heads", "num_kv_heads", "head_dim", "num_experts", "top_k", "num_groups", "top_groups"),
     *("query_rank", "kv_rank", "nope_head_dim", "rope_head_dim", "value_head_dim"),
     *("size", "memory", "stride", "radius", "period", "block_size"),
+    *("chunk_size", "num_buckets", "shape", "dims"),
     *("prefix", "suffix", "short", "long"),
 }
 """What a tiny model may have otherwise."""
@@ -102,7 +108,7 @@ def test_a_tiny_model_is_tiny_and_its_heads_share_keys_alike(name: str) -> None:
         if isinstance(few, LatentAttention) and isinstance(many, LatentAttention):
             assert shape(few) == pytest.approx(shape(many))
             continue
-        if isinstance(few, LongformerAttention):  # in which no head shares keys
+        if isinstance(few, LongformerAttention | LSHAttention):  # in which no head shares keys
             continue
         assert isinstance(few, SoftmaxAttention)
         assert isinstance(many, SoftmaxAttention)

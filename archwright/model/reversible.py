@@ -71,7 +71,7 @@ class _Reversed(torch.autograd.Function):
         context = given.context
         context.decisions, context.replay = {}, given.replay
         with given.autocast():
-            for layer in given.layers:
+            for context.layer_number, layer in enumerate(given.layers):
                 layer.prepare(context)
                 x = layer(x, context, None)
         ctx.given, ctx.deciders, ctx.has_memory = given, [*context.decisions], memory is not None
@@ -102,9 +102,11 @@ def _backward(
     first, second = out.chunk(2, -1)
     grad_first, grad_second = grad.chunk(2, -1)
     sums: dict[Tensor, Tensor] = {}
-    steps = [(layer, step) for layer in given.layers for step in layer.steps(given.context)]
-    for number, (layer, step) in reversed([*enumerate(steps)]):
-        own = {*layer.parameters()}
+    steps = [
+        (i, step) for i, layer in enumerate(given.layers) for step in layer.steps(given.context)
+    ]
+    for number, (given.context.layer_number, step) in reversed([*enumerate(steps)]):
+        own = {*given.layers[given.context.layer_number].parameters()}
         read = [t for t in wanted if t in own or t not in given.of_layers]
         with torch.enable_grad(), given.autocast():
             x = first.detach().requires_grad_()

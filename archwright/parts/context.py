@@ -54,12 +54,15 @@ class Context:
     Attributes:
         embedding: the stream before the first layer, [batch, length, dim]; None outside a model.
         memory: what the encoder made of the source.
-        decisions: what mixers decided from values, by mixer, in a pass whose layers are computed again; None in others.
+        decisions: what mixers decided from values, by layer and mixer, in a pass whose layers are computed again; None
+            in others.
+        layer_number: which layer is computed in such a pass, counted from 0.
         replay: the random numbers of such a pass, where layers draw any.
     """
 
     embedding: Tensor | None = None
-    decisions: dict[Any, Tensor] | None = None
+    decisions: dict[tuple[int, Any], Tensor] | None = None
+    layer_number: int = 0
     replay: Replay | None = None
     _memory: "Memory | None" = None
 
@@ -163,9 +166,10 @@ class Context:
         computed again, as rounding could turn it."""
         if self.decisions is None:
             return decide()
-        if mixer not in self.decisions:
-            self.decisions[mixer] = decide()
-        return self.decisions[mixer]
+        key = (self.layer_number, mixer)
+        if key not in self.decisions:
+            self.decisions[key] = decide()
+        return self.decisions[key]
 
     def slots(self, max_length: int | None) -> SlotTable:
         """Return where a cache keeps the tokens of this pass, of which it keeps the last `max_length`."""

@@ -199,10 +199,10 @@ class DeepNorm(Residual):
 
 
 class Reversible(Residual):
-    """x1, x2 = x2, x1 + f(norm(x2)): two streams, both the embedding at first, take turns (Gomez et al., 2017; Kitaev
-    et al., 2020, Reformer, section 3).
+    """x1, x2 = x2, x1 + f(norm(x2)): two streams, both the embedding at first, take turns.
 
-    Nothing of a layer is kept for the backward pass: x2 is the other stream afterwards, and x1 the difference."""
+    Nothing of a layer is kept for the backward pass: x2 is the other stream afterwards, and x1 the difference (Gomez et
+    al., 2017; Kitaev et al., 2020, Reformer, section 3)."""
 
     kind: Literal["reversible"] = "reversible"
     final_norm: ClassVar[bool] = True

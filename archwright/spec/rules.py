@@ -1,5 +1,6 @@
 """Rules between axes, and suspicions: legal, but seldom meant. Each has its sentence."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden
 from archwright.spec.init import Glorot, MuP
 from archwright.spec.masks import Longformer, Prefix, Window
 from archwright.spec.positions import (
+    Axial,
     Learned,
     Llama3Scaling,
     LongRoPE,
@@ -402,6 +404,24 @@ def absolute_positions_are_global(spec: "ModelSpec") -> Iterator[str]:
                 f'layer_kinds.{name}.position.kind: found "{layer.position.kind}", which is added '
                 "to the embedding once; expected it as position.kind of the model, or another here"
             )
+
+
+@_rule("A grid of positions holds the longest text, and its vectors fill the stream.")
+def grids_fit(spec: "ModelSpec") -> Iterator[str]:
+    if not isinstance(spec.position, Axial):
+        return
+    shape = spec.position.shape_for(spec.context_length)
+    dims, width = spec.position.dims_for(spec.dim), spec.embedding.sum_width(spec.dim)
+    if math.prod(shape) < spec.context_length:
+        yield (
+            f"position.shape: found {[*shape]}, which has {math.prod(shape):,} places; expected context_length = "
+            f"{spec.context_length:,} at least"
+        )
+    if sum(dims) != width or len(dims) != len(shape):
+        yield (
+            f"position.dims: found {[*dims]}; expected {len(shape)} numbers, as in position.shape, which add up to the "
+            f"{width} coordinates of an embedding"
+        )
 
 
 @_rule("Positions that act inside attention act in one that computes them.")

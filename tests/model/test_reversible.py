@@ -40,6 +40,7 @@ COMPOSITIONS: dict[str, tuple[str, ...]] = {
     "the mean of both streams": ("residual.join=mean", "head.tied=true"),
     "a tied head": ("head.tied=true",),
     "hashes": (*LSH, "attention.num_hashes=2"),
+    "layers that are one": (*LSH, "layers.shared=true", "residual.dropout=0.1"),
     "dropout": (*DROPOUT, "attention.dropout=0.2"),
     "hashes and dropout": (*LSH, *DROPOUT, "attention.dropout=0.1"),
     "a table that layers share": ("position.kind=t5",),

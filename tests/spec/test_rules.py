@@ -29,6 +29,12 @@ BROKEN: dict[str, list[str]] = {
         "attention.kind=disentangled",
         "attention.num_buckets=512",
     ],
+    "streams_run_through": [
+        "residual.kind=reversible",
+        "layer_kinds.other.residual.kind=pre",
+    ],
+    "layers_are_reversible": ["residual.kind=reversible", "residual.embedding_skip=true"],
+    "grids_fit": ["position.kind=axial", "position.shape=[2, 3]"],
     "rope_needs_pairs": ["position.fraction=0.01"],
     "longrope_divides_each_pair": [
         "position.scaling.kind=longrope",

@@ -28,6 +28,7 @@ from archwright.hf.families import (
     others,
     phi,
     qwen,
+    reformer,
     salesforce,
     t5,
 )
@@ -144,6 +145,7 @@ FAMILIES: dict[str, Family] = {
         bart.MARIAN,
         bart.M2M_100,
         bart.FSMT,
+        reformer.REFORMER,
     )
 }
 """A model is written as the first family that can hold it."""
