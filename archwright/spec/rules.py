@@ -509,8 +509,8 @@ def an_encoder_is_read(spec: "ModelSpec") -> Iterator[str]:
 def rows_are_judged_by_one_stack(spec: "ModelSpec") -> Iterator[str]:
     if not spec.sequence_head.is_none and not spec.encoder.is_none:
         yield (
-            f'sequence_head.kind: found "{spec.sequence_head.kind}" beside an encoder, whose decoder reads no segments; '
-            'expected "none"'
+            f'sequence_head.kind: found "{spec.sequence_head.kind}" beside an encoder, whose decoder reads no '
+            'segments; expected "none"'
         )
 
 

@@ -60,7 +60,8 @@ def train_step(
 
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
     gradients add up to the batch's. What routers ask for besides is computed on each part by itself, and
-    counts by its share of the rows. Where rows are judged as a whole, the mean of that loss is added. A loss or a gradient that is not finite
+    counts by its share of the rows. Where rows are judged as a whole, the mean of that loss is
+    added. A loss or a gradient that is not finite
     updates nothing. `chunked` logits never exist all at once. Branches then move
     what follows no gradient by `after_step`, by what they saw in all parts.
     """

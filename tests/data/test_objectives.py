@@ -176,7 +176,7 @@ PAIRED = Vocabulary(
 
 
 class TestSegments:
-    """Against section 3.1 of BERT and of ALBERT: a row is [CLS] a [SEP] b [SEP], and half of the rows belong together."""
+    """Against section 3.1 of BERT and of ALBERT: a row is [CLS] a [SEP] b [SEP], half of them as they were."""
 
     ROWS, WINDOW = 400, 37
 

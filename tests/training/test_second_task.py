@@ -1,4 +1,4 @@
-"""Rows that are judged beside their tokens: the loss of both, in parts and in chunks, and what an evaluation says of it."""
+"""Rows that are judged beside their tokens: the loss of both, in parts and in chunks, and what an evaluation says."""
 
 import copy
 import json
