@@ -8,6 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
+from archwright.spec.attention import Attention
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
 from archwright.spec.masks import Longformer
@@ -19,7 +20,7 @@ from archwright.spec.model_spec import (
     NoEncoder,
     StackSpec,
 )
-from archwright.spec.positions import NoScaling
+from archwright.spec.positions import NoPosition, NoScaling
 from archwright.spec.run_spec import RunSpec
 
 Ranges = Mapping[str, st.SearchStrategy[Any]]
@@ -45,7 +46,7 @@ SMALL: Ranges = {
     "rope_head_dim": st.sampled_from(["auto", 4, 8, 8]),
     "value_head_dim": st.sampled_from(["auto", "auto", 4, 6]),
     "hidden_dim": st.sampled_from(["auto", "auto", 8, 24]),
-    "ratio": st.sampled_from(["none"] * 6 + [0.7, 3.0]),
+    "ratio": st.sampled_from(["none"] * 10 + [0.7, 3.0]),
     "size": st.integers(1, 12),
     "theta": st.floats(10, 1e6),
     "fraction": st.sampled_from([0.25, 0.5, 1.0]),
@@ -186,7 +187,8 @@ def specs(cls: type[Spec], ranges: Ranges = {}) -> st.SearchStrategy[Any]:  # no
         )
     values = st.fixed_dictionaries(drawn)
     if issubclass(cls, LayerSpec) and cls is not LayerSpec:
-        values = st.tuples(values, _arranged(ranges)).map(lambda both: both[0] | both[1])
+        values = st.tuples(values.map(_placed), _arranged(ranges))
+        values = values.map(lambda both: both[0] | both[1])
     return values.map(cls.model_validate)
 
 
@@ -223,7 +225,18 @@ def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
         )
         for name, choice in options.items()
     }
-    return st.fixed_dictionaries({}, optional=tables)
+    return st.fixed_dictionaries({}, optional=tables).map(_placed)
+
+
+def _placed(layer: dict[str, Any]) -> dict[str, Any]:
+    """Return the axes of a layer, without positions where its attention has some of its own."""
+    kind = dict(layer.get("attention", {})).get("kind")
+    has_own = kind is not None and "position" not in Attention.kinds[kind].takes
+    position = layer.get("position")
+    if not has_own or getattr(position, "absolute", False):
+        return layer
+    none = NoPosition()
+    return layer | {"position": none if isinstance(position, Choice) else none.model_dump()}
 
 
 def _field(field: FieldInfo, ranges: Ranges) -> st.SearchStrategy[Any]:

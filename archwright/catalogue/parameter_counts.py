@@ -43,6 +43,7 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
             table = encoder.embedding.num_projection_parameters(encoder.dim) if behind else 0
         found["encoder"], idle = sum(below.values()) + table, idle + more
     found["head"] = spec.head.num_parameters(spec.output_dim, spec.head_width, vocab_size)
+    found["sequence_head"] = spec.sequence_head.num_parameters(dim)
     found = {part: number for part, number in found.items() if number}
     return Counts(found, sum(found.values()) - idle)
 

@@ -52,6 +52,7 @@ NAMES = {
     "dim": "width",
     "vocab_size": "vocabulary",
     "context_length": "context",
+    "sequence_head": "head of rows",
     "hidden_dim": "hidden width",
     "ratio": "hidden width over width",
     "qk_norm": "QK-norm",
@@ -138,6 +139,7 @@ def model_words(spec: ModelSpec) -> dict[str, Any]:
         "context_length",
         "embedding",
         "head",
+        "sequence_head",
         "init",
     )
     return {field: getattr(spec, field) for field in fields} | {"encoder": encoder_words(spec)}

@@ -93,6 +93,12 @@ def run(words: Sequence[str]) -> int:
     print(f"{'perplexity':{width}} {result.perplexity:.2f}   (e^{unit})")
     if result.bits_per_byte is not None:
         print(f"{'bits per byte':{width}} {result.bits_per_byte:.4f}")
+    if result.token_accuracy is not None:
+        print(f"{'tokens right':{width}} {fmt.accuracy(result.token_accuracy)}")
+    if result.second_loss is not None and result.second_accuracy is not None:
+        second = opened.spec.objective.second_task
+        print(f"{second:{width}} {result.second_loss:.4f}   nats per row")
+        print(f"{'rows right':{width}} {fmt.accuracy(result.second_accuracy)}")
     print(f"{'text':{width}} {result.num_bytes:,} bytes, {result.num_tokens:,} tokens")
     if answers is not None:
         bleu = "sacrebleu is not installed" if answers.bleu is None else f"{answers.bleu:.2f}"

@@ -172,13 +172,24 @@ def prefix_lm(spec: PrefixLM, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
-    """The targets are the tokens that were chosen, at their own places; special tokens and padding are never chosen."""
+    """The targets are the tokens that were chosen, at their own places; special tokens and padding are never chosen.
+    Rows of two segments are made of a window each, before tokens are chosen."""
     mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
     special_ids = list(vocabulary.special_ids.values())
+    ends = (0, 0)
+    if spec.judges_rows:
+        ends = (
+            vocabulary.special_id(spec.class_token, "objective.class_token"),
+            vocabulary.special_id(spec.separator_token, "objective.separator_token"),
+        )
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        judged = None
+        if spec.judges_rows:
+            rows = _unpadded(text.tokens, text.padding_mask)
+            text, judged = _in_segments(rows, spec.segments == "order", *ends, generator)
         tokens = text.tokens
-        chosen = (generator.random(tokens.shape) < spec.share) & ~np.isin(tokens, special_ids)
+        chosen = _chosen(tokens.shape, spec, generator) & ~np.isin(tokens, special_ids)
         if text.padding_mask is not None:
             chosen &= text.padding_mask
         how = generator.random(tokens.shape)
@@ -186,9 +197,68 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
         replaced = np.where(how < spec.kept + spec.random, noise, mask_id)
         hidden = np.where(how < spec.kept, tokens, replaced)
         inputs = replace(text, tokens=np.where(chosen, hidden, tokens))
-        return Batch(inputs, np.where(chosen, tokens, IGNORE))
+        return Batch(inputs, np.where(chosen, tokens, IGNORE), judged)
 
     return make
+
+
+def _chosen(
+    shape: tuple[int, ...], spec: MaskedTokens, generator: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Choose a share of the places, in runs of neighbours where they may be longer than one."""
+    if spec.longest_run == 1:
+        return generator.random(shape) < spec.share
+    weights = 1 / np.arange(1, spec.longest_run + 1)
+    longer = (
+        np.cumsum(weights[::-1])[::-1] / weights.sum()
+    )  # of a run, that it has n places or more
+    # A place is left out where none of the runs that might begin at it or before reach it.
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        start = (low + high) / 2
+        low, high = (start, high) if 1 - np.prod(1 - start * longer) < spec.share else (low, start)
+    begins = generator.random(shape) < start
+    lengths = generator.choice(len(weights), size=shape, p=weights / weights.sum()) + 1
+    found = begins.copy()
+    for further in range(1, spec.longest_run):
+        found[:, further:] |= (begins & (lengths > further))[:, :-further]
+    return found
+
+
+def _in_segments(
+    rows: Sequence[Row],
+    order: bool,
+    first: int,
+    separator: int,
+    generator: np.random.Generator,
+) -> tuple[Inputs, Row]:
+    """Cut each row in two, and let half of them not belong together: the second segment is the end of another row, or,
+    with `order`, the two change places. A row that is alone keeps its end.
+
+    Returns rows [first, a ..., separator, b ..., separator] with their token types, and 1 for those that do not belong
+    together.
+    """
+    number = len(rows)
+    apart = generator.random(number) < 0.5
+    cuts = [
+        max(1, int(share * len(row)))
+        for share, row in zip(generator.random(number), rows, strict=True)
+    ]
+    others = (np.arange(number) + generator.integers(1, max(number, 2), number)) % number
+    if not order:
+        apart &= others != np.arange(number)
+    tokens, types = [], []
+    for row, cut, other, is_apart in zip(rows, cuts, others, apart, strict=True):
+        a, b = row[:cut], row[cut:]
+        if is_apart and order:
+            a, b = b, a
+        elif is_apart:
+            b = rows[other][max(0, len(rows[other]) - len(b)) :] if len(b) else b
+        tokens.append(np.concatenate([[first], a, [separator], b, [separator]]))
+        types.append(np.repeat([0, 1], [len(a) + 2, len(b) + 1]))
+    filled, padding_mask = padded(tokens, separator)
+    inputs = Inputs(filled, padding_mask=padding_mask, token_type_ids=padded(types, 0)[0])
+    return inputs, apart.astype(np.int64)
 
 
 def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:

@@ -70,6 +70,7 @@ def fit(spec: ModelSpec, family: Family) -> Fit:
     """Write a resolved spec as a family's config, read it back, and return what is not the same."""
     try:
         back = family.biased(family.spec(family.config(spec)), spec.head.bias)
+        back = family.judging(back, spec.sequence_head)
     except UserError as error:
         return Fit(family, tuple(error.lines) * 1000)
     return Fit(family, tuple(dict.fromkeys(differences(spec, back))))

@@ -23,6 +23,7 @@ from archwright.hf.weights_reader import Store, opened
 from archwright.model.build import build_uninitialized
 from archwright.model.language_model import LanguageModel
 from archwright.progress import Progress
+from archwright.spec.embeddings import PooledHead
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.overrides import flatten
@@ -97,6 +98,7 @@ def load(
         spec = spec_of(config, str(folder / FILE), folder.resolve().name)
         _check_sizes(spec, family, store, folder)
         spec = _biased_as_stored(spec, family, store)
+        spec = _judging_as_stored(spec, family, store)
         spec = _tied_as_stored(spec, family, store, folder)
         assert spec.vocab_size != "auto"
         names = _checked(family, spec, store, folder)
@@ -153,6 +155,12 @@ def _biased_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpe
     """Return the spec, with a bias of logits where the file has one that is not zero."""
     name = _aliases(family, store).get(family.logits_bias)
     return family.biased(spec, name is not None and bool(store.read(name).any()))
+
+
+def _judging_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
+    """Return the spec, with a head of rows where the file has one."""
+    has_head = family.sequence_head in _aliases(family, store)
+    return family.judging(spec, PooledHead() if has_head else None)
 
 
 def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path) -> ModelSpec:

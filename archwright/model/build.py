@@ -9,7 +9,7 @@ from archwright.model.decoder import Decoder
 from archwright.model.encoder_decoder import Encoder, EncoderDecoder
 from archwright.model.layer import Layer
 from archwright.parts.branch import Branch
-from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
+from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
@@ -153,7 +153,9 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     encoder, sharing = spec.encoder_model, Sharing()
     memory_dim = None if encoder is None else encoder.output_dim
     decoder = _stack(spec, sharing, memory_dim)
-    decoder |= {"embedding": embedding, "head": head}
+    decoder |= {"embedding": embedding, "head": head, "sequence_head": None}
+    if not spec.sequence_head.is_none:
+        decoder["sequence_head"] = SEQUENCE_HEADS.make(spec.sequence_head, spec.dim)
     decoder |= {"masks": sharing.patterns, "lr_scales": init.lr_scales}
     if encoder is None:
         return Decoder(spec, **decoder)

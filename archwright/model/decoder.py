@@ -37,6 +37,7 @@ class Decoder(Stack, LanguageModel):
         layers: list[Layer],
         norm: nn.Module,
         head: Head,
+        sequence_head: nn.Module | None,
         masks: Mapping[str, MaskPattern],
         rotaries: Mapping[str, nn.Module],
         relatives: Mapping[str, nn.Module],
@@ -46,7 +47,7 @@ class Decoder(Stack, LanguageModel):
         self.masks, self.lr_scales = dict(masks), dict(lr_scales)
         self.embedding: TokenEmbedding = embedding
         self.assemble(spec, position, embedding_norm, project_in, rotaries, relatives, layers, norm)
-        self.head = head
+        self.head, self.sequence_head = head, sequence_head
 
     def forward(
         self,
@@ -85,7 +86,7 @@ class Decoder(Stack, LanguageModel):
             token_type_ids=token_type_ids,
             cache=cache,
         )
-        return Output(logits=self.head(hidden))
+        return Output(self.head(hidden), self.sequence_logits(hidden, padding_mask))
 
     def hidden(
         self,

@@ -95,6 +95,30 @@ TRANSFORMS = Registry(
 """Modules that a head begins with: from vectors of dim to those of width, that of its table."""
 
 
+class PooledHead(nn.Module):
+    """logits = W2 tanh(W1 x + b1) + b2. Shapes: x [..., dim], the vectors of first tokens; W1 [dim, dim], W2 [2, dim];
+    logits [..., 2], for a second segment that follows and for one that does not.
+
+    Devlin et al., 2018, BERT, section 3.1 and its published code.
+    """
+
+    def __init__(self, spec: spec.PooledHead, dim: int) -> None:
+        super().__init__()
+        self.dropout = spec.dropout
+        self.pooler, self.classifier = Linear(dim, dim, bias=True), Linear(dim, 2, bias=True)
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch classes"]:
+        pooled = F.dropout(torch.tanh(self.pooler(x)), self.dropout, self.training)
+        logits: Tensor = self.classifier(pooled)
+        return logits
+
+
+SEQUENCE_HEADS = Registry(
+    spec.SequenceHead, "(spec, dim)", nn.Module, {spec.PooledHead: PooledHead}
+)
+"""Modules that give logits [batch, 2] of the vectors [batch, dim] of the first token of each row."""
+
+
 class Head(Linear):
     """logits = (g(x) W^T + b) * logit_scale / logit_divisor, then c tanh(logits / c) if capped; W may be the
     embedding's table.

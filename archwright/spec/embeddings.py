@@ -83,6 +83,35 @@ class DenseTransform(Transform):
         return width * (dim + self.bias) + self.norm.num_parameters(width)
 
 
+class SequenceHead(Choice):
+    """The axis of heads that judge a row as a whole, beside the one that predicts tokens: whether its second segment
+    follows the first."""
+
+    axis: ClassVar[str] = "sequence_head"
+
+    def num_parameters(self, dim: int) -> int:
+        """Return the number of parameters in a model of width `dim`."""
+        return 0
+
+
+class NoSequenceHead(SequenceHead):
+    """Tokens alone are predicted."""
+
+    kind: Literal["none"] = "none"
+
+
+class PooledHead(SequenceHead):
+    """classifier(tanh(pooler(x))) of the first token's vector x, two logits: whether the second segment follows the
+    first, or not (Devlin et al., 2018, BERT, section 3.1; Lan et al., 2019, ALBERT)."""
+
+    kind: Literal["pooled"] = "pooled"
+    dropout: Probability = 0.0
+    """Share of what the pooler gives dropped in training."""
+
+    def num_parameters(self, dim: int) -> int:
+        return dim * (dim + 1) + 2 * (dim + 1)
+
+
 class Head(Spec):
     """logits = (x weight^T + bias) * logit_scale / logit_divisor, with a weight of shape
     [vocab_size, embedding.dim]."""

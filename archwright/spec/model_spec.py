@@ -18,7 +18,7 @@ from archwright.spec.choice import (
     Width,
 )
 from archwright.spec.cross_attention import CrossAttention, NoCrossAttention
-from archwright.spec.embeddings import Embedding, Head
+from archwright.spec.embeddings import Embedding, Head, NoSequenceHead, SequenceHead
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import FeedForward, SwiGLU, round_up
 from archwright.spec.fingerprint import fingerprint
@@ -247,6 +247,7 @@ class ModelSpec(StackSpec):
     """Longest sequence trained on, in tokens."""
     embedding: Embedding = Embedding()
     head: Head = Head()
+    sequence_head: SequenceHead = NoSequenceHead()
     init: Init = Glorot()
     encoder: Encoder = NoEncoder()
     """A stack that reads another text; "none" for decoders."""

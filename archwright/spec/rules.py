@@ -525,6 +525,15 @@ def an_encoder_is_read(spec: "ModelSpec") -> Iterator[str]:
         )
 
 
+@_rule("Rows are judged by models that read them alone.")
+def rows_are_judged_by_one_stack(spec: "ModelSpec") -> Iterator[str]:
+    if not spec.sequence_head.is_none and not spec.encoder.is_none:
+        yield (
+            f'sequence_head.kind: found "{spec.sequence_head.kind}" beside an encoder, whose decoder reads no '
+            'segments; expected "none"'
+        )
+
+
 @_rule("A table of embeddings that two stacks share is as wide as both.")
 def shared_tables_are_as_wide(spec: "ModelSpec") -> Iterator[str]:
     encoder = spec.encoder_model

@@ -25,6 +25,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.positions import DynamicNTK, LongRoPE, RoPE
 from archwright.spec.read import to_toml
 from archwright.spec.rules import RULES
+from archwright.training.step import sequence_nats
 from tests.parts.test_masks import sees
 
 ROWS = 2
@@ -174,8 +175,10 @@ def trains(case: Case) -> None:
         model = build(case.spec, seed=case.seed).use_kernel(case.dice.choice(["sdpa", "blockwise"]))
         tokens = case.tokens()
         with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            logits = model(tokens).logits
-        loss = cross_entropy(logits, tokens, z_loss=1e-4).total
+            out = model(tokens)
+        loss = cross_entropy(out.logits, tokens, z_loss=1e-4).total
+        if out.sequence_logits is not None:
+            loss = loss + sequence_nats(out.sequence_logits, tokens[:, 0] % 2).mean()
         loss.backward()
         assert loss.isfinite()
         for name, parameter in model.named_parameters():

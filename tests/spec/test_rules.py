@@ -75,6 +75,11 @@ BROKEN: dict[str, list[str]] = {
     ],
     "layer_has_a_branch": ["attention.kind=none", "feedforward.kind=none"],
     "an_encoder_is_read": ["encoder.kind=stack"],
+    "rows_are_judged_by_one_stack": [
+        "encoder.kind=stack",
+        "cross_attention.kind=softmax",
+        "sequence_head.kind=pooled",
+    ],
     "shared_tables_are_as_wide": [
         *("encoder.kind=stack", "cross_attention.kind=softmax", "encoder.dim=64"),
     ],

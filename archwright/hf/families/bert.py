@@ -1,6 +1,7 @@
 """BERT and its kin, as encoders and as decoders, and XLNet: post-norm layers; BERT's head maps the vector once more.
 
-What files hold beside the masked language model, such as the pooler and the classifier of next sentences, is left out.
+Where a file of BERT or ALBERT has the classifier of their second objective, it is read with its pooler; without it, the
+pooler is left out.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ BERT = Family(
     "bert",
     "BertLMHeadModel",
     masked_architecture="BertForMaskedLM",
+    pretraining_architecture="BertForPreTraining",
+    sequence_head="cls.seq_relationship.weight",
     lenses=(
         *SIZES,
         Set({"residual.kind": "post", **LAYER_NORM, "attention.kind": "softmax"}),
@@ -117,6 +120,8 @@ BERT = Family(
         "cls.predictions.transform.dense": "head.transform.dense",
         "cls.predictions.transform.LayerNorm": "head.transform.norm",
         "cls.predictions.bias": "head.bias",
+        "bert.pooler.dense": "sequence_head.pooler",
+        "cls.seq_relationship": "sequence_head.classifier",
     },
     prefix="bert.",
     ignored=(
@@ -280,6 +285,8 @@ ALBERT = BERT.derive(
     Refuse("num_hidden_groups", (1,)),
     Refuse("inner_group_num", (1,)),
     masked_architecture="",
+    pretraining_architecture="AlbertForPreTraining",
+    sequence_head="sop_classifier.classifier.weight",
     layers="albert.encoder.albert_layer_groups.{i}.albert_layers.0.",
     layer_keys={
         "attention.query": "attention.query",
@@ -296,6 +303,8 @@ ALBERT = BERT.derive(
         "predictions.dense": "head.transform.dense",
         "predictions.LayerNorm": "head.transform.norm",
         "predictions.bias": "head.bias",
+        "albert.pooler": "sequence_head.pooler",
+        "sop_classifier.classifier": "sequence_head.classifier",
     },
     prefix="albert.",
     ignored=(
