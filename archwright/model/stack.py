@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.model.cache import Cache
-from archwright.model.layer import Layer
+from archwright.model.layer import Layer, recomputed
 from archwright.parts.context import Context
 from archwright.parts.mixers import Mixer
 from archwright.spec.model_spec import ModelSpec
@@ -23,6 +24,8 @@ class Stack(nn.Module):
     embedding_norm: nn.Module
     layers: nn.ModuleList
     norm: nn.Module
+    checkpoints_activations: bool = False
+    """Whether layers keep only what enters them, and are computed again in the backward pass."""
 
     def assemble(
         self,
@@ -52,7 +55,10 @@ class Stack(nn.Module):
         context.embedding = x
         for i, layer in enumerate(self.stack):
             layer.prepare(context)
-            x = layer(x, context, cache and cache.states(i))
+            if self.checkpoints_activations and torch.is_grad_enabled() and cache is None:
+                x = recomputed(layer, x, context)
+            else:
+                x = layer(x, context, cache and cache.states(i))
         normed: Tensor = self.norm(x)
         return normed
 

@@ -124,7 +124,8 @@ def make_model(run: RunSpec, material: Material, machine: MachineSpec) -> Langua
             'the tokenizer, or "auto"'
         )
     check_memory(run, num_tokens, machine)
-    return build(run.model, seed=run.seed, device=machine.device, vocab_size=num_tokens)
+    model = build(run.model, seed=run.seed, device=machine.device, vocab_size=num_tokens)
+    return model if machine.activation_checkpointing == "none" else model.checkpoint_activations()
 
 
 def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
