@@ -94,7 +94,8 @@ def _at_least_seconds(session: Session, peak: float) -> float:
         return seconds
     flops, steps = run_flops_per_token(run, session.model), run.machine.num_steps
     if steps == "auto":
-        steps = run.budget.steps(run.tokens_per_step, flops, 1.0)
+        parameters = session.model.num_parameters()
+        steps = run.budget.steps(run.tokens_per_step, flops, 1.0, num_parameters=parameters)
     return float(steps) * run.tokens_per_step * flops / peak
 
 
@@ -201,7 +202,10 @@ def _num_steps(session: Session, spent: float) -> tuple[int, str]:
         step = session.time_step(min(WARM_SECONDS, (seconds - spent) / 20))
         measured = f" at {1e3 * step:.1f} ms a step"
     flops = run_flops_per_token(run, session.model)
-    steps = run.budget.steps(run.tokens_per_step, flops, step, seconds_spent=spent)
+    parameters = session.model.num_parameters()
+    steps = run.budget.steps(
+        run.tokens_per_step, flops, step, seconds_spent=spent, num_parameters=parameters
+    )
     return steps, f"what a budget of {run.budget} pays for{measured}"
 
 

@@ -26,7 +26,7 @@ STEPS = 2
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm", "convolution")
 """Operations that a compiler does not compute again for the backward pass."""
 FACTORS = ("_to_copy", "add")
-"""Operations whose results are the narrow factors of products, and the stream between branches: a compiler keeps both."""
+"""Operations whose results are the narrow factors of products, and the stream: a compiler keeps both."""
 ROOMS = ("empty", "new_empty", "empty_like", "empty_strided")
 """Operations that make room for the results of a kernel."""
 
