@@ -41,7 +41,7 @@ def test_attention_in_training(b: int, n: int, d: int, h: int) -> None:
     terms = b * n * d * d, b * n * d + b * h * n * n + d * d
     assert 4 < counted.flops / (3 * terms[0]) < 20
     assert 2 < counted.num_bytes / (3 * terms[1]) < 15
-    assert 0.5 < counted.intensity / formula < 6
+    assert 0.5 < counted.intensity / formula < 9
 
 
 @pytest.mark.parametrize(("b", "n", "d", "h"), SIZES)
@@ -51,7 +51,7 @@ def test_attention_in_writing(b: int, n: int, d: int, h: int, grouped: bool) -> 
     of keys and values 1 / (1/d + n/(d h) + 1/b) (Shazeer, 2019, sections 2.4.1 and 3.1)."""
     counted = attention("decode", b, n, d, h, 1 if grouped else h)
     many, one = 1 / (n / d + 1 / b), 1 / (1 / d + n / (d * h) + 1 / b)
-    assert 1 < counted.intensity / (one if grouped else many) < 4
+    assert 1 < counted.intensity / (one if grouped else many) < 6
 
 
 def test_writing_is_bound_by_bandwidth_and_training_is_not() -> None:
