@@ -149,5 +149,11 @@ class Decoder(Stack, LanguageModel):
         super().use_kernel(name)
         return self
 
+    def checkpoint_activations(self) -> "Decoder":
+        """Keep only what enters each layer, and compute layers again in the backward pass."""
+        for stack in self.stacks:
+            stack.checkpoints_activations = True
+        return self
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({one_line(self.spec, self.num_parameters())})"

@@ -111,6 +111,10 @@ class LanguageModel(nn.Module, ABC):
     def use_kernel(self, name: str) -> "LanguageModel":
         """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
 
+    @abstractmethod
+    def checkpoint_activations(self) -> "LanguageModel":
+        """Keep only what enters each layer, and compute layers again in the backward pass."""
+
     def num_parameters(self) -> int:
         """Return the number of parameters; a tied table counts once."""
         return sum(p.numel() for p in self.parameters())

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.model.cache import Cache
-from archwright.model.layer import Layer
+from archwright.model.layer import Layer, recomputed
 from archwright.model.reversible import read_reversibly
 from archwright.parts.context import Context
 from archwright.parts.linear import Linear
@@ -29,6 +29,8 @@ class Stack(nn.Module):
     layers: nn.ModuleList
     """Those with parameters of their own: fewer than there are to go through where some are shared."""
     norm: nn.Module
+    checkpoints_activations: bool = False
+    """Whether layers keep only what enters them, and are computed again in the backward pass."""
 
     def assemble(
         self,
@@ -60,15 +62,19 @@ class Stack(nn.Module):
         if self.project_in is not None:
             x = self.project_in(x)
         context.embedding = x
+        keeps_all = cache is not None or not torch.is_grad_enabled()
         if self.is_reversible:
             x = torch.cat((x, x), -1)
-        if self.is_reversible and cache is None and torch.is_grad_enabled():
+        if self.is_reversible and not keeps_all:
             shared = chain(self.rotaries.parameters(), self.relatives.parameters())
             x = read_reversibly(self.stack, x, context, shared)
         else:
             for i, layer in enumerate(self.stack):
                 layer.prepare(context)
-                x = layer(x, context, cache and cache.states(i))
+                if self.checkpoints_activations and not keeps_all:
+                    x = recomputed(layer, x, context)
+                else:
+                    x = layer(x, context, cache and cache.states(i))
         if x.shape[-1] != self.spec.output_dim:
             x = x.unflatten(-1, (-1, self.spec.output_dim)).mean(-2)  # [batch, length, dim]
         normed: Tensor = self.norm(x)

@@ -167,8 +167,12 @@ class Experts(Branch):
         out = (per_token.sum(1) * self.spec.routed_scaling_factor).to(found.dtype)
         if self.training and torch.is_grad_enabled():
             sent_to = ends.diff(prepend=ends.new_zeros(1))
-            self.auxiliary = self._auxiliary(logits, sent_to)
-            if self.spec.selection_bias_update_rate:
+            auxiliary = self._auxiliary(
+                logits, sent_to
+            )  # again, too: its gradient needs its values
+            if self.first_pass:
+                self.auxiliary = auxiliary
+            if self.first_pass and self.spec.selection_bias_update_rate:
                 self.load = sent_to if self.load is None else self.load + sent_to
         out = self._with_shared(rows, out)
         # [..., dim]
