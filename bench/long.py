@@ -2,8 +2,8 @@
 
     python bench/long.py [--mixers longformer window] [--longest 32768] [--blocks 5] [--help]
 
-One layer without a feed-forward reads a text of each length, forward, and forward and backward, on one thread, by turns;
-times are those of the thread's own CPU time. The exponent p of time ~ length^p is fitted on log scales, over all
+One layer without a feed-forward reads a text of each length, forward, and forward and backward, on one thread, by
+turns; times are those of the thread's own CPU time. The exponent p of time ~ length^p is fitted on log scales, over all
 lengths, to the least time of each, which others on the machine disturb least. The result is printed and written to
 bench/results/ as Markdown.
 """
@@ -101,8 +101,8 @@ HEAD = """# Time against length, {date}
 
 {machine}
 
-One layer of attention, dim 32, 2 heads, windows of {radius} tokens on either side, float32, blockwise; milliseconds of CPU
-time, the least of {blocks} interleaved passes. p is the exponent of time ~ length^p, fitted over the row.
+One layer of attention, dim 32, 2 heads, windows of {radius} tokens on either side, float32, blockwise; milliseconds of
+CPU time, the least of {blocks} interleaved passes. p is the exponent of time ~ length^p, fitted over the row.
 
 | mixer | pass | {columns} | p |
 |---|---|{rule}---:|

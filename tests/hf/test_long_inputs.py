@@ -1,7 +1,6 @@
 """Checkpoints of models for long inputs, in texts longer than their windows: what they have beside what all have."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tests.hf.library import (
     save,
 )
 
-NAMES = ["longformer", "led", "big_bird_sparse", "longt5"]
+NAMES = ["longformer", "led", "big_bird_sparse", "longt5", "bigbird_pegasus_sparse"]
 
 
 @pytest.fixture(autouse=True)
