@@ -37,6 +37,7 @@ WORDS = {
     "dynamic": "dynamic NTK",
     "glorot": "Glorot",
     "gpt2": "GPT-2",
+    "fan_in": "fan-in",
     "mup": "muP",
     "experts": "mixture of experts",
     "sqrt_dim": "√width",
@@ -138,9 +139,20 @@ def model_words(spec: ModelSpec) -> dict[str, Any]:
         "embedding",
         "head",
         "init",
-        "encoder",
     )
-    return {field: getattr(spec, field) for field in fields}
+    return {field: getattr(spec, field) for field in fields} | {"encoder": encoder_words(spec)}
+
+
+def encoder_words(spec: ModelSpec) -> str:
+    """Return what stands around the layers of an encoder, where it is no decoder's."""
+    encoder = spec.encoder_model
+    if encoder is None:
+        return "none"
+    own = [f for f in ("dim", "context_length") if getattr(encoder, f) != getattr(spec, f)]
+    parts = [f"{encoder.num_layers} layers"]
+    parts += [f"{name_of(field)} {_value(getattr(encoder, field))}" for field in own]
+    parts += [] if spec.encoder.shares_embedding else ["embedding of its own"]
+    return ", ".join(parts)
 
 
 def layer_words(spec: ModelSpec) -> dict[str, LayerSpec]:
@@ -167,6 +179,21 @@ def differences(old: ModelSpec, new: ModelSpec) -> list[Difference]:
     around = model_words(new)
     for field, value in model_words(old).items():
         found += _choices(name_of(field), value, around[field])
+    of_decoder, encoders = _of_layers(old, new), (old.encoder_model, new.encoder_model)
+    if encoders[0] is None or encoders[1] is None:
+        return found + of_decoder
+    # What changed alike in both stacks is said once, and a branch that only one has, without its name.
+    of_encoder, reading = _of_layers(*encoders), name_of("cross_attention")
+    both = [d for d in of_decoder if d in of_encoder or d[0].endswith(reading)]
+    found += both
+    for stack, own in (("encoder", of_encoder), ("decoder", of_decoder)):
+        found += [(f"{stack}: {at}", a, b) for at, a, b in own if (at, a, b) not in both]
+    return found
+
+
+def _of_layers(old: ModelSpec, new: ModelSpec) -> list[Difference]:
+    """Return what the layers of two stacks do otherwise."""
+    found: list[Difference] = []
     before, after = layer_words(old), layer_words(new)
     everywhere = [*_between(before["default"], after["default"])]
     if any("default" in spec.layers.names(spec.num_layers) for spec in (old, new)):

@@ -131,6 +131,12 @@ def _masks(spec: ModelSpec) -> str:
     return ", ".join(parts)
 
 
+def _stacks(spec: ModelSpec) -> str:
+    if spec.encoder_model is not None:
+        return f"{spec.encoder_model.num_layers} encoder + {spec.num_layers} decoder layers"
+    return "encoder" if spec.is_bidirectional else "decoder"
+
+
 def _biases(spec: ModelSpec) -> str:
     """Name the linear maps that have a bias: all, none, or which."""
     found: dict[str, set[bool]] = {}
@@ -250,6 +256,10 @@ COLUMNS = {
         "Whether embedding and head share a table.", lambda spec: "yes" if spec.head.tied else "no"
     ),
     "stability": Column("What keeps numbers in bounds.", _tricks),
+    "stacks": Column(
+        "A decoder, an encoder, whose tokens see both sides, or both, where all columns are of the decoder.",
+        lambda spec: _stacks(spec),
+    ),
     "layers": Column("Number of layers.", lambda spec: str(spec.num_layers)),
     "dim": Column("Width of the residual stream.", lambda spec: str(spec.dim)),
     "vocabulary": Column("Rows of the embedding.", lambda spec: str(spec.vocab_size)),

@@ -9,7 +9,7 @@ from archwright.cli.models import load_model
 from archwright.format import columns, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.overrides import flatten, override, toml_value
+from archwright.spec.overrides import dump, flatten, override, toml_value
 from archwright.spec.read import Loaded, Origin, collapse_uniform, even_tables, preset_names
 from archwright.spec.rules import suspicions
 from archwright.spec.run_spec import RunSpec
@@ -44,9 +44,16 @@ def print_model(options: argparse.Namespace) -> None:
 
 def _objective(loaded: Loaded) -> str:
     """Say what a model was published to predict, where that is another thing than the next token."""
-    kind = loaded.objective.kind
-    return (
-        "" if kind == RunSpec().objective.kind else f"trained by default with objective.kind={kind}"
+    objective = loaded.objective
+    if objective == RunSpec().objective:
+        return ""
+    usual, given = (flatten(dump(spec), "objective.") for spec in (type(objective)(), objective))
+    own = [f"objective.kind={objective.kind}"]
+    own += [
+        f"{path}={toml_value(value)}" for path, value in given.items() if usual.get(path) != value
+    ]
+    return f"trained by default with {' '.join(own)}" + (
+        f"\n  {loaded.objective_source}" if loaded.objective_source else ""
     )
 
 

@@ -12,12 +12,14 @@ from archwright.data.inputs import IGNORE, Array, Batch, Inputs
 from archwright.parts.registry import Registry
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.objectives import (
+    Denoising,
     MaskedTokens,
     NextToken,
     Objective,
     PrefixLM,
     SequenceToSequence,
     SpanCorruption,
+    TextInfilling,
 )
 from archwright.text.tokenizer import Tokenizer
 
@@ -39,11 +41,14 @@ class Vocabulary(NamedTuple):
     """The id that every document starts from."""
     special_ids: Mapping[str, int] = MappingProxyType({})
     """The ids of special tokens, which no text has, by name."""
+    decode: Callable[[list[int]], str] = lambda ids: ""
+    """Returns the text of ids."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
         """Return that of a tokenizer."""
-        return cls(tokenizer.vocab_size, tokenizer.begin_of_text, tokenizer.special_ids)
+        known = tokenizer.vocab_size, tokenizer.begin_of_text, tokenizer.special_ids
+        return cls(*known, tokenizer.decode)
 
     def special_id(self, name: str, key: str) -> int:
         """Return the id of a special token.
@@ -158,9 +163,54 @@ def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         rows = _unpadded(text.tokens, text.padding_mask)
-        pairs = [_corrupted(row, spec, np.array(sentinels), generator) for row in rows]
+        pairs = [
+            _corrupted(row, spec.spans(len(row)), np.array(sentinels), generator) for row in rows
+        ]
         sources, targets = zip(*pairs, strict=True)
         return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+
+    return make
+
+
+def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
+    """As of `span_corruption`, with a denoiser drawn for each row, whose mode the source begins with."""
+    sentinels = np.array([vocabulary.special_id(s, "objective.sentinel") for s in spec.sentinels])
+    modes = [
+        [vocabulary.special_id(d.mode, "objective.denoisers")] if d.mode else []
+        for d in spec.denoisers
+    ]
+    weights = np.array([d.weight for d in spec.denoisers])
+    end = vocabulary.end_of_text
+
+    def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        rows = _unpadded(text.tokens, text.padding_mask)
+        drawn = generator.choice(len(weights), len(rows), p=weights / weights.sum())
+        sources, targets = [], []
+        for row, i in zip(rows, drawn.tolist(), strict=True):
+            out, spans = spec.spans(spec.denoisers[i], len(row))
+            if spec.denoisers[i].at_end:
+                out = int(generator.integers(1, 2 * out))
+            source, target = _corrupted(row, (out, spans), sentinels, generator)
+            sources.append(np.concatenate([np.array(modes[i], np.int64), source]))
+            targets.append(target)
+        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+
+    return make
+
+
+def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
+    """Source and target end with the token of the end of a text."""
+    mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
+    sentences, end = (
+        Sentences(vocabulary) if spec.permute_sentences else None,
+        vocabulary.end_of_text,
+    )
+
+    def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        rows = _unpadded(text.tokens, text.padding_mask)
+        orders = [sentences.permuted(row, generator) if sentences else row for row in rows]
+        sources = [_infilled(row, spec, mask_id, generator) for row in orders]
+        return _sequence_to_sequence(_ended(sources, end), _ended(rows, end), end)
 
     return make
 
@@ -189,18 +239,76 @@ def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:
     return [row[real] for row, real in zip(tokens, padding_mask, strict=True)]
 
 
+class Sentences:
+    """Where sentences end: behind a token that ends with ".", "!" or "?", closing brackets and quotation marks aside,
+    if a blank follows. What stands before the first end and behind the last one is a sentence, too."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        texts = [vocabulary.decode([i]) for i in range(vocabulary.size)]
+        stripped = [text.rstrip().rstrip("\"')]}") for text in texts]
+        self._ends = np.array([text.endswith((".", "!", "?")) for text in stripped], bool)
+        self._ends_blank = np.array([text[-1:].isspace() for text in texts], bool)
+        self._begins_blank = np.array([text[:1].isspace() for text in texts], bool)
+
+    def permuted(self, text: Row, generator: np.random.Generator) -> Row:
+        """Return a text with its sentences in random order, each order equally likely."""
+        before, behind = text[:-1], text[1:]
+        at_end = self._ends[before] & (self._ends_blank[before] | self._begins_blank[behind])
+        sentences = np.split(text, np.flatnonzero(at_end) + 1)
+        return np.concatenate([sentences[i] for i in generator.permutation(len(sentences))])
+
+
+def _infilled(text: Row, spec: TextInfilling, mask_id: int, generator: np.random.Generator) -> Row:
+    """Return a text with one mask token in the place of each span, never longer than the text."""
+    out = round(spec.share * len(text))
+    if out == 0:
+        return text
+    lengths = _poisson_lengths(out, spec.mean_length, generator)
+    kept = len(text) - out
+    # Between kept tokens, before and behind them is room for a span each.
+    lengths = _merged(lengths, kept + 1)
+    gaps = np.sort(generator.choice(kept + 1, len(lengths), replace=False))
+    starts = gaps + np.cumsum(lengths) - lengths
+    masked = np.zeros(len(text) + 1, np.int64)
+    np.add.at(masked, starts, 1)
+    np.add.at(masked, starts + lengths, -1)
+    stays = np.insert(np.cumsum(masked)[:-1] == 0, starts, True)
+    found: Row = np.insert(text, starts, mask_id)[stays]
+    return found
+
+
+def _poisson_lengths(out: int, mean: float, generator: np.random.Generator) -> Row:
+    """Return lengths of spans that have `out` tokens together, drawn from Poisson(mean), the last one cut; so few of
+    length 0 that there are no more spans than tokens."""
+    drawn: list[int] = []
+    while sum(drawn) < out:
+        drawn += generator.poisson(mean, 1 + round((out - sum(drawn)) / mean)).tolist()
+    ends = np.minimum(np.cumsum(drawn), out)
+    lengths = np.diff(ends[: np.searchsorted(ends, out) + 1], prepend=0)
+    spare = out - np.count_nonzero(lengths)
+    found: Row = lengths[(lengths > 0) | (np.cumsum(lengths == 0) <= spare)]
+    return found
+
+
+def _merged(lengths: Row, most: int) -> Row:
+    """Return lengths of at most so many spans, those that are too many added to the last one."""
+    if len(lengths) <= most:
+        return lengths
+    return np.append(lengths[: most - 1], lengths[most - 1 :].sum())
+
+
 def _corrupted(
-    text: Row, spec: SpanCorruption, sentinels: Row, generator: np.random.Generator
+    text: Row, spans: tuple[int, int], sentinels: Row, generator: np.random.Generator
 ) -> tuple[Row, Row]:
-    """Return a text with spans left out, and what was left out."""
+    """Return a text with so many tokens left out, in so many spans, and what was left out."""
     if len(text) < 2:  # there is nothing that could be kept
         return sentinels[:1], np.append(sentinels[:1], text)
-    out, spans = spec.spans(len(text))
+    out, number = spans
     # Kept and left out in turn: [kept, out, kept, out, ...], a span of each at a time.
-    kept_lengths, out_lengths = (_split(n, spans, generator) for n in (len(text) - out, out))
+    kept_lengths, out_lengths = (_split(n, number, generator) for n in (len(text) - out, out))
     ends = np.cumsum(np.stack([kept_lengths, out_lengths], axis=1).ravel())
     pieces = np.split(text, ends[:-1])
-    marks = [sentinels[i : i + 1] for i in range(spans)]
+    marks = [sentinels[i : i + 1] for i in range(number)]
     source = [part for both in zip(pieces[0::2], marks, strict=True) for part in both]
     target = [part for both in zip(marks, pieces[1::2], strict=True) for part in both]
     return np.concatenate(source), np.concatenate(target)
@@ -245,6 +353,8 @@ OBJECTIVES = Registry(
         PrefixLM: prefix_lm,
         MaskedTokens: masked_tokens,
         SpanCorruption: span_corruption,
+        Denoising: denoising,
+        TextInfilling: text_infilling,
         SequenceToSequence: sequence_to_sequence,
     },
 )

@@ -23,6 +23,8 @@ class TokenEmbedding(Embedding):
     Vaswani et al., 2017, section 3.4; Lan et al., 2019, ALBERT, section 3.1 (P).
     """
 
+    holds_tokens = True
+
     def __init__(self, spec: spec.Embedding, dim: int, vocab_size: int) -> None:
         width = dim if spec.dim == "auto" else spec.dim
         super().__init__(vocab_size, width)

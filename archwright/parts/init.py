@@ -36,7 +36,7 @@ class Init(ABC):
                 f'init.{open_still[0]}: found "auto", which follows from the whole model; give a number, or take '
                 "it from a resolved spec: spec.resolved()"
             )
-        self.spec, self.num_layers = spec, num_layers
+        self.spec, self.num_layers, self.dim = spec, num_layers, dim
 
     @abstractmethod
     def std(self, module: Linear | Embedding) -> float:
@@ -94,6 +94,19 @@ class GPT2(Init):
         return float(self.spec.embedding_std if embeds else self.spec.std)
 
 
+class FanIn(Init):
+    """Matrices N(0, 1 / d_in), those of queries divided by sqrt(head_dim) times the scale of their scores; embeddings
+    of tokens N(0, embedding_std^2), other tables N(0, 1 / dim).
+
+    Raffel et al., 2019, T5, in its published code: it has no scale of scores, so its queries are drawn smaller.
+    """
+
+    def std(self, module: Linear | Embedding) -> float:
+        if isinstance(module, Embedding):
+            return float(self.spec.embedding_std if module.holds_tokens else self.dim**-0.5)
+        return float(module.weight.shape[-1] ** -0.5 / module.score_gain)
+
+
 class MuP(Init):
     """Matrices N(0, std^2 / m), embeddings and head N(0, std^2), m = dim / base_dim; AdamW's rate of
     matrices is divided by m, and so are the logits.
@@ -116,7 +129,7 @@ INITS = Registry(
     spec.Init,
     "(spec, num_layers, dim)",
     Init,
-    {spec.Glorot: Glorot, spec.GPT2: GPT2, spec.MuP: MuP},
+    {spec.Glorot: Glorot, spec.GPT2: GPT2, spec.FanIn: FanIn, spec.MuP: MuP},
 )
 """Below `Init`."""
 

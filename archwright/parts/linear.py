@@ -20,12 +20,15 @@ class Linear(nn.Module):
     Attributes:
         active_fraction: the share of the weight that a token is multiplied with.
         init_gain: what the weight an initialisation draws is multiplied by (DeepNorm).
+        score_gain: of a map of queries, what their scores are multiplied by beside head_dim^-0.5: 1 where that is their
+            scale, sqrt(head_dim) where they have none. Some initialisations divide by it.
         is_lm_head: the map is the head.
         transposed_backward: whether its backward pass may transpose a factor beforehand where it is compiled, which
             some compilers do wrongly.
         can_join: whether `fused_linears` may compute it with others from its weight alone.
     """
 
+    score_gain = 1.0
     is_lm_head = False
     active_fraction = 1.0
     transposed_backward = False
@@ -93,7 +96,13 @@ class GroupedLinear(Linear):
 
 
 class Embedding(nn.Module):
-    """x = W[token], with a table W of shape [num_rows, dim]."""
+    """x = W[token], with a table W of shape [num_rows, dim].
+
+    Attributes:
+        holds_tokens: whether rows are of tokens, and not of positions or distances.
+    """
+
+    holds_tokens = False
 
     def __init__(self, num_rows: int, dim: int) -> None:
         super().__init__()
@@ -109,6 +118,8 @@ class Embedding(nn.Module):
 
 class TokenTable(Embedding):
     """A table of token ids, which every row of a batch has in its own: so several models' tables are one."""
+
+    holds_tokens = True
 
 
 def linear(

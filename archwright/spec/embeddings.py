@@ -1,5 +1,6 @@
 """Embedding and output head: from tokens to vectors and back."""
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -81,6 +82,11 @@ class Head(Spec):
     """Divisor of logits (Granite)."""
     softcap: OptionalFloat = Field("none", examples=[30.0])
     """c tanh(logits / c), which keeps logits within +-c (Gemma 2); "none" leaves them alone."""
+
+    def scaled_down(self, old_dim: int, dim: int) -> dict[str, float]:
+        """Return the options that are others in a model of another width: logits over sqrt(dim), as T5's, stay so."""
+        follows = math.isclose(self.logit_scale, old_dim**-0.5)
+        return {"logit_scale": dim**-0.5} if follows else {}
 
     def num_parameters(self, dim: int, width: int, vocab_size: int) -> int:
         """Return the number of parameters between a stream of `dim` coordinates and the logits, those of a

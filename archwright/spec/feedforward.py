@@ -16,6 +16,9 @@ from archwright.spec.choice import (
 )
 from archwright.spec.norms import NoNorm, Norm
 
+MOST_WIDTHS = 16
+"""Of a smaller model's hidden layer, how many widths of the model it has at most."""
+
 
 class FeedForwardBias(BoolGroup):
     """Which projections carry a bias; `bias = true` or `false` sets all."""
@@ -50,9 +53,10 @@ class FeedForward(Choice):
         return None
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
-        """Options that are called hidden_dim or ..._hidden_dim keep their share of the model's width."""
+        """Options that are called hidden_dim or ..._hidden_dim keep their share of the model's width, up to 16 of it
+        (T5 11B has 64)."""
         widths = {
-            name: to.width(value)
+            name: min(to.width(value), max(MOST_WIDTHS * to.dim, 8))
             for name, value in self
             if name.endswith("hidden_dim") and type(value) is int
         }

@@ -47,6 +47,21 @@ class GPT2(Init):
         return self.std
 
 
+class FanIn(Init):
+    """Matrices: normal, variance 1 / d_in; those of queries are smaller where scores have no scale, so that these
+    begin as large as with head_dim^-0.5 (Raffel et al., 2019, T5: published code)."""
+
+    kind: Literal["fan_in"] = "fan_in"
+    embedding_std: AutoFloat = Field("auto", examples=[0.02])
+    """Standard deviation of the embedding; auto: 1."""
+    residual_output_init: Literal["alike", "depth", "layer", "zero"] = "alike"
+    """Maps that end a branch: drawn as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
+    counted from 1, or zero, so that every layer begins as the identity."""
+
+    def auto_embedding_std(self, embedding_dim: int, *, tied: bool) -> float:
+        return 1.0
+
+
 class MuP(Init):
     """Maximal update parametrisation, by which the best learning rate stays as a model grows wider
     (Yang et al., 2022, table 8). With m = dim / base_dim, matrices have deviation std / sqrt(m) and 1 / m

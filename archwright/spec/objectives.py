@@ -1,11 +1,13 @@
 """Objectives: what a model reads of a text, and what it is to predict."""
 
-from collections.abc import Iterator
-from typing import ClassVar, Literal
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import Choice, Count
+from archwright.spec.choice import Choice, Count, Spec
 
 
 class Objective(Choice):
@@ -134,19 +136,14 @@ class SpanCorruption(Objective):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        return tuple(self.sentinel.replace("{}", str(i)) for i in range(self.num_sentinels))
+        return _numbered(self.sentinel, self.num_sentinels)
 
     def spans(self, length: int) -> tuple[int, int]:
         """Return how many tokens are left out of a text of `length`, and in how many spans."""
-        out = min(max(round(length * self.share), 1), max(1, length // 2))
-        most = min(out, length - out, self.num_sentinels)
-        return out, max(1, min(round(out / self.mean_length), most))
+        return spans_of(length, self.share, self.mean_length, self.num_sentinels)
 
     def window_length(self, context_length: int) -> int:
-        length = max(1, context_length - 1)
-        while self._source_length(length + 1) <= context_length:
-            length += 1
-        return length
+        return _longest(self._source_length, context_length)
 
     def target_length(self, context_length: int) -> int:
         out, spans = self.spans(self.window_length(context_length))
@@ -163,8 +160,129 @@ class SpanCorruption(Objective):
         return 3
 
     def contradictions(self) -> Iterator[str]:
-        if "{}" not in self.sentinel and self.num_sentinels > 1:
-            yield f'sentinel: found "{self.sentinel}"; expected {{}} in it, for the number of the span'
+        yield from _unnumbered(self.sentinel, self.num_sentinels)
+
+
+class Denoiser(Spec):
+    """One way to leave out spans, of those that a mixture draws from."""
+
+    mode: str = "[R]"
+    """The special token that the source begins with, which tells how it was made; empty: none."""
+    share: float = Field(0.15, gt=0, le=0.5)
+    """Share of the tokens that are left out."""
+    mean_length: float = Field(3.0, ge=1)
+    """Mean length of what is left out in one place, in tokens; of `at_end`, it follows from the share."""
+    at_end: bool = False
+    """Leave out the end of the text alone, of a length that is drawn uniformly, with the share as its mean."""
+    weight: float = Field(1.0, gt=0)
+    """How often it is drawn, relative to the others."""
+
+
+UL2_DENOISERS = (
+    Denoiser(mode="[R]", share=0.15, mean_length=3.0),
+    Denoiser(mode="[R]", share=0.15, mean_length=8.0),
+    Denoiser(mode="[S]", share=0.25, at_end=True),
+    Denoiser(mode="[X]", share=0.5, mean_length=3.0),
+    Denoiser(mode="[X]", share=0.5, mean_length=8.0),
+    Denoiser(mode="[X]", share=0.15, mean_length=64.0),
+    Denoiser(mode="[X]", share=0.5, mean_length=64.0),
+)
+"""Regular, sequential and extreme ones (Tay et al., 2022, UL2, table 1)."""
+
+
+class Denoising(Objective):
+    """-ln p(y_(t+1) | y_1 ... y_t, source): spans of a text are left out as in `span_corruption`, by a denoiser that is
+    drawn for it; the source begins with the token of that one's mode (Tay et al., 2022, UL2, section 3.1). Windows of
+    text are as long as fits into model.context_length whichever is drawn."""
+
+    kind: Literal["denoising"] = "denoising"
+    causal: ClassVar[bool] = True
+    has_source: ClassVar[bool] = True
+    denoisers: Annotated[tuple[Denoiser, ...], Field(strict=False, min_length=1)] = Field(
+        UL2_DENOISERS, examples=[({"mode": "", "share": 0.5, "at_end": True},)]
+    )
+    """What is drawn from: tables of `mode`, the special token that the source begins with, or empty, `share` and
+    `mean_length` of what is left out, `at_end`, to leave out the end of the text alone, and `weight`, how often it is
+    drawn. By default the seven of UL2's table 1, all equally often."""
+    sentinel: str = Field("<extra_id_{}>", min_length=1, examples=["<span_{}>"])
+    """The special tokens that stand for spans, with {} for their number."""
+    num_sentinels: Count = Field(100, examples=[32])
+    """How many there are; no more spans are left out of a text."""
+
+    @property
+    def sentinels(self) -> tuple[str, ...]:
+        """The special tokens that stand for spans."""
+        return _numbered(self.sentinel, self.num_sentinels)
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        modes = dict.fromkeys(denoiser.mode for denoiser in self.denoisers if denoiser.mode)
+        return (*modes, *self.sentinels)
+
+    def spans(self, denoiser: Denoiser, length: int) -> tuple[int, int]:
+        """Return how many tokens a denoiser leaves out of a text of `length`, on average where it is `at_end`, and in
+        how many spans."""
+        most = 1 if denoiser.at_end else self.num_sentinels
+        return spans_of(length, denoiser.share, denoiser.mean_length, most)
+
+    def window_length(self, context_length: int) -> int:
+        return min(
+            _longest(partial(self._source_length, d), context_length) for d in self.denoisers
+        )
+
+    def target_length(self, context_length: int) -> int:
+        """Return how many tokens a decoder reads on average beside a source of so many, rounded up."""
+        length = self.window_length(context_length)
+        total = sum(d.weight for d in self.denoisers)
+        return math.ceil(
+            sum(d.weight * (sum(self.spans(d, length)) + 1) for d in self.denoisers) / total
+        )
+
+    def _source_length(self, denoiser: Denoiser, length: int) -> int:
+        """Return the most tokens of the source that is made of a text: its mode, those kept, sentinels, and the one
+        that ends it."""
+        out, spans = self.spans(denoiser, length)
+        return bool(denoiser.mode) + length - (1 if denoiser.at_end else out) + spans + 1
+
+    @property
+    def least_context(self) -> int:
+        # The mode, a token that is kept, a sentinel for another, and one that ends the text.
+        return 4
+
+    def contradictions(self) -> Iterator[str]:
+        yield from _unnumbered(self.sentinel, self.num_sentinels)
+        if shared := {d.mode for d in self.denoisers} & {*self.sentinels}:
+            yield f'denoisers: found the mode "{min(shared)}", which is a sentinel; expected another'
+
+
+class TextInfilling(Objective):
+    """-ln p(y_(t+1) | y_1 ... y_t, source): the target is a text; the source has its sentences in random order, and one
+    mask token in the place of each span, of a length drawn from Poisson(mean_length); one of length 0 puts a mask
+    token between two others (Lewis et al., 2019, BART, sections 2.2 and 5.1)."""
+
+    kind: Literal["text_infilling"] = "text_infilling"
+    causal: ClassVar[bool] = True
+    has_source: ClassVar[bool] = True
+    share: float = Field(0.3, ge=0, le=1)
+    """Share of the tokens that are masked; 0: none are."""
+    mean_length: float = Field(3.0, gt=0, examples=[5.0])
+    """Mean of the Poisson distribution that lengths of spans are drawn from, in tokens."""
+    permute_sentences: bool = True
+    """Put the sentences of the source in random order; one ends with ".", "!" or "?" before a blank."""
+    mask_token: str = Field("<mask>", min_length=1, examples=["[MASK]"])
+    """The special token that stands for a span."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return (self.mask_token,)
+
+    def window_length(self, context_length: int) -> int:
+        # Source and target have one more, which ends the text; no source is longer than its text.
+        return max(1, context_length - 1)
+
+    @property
+    def least_context(self) -> int:
+        return 2
 
 
 class SequenceToSequence(Objective):
@@ -180,3 +298,31 @@ class SequenceToSequence(Objective):
     def least_context(self) -> int:
         # A token, and the one that ends a text.
         return 2
+
+
+def spans_of(length: int, share: float, mean_length: float, most: int) -> tuple[int, int]:
+    """Return how many tokens are left out of a text of `length`, at most half of them, and in how many spans, at most
+    `most`."""
+    out = min(max(round(length * share), 1), max(1, length // 2))
+    most = min(out, length - out, most)
+    return out, max(1, min(round(out / mean_length), most))
+
+
+def _longest(source_length: Callable[[int], int], context_length: int) -> int:
+    """Return the longest text of which a source of at most `context_length` is made."""
+    length = max(1, context_length - 1)
+    while length > 1 and source_length(length) > context_length:
+        length -= 1
+    while source_length(length + 1) <= context_length:
+        length += 1
+    return length
+
+
+def _numbered(name: str, number: int) -> tuple[str, ...]:
+    return tuple(name.replace("{}", str(i)) for i in range(number))
+
+
+def _unnumbered(sentinel: str, number: int) -> Iterator[str]:
+    """Yield a line where spans would share a sentinel."""
+    if "{}" not in sentinel and number > 1:
+        yield f'sentinel: found "{sentinel}"; expected {{}} in it, for the number of the span'

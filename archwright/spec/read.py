@@ -16,7 +16,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import Objective
 from archwright.spec.overrides import Values, dump, flatten, override, toml_value
 from archwright.spec.renamings import renamed
-from archwright.spec.run_spec import RunSpec
+from archwright.spec.run_spec import SYNTHETIC, DataSpec, RunSpec
 from archwright.spec.study_spec import StudySpec
 from archwright.spec.toml import read_toml
 from archwright.spec.unpublished import refuse_unpublished
@@ -55,6 +55,8 @@ class Loaded:
     spec: ModelSpec
     blame: dict[str, Origin]
     objective: Objective = RunSpec().objective
+    objective_source: str = ""
+    """What is stated of where the objective comes from."""
 
 
 def load(name: str | Path) -> ModelSpec:
@@ -187,7 +189,13 @@ def collapse_uniform(flat: Values, tables: Collection[str]) -> Values:
 def _default_run(name: str | Path) -> RunSpec:
     """Return the run of a model, with the objective that it was published with."""
     loaded = load_with_blame(name)
-    return RunSpec(name=loaded.spec.name, model=loaded.spec, objective=loaded.objective)
+    return _published_run(loaded).model_copy(update={"name": loaded.spec.name})
+
+
+def _published_run(loaded: Loaded) -> RunSpec:
+    """Return a run of a model with its objective; one that reads pairs reads those that are always there."""
+    data = DataSpec(pairs=SYNTHETIC if loaded.objective.has_pairs else "")
+    return RunSpec(model=loaded.spec, objective=loaded.objective, data=data)
 
 
 def _chain(name: str | Path, room: str, beside: Path | None = None) -> list[tuple[Path, Values]]:
@@ -219,16 +227,18 @@ def _base(name: object, room: str, path: Path) -> Path:
 def _from_chain(files: list[tuple[Path, Values]]) -> Loaded:
     spec = ModelSpec()
     blame = dict.fromkeys(flatten(dump(spec)), Origin("default"))
-    run = RunSpec()
+    run, source = RunSpec(), ""
     for path, values in files:
         values.setdefault("name", path.stem)
+        source = "" if "objective" in values else source
         if "objective" in values:
             run = _with_objective(run, path, values.pop("objective"))
         before, identity = dump(spec), {"sources": {}, "source": ""}
         spec = _located(path, ModelSpec, merge(before | identity, values))
+        source = spec.sources.get("objective", source)
         blame = _blamed(blame, flatten(before), flatten(dump(spec)), path, values)
     blame = {k: v for k, v in blame.items() if k.split(".")[0] not in NAMING}
-    return Loaded(spec, blame, run.objective)
+    return Loaded(spec, blame, run.objective, source)
 
 
 def _with_objective(run: RunSpec, path: Path, objective: object) -> RunSpec:
@@ -272,7 +282,7 @@ def _run_from(values: Values, path: Path) -> RunSpec:
     base = model.pop("base", None) if isinstance(model, dict) else None
     loaded = Loaded(ModelSpec(), {}) if base is None else _from_chain(_chain(base, "models", path))
     values.setdefault("name", path.stem)
-    run = RunSpec(model=loaded.spec, objective=loaded.objective)
+    run = _published_run(loaded)
     return _located(path, RunSpec, merge(dump(run), RunSpec.implied(values) | {"model": model}))
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import PurePath
+from typing import cast
 
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask
 from archwright.spec.mixers import Mixer
+from archwright.spec.objectives import Objective
 from archwright.spec.rules import enforce
 from archwright.spec.run_spec import STDLIB, SYNTHETIC, RunSpec
 from archwright.spec.tasks import Task
@@ -109,7 +111,7 @@ def _pairs(run: RunSpec) -> Iterator[str]:
     if not run.objective.has_pairs:
         yield (
             f'objective.kind: found "{kind}" beside data.pairs, of which it reads none; expected '
-            '"sequence_to_sequence"'
+            f'"sequence_to_sequence", or a text in their place: data.text={STDLIB}'
         )
     if data.text != (STDLIB,):
         yield f"data.text: found {show(data.text)} beside data.pairs; a run reads one of them: leave the other out"
@@ -129,9 +131,11 @@ def _objective(run: RunSpec) -> Iterator[str]:
             "with an encoder: model.encoder.kind=stack model.cross_attention.kind=softmax"
         )
     if not objective.has_source and not encoder.is_none:
+        kinds = {kind: cast(type[Objective], c) for kind, c in Objective.choices().items()}
+        *most, last = [f'"{kind}"' for kind, choice in kinds.items() if choice.has_source]
         yield (
             f'objective.kind: found "{objective.kind}", which makes no source for the encoder; expected '
-            '"span_corruption" or "sequence_to_sequence"'
+            f"{', '.join(most)} or {last}"
         )
     length, least = run.model.context_length, objective.least_context
     if length < least:

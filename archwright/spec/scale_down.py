@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Table = dict[str, Any]
 
 TINY_DIM, TINY_HEAD_DIM, TINY_LAYERS, TINY_CONTEXT, TINY_EXPERTS = 64, 16, 4, 128, 4
-"""Sizes of a tiny model: with 4,096 tokens it comes to 0.4 to 1.3M parameters."""
+"""Sizes of a tiny model: with 4,096 tokens it comes to 0.4 to 1.3M parameters, or 1.5M of wide hidden layers."""
 
 
 def tiny(spec: "ModelSpec") -> "ModelSpec":
@@ -66,6 +66,7 @@ def scaled_down(
                 _change(partial, _stated(choice.scaled_down(to), partial, choice))
     if isinstance(spec.embedding.dim, int):
         values["embedding"]["dim"] = to.width(spec.embedding.dim)
+    values["head"] |= spec.head.scaled_down(spec.dim, dim)
     layers = spec.layers
     if len(layers.prefix) + len(layers.suffix) + len(layers.cycle) > num_layers:
         # To leave room for the cycle, the ends have each kind once.

@@ -303,8 +303,8 @@ ENCODER = ("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
         ),
         (
             [*ENCODER],
-            'objective.kind: found "next_token", which makes no source for the encoder; expected "span_corruption" '
-            'or "sequence_to_sequence"',
+            'objective.kind: found "next_token", which makes no source for the encoder; expected "span_corruption", '
+            '"denoising", "text_infilling" or "sequence_to_sequence"',
         ),
         (
             [*ENCODER, "objective.kind=sequence_to_sequence", "data.text=notes.txt"],
@@ -314,7 +314,7 @@ ENCODER = ("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
         (
             [*ENCODER, "objective.kind=span_corruption", "data.pairs=a.tsv"],
             'objective.kind: found "span_corruption" beside data.pairs, of which it reads none; expected '
-            '"sequence_to_sequence"',
+            '"sequence_to_sequence", or a text in their place: data.text=stdlib',
         ),
         (
             [*ENCODER, "data.pairs=a.tsv", "data.text=notes.txt"],

@@ -12,6 +12,7 @@ from archwright.optim import build_optimizers
 from archwright.parts.init import INITS, Glorot, initialise, keyed_generator
 from archwright.spec import init as spec
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load
 from archwright.spec.run_spec import AdamW
 
 SPEC = ModelSpec(dim=256, num_layers=2, vocab_size=512)
@@ -61,6 +62,36 @@ class TestGPT2:
         for name in ("embedding.weight", "position.table.weight"):
             assert found[name].std().item() == pytest.approx(1e-4, rel=0.015)
         assert found["head.weight"].std().item() == pytest.approx(0.02, rel=0.015)
+
+
+FEW = ("num_layers=1", "encoder.num_layers=1", "vocab_size=512")
+
+
+class TestFanIn:
+    """Against the initial values that T5's published code states."""
+
+    def test_matrices(self) -> None:
+        for name, weight in build(load("t5-small").override(*FEW), seed=0).named_parameters():
+            if weight.ndim == 2:
+                deviation = weight.shape[1] ** -0.5
+                if "relative" in name:
+                    deviation = 512**-0.5
+                if name == "embedding.weight":
+                    deviation = 1.0
+                if name.endswith("query.weight"):
+                    deviation = (512 * 64) ** -0.5
+                close = 0.2 if "relative" in name else 0.015
+                assert weight.std().item() == pytest.approx(deviation, rel=close), name
+
+    @pytest.mark.parametrize("kind", ["none", "sqrt", "inverse"])
+    def test_scores_begin_alike_whatever_their_scale(self, kind: str) -> None:
+        """With inputs of variance 1, a score is a sum of head_dim products of queries and keys."""
+        words = ("init.kind=fan_in", "dim=256", "attention.num_heads=4", "num_layers=1")
+        built = build(SPEC.override(*words, f"attention.scale.kind={kind}"), seed=0)
+        attention = next(iter(built.mixers()))
+        x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+        q, k = attention.query(x)[:, :64], attention.key(x)[:, :64]
+        assert (attention.scale * q @ k.T).std().item() == pytest.approx(1, rel=0.1)
 
 
 class TestMuP:

@@ -370,7 +370,7 @@ class TestBigBird:
         for length in (1, whole, whole + 1, whole + 7, 3 * whole):
             layout = token_layout(torch.zeros(1, length, dtype=torch.long))
             seen = AttentionMask(pattern, layout).dense[0].expand(2, -1, -1)
-            drawn = pattern.drawn(length) if random == "drawn" else None
+            drawn = pattern.drawn(length) if choice.differs_by_head else None
             last, expected = (length - 1) // size, torch.zeros_like(seen)
             for h, q, k in product(range(2), range(length), range(length)):
                 a, b = q // size, k // size

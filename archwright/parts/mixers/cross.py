@@ -42,6 +42,7 @@ class SoftmaxCrossAttention(Mixer):
         memory_dim = layer.memory_dim or dim
         self.scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
         self.query = Linear(dim, self.num_heads * head_dim, bias=spec.bias.query, deepnorm=False)
+        self.query.score_gain = self.scale * head_dim**0.5
         kv_width = self.num_kv_heads * head_dim
         self.key = Linear(memory_dim, kv_width, bias=spec.bias.key, deepnorm=False)
         self.value = Linear(memory_dim, kv_width, bias=spec.bias.value)

@@ -47,9 +47,11 @@ class LongformerAttention(AttentionMixer):
         self.scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
         width = num_heads * head_dim
         self.query = Linear(dim, width, bias=spec.bias.query, deepnorm=False)
+        self.query.score_gain = self.scale * head_dim**0.5
         self.key = Linear(dim, width, bias=spec.bias.key, deepnorm=False)
         self.value = Linear(dim, width, bias=spec.bias.value)
         self.query_global = Linear(dim, width, bias=spec.bias.query, deepnorm=False)
+        self.query_global.score_gain = self.query.score_gain
         self.key_global = Linear(dim, width, bias=spec.bias.key, deepnorm=False)
         self.value_global = Linear(dim, width, bias=spec.bias.value)
         self.out = Linear(width, dim, bias=spec.bias.out, is_residual_output=True)

@@ -48,6 +48,7 @@ class SoftmaxAttention(AttentionMixer):
         self.scale: float = SCORE_SCALES.make(spec.scale, self.head_dim, layer.number)
         width = num_heads * value_dim
         self.query = Linear(dim, num_heads * head_dim, bias=spec.bias.query, deepnorm=False)
+        self.query.score_gain = self.scale * head_dim**0.5
         self.key = Linear(dim, num_kv_heads * head_dim, bias=spec.bias.key, deepnorm=False)
         self.value = Linear(dim, num_kv_heads * value_dim, bias=spec.bias.value)
         self.out = Linear(width, dim, bias=spec.bias.out, is_residual_output=True)
