@@ -25,6 +25,7 @@ OF_PRESET = {entry["preset"]: name for name, entry in PUBLISHED.items() if entry
 SIZED = [name for name, entry in PUBLISHED.items() if entry["parameters"]]
 
 BLOCKED = {
+    "bigbird-base": "attention.mask.kind",  # which draws no random blocks at inference
     "chinchilla-70b": "position.kind",
     "gopher-280b": "position.kind",
     "gpt-3-175b": "attention.mask.kind",
