@@ -1,5 +1,6 @@
 """Masks beside their sentences, asked of every pair of tokens."""
 
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -22,6 +23,13 @@ from archwright.parts.token_layout import token_layout
 from archwright.spec import masks as spec
 
 
+@lru_cache
+def random_blocks(mask: spec.BigBird, num_heads: int, layer: int) -> list[list[list[int]]]:
+    """Return the random blocks of each head and block, of short texts."""
+    found: list[list[list[int]]] = MASKS[spec.BigBird](mask, num_heads, layer).drawn(64).tolist()
+    return found
+
+
 def sees(
     mask: spec.Mask,
     query: int,
@@ -37,7 +45,7 @@ def sees(
             last, (a, b) = (length - 1) // size, (query // size, key // size)
             drawn = []
             if mask.differs_by_head:
-                drawn = MASKS[spec.BigBird](mask, num_heads, layer).drawn(a + 1)[head, a].tolist()
+                drawn = random_blocks(mask, num_heads, layer)[head][a]
             short = length <= (5 + 2 * number) * size
             return short or abs(a - b) < 2 or bool({a, b} & {0, last}) or b in drawn
         case spec.BlockSparse(block_size=size, local_blocks=near, stride=stride, per_head=differ):
