@@ -68,7 +68,16 @@ BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_position": "qk_norm"}
 """Options that mean nothing where another choice is "none"."""
 ENDINGS = {"qk_norm_position": " positions"}
 SWITCHES = {("tied", False): "untied", ("normalize_weights", False): "not renormalised"}
-ALWAYS = {"size", "radius", "stride", "dilation", "num_experts", "num_global", "num_random", "block_size"}
+ALWAYS = {
+    "size",
+    "radius",
+    "stride",
+    "dilation",
+    "num_experts",
+    "num_global",
+    "num_random",
+    "block_size",
+}
 """Numbers that are shown even where they are the default."""
 
 HEADS = ("num_heads", "num_kv_heads", "head_dim")
