@@ -81,6 +81,8 @@ SMALL: Ranges = {
     "stride": st.integers(1, 6),
     "block_size": st.integers(1, 4),
     "local_blocks": st.integers(1, 3),
+    "BigBird.num_random": st.integers(0, 2),
+    "BigBird.block_size": st.integers(1, 2),
     "num_summary": st.integers(1, 3),
     "factor": st.floats(1, 8),
     "original_length": st.just("auto") | st.integers(4, 24),

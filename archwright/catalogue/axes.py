@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_orig
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from archwright.spec.choice import Choice, Spec
+from archwright.spec.choice import Choice, Spec, Uniform
 from archwright.spec.cross_attention import CrossAttention
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Mask
 from archwright.spec.model_spec import Encoder, LayerSpec
 from archwright.spec.objectives import Objective
-from archwright.spec.overrides import flatten
+from archwright.spec.overrides import flatten, toml_value
 from archwright.spec.read import load_run
 from archwright.spec.rules import enforce
 from archwright.spec.run_rules import enforce_run
@@ -360,6 +360,8 @@ def _default(field: FieldInfo) -> str:
         return value.kind
     if isinstance(value, Spec):  # a table for which one value stands
         return _written(next(iter(value.model_dump().values())))
+    if isinstance(value, tuple) and value and isinstance(value[0], Spec):
+        return f"{len(value)} tables"
     return "" if value is PydanticUndefined else _written(value)
 
 
@@ -381,7 +383,8 @@ def _values(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
     if _is_axis(annotation):
         return [*annotation.choices()]
     if _is_spec(annotation):
-        return [*_values(next(iter(annotation.model_fields.values())).annotation), "a table"]
+        one = next(iter(annotation.model_fields.values())).annotation
+        return [*(_values(one) if issubclass(annotation, Uniform) else []), "a table"]
     if isinstance(annotation, type) and issubclass(annotation, str):
         return ["text"]
     named = {int: "a whole number", float: "a number"}
@@ -412,7 +415,7 @@ def _written(value: object) -> str:
     if isinstance(value, (list, tuple)):
         inner = [f'"{item}"' if isinstance(item, str) else _written(item) for item in value]
         return f"[{','.join(inner)}]"
-    return "{}" if value == {} else str(value)
+    return toml_value(value) if isinstance(value, dict) else str(value)
 
 
 def _rank(place: _Place) -> int:

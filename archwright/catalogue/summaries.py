@@ -60,6 +60,8 @@ NAMES = {
     "qk_norm_position": "QK-norm",
     "v_norm": "V-norm",
     "softcap": "soft cap",
+    "num_global": "global tokens",
+    "num_random": "random blocks",
 }
 """Names of fields as they are shown, where these differ."""
 
@@ -67,7 +69,16 @@ BELONGS = {"qk_norm_over": "qk_norm", "qk_norm_position": "qk_norm"}
 """Options that mean nothing where another choice is "none"."""
 ENDINGS = {"qk_norm_position": " positions"}
 SWITCHES = {("tied", False): "untied", ("normalize_weights", False): "not renormalised"}
-ALWAYS = {"size", "radius", "stride", "dilation", "num_experts"}
+ALWAYS = {
+    "size",
+    "radius",
+    "stride",
+    "dilation",
+    "num_experts",
+    "num_global",
+    "num_random",
+    "block_size",
+}
 """Numbers that are shown even where they are the default."""
 
 HEADS = ("num_heads", "num_kv_heads", "head_dim")

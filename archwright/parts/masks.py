@@ -513,7 +513,7 @@ class BigBird(_Reaching):
         begin with those of a shorter one."""
         if self._drawn.shape[1] < num_blocks:
             self._drawn = _drawn_blocks(
-                max(64, 2 * num_blocks), self.num_heads, self.spec.num_random, self.layer - 1
+                max(16, 2 * num_blocks), self.num_heads, self.spec.num_random, self.layer - 1
             )
         return self._drawn
 

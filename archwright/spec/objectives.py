@@ -244,7 +244,9 @@ class Denoising(Objective):
     denoisers: Annotated[tuple[Denoiser, ...], Field(strict=False, min_length=1)] = Field(
         UL2_DENOISERS, examples=[({"mode": "", "share": 0.5, "at_end": True},)]
     )
-    """What is drawn from, by default the seven of UL2's table 1, all equally often."""
+    """What is drawn from: tables of `mode`, the special token that the source begins with, or empty, `share` and
+    `mean_length` of what is left out, `at_end`, to leave out the end of the text alone, and `weight`, how often it is
+    drawn. By default the seven of UL2's table 1, all equally often."""
     sentinel: str = Field("<extra_id_{}>", min_length=1, examples=["<span_{}>"])
     """The special tokens that stand for spans, with {} for their number."""
     num_sentinels: Count = Field(100, examples=[32])

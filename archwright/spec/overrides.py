@@ -63,6 +63,9 @@ def toml_value(value: object) -> str:
     """Show one value as TOML writes it, in one line."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(toml_value(item) for item in value)}]"
+    if isinstance(value, dict):
+        inner = (f"{key} = {toml_value(item)}" for key, item in value.items())
+        return f"{{ {', '.join(inner)} }}" if value else "{}"
     return tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
 
 

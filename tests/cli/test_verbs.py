@@ -321,6 +321,8 @@ def test_show_names_the_objective_of_a_model(
     assert told in out(capsys, "show", str(file)).splitlines()
     assert "good" in out(capsys, "check", str(file))
     assert "objective" not in out(capsys, "show", "modern")
+    words = "trained by default with objective.kind=masked_tokens objective.share=0.3\n  section 2.2.1: 30 %"
+    assert words in out(capsys, "show", "modernbert-base")
 
 
 def test_show_counts_what_was_changed(capsys: pytest.CaptureFixture[str]) -> None:

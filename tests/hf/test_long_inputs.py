@@ -27,7 +27,7 @@ from tests.hf.library import (
     save,
 )
 
-NAMES = ["longformer", "led", "big_bird_sparse", "longt5"]
+NAMES = ["longformer", "led", "big_bird_sparse", "longt5", "bigbird_pegasus_sparse"]
 
 
 @pytest.fixture(autouse=True)
@@ -222,3 +222,19 @@ def test_longt5_without_a_scale_of_logits_is_tied_all_the_same(tmp_path: Path) -
     back, wrong = reopen(tmp_path / "out", theirs)
     assert not wrong
     assert apart(back, ours) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "said"),
+    [
+        ("longt5", {"encoder_attention_type": "transient-global"}, "'transient-global'"),
+        ("big_bird", {"attention_type": "sparse"}, "attention_type: found 'sparse'"),
+        ("big_bird", {"is_decoder": True}, "is_decoder: found True"),
+        ("bigbird_pegasus", {"attention_type": "full"}, "attention_type: found 'full'"),
+    ],
+)
+def test_what_is_not_here_is_refused_by_its_name(
+    name: str, config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        FAMILIES[name].spec(config)

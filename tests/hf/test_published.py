@@ -25,10 +25,14 @@ OF_PRESET = {entry["preset"]: name for name, entry in PUBLISHED.items() if entry
 SIZED = [name for name, entry in PUBLISHED.items() if entry["parameters"]]
 
 BLOCKED = {
+    "bigbird-base": "attention.mask.kind",  # which draws no random blocks at inference
     "chinchilla-70b": "position.kind",
     "gopher-280b": "position.kind",
     "gpt-3-175b": "attention.mask.kind",
     "lamda-137b": "position.kind",
+    "marian-en-de": "embedding.norm.kind",
+    "original-transformer": "embedding.scale",
+    "original-transformer-big": "embedding.scale",
     "palm-540b": "head.logit_divisor",
     "phi-3-small": "norm.kind",
     "textbook": "embedding.scale",
@@ -36,10 +40,15 @@ BLOCKED = {
 """Presets that no class of the library can hold, and a choice that blocks the nearest one."""
 OTHERWISE = {
     "modern": "llama",
+    **dict.fromkeys(
+        ("mt5-small", "mt5-base", "mt5-large", "mt5-xl", "mt5-xxl"), "t5"
+    ),  # as T5 v1.1, which comes first
     "nemotron-4-340b": "nemotron",
     "opt-175b": "opt",
     "phi-4": "llama",  # its class is phi3; without partial rotation it is a Llama, which comes first
     "qwen-14b": "qwen2",  # its class is not in the library
+    **dict.fromkeys(("t5-3b", "t5-11b", "ul2"), "t5"),
+    **dict.fromkeys(("t5-v1.1-base", "t5-v1.1-large", "t5-v1.1-xl", "t5-v1.1-xxl"), "t5"),
 }
 """Families of presets whose config is not here, or is of another one."""
 

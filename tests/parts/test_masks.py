@@ -1,5 +1,6 @@
 """Masks beside their sentences, asked of every pair of tokens."""
 
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -22,8 +23,31 @@ from archwright.parts.token_layout import token_layout
 from archwright.spec import masks as spec
 
 
-def sees(mask: spec.Mask, query: int, key: int, head: int = 0, num_heads: int = 1) -> bool:
+@lru_cache
+def random_blocks(mask: spec.BigBird, num_heads: int, layer: int) -> list[list[list[int]]]:
+    """Return the random blocks of each head and block, of short texts."""
+    found: list[list[list[int]]] = MASKS[spec.BigBird](mask, num_heads, layer).drawn(64).tolist()
+    return found
+
+
+def sees(
+    mask: spec.Mask,
+    query: int,
+    key: int,
+    head: int = 0,
+    num_heads: int = 1,
+    length: int = 0,
+    layer: int = 1,
+) -> bool:
+    """Tell what the sentence of a mask says; of one by which the end of a text counts, in a text of this length."""
     match mask:
+        case spec.BigBird(block_size=size, num_random=number):
+            last, (a, b) = (length - 1) // size, (query // size, key // size)
+            drawn = []
+            if mask.differs_by_head:
+                drawn = random_blocks(mask, num_heads, layer)[head][a]
+            short = length <= (5 + 2 * number) * size
+            return short or abs(a - b) < 2 or bool({a, b} & {0, last}) or b in drawn
         case spec.BlockSparse(block_size=size, local_blocks=near, stride=stride, per_head=differ):
             offset = head * max(1, stride // num_heads) if differ else 0
             columns = [n for n in range(100) if (n + 1 + offset) % stride == 0]
@@ -107,7 +131,8 @@ PATTERNS = pytest.mark.parametrize(
 
 
 def test_all_masks_are_tested() -> None:
-    assert {type(choice) for choice in CHOICES} == {
+    apart = {spec.BigBird}  # of which the end of a text counts
+    assert {type(choice) for choice in CHOICES} | apart == {
         mask for mask in MASKS if mask.__module__ == spec.__name__
     }
 
@@ -352,3 +377,48 @@ def test_which_views_are_plain_causal() -> None:
     assert not AttentionMask(causal, token_layout(tokens, padding_mask=real)).is_plain_causal
     assert not AttentionMask(causal, token_layout(tokens, segment_ids=tokens)).is_plain_causal
     assert not AttentionMask(Window(spec.Window()), token_layout(tokens)).is_plain_causal
+
+
+class TestBigBird:
+    """Blocks of which the last one counts; their random ones are held against the library in tests/hf."""
+
+    @pytest.mark.parametrize("random", ["drawn", "first"])
+    @pytest.mark.parametrize(("size", "number"), [(1, 0), (1, 1), (2, 1), (3, 2)])
+    def test_each_head_sees_what_its_sentence_says(
+        self, size: int, number: int, random: str
+    ) -> None:
+        choice = spec.BigBird.model_validate(
+            {"block_size": size, "num_random": number, "random": random}
+        )
+        pattern = MASKS[spec.BigBird](choice, 2, 3)
+        whole = (5 + 2 * number) * size
+        for length in (1, whole, whole + 1, 2 * whole):
+            layout = token_layout(torch.zeros(1, length, dtype=torch.long))
+            seen = AttentionMask(pattern, layout).dense[0].expand(2, -1, -1)
+            expected = torch.zeros_like(seen)
+            for h, q, k in product(range(2), range(length), range(length)):
+                expected[h, q, k] = sees(choice, q, k, h, 2, length, layer=3)
+            assert torch.equal(seen, expected)
+            assert pairs(pattern, length) == expected.sum().item() / 2
+            for first, stop in [(0, 1), (length // 2, length // 2 + 1), (length - 1, length)]:
+                keys = expected[:, first:stop].any(0).any(0).nonzero().flatten().tolist()
+                ranges = key_ranges(pattern, first, stop - 1, length)
+                assert {*keys} <= {k for start, end in ranges for k in range(start, end)}
+
+    def test_random_blocks_are_none_that_is_seen_already(self) -> None:
+        pattern = MASKS[spec.BigBird](spec.BigBird(block_size=4, num_random=3), 4, 2)
+        drawn = pattern.drawn(64)
+        for head, block in product(range(4), range(1, 63)):
+            chosen = drawn[head, block].tolist()
+            assert len({*chosen}) == 3
+            assert not {*chosen} & {0, block - 1, block, block + 1, 63}
+        others = MASKS[spec.BigBird](spec.BigBird(block_size=4, num_random=3), 4, 3).drawn(64)
+        assert not torch.equal(drawn, others)
+        assert not torch.equal(drawn[0], drawn[1])
+        more = pattern.drawn(1000)
+        assert torch.equal(more[:, :64], drawn[:, :64])
+
+    def test_pairs_grow_with_the_length(self) -> None:
+        pattern = MASKS[spec.BigBird](spec.BigBird(block_size=4, num_random=1), 2)
+        counts = [pairs(pattern, n) for n in (1000, 2000, 4000)]
+        assert counts[2] - counts[1] == 2 * (counts[1] - counts[0])

@@ -9,7 +9,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archwright.model import build
 from archwright.model.decoder import Decoder
-from archwright.planning.cost import active_parameters, flops_per_token, parameters_by_part
+from archwright.planning.cost import (
+    active_parameters,
+    flops_per_token,
+    forward_flops,
+    parameters_by_part,
+)
 from archwright.planning.machine import measure_peak
 from archwright.planning.memory import (
     WHOLE_LOGITS,
@@ -17,6 +22,8 @@ from archwright.planning.memory import (
     least_memory,
     total_memory,
 )
+from archwright.spec.attention import LongformerAttention, SoftmaxAttention
+from archwright.spec.masks import Longformer
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 
@@ -226,3 +233,30 @@ def test_flops_of_two_stacks_are_those_of_the_products_by_hand() -> None:
     scores += 2 * 2 * dim * target * (target + 1) / 2 + 2 * 2 * dim * target * source
     expected = 6 * (encoder + decoder + memory + head + scores) / source
     assert flops_per_token(model, source, target) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("preset", ["longformer-base", "bigbird-base", "led-base"])
+def test_pairs_of_long_texts_are_those_of_their_masks(preset: str) -> None:
+    """Counted pair by pair, without the maps that a few global tokens alone are asked with."""
+    spec, length = load(preset).resolved(), 1500
+    stack = spec.encoder_model or spec
+    model = build(spec, device="meta")
+    part = "encoder.layers.attention" if spec.encoder_model else "layers.attention"
+    found = forward_flops(model, length)[part] / stack.num_layers
+    attention = stack.layer(0).attention
+    assert isinstance(attention, SoftmaxAttention | LongformerAttention)
+    at = torch.arange(length)
+    if isinstance(attention.mask, Longformer):
+        near = (at[:, None] - at).abs() <= attention.mask.radius
+        num_pairs = float((near | (at[:, None] < 1) | (at < 1)).sum())
+        idle = 2 * stack.dim**2 * (length - 1)
+    else:
+        block, last = at // 64, (length - 1) // 64
+        near = (block[:, None] - block).abs() <= 1
+        ends = (block == 0) | (block == last)
+        seen = near | ends | ends[:, None]
+        # Three random blocks for each of 64 queries in all but two blocks.
+        num_pairs = float(seen.sum()) + 3 * 64 * 64 * (last - 1)
+        idle = 0
+    assert num_pairs < 0.75 * length**2
+    assert found * length == pytest.approx(4 * stack.dim * num_pairs - idle)

@@ -10,7 +10,16 @@ from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import LayerNorm, RMSNorm
 from archwright.spec.objectives import MaskedTokens, NextToken
-from archwright.spec.read import diff, load, load_run, preset_names, read_run, to_toml
+from archwright.spec.read import (
+    diff,
+    load,
+    load_run,
+    load_with_blame,
+    preset_names,
+    read_run,
+    to_toml,
+)
+from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
 from tests.strategies import model_specs, run_specs
 
@@ -174,6 +183,24 @@ class TestRuns:
         assert load_run("recipe.toml").objective == MaskedTokens(share=0.2, random=0, kept=0)
         run = load_run("mine.toml").override("objective.kind=next_token")
         assert run.objective == NextToken()
+        told = '[sources]\nobjective = "as in section 3"\n'
+        Path("told.toml").write_text(f'base = "bert.toml"\n{told}')
+        found = [load_with_blame(f"{name}.toml").objective_source for name in ("mine", "told")]
+        assert found == ["", "as in section 3"]
+
+    def test_a_model_that_translates_has_pairs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = load_run("original-transformer")
+        enforce_run(run)
+        assert (run.objective.kind, run.data.pairs) == ("sequence_to_sequence", "synthetic")
+        assert run.override("data.pairs=mine.tsv").data.pairs == "mine.tsv"
+        spans = run.override("objective.kind=span_corruption", "data.text=stdlib")
+        enforce_run(spans)
+        assert spans.data.pairs == ""
+        monkeypatch.chdir(tmp_path)
+        Path("recipe.toml").write_text('model = "original-transformer"\nlabel_smoothing = 0.1\n')
+        enforce_run(load_run("recipe.toml"))
 
     @pytest.mark.parametrize(
         ("objective", "said"),

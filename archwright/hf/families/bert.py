@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from archwright.hf.families.blocks import has_sparse_blocks, sparse_blocks
 from archwright.hf.families.common import ALL_BIASES, HIDDEN, LAYER_NORM, SIZES, TIED, flag
 from archwright.hf.families.global_tokens import (
     NUM_GLOBAL,
@@ -29,7 +30,6 @@ from archwright.hf.lenses import (
     Set,
     Switch,
     Table,
-    nested,
     refused,
 )
 from archwright.hf.weight_map import Constant, Fused, When, filled
@@ -137,24 +137,11 @@ BERT = Family(
 BIG_BIRD = BERT.derive(
     "big_bird",
     "BigBirdForCausalLM",
-    Switch(
-        "attention_type",
-        {
-            "block_sparse": (
-                Refuse("is_decoder", (False,)),
-                Set({"attention.mask.kind": "big_bird"}),
-                # In training the class draws blocks.
-                Computed(lambda config: nested("attention.mask.random", "first"), lambda get: {}),
-                Field("block_size", "attention.mask.block_size"),
-                Field("num_random_blocks", "attention.mask.num_random"),
-            ),
-            "original_full": Set({}),
-        },
-    ),
+    sparse_blocks("attention", Refuse("is_decoder", (False,))),
     Refuse("rescale_embeddings", (False,)),
     Refuse("use_bias", (True,)),
     masked_architecture="BigBirdForMaskedLM",
-    counts_padding=lambda config: config["attention_type"] == "block_sparse",
+    counts_padding=has_sparse_blocks,
     model_keys={
         "bert.pooler.weight": filled(0.0, lambda spec: (spec.dim, spec.dim), read=False),
         "bert.pooler.bias": filled(0.0, lambda spec: (spec.dim,), read=False),
