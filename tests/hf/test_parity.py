@@ -244,6 +244,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "pegasus": {},
     "m2m_100": {},
     "fsmt": {},
+    "t5gemma": {},
 }
 """One model of each kind of block, and the auxiliary loss of those whose library has one."""
 

@@ -30,6 +30,7 @@ from archwright.hf.families import (
     qwen,
     salesforce,
     t5,
+    t5gemma,
 )
 from archwright.hf.family import Family
 
@@ -135,6 +136,7 @@ FAMILIES: dict[str, Family] = {
         t5.UMT5,
         t5.SWITCH_TRANSFORMERS,
         t5.LONGT5,
+        t5gemma.T5GEMMA,
         bart.BART,
         led.LED,
         bart.PLBART,
