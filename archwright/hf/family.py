@@ -177,9 +177,11 @@ class Family:
         keys: dict[str, Any] = {"model_type": self.model_type, "architectures": architectures}
         spec = _unstretched(spec)
         keys |= write_all(self.lenses, getter(spec))
-        for stack, groups in ((spec, self.groups), (spec.encoder_model, self.encoder_groups)):
-            for group in groups if stack is not None else ():
-                keys = joined(keys, group.write(stack))
+        for group in self.groups:
+            keys = joined(keys, group.write(spec))
+        if spec.encoder_model is not None:
+            for group in self.encoder_groups:
+                keys = joined(keys, group.write(spec.encoder_model))
         return keys
 
     def biased(self, spec: ModelSpec, bias: bool) -> ModelSpec:

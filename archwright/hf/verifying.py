@@ -188,8 +188,13 @@ def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[s
     ours = dict(own.model.named_modules())
     others = {own_name(name): module for name, module in theirs.named_modules()}
     both = [(o, t) for o, t in names.items() if o in ours and t in others]
-    if own.spec.embedding.scale != "none":  # some multiply outside of the module
-        both = [(o, t) for o, t in both if not o.endswith("embedding")]
+    # What some do outside of the module.
+    scaled, capped = own.spec.embedding.scale != "none", own.spec.head.softcap != "none"
+    both = [
+        (o, t)
+        for o, t in both
+        if not (scaled and o.endswith("embedding")) and not (capped and o == "head")
+    ]
     return {o: ours[o] for o, _ in both}, {o: others[t] for o, t in both}
 
 

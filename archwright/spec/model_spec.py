@@ -222,6 +222,8 @@ class EncoderStack(Encoder, StackSpec):
             for name in ("dim", "context_length", "vocab_size")
         }
         shared = {name: getattr(decoder, name) for name in ("embedding", "head", "init")}
+        if not self.shares_embedding and decoder.embedding_dim == decoder.dim:
+            shared["embedding"] = decoder.embedding.model_copy(update={"dim": sizes["dim"]})
         return ModelSpec.model_construct(**own, **sizes, **shared)
 
 

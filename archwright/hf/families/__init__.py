@@ -32,6 +32,7 @@ from archwright.hf.families import (
     reformer,
     salesforce,
     t5,
+    t5gemma,
 )
 from archwright.hf.family import Family
 
@@ -137,6 +138,7 @@ FAMILIES: dict[str, Family] = {
         t5.UMT5,
         t5.SWITCH_TRANSFORMERS,
         t5.LONGT5,
+        t5gemma.T5GEMMA,
         bart.BART,
         led.LED,
         bart.PLBART,
