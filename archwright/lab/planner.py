@@ -336,7 +336,7 @@ class Planner:
             least = (planning + fixed + LEAST_STEPS * step) / USED
             raise UserError(
                 f"budget: found {self.study.budget}, which pays for "
-                f"{max(0, steps)} steps in each of about {round(runs_each(self.study) * len(found))} runs; "
+                f"{max(0, steps)} steps in each of about {round(runs_each(self.study) * len(found) + first)} runs; "
                 f"expected {LEAST_STEPS} or more: give {_minutes(least)}, fewer seeds or variants, or a smaller size"
             )
         return steps
