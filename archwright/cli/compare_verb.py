@@ -62,9 +62,11 @@ def run(words: Sequence[str]) -> int:
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.dry_run:
         from archwright.lab.compare import plan
+        from archwright.lab.run_cache import POOL
         from archwright.lab.summary import announcement
 
-        print(announcement(plan(*options.what, out=options.out, parts=options.parts, **given)))
+        folders = {"out": options.out, "runs": options.runs or POOL}
+        print(announcement(plan(*options.what, **folders, parts=options.parts, **given)))
         print("Nothing was trained.")
         return 0
     return _compare(options, given)

@@ -12,17 +12,19 @@ from archwright.checkpoint.started import StartRecord, folders_made
 from archwright.files import atomic_write, sweep
 from archwright.lab import plan as plans
 from archwright.lab import plan_file
+from archwright.lab.baseline_runs import Tuner, tune
 from archwright.lab.command_line import command_of, load, study_of
 from archwright.lab.ngrams import counted
 from archwright.lab.page import write_page, write_tables
 from archwright.lab.plan import STUDY, Plan, slug
 from archwright.lab.plan_file import PLAN
-from archwright.lab.planner import Planner, usable_cores
+from archwright.lab.planner import USED, Planner, usable_cores
 from archwright.lab.progress import progress
 from archwright.lab.results import StudyResults
 from archwright.lab.run_cache import POOL
-from archwright.lab.scheduler import Execution
-from archwright.lab.summary import announcement, results_of
+from archwright.lab.runner import Display
+from archwright.lab.scheduler import ENDING, Execution
+from archwright.lab.summary import announcement, results_of, tuned_words
 from archwright.lab.workers import Workers
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
@@ -101,7 +103,8 @@ def compare(
             plan = plans.saved(study, folder)
             if plan is None:
                 say = progress(quiet).say
-                plan = Planner(study, folder, workers, say, started=started).plan()
+                planner = Planner(study, folder, workers, say, started=started, runs=Path(runs))
+                plan = planner.plan()
                 plans.save(plan, folder)
                 StartRecord(path).finish()
             execution = Execution(plan, path, Path(runs), counted=counted(plan))
@@ -111,6 +114,7 @@ def compare(
             execution.spent = time.monotonic() - started
             with interruptions() as interrupt, progress(quiet) as shown:
                 shown.say(announcement(plan))
+                execution = _with_tuned_baseline(execution, workers, shown, interrupt)
                 complete = execution.run(workers, shown, interrupt)
             if complete:
                 _keep_end(execution, folder)
@@ -127,6 +131,7 @@ def compare(
 def plan(
     *words: str | StudySpec,
     out: str | Path | None = None,
+    runs: str | Path = POOL,
     parts: Sequence[str | Path] = (),
     **options: Any,
 ) -> Plan:
@@ -151,7 +156,7 @@ def plan(
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log.txt"
         with Workers(usable_cores(), log, files) as workers:
-            return Planner(study, RunFolder(scratch), workers).plan()
+            return Planner(study, RunFolder(scratch), workers, runs=Path(runs)).plan()
 
 
 @contextmanager
@@ -189,6 +194,30 @@ def open_study(path: Path, study: StudySpec) -> Iterator[RunFolder]:
                 raise
 
 
+def _with_tuned_baseline(
+    execution: Execution, workers: Workers, shown: Display, interrupt: Interrupt
+) -> Execution:
+    """Return a study whose baseline is tuned where that was asked for, and keep what was found; as it is after an
+    interrupt."""
+    plan = execution.plan
+    if plan.tuning is None:
+        return execution
+    if not plan.tuning.is_done:
+        plateau = execution.counted[plan.baseline.name].plateau
+        tuner = Tuner(
+            plan, execution.folder, execution.runs_folder, spent=execution.spent, plateau=plateau
+        )
+        whole = plan.study.wall_seconds
+        until = None if whole is None else whole * USED - ENDING
+        plan = tune(tuner, workers, shown, interrupt, until)
+        if plan is execution.plan:
+            return execution
+        plans.save(plan, RunFolder(execution.folder))
+        shown.say(tuned_words(plan))
+    assert plan.tuning
+    return replace(execution, plan=plan, spent=execution.spent + plan.tuning.seconds)
+
+
 def _keep_end(execution: Execution, folder: RunFolder) -> None:
     """Write down what time left out of a study that has ended: it has ended there, whatever the clock says when the
     same command is given again, and pairs that are added come after those."""
@@ -207,6 +236,10 @@ def _extended(execution: Execution, seeds: int) -> Execution:
     Raises:
         UserError: it has not ended yet, or everything is decided.
     """
+    if (tuning := execution.plan.tuning) and not tuning.is_done:
+        raise UserError(
+            "--add-seeds: the baseline is still to be tuned; let the study end first, without --add-seeds"
+        )
     execution.take_finished()
     study, now = execution.plan.study, execution.standing()
     if seeds < 1:

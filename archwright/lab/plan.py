@@ -7,6 +7,7 @@ from pathlib import Path
 from archwright.data.task_text import TaskText
 from archwright.files import atomic_write
 from archwright.lab import plan_file
+from archwright.lab.baseline import Tuning, expected_runs
 from archwright.lab.matching import Counts
 from archwright.lab.plan_file import PLAN, ArmRecord, Cost, PlanRecord
 from archwright.lab.procedure import PAIRS
@@ -64,6 +65,8 @@ class Plan:
     """Why runs share the machine as they do."""
     shorter_pairs: int = PAIRS
     """Pairs that are trained again for shares of the steps, at most."""
+    tuning: Tuning | None = None
+    """What is known of the baseline's batch and weight decay, where they are tuned; runs have what was found."""
 
     @property
     def baseline(self) -> Arm:
@@ -87,7 +90,8 @@ class Plan:
     def num_runs(self) -> int:
         """Runs of the whole study, about."""
         shorter = min(self.shorter_pairs, self.study.seeds) * len(horizons(self.study))
-        return round((runs_each(self.study) + shorter) * len(self.arms))
+        tuning = expected_runs(self.tuning, self.study.lr_grid_size)
+        return round((runs_each(self.study) + shorter) * len(self.arms) + tuning)
 
     def run_seconds(self, name: str, share: float = 1.0) -> float:
         """Return the seconds that a run of a variant takes, or one of a share of its steps."""
@@ -105,7 +109,10 @@ class Plan:
             * sum(self.run_seconds(name, share) for share in horizons(self.study))
             for name in self.arms
         )
-        return work / min(self.workers, max(1, self.num_runs))
+        tuning = expected_runs(self.tuning, self.study.lr_grid_size)
+        work += tuning * self.run_seconds(self.baseline.name)
+        spent = self.tuning.seconds if self.tuning else 0.0
+        return spent + work / min(self.workers, max(1, self.num_runs))
 
     def lr(self, name: str, k: float) -> float:
         """Return the k-th learning rate of a variant's lattice."""
@@ -202,6 +209,7 @@ def save(plan: Plan, folder: RunFolder) -> None:
         horizons=plan.study.horizons,
         shorter_pairs=plan.shorter_pairs,
         ends=plan.study.ends,
+        tuning=plan.tuning,
         evaluation_tokens=plan.evaluation_tokens,
         arms=tuple(
             ArmRecord(
@@ -262,12 +270,15 @@ def saved(study: StudySpec, folder: RunFolder) -> Plan | None:
         stack=record.stack,
         why=record.why,
         shorter_pairs=record.shorter_pairs,
+        tuning=record.tuning,
     )
 
 
 def file_of(plan: Plan, folder: Path, name: str) -> Path:
-    """Return the file of a variant's run."""
-    return folder / "variants" / f"{list(plan.arms).index(name)}-{slug(name)}.toml"
+    """Return the file of a variant's run; another one after the baseline was tuned, as a plan holds while its files are
+    as they were."""
+    tuned = "-tuned" if plan.tuning and plan.tuning.is_done else ""
+    return folder / "variants" / f"{list(plan.arms).index(name)}-{slug(name)}{tuned}.toml"
 
 
 def slug(name: str) -> str:

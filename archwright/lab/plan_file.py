@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from archwright.files import atomic_write
+from archwright.lab.baseline import Tuning
 from archwright.lab.matching import Counts
 from archwright.lab.procedure import PAIRS
 from archwright.spec.choice import Spec
@@ -59,6 +60,7 @@ class PlanRecord(Spec):
     horizons: tuple[float, ...] = ()  # plans that do not say have none
     shorter_pairs: int = Field(PAIRS, ge=0)
     ends: tuple[int, ...] = ()
+    tuning: Tuning | None = None  # of batch and weight decay, where it was asked for
     steps: int = Field(ge=1)
     evaluation_tokens: int = Field(ge=1)
     arms: tuple[ArmRecord, ...] = Field(min_length=1)

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import torch
@@ -12,6 +13,8 @@ import torch
 from archwright.checkpoint.started import StartRecord
 from archwright.data.eval_windows import Windows
 from archwright.lab import run_cache
+from archwright.lab.baseline import Tuning, expected_runs
+from archwright.lab.baseline_runs import open_axes, remembered, tuned_plan
 from archwright.lab.concurrency import Sharing
 from archwright.lab.identical import refuse_identical, unscaled
 from archwright.lab.matching import count, matched
@@ -83,9 +86,11 @@ class Planner:
         workers: Workers,
         say: Callable[[str], None] = lambda text: None,
         started: float | None = None,
+        runs: Path | None = None,
     ) -> None:
         self.study, self.folder, self.workers, self.say = study, folder, workers, say
         self.decisions: Decisions
+        self.runs = runs  # where what earlier studies tuned is known
         self._started = time.monotonic() if started is None else started
 
     def plan(self) -> Plan:
@@ -96,6 +101,9 @@ class Planner:
         """
         size = self._first_size()
         asked = arms(self.study, size)
+        self._tuning(
+            next(iter(asked.values()))
+        )  # what cannot be done is said before anything is timed
         may_grow = self.study.size == "auto" and size is not None and self.study.wall_seconds
         refuse_identical(self.study, unscaled(self.study) if may_grow else asked)
         found = self._settled(asked)
@@ -108,11 +116,34 @@ class Planner:
         refuse_identical(self.study, {name: arm.run for name, arm in found.items()})
         sharing = Sharing(self.study, self._time)
         costs, stack, why = sharing.decide(found, workers)
-        steps = self._steps(found, costs, workers)
         final = self._evaluation_tokens(found)
-        done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
-        decided = (workers, steps, final, costs, stack, why)
-        return Plan(self.study, done, self.decisions, *decided)
+
+        def planned(steps: int) -> Plan:
+            done = {n: replace(arm, run=_with_steps(arm.run, steps)) for n, arm in found.items()}
+            decided = (workers, steps, final, costs, stack, why)
+            return Plan(self.study, done, self.decisions, *decided, tuning=tuning)
+
+        tuning = self._tuning(next(iter(found.values())).run)
+        plan = planned(self._steps(found, costs, workers))
+        if tuning is None:
+            return plan
+        if self.runs and (earlier := remembered(self.runs, plan)):
+            return tuned_plan(plan, earlier, self._left())
+        plan = planned(self._steps(found, costs, workers, tuning))
+        return replace(plan, tuning=tuning.model_copy(update={"tokens": plan.tokens_per_run}))
+
+    def _left(self) -> float | None:
+        """Return the wall time that a budget leaves for runs."""
+        if (seconds := self.study.wall_seconds) is None:
+            return None
+        return seconds * USED - (time.monotonic() - self._started) - ENDING
+
+    def _tuning(self, run: RunSpec) -> Tuning | None:
+        """Return what is to be tuned of a baseline."""
+        if not self.study.tune_baseline:
+            return None
+        seeds = tuple(self.study.tuning_seed_numbers)
+        return Tuning(axes=open_axes(self.study, run), tokens=run.tokens_per_step, seeds=seeds)
 
     def _first_size(self) -> float | None:
         if self.study.size == "given" or (self.study.size == "auto" and sized_by_user(self.study)):
@@ -266,7 +297,8 @@ class Planner:
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
-        each = seconds * USED * workers / (_wholes(self.study) * len(found))
+        first = expected_runs(self._tuning(baseline.run), self.study.lr_grid_size)
+        each = seconds * USED * workers / (_wholes(self.study) * len(found) + first)
 
         def fits(size: float) -> bool:
             run = next(iter(arms(self.study, size).values()))
@@ -278,24 +310,33 @@ class Planner:
         fitting: list[float] = [size for size in SIZES if fits(size)]
         return max(fitting) if fitting else SIZES[0]
 
-    def _steps(self, found: Mapping[str, Arm], costs: Mapping[str, Cost], workers: int) -> int:
-        """Return the steps of each run that the budget pays for."""
-        run = next(iter(found.values())).run
+    def _steps(
+        self,
+        found: Mapping[str, Arm],
+        costs: Mapping[str, Cost],
+        workers: int,
+        tuning: Tuning | None = None,
+    ) -> int:
+        """Return the steps of each run that the budget pays for, beside the search of what is tuned first."""
+        baseline, run = next(iter(found)), next(iter(found.values())).run
         seconds = self.study.wall_seconds
         if seconds is None:
             parameters = next(iter(found.values())).counts.parameters
             return self.study.budget.steps(run.tokens_per_step, 1.0, 1.0, num_parameters=parameters)
         tokens = evaluated(run, self._evaluation_tokens(found))
         number = runs_each(self.study) + min(PAIRS, self.study.seeds) * len(horizons(self.study))
-        fixed = sum(cost.run(0, tokens) for cost in costs.values()) * number / workers
-        step = sum(cost.step for cost in costs.values()) * _wholes(self.study) / workers
+        fixed = sum(cost.run(0, tokens) for cost in costs.values()) * number
+        step = sum(cost.step for cost in costs.values()) * _wholes(self.study)
+        first = expected_runs(tuning, self.study.lr_grid_size)
+        fixed = (fixed + first * costs[baseline].run(0, tokens)) / workers
+        step = (step + first * costs[baseline].step) / workers
         planning = time.monotonic() - self._started + ENDING
         steps = int((seconds * USED - planning - fixed) / step)
         if steps < LEAST_STEPS:
             least = (planning + fixed + LEAST_STEPS * step) / USED
             raise UserError(
                 f"budget: found {self.study.budget}, which pays for "
-                f"{max(0, steps)} steps in each of about {round(runs_each(self.study) * len(found))} runs; "
+                f"{max(0, steps)} steps in each of about {round(runs_each(self.study) * len(found) + first)} runs; "
                 f"expected {LEAST_STEPS} or more: give {_minutes(least)}, fewer seeds or variants, or a smaller size"
             )
         return steps

@@ -8,7 +8,7 @@ from archwright import progress as shown
 from archwright.format import duration, printable
 from archwright.lab.batching import Cell
 from archwright.lab.results import RunResult
-from archwright.lab.scheduler import Display, Execution
+from archwright.lab.runner import Display, Runner
 from archwright.runs import RunFolder
 
 
@@ -25,8 +25,8 @@ class Lines(shown.Lines, Display):
     def __init__(self) -> None:
         self._left = ""
 
-    def update(self, execution: Execution, running: Mapping[Cell, RunFolder]) -> None:
-        self._left = left(execution, running)
+    def update(self, runner: Runner, running: Mapping[Cell, RunFolder]) -> None:
+        self._left = left(runner, running)
 
     def ended(self, run: RunResult) -> None:
         self.say(f"{described(run)}  {self._left}".rstrip())
@@ -40,20 +40,18 @@ class Table(shown.Live, Display):
 
         super().__init__(Live(console=shown.console(), auto_refresh=False))
 
-    def update(self, execution: Execution, running: Mapping[Cell, RunFolder]) -> None:
+    def update(self, runner: Runner, running: Mapping[Cell, RunFolder]) -> None:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        study = execution.plan.study
-        seeds = [*study.tuning_seed_numbers, *study.seed_numbers]
         table = RichTable(
-            title=left(execution, running), title_justify="left", box=None, pad_edge=False
+            title=left(runner, running), title_justify="left", box=None, pad_edge=False
         )
         table.add_column("lowest loss")
-        for seed in seeds:
+        for seed in runner.columns:
             table.add_column(f"seed {seed}", justify="right")
-        for name in execution.plan.arms:
-            cells = [_cell(execution, running, name, seed) for seed in seeds]
+        for name in runner.plan.arms:
+            cells = [_cell(runner, running, name, seed) for seed in runner.columns]
             table.add_row(Text(printable(name)), *cells)
         self.live.update(table, refresh=True)
 
@@ -67,22 +65,18 @@ def described(run: RunResult) -> str:
     return f"{what}  loss {run.loss:.4f}  {duration(run.seconds)}{diverged}"
 
 
-def left(execution: Execution, running: Mapping[Cell, RunFolder]) -> str:
+def left(runner: Runner, running: Mapping[Cell, RunFolder]) -> str:
     """Say how many runs are done and how long the others take."""
     started = sum(
-        _done(execution, folder) * execution.run_seconds(cell.variant)
+        _done(runner, cell, folder) * runner.run_seconds(cell.variant)
         for cell, folder in running.items()
     )
-    seconds = max(0.0, execution.remaining() - started / execution.plan.workers)
-    done = len(execution.results) + len(execution.shorter)
-    if execution.fills:
-        return f"{done} runs, those that decide are done, about {duration(seconds)} left to narrow intervals"
-    total = done + sum(execution.outstanding().values()) + execution.outstanding_shorter()
-    return f"{done} of {total} runs, about {duration(seconds)} left"
+    seconds = max(0.0, runner.remaining() - started / runner.plan.workers)
+    return runner.words(duration(seconds))
 
 
-def _done(execution: Execution, folder: RunFolder) -> float:
-    return last_step(folder) / execution.plan.steps
+def _done(runner: Runner, cell: Cell, folder: RunFolder) -> float:
+    return last_step(folder) / runner.steps(cell)
 
 
 def last_step(folder: RunFolder) -> int:
@@ -102,12 +96,12 @@ def last_step(folder: RunFolder) -> int:
     return 0
 
 
-def _cell(execution: Execution, running: Mapping[Cell, RunFolder], name: str, seed: int) -> str:
-    losses = [r.loss for c, r in execution.results.items() if (c.variant, c.seed) == (name, seed)]
+def _cell(runner: Runner, running: Mapping[Cell, RunFolder], name: str, seed: int) -> str:
+    losses = [r.loss for c, r in runner.results.items() if (c.variant, c.seed) == (name, seed)]
     best = f"{min(losses):.3f}" if losses else ""
     shares = [
-        f"{100 * _done(execution, folder):.0f} %"
+        f"{100 * _done(runner, c, folder):.0f} %"
         for c, folder in running.items()
         if (c.variant, c.seed) == (name, seed)
     ]
-    return " ".join([*shares, best]) or ("-" if seed in execution.left_out else "·")
+    return " ".join([*shares, best]) or ("-" if seed in runner.left_out else "·")

@@ -1,26 +1,19 @@
-"""Running what a plan wants: runs that are there already are read, the others trained, whatever happens to them."""
+"""A study under way: which of its runs are wanted next, and what is left out where time runs out."""
 
 import math
-import shlex
-import statistics
-import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from archwright.lab import run_cache
-from archwright.lab.batching import Cell, Groups, cells_of
+from archwright.lab.batching import Cell, cells_of
 from archwright.lab.looks import no_text_error
 from archwright.lab.ngrams import Counted
-from archwright.lab.plan import Plan, file_of, horizons
+from archwright.lab.plan import horizons
 from archwright.lab.procedure import Standing, shorter_runs, standing
 from archwright.lab.results import Replicate, RunResult
+from archwright.lab.runner import Runner
 from archwright.lab.statistics import text_error
 from archwright.lab.sweep import replicate
-from archwright.lab.workers import Done, Workers
-from archwright.progress import Silent
-from archwright.runs import RunFolder
-from archwright.training.interrupt import Interrupt
+from archwright.lab.workers import Workers
 
 LATE = 1.02
 """Times the budget, beyond which what has not started is left out."""
@@ -34,19 +27,6 @@ ENDING = 3.0
 LEAST_PAIRS = 2
 """Pairs whose shorter horizons tell anything: the error of a mean of one is not known."""
 
-GLANCE = 0.5
-"""Seconds between looks at the runs."""
-
-
-class Display(Silent):
-    """Shows which runs are done, which go on, and how long the rest takes; this one shows nothing."""
-
-    def update(self, execution: "Execution", running: Mapping[Cell, RunFolder]) -> None:
-        """Show where a study stands."""
-
-    def ended(self, run: RunResult) -> None:
-        """Show that a run ended."""
-
 
 def fewer(pairs: int) -> int:
     """Return the next lower number of pairs that tells anything, else none."""
@@ -54,64 +34,27 @@ def fewer(pairs: int) -> int:
 
 
 @dataclass
-class Execution:
+class Execution(Runner):
     """A study under way."""
 
-    plan: Plan
-    folder: Path
-    runs_folder: Path
-    results: dict[Cell, RunResult] = field(default_factory=dict)
     shorter: dict[Cell, RunResult] = field(default_factory=dict)
     """Runs of a share of the steps."""
     fills: bool = False
     """Whether all is decided and what is left of a budget in time is being used."""
     shorter_pairs: int = -1
     """Pairs for whose runs of a share of the steps time is left; by default those that were planned."""
-    notes: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     """Those that are run; the last ones are left out where time runs out."""
     may_shift: bool = True
     """Whether time allows a window of learning rates to move for all seeds."""
     counted: Mapping[str, Counted] = field(default_factory=dict)
     """Losses of counting tokens: a variant that is not better learnt too little to be judged."""
-    spent: float = 0.0
-    """Wall time that the user waited for this process, and that of runs which were there before it."""
 
     def __post_init__(self) -> None:
         self.seeds = self.seeds or list(self.plan.study.seed_numbers)
         if self.shorter_pairs < 0:
             self.shorter_pairs = self.plan.shorter_pairs
-        self._groups = Groups(self.plan, self.runs_folder)
-        self._started: set[Cell] = set()
-
-    def run(self, workers: Workers, show: Display, interrupt: Interrupt) -> bool:
-        """Train all that is wanted; return False where an interrupt came first.
-
-        A run that fails does not keep the others from being made.
-        """
-        self.take_finished()
-        before = self.spent
-        started = time.monotonic()
-        workers.size = self.plan.workers
-        while not interrupt:
-            self.spent = before + time.monotonic() - started
-            self.take_finished()
-            running = cells_of(workers)
-            wanted = [cell for cell in self.wanted() if cell not in running]
-            if self._late(workers) if wanted else self._takes_back():
-                continue
-            if not wanted and not workers.running:
-                break
-            while wanted and workers.free:
-                group, folders = self._groups.take(wanted)
-                self._started.update(group)
-                wanted = [cell for cell in wanted if cell not in group]
-                workers.give(group, {"do": "train", "folders": [str(f.path) for f in folders]})
-            for done in workers.wait(GLANCE):
-                self._end(done, show)
-            show.update(self, {cell: self._folder(cell) for cell in cells_of(workers)})
-        self.spent = before + time.monotonic() - started
-        return not self.wanted()
+        super().__post_init__()
 
     def standing(self) -> Standing:
         """Return where the study stands by the runs that have ended."""
@@ -172,30 +115,6 @@ class Execution:
         """Seeds for which time ran short."""
         return {*self.plan.study.seed_numbers} - {*self.seeds}
 
-    def command(self, cell: Cell) -> str:
-        """Return what trains one run alone, with weights, samples and a page of its own."""
-        file = file_of(self.plan, self.folder, cell.variant)
-        words = ["archwright", "train", str(file), f"seed={cell.seed}"]
-        lr = self.plan.arms[cell.variant].run.optimizer.learning_rates[0]
-        words += [f"optimizer.{lr}={self.plan.lr(cell.variant, cell.k):g}"]
-        if cell.share < 1:
-            run = self.plan.run(*cell)
-            words += [f"machine.num_steps={run.machine.num_steps}"]
-            words += [f"schedule.warmup={run.schedule.warmup}"]
-            words += [f"evaluate.every={run.evaluate.every}"]
-        words += ["--out", f"runs/{file.stem}-seed{cell.seed}"]
-        for part in self.plan.study.parts:
-            words += ["--parts", part.name]
-        return shlex.join(words)
-
-    def run_seconds(self, name: str, share: float = 1.0) -> float:
-        """Return the wall time that a run of a variant takes, or one of a share of its steps: as measured, else as
-        estimated."""
-        took = [r.seconds for r in self.results.values() if r.variant == name and r.seconds > 0]
-        estimated = self.plan.run_seconds(name, share)
-        overhead = estimated - self.plan.costs[name].step * self.plan.steps_of(share)
-        return statistics.fmean(took) * share + max(0.0, overhead) if len(took) > 2 else estimated
-
     def outstanding(self) -> dict[str, int]:
         """Return how many runs each variant still has, those included that are not wanted yet, as if none was
         decided before the last seed."""
@@ -224,6 +143,18 @@ class Execution:
             return max(0.0, (self.plan.study.wall_seconds or 0.0) - ENDING - self.spent)
         work = sum(self.run_seconds(name) * n for name, n in self.outstanding().items())
         return (work + self._shorter_seconds(self.shorter_pairs)) / self.plan.workers
+
+    def words(self, left: str) -> str:
+        done = len(self.results) + len(self.shorter)
+        if self.fills:
+            return f"{done} runs, those that decide are done, about {left} left to narrow intervals"
+        total = done + sum(self.outstanding().values()) + self.outstanding_shorter()
+        return f"{done} of {total} runs, about {left} left"
+
+    @property
+    def columns(self) -> list[int]:
+        study = self.plan.study
+        return [*study.tuning_seed_numbers, *study.seed_numbers]
 
     def outstanding_shorter(self) -> int:
         """Return how many runs of shorter horizons are still to be made, about."""
@@ -271,45 +202,12 @@ class Execution:
         }
         return text_error([(by_seed.get((variant, s)), by_seed.get((base, s))) for s in seeds])
 
-    def _folder(self, cell: Cell) -> RunFolder:
-        """Return where a run is kept, whether it is there yet or not."""
-        return self._groups.folder(cell)
-
-    def take_finished(self) -> None:
-        """Read the runs that are wanted and were made before, which may make others wanted."""
-        while found := [
-            cell
-            for cell in self.wanted()
-            if cell not in self._started and run_cache.outcome(self._folder(cell))
-        ]:
-            for cell in found:
-                self._read(cell)
-                self.spent += self.run_seconds(cell.variant, cell.share) / self.plan.workers
-
-    def _read(self, cell: Cell) -> None:
-        lr = self.plan.lr(cell.variant, cell.k)
-        folder = self._folder(cell)
-        command, unit = self.command(cell), self.plan.unit
-        self._keep(cell, run_cache.read(folder, cell.variant, cell.seed, lr, command, unit))
-
-    def _keep(self, cell: Cell, run: RunResult) -> None:
+    def _keep(self, cell: Cell, run: RunResult) -> RunResult:
         (self.results if cell.share == 1.0 else self.shorter)[cell] = run
+        return run
 
-    def _end(self, done: Done, show: Display) -> None:
-        assert isinstance(done.name, tuple)
-        group: tuple[Cell, ...] = done.name
-        why = done.why or "it was stopped"
-        if done.state != "done" and len(group) > 1:
-            self._groups.part(group, why)
-            return
-        for cell in group:
-            if done.state == "done":
-                self._read(cell)
-            else:
-                lr, key = self.plan.lr(cell.variant, cell.k), self._folder(cell).path.name
-                run = run_cache.failure(cell.variant, cell.seed, lr, key, why, self.command(cell))
-                self._keep(cell, run)
-            show.ended((self.results | self.shorter)[cell])
+    def _plans_anew(self, workers: Workers, wanted: Collection[Cell]) -> bool:
+        return self._late(workers) if wanted else self._takes_back()
 
     def _late(self, workers: Workers) -> bool:
         """Leave out the last seed, the shorter horizons of a pair, or the move of a window, where there is no time for

@@ -9,6 +9,8 @@ from archwright import format as fmt
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText
 from archwright.lab.advice import advice
+from archwright.lab.baseline import Tuning, expected_runs
+from archwright.lab.baseline_runs import GAIN, decay_of
 from archwright.lab.horizons import multiplier_of
 from archwright.lab.interactions import interactions
 from archwright.lab.matching import mismatch
@@ -117,7 +119,8 @@ def announcement(plan: Plan) -> str:
     )
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
-        f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on {_judged_on(plan)}",
+        _each_run(plan),
+        f"  {batch_words(plan)}",
         *(f"  {_announced(arm, plan)}" for arm in plan.arms.values()),
         f"  {tuned} seeds {seeds[0]} to {seeds[-1]}"
         + (
@@ -127,6 +130,59 @@ def announcement(plan: Plan) -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def tuned_words(plan: Plan) -> str:
+    """Say which batch and weight decay were found, and what each run is then."""
+    return f"{batch_words(plan)}\n{_each_run(plan)}"
+
+
+def batch_words(plan: Plan) -> str:
+    """Say which batch and weight decay runs have, whether they were tuned, and how what else was tried compares."""
+    run, tuning = plan.baseline.run, plan.tuning
+    decay = decay_of(run.optimizer)
+    values = f"batch {run.batch_size} x {run.model.context_length} tokens"
+    values += "" if decay is None else f" and weight decay {decay:g}"
+    if tuning is None:
+        return f"{values}, not tuned"
+    name, several = plan.baseline.name, "s" * (len(tuning.seeds) > 1)
+    seeds = f"seed{several} {fmt.listed([f'{seed}' for seed in tuning.seeds])}"
+    if not tuning.is_done:
+        number = expected_runs(tuning, plan.study.lr_grid_size)
+        return f"{values}, to be tuned for {name} first, by {seeds}: about {number:.0f} runs"
+    size = fmt.count(plan.baseline.counts.non_embedding)
+    who = f"by {tuning.runs} runs of {seeds}"
+    if tuning.earlier:
+        who = f"by an earlier study, at {fmt.count(tuning.tokens)} tokens a run"
+    one = {"batch": "batch alone", "decay": "weight decay alone"}
+    what = f" ({one[tuning.axes[0]]})" if len(tuning.axes) == 1 else ""
+    gain = 100 * GAIN * plan.study.equivalence_margin
+    others = ", ".join(_others(tuning)) or "nothing else was tried"
+    short = " Time ran out before more was tried." if tuning.cut_short else ""
+    return (
+        f"{values}, tuned{what} for {name} at {size} parameters {who}: {others}; what gains less than {gain:.2g} % of "
+        f"the loss changes nothing.{short}"
+    )
+
+
+def _others(tuning: Tuning) -> Iterator[str]:
+    """Say of all that was tried and does not stand how much higher its loss is."""
+    found = tuning.found
+    for trial in tuning.trials:
+        if trial == found:
+            continue
+        words = [f"batch {trial.batch_size}"] * (trial.batch_size != found.batch_size)
+        if trial.weight_decay is not None and trial.weight_decay != found.weight_decay:
+            words += [f"weight decay {trial.weight_decay:g}"]
+        if trial.loss is None or found.loss is None:
+            yield f"{' and '.join(words)} failed"
+            continue
+        off = f"{100 * (trial.loss / found.loss - 1):+.1f} %"
+        yield f"{' and '.join(words)} {off}"
+
+
+def _each_run(plan: Plan) -> str:
+    return f"each run: {plan.steps:,} steps, {plan.tokens_per_run:,} tokens; judged on {_judged_on(plan)}"
 
 
 def _announced(arm: Arm, plan: Plan) -> str:
@@ -241,7 +297,7 @@ def held(plan: Plan) -> list[ControlledVariable]:
         _held("tokenizer", tokens),
         *([_held("text trained on", _text_sizes(plan))] if plan.unit == "bits per byte" else []),
         ControlledVariable("tokens trained on", f"{plan.tokens_per_run:,} in {plan.steps:,} steps"),
-        ControlledVariable("batch", f"{run.batch_size} texts of {run.model.context_length} tokens"),
+        ControlledVariable("batch and weight decay", batch_words(plan)),
         ControlledVariable("judged on", f"the same {_judged_on(plan)}"),
         ControlledVariable(
             "seeds", "initial values drawn by parameter name, and the order of the data"

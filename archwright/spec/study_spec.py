@@ -121,6 +121,9 @@ class StudySpec(Spec):
     """The first of the seeds, which follow one another."""
     tune_lr: bool = True
     """Tune the learning rate of each variant, or leave it as it is given."""
+    tune_baseline: bool = False
+    """First tune the batch, at equal tokens, and the weight decay of the baseline, where they are not given; all
+    variants then have what was found."""
     lr_grid_size: int = Field(3, ge=3, le=100)
     """Learning rates in a sweep, around the best."""
     lr_ratio: float = Field(3.0, ge=1.4, le=10)
@@ -175,6 +178,7 @@ OPTIONS = (
     "early_stopping",
     "horizons",
     "tune_lr",
+    "tune_baseline",
     "lr_grid_size",
     "lr_ratio",
     "size",

@@ -1,0 +1,172 @@
+"""Training the runs that are wanted: those that are there already are read, and a run that fails keeps no other from
+being made."""
+
+import shlex
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from archwright.lab import run_cache
+from archwright.lab.batching import Cell, Groups, cells_of
+from archwright.lab.plan import Plan, file_of
+from archwright.lab.results import RunResult
+from archwright.lab.workers import Done, Workers
+from archwright.progress import Silent
+from archwright.runs import RunFolder
+from archwright.training.interrupt import Interrupt
+
+GLANCE = 0.5
+"""Seconds between looks at the runs."""
+
+
+class Display(Silent):
+    """Shows which runs are done, which go on, and how long the rest takes; this one shows nothing."""
+
+    def update(self, runner: "Runner", running: Mapping[Cell, RunFolder]) -> None:
+        """Show where things stand."""
+
+    def ended(self, run: RunResult) -> None:
+        """Show that a run ended."""
+
+
+@dataclass
+class Runner(ABC):
+    """Runs of a plan under way. What is wanted follows from the runs that have ended."""
+
+    plan: Plan
+    folder: Path
+    runs_folder: Path
+    results: dict[Cell, RunResult] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    spent: float = 0.0
+    """Wall time that the user waited for this process, and that of runs which were there before it."""
+
+    def __post_init__(self) -> None:
+        self._groups = Groups(self.plan, self.runs_folder)
+        self._started: set[Cell] = set()
+
+    @abstractmethod
+    def wanted(self) -> list[Cell]:
+        """Return the runs still to be made, the most urgent first."""
+
+    @abstractmethod
+    def remaining(self) -> float:
+        """Return the wall time that outstanding runs take together, about."""
+
+    @abstractmethod
+    def words(self, left: str) -> str:
+        """Say how many runs are done, of how many, and that the others take so long."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> Collection[int]:
+        """The seeds that a table shows."""
+
+    @property
+    def left_out(self) -> Collection[int]:
+        """Seeds for which time ran short."""
+        return ()
+
+    def run(self, workers: Workers, show: Display, interrupt: Interrupt) -> bool:
+        """Train all that is wanted; return False where an interrupt came first.
+
+        A run that fails does not keep the others from being made.
+        """
+        self.take_finished()
+        before = self.spent
+        started = time.monotonic()
+        workers.size = self.plan.workers
+        while not interrupt:
+            self.spent = before + time.monotonic() - started
+            self.take_finished()
+            running = cells_of(workers)
+            wanted = [cell for cell in self.wanted() if cell not in running]
+            if self._plans_anew(workers, wanted):
+                continue
+            if not wanted and not workers.running:
+                break
+            while wanted and workers.free:
+                group, folders = self._groups.take(wanted)
+                self._started.update(group)
+                wanted = [cell for cell in wanted if cell not in group]
+                workers.give(group, {"do": "train", "folders": [str(f.path) for f in folders]})
+            for done in workers.wait(GLANCE):
+                self._end(done, show)
+            show.update(self, {cell: self._folder(cell) for cell in cells_of(workers)})
+        self.spent = before + time.monotonic() - started
+        return not self.wanted()
+
+    def take_finished(self) -> None:
+        """Read the runs that are wanted and were made before, which may make others wanted."""
+        while found := [
+            cell
+            for cell in self.wanted()
+            if cell not in self._started and run_cache.outcome(self._folder(cell))
+        ]:
+            for cell in found:
+                self._read(cell)
+                self.spent += self.run_seconds(cell.variant, cell.share) / self.plan.workers
+
+    def command(self, cell: Cell) -> str:
+        """Return what trains one run alone, with weights, samples and a page of its own."""
+        file = file_of(self.plan, self.folder, cell.variant)
+        words = ["archwright", "train", str(file), f"seed={cell.seed}"]
+        lr = self.plan.arms[cell.variant].run.optimizer.learning_rates[0]
+        words += [f"optimizer.{lr}={self.plan.lr(cell.variant, cell.k):g}"]
+        if cell.share < 1:
+            run = self.plan.run(*cell)
+            words += [f"machine.num_steps={run.machine.num_steps}"]
+            words += [f"schedule.warmup={run.schedule.warmup}"]
+            words += [f"evaluate.every={run.evaluate.every}"]
+        words += ["--out", f"runs/{file.stem}-seed{cell.seed}"]
+        for part in self.plan.study.parts:
+            words += ["--parts", part.name]
+        return shlex.join(words)
+
+    def run_seconds(self, name: str, share: float = 1.0) -> float:
+        """Return the wall time that a run of a variant takes, or one of a share of its steps: as measured, else as
+        estimated."""
+        took = [r.seconds for r in self.results.values() if r.variant == name and r.seconds > 0]
+        estimated = self.plan.run_seconds(name, share)
+        overhead = estimated - self.plan.costs[name].step * self.plan.steps_of(share)
+        return statistics.fmean(took) * share + max(0.0, overhead) if len(took) > 2 else estimated
+
+    def steps(self, cell: Cell) -> int:
+        """Return the steps by which the progress of a run is measured."""
+        return self.plan.steps
+
+    def _plans_anew(self, workers: Workers, wanted: Collection[Cell]) -> bool:
+        """Change what is wanted, where time asks for it; return whether it was changed."""
+        return False
+
+    def _folder(self, cell: Cell) -> RunFolder:
+        """Return where a run is kept, whether it is there yet or not."""
+        return self._groups.folder(cell)
+
+    def _read(self, cell: Cell) -> RunResult:
+        lr = self.plan.lr(cell.variant, cell.k)
+        folder = self._folder(cell)
+        command, unit = self.command(cell), self.plan.unit
+        return self._keep(cell, run_cache.read(folder, cell.variant, cell.seed, lr, command, unit))
+
+    def _keep(self, cell: Cell, run: RunResult) -> RunResult:
+        self.results[cell] = run
+        return run
+
+    def _end(self, done: Done, show: Display) -> None:
+        assert isinstance(done.name, tuple)
+        group: tuple[Cell, ...] = done.name
+        why = done.why or "it was stopped"
+        if done.state != "done" and len(group) > 1:
+            self._groups.part(group, why)
+            return
+        for cell in group:
+            if done.state == "done":
+                show.ended(self._read(cell))
+            else:
+                lr, key = self.plan.lr(cell.variant, cell.k), self._folder(cell).path.name
+                run = run_cache.failure(cell.variant, cell.seed, lr, key, why, self.command(cell))
+                show.ended(self._keep(cell, run))
