@@ -1,6 +1,6 @@
 """Objectives: from windows of text to what a model reads and what it is to predict."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, Self
@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from archwright.data.corruption import Row, Sentences, corrupted, infilled
 from archwright.data.inputs import IGNORE, Array, Batch, Inputs
 from archwright.parts.registry import Registry
 from archwright.spec.errors import UserError, nearest
@@ -22,9 +23,6 @@ from archwright.spec.objectives import (
     TextInfilling,
 )
 from archwright.text.tokenizer import Tokenizer
-
-Row = NDArray[np.int64]
-"""Tokens of one text."""
 
 MakeBatch = Callable[[Inputs, np.random.Generator], Batch]
 """Makes windows of text into inputs and targets. The windows are tokens [batch, window_length], with `segment_ids` and
@@ -66,6 +64,10 @@ class Vocabulary(NamedTuple):
         before, behind = self.frame or ((), (self.end_of_text,))
         start, *first = self.decoder_start or (self.end_of_text,)
         return Ends(before, behind, start, tuple(first))
+
+    def sentinels(self, names: Sequence[str]) -> Row:
+        """Return the ids of special tokens that stand for spans."""
+        return np.array([self.special_id(name, "objective.sentinel") for name in names])
 
     def special_id(self, name: str, key: str) -> int:
         """Return the id of a special token.
@@ -263,59 +265,46 @@ def _in_segments(
 
 def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
     """Source and target end with the token of the end of a text."""
-    sentinels = [vocabulary.special_id(s, "objective.sentinel") for s in spec.special_tokens]
-    ends = vocabulary.ends
+    sentinels = vocabulary.sentinels(spec.special_tokens)
 
-    def make(text: Inputs, generator: np.random.Generator) -> Batch:
-        rows = _unpadded(text.tokens, text.padding_mask)
-        pairs = [
-            _corrupted(row, spec.spans(len(row)), np.array(sentinels), generator) for row in rows
-        ]
-        sources, targets = zip(*pairs, strict=True)
-        return _sequence_to_sequence(_ended(sources, ends), _ended(targets, ends), ends.start)
+    def pair(text: Row, generator: np.random.Generator) -> Pair:
+        return corrupted(text, spec.spans(len(text)), sentinels, generator)
 
-    return make
+    return _of_texts(pair, spec.source_length, vocabulary.ends)
 
 
 def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
-    """As of `span_corruption`, with a denoiser drawn for each row, whose mode the source begins with."""
-    sentinels = np.array([vocabulary.special_id(s, "objective.sentinel") for s in spec.sentinels])
+    """As of `span_corruption`, with a denoiser drawn for each text, whose mode the source begins with."""
+    sentinels = vocabulary.sentinels(spec.sentinels)
     modes = [
         [vocabulary.special_id(d.mode, "objective.denoisers")] if d.mode else []
         for d in spec.denoisers
     ]
     weights = np.array([d.weight for d in spec.denoisers])
-    ends = vocabulary.ends
 
-    def make(text: Inputs, generator: np.random.Generator) -> Batch:
-        rows = _unpadded(text.tokens, text.padding_mask)
-        drawn = generator.choice(len(weights), len(rows), p=weights / weights.sum())
-        sources, targets = [], []
-        for row, i in zip(rows, drawn.tolist(), strict=True):
-            out, spans = spec.spans(spec.denoisers[i], len(row))
-            if spec.denoisers[i].at_end:
-                out = int(generator.integers(1, 2 * out))
-            source, target = _corrupted(row, (out, spans), sentinels, generator)
-            sources.append(np.concatenate([np.array(modes[i], np.int64), source]))
-            targets.append(target)
-        return _sequence_to_sequence(_ended(sources, ends), _ended(targets, ends), ends.start)
+    def pair(text: Row, generator: np.random.Generator) -> Pair:
+        i = generator.choice(len(weights), p=weights / weights.sum())
+        out, spans = spec.spans(spec.denoisers[i], len(text))
+        if spec.denoisers[i].at_end:
+            out = int(generator.integers(1, 2 * out))
+        source, target = corrupted(text, (out, spans), sentinels, generator)
+        return np.concatenate([np.array(modes[i], np.int64), source]), target
 
-    return make
+    return _of_texts(pair, spec.source_length, vocabulary.ends)
 
 
 def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
     """Source and target end with the token of the end of a text."""
     mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
-    sentences = Sentences(vocabulary) if spec.permute_sentences else None
-    ends = vocabulary.ends
+    sentences = None
+    if spec.permute_sentences:
+        sentences = Sentences([vocabulary.decode([i]) for i in range(vocabulary.size)])
 
-    def make(text: Inputs, generator: np.random.Generator) -> Batch:
-        rows = _unpadded(text.tokens, text.padding_mask)
-        orders = [sentences.permuted(row, generator) if sentences else row for row in rows]
-        sources = [_infilled(row, spec, mask_id, generator) for row in orders]
-        return _sequence_to_sequence(_ended(sources, ends), _ended(rows, ends), ends.start)
+    def pair(text: Row, generator: np.random.Generator) -> Pair:
+        order = sentences.permuted(text, generator) if sentences else text
+        return infilled(order, spec, mask_id, generator), text
 
-    return make
+    return _of_texts(pair, spec.source_length, vocabulary.ends)
 
 
 def sequence_to_sequence(spec: SequenceToSequence, vocabulary: Vocabulary) -> MakeBatch:
@@ -325,18 +314,60 @@ def sequence_to_sequence(spec: SequenceToSequence, vocabulary: Vocabulary) -> Ma
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         sources = _unpadded(text.tokens, text.padding_mask)
         targets = _unpadded(text.decoder_tokens, text.decoder_padding_mask)
-        return _sequence_to_sequence(
-            [np.concatenate([ends.before, row, ends.behind]).astype(np.int64) for row in sources],
-            [np.concatenate([ends.first, row, ends.behind]).astype(np.int64) for row in targets],
-            ends.start,
+        framed = (
+            [np.concatenate([before, row, ends.behind]).astype(np.int64) for row in rows]
+            for before, rows in ((ends.before, sources), (ends.first, targets))
         )
+        return _sequence_to_sequence([[pair] for pair in zip(*framed, strict=True)], ends.start)
 
     return make
 
 
-def _ended(rows: Iterable[Row], ends: Ends) -> list[Row]:
-    """Return texts with the token that ends each."""
-    return [np.append(row, ends.end) for row in rows]
+Pair = tuple[Row, Row]
+"""A source and its target."""
+
+
+def _of_texts(
+    pair: Callable[[Row, np.random.Generator], Pair],
+    source_length: Callable[[int], int],
+    ends: Ends,
+) -> MakeBatch:
+    """Return what makes a source and a target of each row, both ended; where documents do not see each other, of each
+    document, one behind the other as far as there is room."""
+
+    def ended(text: Row, generator: np.random.Generator) -> Pair:
+        source, target = pair(text, generator)
+        return np.append(source, ends.end), np.append(target, ends.end)
+
+    def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        if text.segment_ids is None:
+            rows = _unpadded(text.tokens, text.padding_mask)
+            return _sequence_to_sequence([[ended(row, generator)] for row in rows], ends.start)
+        room, packed = source_length(text.tokens.shape[1]), []
+        for row, ids in zip(text.tokens, text.segment_ids, strict=True):
+            documents = np.split(row, np.flatnonzero(np.diff(ids)) + 1)
+            packed.append(_packed(documents, lambda each: ended(each, generator), room))
+        return _sequence_to_sequence(packed, ends.start, packed=True)
+
+    return make
+
+
+def _packed(documents: Sequence[Row], pair: Callable[[Row], Pair], room: int) -> list[Pair]:
+    """Return the pairs of documents, the last one cut to where there is room for it."""
+    found: list[Pair] = []
+    left = np.array([room, room])
+    for document in documents:
+        while len(document):
+            made = pair(document)
+            lengths = np.array([*map(len, made)])
+            if (excess := int((lengths - left).max())) <= 0:
+                found.append(made)
+                left -= lengths
+                break
+            document = document[:-excess]
+        else:
+            break
+    return found
 
 
 def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:
@@ -346,100 +377,31 @@ def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:
     return [row[real] for row, real in zip(tokens, padding_mask, strict=True)]
 
 
-class Sentences:
-    """Where sentences end: behind a token that ends with ".", "!" or "?", closing brackets and quotation marks aside,
-    if a blank follows. What stands before the first end and behind the last one is a sentence, too."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        texts = [vocabulary.decode([i]) for i in range(vocabulary.size)]
-        stripped = [text.rstrip().rstrip("\"')]}") for text in texts]
-        self._ends = np.array([text.endswith((".", "!", "?")) for text in stripped], bool)
-        self._ends_blank = np.array([text[-1:].isspace() for text in texts], bool)
-        self._begins_blank = np.array([text[:1].isspace() for text in texts], bool)
-
-    def permuted(self, text: Row, generator: np.random.Generator) -> Row:
-        """Return a text with its sentences in random order, each order equally likely."""
-        before, behind = text[:-1], text[1:]
-        at_end = self._ends[before] & (self._ends_blank[before] | self._begins_blank[behind])
-        sentences = np.split(text, np.flatnonzero(at_end) + 1)
-        return np.concatenate([sentences[i] for i in generator.permutation(len(sentences))])
-
-
-def _infilled(text: Row, spec: TextInfilling, mask_id: int, generator: np.random.Generator) -> Row:
-    """Return a text with one mask token in the place of each span, never longer than the text."""
-    out = round(spec.share * len(text))
-    if out == 0:
-        return text
-    lengths = _poisson_lengths(out, spec.mean_length, generator)
-    kept = len(text) - out
-    # Between kept tokens, before and behind them is room for a span each.
-    lengths = _merged(lengths, kept + 1)
-    gaps = np.sort(generator.choice(kept + 1, len(lengths), replace=False))
-    starts = gaps + np.cumsum(lengths) - lengths
-    masked = np.zeros(len(text) + 1, np.int64)
-    np.add.at(masked, starts, 1)
-    np.add.at(masked, starts + lengths, -1)
-    stays = np.insert(np.cumsum(masked)[:-1] == 0, starts, True)
-    found: Row = np.insert(text, starts, mask_id)[stays]
-    return found
-
-
-def _poisson_lengths(out: int, mean: float, generator: np.random.Generator) -> Row:
-    """Return lengths of spans that have `out` tokens together, drawn from Poisson(mean), the last one cut; so few of
-    length 0 that there are no more spans than tokens."""
-    drawn: list[int] = []
-    while sum(drawn) < out:
-        drawn += generator.poisson(mean, 1 + round((out - sum(drawn)) / mean)).tolist()
-    ends = np.minimum(np.cumsum(drawn), out)
-    lengths = np.diff(ends[: np.searchsorted(ends, out) + 1], prepend=0)
-    spare = out - np.count_nonzero(lengths)
-    found: Row = lengths[(lengths > 0) | (np.cumsum(lengths == 0) <= spare)]
-    return found
-
-
-def _merged(lengths: Row, most: int) -> Row:
-    """Return lengths of at most so many spans, those that are too many added to the last one."""
-    if len(lengths) <= most:
-        return lengths
-    return np.append(lengths[: most - 1], lengths[most - 1 :].sum())
-
-
-def _corrupted(
-    text: Row, spans: tuple[int, int], sentinels: Row, generator: np.random.Generator
-) -> tuple[Row, Row]:
-    """Return a text with so many tokens left out, in so many spans, and what was left out."""
-    if len(text) < 2:  # there is nothing that could be kept
-        return sentinels[:1], np.append(sentinels[:1], text)
-    out, number = spans
-    # Kept and left out in turn: [kept, out, kept, out, ...], a span of each at a time.
-    kept_lengths, out_lengths = (_split(n, number, generator) for n in (len(text) - out, out))
-    ends = np.cumsum(np.stack([kept_lengths, out_lengths], axis=1).ravel())
-    pieces = np.split(text, ends[:-1])
-    marks = [sentinels[i : i + 1] for i in range(number)]
-    source = [part for both in zip(pieces[0::2], marks, strict=True) for part in both]
-    target = [part for both in zip(marks, pieces[1::2], strict=True) for part in both]
-    return np.concatenate(source), np.concatenate(target)
-
-
-def _split(number: int, parts: int, generator: np.random.Generator) -> Row:
-    """Split a number into positive parts, each way equally likely."""
-    cuts = np.sort(generator.choice(number - 1, parts - 1, replace=False)) + 1
-    return np.diff(np.concatenate([[0], cuts, [number]]))
-
-
-def _sequence_to_sequence(sources: Sequence[Row], targets: Sequence[Row], start: int) -> Batch:
-    """Return the batch of sources and targets, padded to equal lengths: the decoder reads `start` and all of a target
-    but its last token."""
-    read = [np.concatenate([[start], row[:-1]]) for row in targets]
-    tokens, padding_mask = padded(sources, start)
-    decoder_tokens, decoder_mask = padded(read, start)
+def _sequence_to_sequence(
+    rows: Sequence[Sequence[Pair]], start: int, *, packed: bool = False
+) -> Batch:
+    """Return the batch of rows of pairs, padded to equal lengths: the decoder reads `start` and all of a target but its
+    last token; pairs that are packed into a row do not see each other."""
+    sources = [[source for source, _ in row] for row in rows]
+    targets = [[target for _, target in row] for row in rows]
+    read = [[np.concatenate([[start], target[:-1]]) for target in row] for row in targets]
+    tokens, padding_mask = padded([*map(np.concatenate, sources)], start)
+    decoder_tokens, decoder_mask = padded([*map(np.concatenate, read)], start)
     inputs = Inputs(
         tokens,
+        segment_ids=_segment_ids(sources) if packed else None,
         padding_mask=padding_mask,
         decoder_tokens=decoder_tokens,
+        decoder_segment_ids=_segment_ids(targets) if packed else None,
         decoder_padding_mask=decoder_mask,
     )
-    return Batch(inputs, padded(targets, IGNORE)[0])
+    return Batch(inputs, padded([*map(np.concatenate, targets)], IGNORE)[0])
+
+
+def _segment_ids(rows: Sequence[Sequence[Row]]) -> Row:
+    """Return the number of each token's text within its row, also of padding behind the last."""
+    ids = [np.repeat(np.arange(len(row)), [*map(len, row)]) for row in rows]
+    return padded(ids, max(len(row) for row in rows))[0]
 
 
 def padded(rows: Sequence[Row], fill: int) -> tuple[Row, NDArray[np.bool_] | None]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -27,6 +26,8 @@ class Objective(Choice):
     """Whether a source and a target are made of a text, which takes a model with an encoder."""
     has_pairs: ClassVar[bool] = False
     """Whether sources and targets are given as pairs, by data.pairs, and not made of a text."""
+    packs_documents: ClassVar[bool] = False
+    """Whether a source and a target are made of each document of a window where these do not see each other."""
     has_prefix: ClassVar[bool] = False
     """Whether each text begins with a prefix that is read whole, which takes a mask with one."""
 
@@ -168,6 +169,7 @@ class SpanCorruption(Objective):
     kind: Literal["span_corruption"] = "span_corruption"
     causal: ClassVar[bool] = True
     has_source: ClassVar[bool] = True
+    packs_documents: ClassVar[bool] = True
     share: float = Field(0.15, gt=0, le=0.5)
     """Share of the tokens that are left out; of more than half, the target would be longer than the source."""
     mean_length: float = Field(3.0, ge=1, examples=[5.0])
@@ -186,14 +188,15 @@ class SpanCorruption(Objective):
         return spans_of(length, self.share, self.mean_length, self.num_sentinels)
 
     def window_length(self, context_length: int) -> int:
-        return _longest(self._source_length, context_length)
+        return _longest(self.source_length, context_length)
 
     def target_length(self, context_length: int) -> int:
         out, spans = self.spans(self.window_length(context_length))
         return out + spans + 1
 
-    def _source_length(self, length: int) -> int:
-        """Return the tokens of the source that is made of a text: those kept, sentinels, and the one that ends it."""
+    def source_length(self, length: int) -> int:
+        """Return the tokens of the source that is made of a text of `length`, of which no target has more: those kept,
+        sentinels, and the one that ends it."""
         out, spans = self.spans(length)
         return length - out + spans + 1
 
@@ -241,6 +244,7 @@ class Denoising(Objective):
     kind: Literal["denoising"] = "denoising"
     causal: ClassVar[bool] = True
     has_source: ClassVar[bool] = True
+    packs_documents: ClassVar[bool] = True
     denoisers: Annotated[tuple[Denoiser, ...], Field(strict=False, min_length=1)] = Field(
         UL2_DENOISERS, examples=[({"mode": "", "share": 0.5, "at_end": True},)]
     )
@@ -269,9 +273,7 @@ class Denoising(Objective):
         return spans_of(length, denoiser.share, denoiser.mean_length, most)
 
     def window_length(self, context_length: int) -> int:
-        return min(
-            _longest(partial(self._source_length, d), context_length) for d in self.denoisers
-        )
+        return _longest(self.source_length, context_length)
 
     def target_length(self, context_length: int) -> int:
         """Return how many tokens a decoder reads on average beside a source of so many, rounded up."""
@@ -280,6 +282,10 @@ class Denoising(Objective):
         return math.ceil(
             sum(d.weight * (sum(self.spans(d, length)) + 1) for d in self.denoisers) / total
         )
+
+    def source_length(self, length: int) -> int:
+        """Return the most tokens of a source that is made of a text of `length`, of which no target has more."""
+        return max(self._source_length(denoiser, length) for denoiser in self.denoisers)
 
     def _source_length(self, denoiser: Denoiser, length: int) -> int:
         """Return the most tokens of the source that is made of a text: its mode, those kept, sentinels, and the one
@@ -306,6 +312,7 @@ class TextInfilling(Objective):
     kind: Literal["text_infilling"] = "text_infilling"
     causal: ClassVar[bool] = True
     has_source: ClassVar[bool] = True
+    packs_documents: ClassVar[bool] = True
     share: float = Field(0.3, ge=0, le=1)
     """Share of the tokens that are masked; 0: none are."""
     mean_length: float = Field(3.0, gt=0, examples=[5.0])
@@ -320,8 +327,11 @@ class TextInfilling(Objective):
         return (self.mask_token,)
 
     def window_length(self, context_length: int) -> int:
-        # Source and target have one more, which ends the text; no source is longer than its text.
         return max(1, context_length - 1)
+
+    def source_length(self, length: int) -> int:
+        """Return the most tokens of a source that is made of a text of `length`, of which no target has more."""
+        return length + 1
 
     @property
     def least_context(self) -> int:

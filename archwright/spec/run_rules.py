@@ -154,10 +154,10 @@ def _objective(run: RunSpec) -> Iterator[str]:
             f"model.encoder.context_length: found {reader.context_length}; expected at least model.context_length = "
             f"{length}, the length of a source"
         )
-    if objective.has_source and run.data.packing != "concat":
+    if objective.has_source and not objective.packs_documents and run.data.packing != "concat":
         yield (
-            f'data.packing: found "{run.data.packing}"; objective.kind = "{objective.kind}" reads windows of text as '
-            'they are: expected "concat"'
+            f'data.packing: found "{run.data.packing}"; objective.kind = "{objective.kind}" keeps no documents '
+            'of a row apart: expected "concat"'
         )
 
 

@@ -7,15 +7,24 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from archwright.data.inputs import IGNORE, Batch, Inputs
 from archwright.data.objectives import Examples, Vocabulary
+from archwright.model.build import build
 from archwright.spec.errors import UserError
-from archwright.spec.objectives import UL2_DENOISERS, Denoiser, Denoising, TextInfilling
-from archwright.spec.read import load_run
+from archwright.spec.objectives import (
+    UL2_DENOISERS,
+    Denoiser,
+    Denoising,
+    Objective,
+    SpanCorruption,
+    TextInfilling,
+)
+from archwright.spec.read import load, load_run
 from archwright.spec.run_rules import enforce_run
 
-END, FIRST_SENTINEL, FIRST_MODE = 0, 1000, 1200
+END, MASK, FIRST_SENTINEL, FIRST_MODE = 0, 999, 1000, 1200
 MODES = {"[R]": FIRST_MODE, "[S]": FIRST_MODE + 1, "[X]": FIRST_MODE + 2}
 SENTINELS = {f"<extra_id_{i}>": FIRST_SENTINEL + i for i in range(100)}
 WORDS = Vocabulary(1300, END, {"<|endoftext|>": END, **SENTINELS, **MODES})
@@ -60,6 +69,76 @@ def restored(pair: Pair) -> tuple[str, list[int], list[list[int]]]:
         text += next(left) if is_sentinel(token) else [token]
     assert next(left, None) is None
     return mode, text, spans
+
+
+PACKING = (SpanCorruption(), Denoising(), TextInfilling(permute_sentences=False))
+
+
+class TestPacked:
+    """Where documents do not see each other, each is a text of its own."""
+
+    @staticmethod
+    def documents(batch: Batch, i: int) -> list[Pair]:
+        """Return source and target of each document of a row, of which both sides have the numbers."""
+        inputs, found = batch.inputs, []
+        source_ids, target_ids = inputs.segment_ids[i], inputs.decoder_segment_ids[i]
+        real = (True, True)
+        if inputs.padding_mask is not None:
+            real = (inputs.padding_mask[i], real[1])
+        if inputs.decoder_padding_mask is not None:
+            real = (real[0], inputs.decoder_padding_mask[i])
+        for number in np.unique(source_ids[real[0]]):
+            sources = inputs.tokens[i][real[0] & (source_ids == number)].tolist()
+            here = real[1] & (target_ids == number)
+            read, target = inputs.decoder_tokens[i][here].tolist(), batch.targets[i][here].tolist()
+            assert [*read, END] == [END, *target]
+            assert sources.pop() == target.pop() == END
+            found.append((sources, target))
+        return found
+
+    @pytest.mark.parametrize("spec", PACKING, ids=[spec.kind for spec in PACKING])
+    def test_each_document_is_made_by_itself(self, spec: Objective) -> None:
+        words = Vocabulary(1300, END, {**WORDS.special_ids, "<mask>": MASK})
+        length, context = spec.window_length(64), 64
+        text = text_of(40, length)
+        generator = np.random.default_rng(2)
+        ids = np.cumsum(generator.random(text.shape) < np.linspace(0, 0.3, 40)[:, None], axis=1)
+        ids -= ids[:, :1]
+        batch = Examples(spec, words).batch(Inputs(text, segment_ids=ids), 4)
+        assert batch.inputs.tokens.shape[1] <= context
+        assert batch.targets.shape[1] <= context
+        lost = 0
+        for i, row in enumerate(text):
+            made = self.documents(batch, i)
+            whole = [row[ids[i] == number].tolist() for number in np.unique(ids[i])]
+            found = [
+                target if isinstance(spec, TextInfilling) else restored((source, target))[1]
+                for source, target in made
+            ]
+            assert found[:-1] == whole[: len(found) - 1]
+            assert found[-1] == whole[len(found) - 1][: len(found[-1])]
+            lost += len(row) - sum(map(len, found))
+            # Of a row of one document nothing is lost, of others no more than their ends take.
+            assert len(row) - sum(map(len, found)) <= 4 * (len(whole) - 1)
+        assert lost > 0
+
+    def test_a_document_is_read_as_if_it_were_alone(self) -> None:
+        keys = (
+            "num_layers=1",
+            "encoder.num_layers=1",
+            "vocab_size=1300",
+            "dim=32",
+            "context_length=64",
+        )
+        model = build(load("t5-small").override(*keys), seed=1).eval()
+        text, ids = text_of(1, 60), np.repeat([[0, 1]], 30, axis=1)
+        batch = Examples(SpanCorruption(), WORDS).batch(Inputs(text, segment_ids=ids), 0)
+        logits = model(**batch.map(torch.from_numpy).inputs.given()).logits[0]
+        alone = []
+        for source, target in self.documents(batch, 0):
+            tokens, read = torch.tensor([[*source, END]]), torch.tensor([[END, *target]])
+            alone.append(model(tokens, decoder_tokens=read).logits[0])
+        torch.testing.assert_close(logits, torch.cat(alone))
 
 
 class TestDenoising:
@@ -147,9 +226,6 @@ class TestDenoising:
         assert caught.value.lines == (
             'objective.denoisers: found the mode "<extra_id_3>", which is a sentinel; expected another',
         )
-
-
-MASK = 999
 
 
 def letters(*texts: str) -> Vocabulary:

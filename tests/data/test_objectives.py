@@ -431,9 +431,9 @@ ENCODER = ("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
             "evaluate.lengths: given beside data.pairs, which are as long as they are; leave it out",
         ),
         (
-            [*ENCODER, "objective.kind=span_corruption", "data.packing=document_mask"],
-            'data.packing: found "document_mask"; objective.kind = "span_corruption" reads windows of text as they '
-            'are: expected "concat"',
+            [*ENCODER, "data.pairs=a.tsv", "data.packing=document_mask"],
+            'data.packing: found "document_mask"; objective.kind = "sequence_to_sequence" keeps no documents of a row '
+            'apart: expected "concat"',
         ),
         (
             [*ENCODER, "objective.kind=span_corruption", "model.encoder.context_length=100"],
