@@ -273,8 +273,8 @@ def hold_still(theirs: nn.Module) -> None:
     for name, buffer in theirs.named_buffers():
         if name == "final_logits_bias":
             buffer.zero_()
-    for name in sines(theirs):
-        theirs.get_parameter(name).requires_grad_(False)
+    for name, parameter in theirs.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name not in sines(theirs))
 
 
 def steps(model: nn.Module, tokens: Tensor, lr: float = 1e-3) -> list[float]:

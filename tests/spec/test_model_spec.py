@@ -87,6 +87,18 @@ class TestResolved:
         spec = ModelSpec(dim=256).override(f"head.tied={tied}").resolved()
         assert spec.init.model_dump()["embedding_std"] == std
 
+    @pytest.mark.parametrize(("given_", "width"), [([], 48), (["embedding.dim=32"], 32)])
+    def test_a_table_of_the_encoder_alone_is_as_wide_as_the_encoder(
+        self, given_: list[str], width: int
+    ) -> None:
+        """Unless the decoder's table has a width of its own, which counts for both."""
+        spec = ModelSpec(dim=64).override(
+            "encoder.kind=stack", "cross_attention.kind=softmax", "encoder.dim=48", "encoder.embeddings=own", *given_
+        )  # fmt: skip
+        for one in (spec, spec.resolved()):
+            assert one.encoder_model is not None
+            assert one.encoder_model.embedding_dim == width
+
     def test_numbers_that_follow_from_the_depth(self) -> None:
         """Wang et al., 2022, figure 2, of a decoder alone."""
         spec = ModelSpec(num_layers=18).override("residual.kind=deepnorm").resolved()
