@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from archwright.hf.families.common import ALL_BIASES, HIDDEN, LAYER_NORM, SIZES, TIED, flag
 from archwright.hf.families.blocks import has_sparse_blocks, sparse_blocks
+from archwright.hf.families.common import ALL_BIASES, HIDDEN, LAYER_NORM, SIZES, TIED, flag
 from archwright.hf.families.global_tokens import (
     NUM_GLOBAL,
     PARTS,
