@@ -12,7 +12,7 @@ from archwright.data.objectives import OBJECTIVES
 from archwright.data.tasks import TASKS
 from archwright.optim.groups import OPTIMIZERS
 from archwright.optim.schedules import SCHEDULES
-from archwright.parts.embeddings import TRANSFORMS
+from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS
 from archwright.parts.feedforward import ACTIVATIONS, FEEDFORWARDS, GATES
 from archwright.parts.init import INITS
 from archwright.parts.masks import MASKS
@@ -49,6 +49,7 @@ REGISTRIES: tuple[Registry, ...] = (
     GATES,
     ROUTINGS,
     TRANSFORMS,
+    SEQUENCE_HEADS,
     INITS,
     TASKS,
     OBJECTIVES,

@@ -27,6 +27,12 @@ from bench import timing
 MODEL = ("dim=32", "attention.num_heads=2", "attention.num_kv_heads=2", "feedforward.kind=none")
 SHORTEST, RADIUS = 2048, 64
 """Tokens of the shortest text, and how far windows reach on either side."""
+HASHES = (
+    "attention.kind=lsh",
+    "attention.num_heads=2",
+    f"attention.chunk_size={RADIUS}",
+    "position.kind=none",
+)
 MIXERS: dict[str, tuple[str, ...]] = {
     "full": ("attention.mask.kind=full",),
     "causal window": ("attention.mask.kind=window", f"attention.mask.size={2 * RADIUS + 1}"),
@@ -41,6 +47,13 @@ MIXERS: dict[str, tuple[str, ...]] = {
         f"attention.mask.radius={RADIUS}",
         "attention.mask.num_global=1",
     ),
+    "chunks": (
+        "attention.mask.kind=chunked",
+        f"attention.mask.size={RADIUS}",
+        "attention.mask.chunks_before=1",
+    ),
+    "lsh": HASHES,
+    "lsh, four hashes": (*HASHES, "attention.num_hashes=4"),
     "big_bird": ("attention.mask.kind=big_bird", f"attention.mask.block_size={RADIUS}"),
 }
 """What the layer of each has otherwise than that of `modern`."""
@@ -59,7 +72,8 @@ def reader(name: str, length: int, backward: bool) -> Callable[[], float]:
     changes = MIXERS[name]
     own_heads = any(change.startswith("attention.kind=") for change in changes)
     base = [change for change in MODEL if not (own_heads and "attention" in change)]
-    layer = build_layer(load("modern").override(*base, *changes)).train(backward)
+    spec = load("modern").override(*base, *changes, f"context_length={length}")
+    layer = build_layer(spec).train(backward)
     for mixer in layer.mixers().values():
         mixer.use_kernel("blockwise")
     x = torch.randn(1, length, 32, requires_grad=backward)
@@ -101,8 +115,9 @@ HEAD = """# Time against length, {date}
 
 {machine}
 
-One layer of attention, dim 32, 2 heads, windows of {radius} tokens on either side, float32, blockwise; milliseconds of
-CPU time, the least of {blocks} interleaved passes. p is the exponent of time ~ length^p, fitted over the row.
+One layer of attention, dim 32, 2 heads, windows of {radius} tokens on either side or chunks of as many, float32,
+blockwise; milliseconds of CPU time, the least of {blocks} interleaved passes. p is the exponent of time ~ length^p,
+fitted over the row.
 
 | mixer | pass | {columns} | p |
 |---|---|{rule}---:|

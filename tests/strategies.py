@@ -8,6 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
+from archwright.spec.attention import Attention
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
 from archwright.spec.masks import Longformer
@@ -19,7 +20,7 @@ from archwright.spec.model_spec import (
     NoEncoder,
     StackSpec,
 )
-from archwright.spec.positions import NoScaling
+from archwright.spec.positions import NoPosition, NoScaling
 from archwright.spec.run_spec import RunSpec
 
 Ranges = Mapping[str, st.SearchStrategy[Any]]
@@ -44,8 +45,8 @@ SMALL: Ranges = {
     "nope_head_dim": st.sampled_from(["auto", 4, 8]),
     "rope_head_dim": st.sampled_from(["auto", 4, 8, 8]),
     "value_head_dim": st.sampled_from(["auto", "auto", 4, 6]),
-    "hidden_dim": st.sampled_from(["auto", 8, 24]),
-    "ratio": st.sampled_from(["none"] * 4 + [0.7, 3.0]),
+    "hidden_dim": st.sampled_from(["auto", "auto", 8, 24]),
+    "ratio": st.sampled_from(["none"] * 10 + [0.7, 3.0]),
     "size": st.integers(1, 12),
     "theta": st.floats(10, 1e6),
     "fraction": st.sampled_from([0.25, 0.5, 1.0]),
@@ -92,7 +93,15 @@ SMALL: Ranges = {
     "high_freq_factor": st.floats(2, 4),
     "short": st.just(()),
     "long": st.just(()),
+    "DisentangledAttention.num_buckets": st.sampled_from(["none", 4, 5, 8]),
     "num_buckets": st.sampled_from([4, 5, 8]),
+    "LSHAttention.num_buckets": st.sampled_from(["auto", 2, 4, (2, 4)]),
+    "Axial.shape": st.sampled_from(["auto", "auto", (4, 6), (2, 3, 4)]),
+    "Axial.dims": st.sampled_from(["auto", "auto", "auto", (4, 12)]),
+    "num_hashes": st.integers(1, 3),
+    "chunk_size": st.integers(1, 8),
+    "chunks_before": st.integers(0, 2),
+    "chunks_after": st.integers(0, 1),
     "max_distance": st.integers(5, 16),
     "numerator": st.floats(1, 4),
     "bias_max": st.integers(4, 16),
@@ -180,7 +189,8 @@ def specs(cls: type[Spec], ranges: Ranges = {}) -> st.SearchStrategy[Any]:  # no
         )
     values = st.fixed_dictionaries(drawn)
     if issubclass(cls, LayerSpec) and cls is not LayerSpec:
-        values = st.tuples(values, _arranged(ranges)).map(lambda both: both[0] | both[1])
+        values = st.tuples(values.map(_placed), _arranged(ranges))
+        values = values.map(lambda both: both[0] | both[1])
     return values.map(cls.model_validate)
 
 
@@ -191,21 +201,23 @@ def _arranged(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
         names = st.sampled_from([*["default"] * 16, *[*kinds] * 10, *NAMES[1:]])
         few = st.lists(names, max_size=1)
         cycle = st.lists(names, min_size=1, max_size=3)
-        arranged = st.builds(Arrangement, prefix=few, cycle=cycle, suffix=few)
-        where = st.just(Arrangement()) | arranged
+        shared = st.sampled_from([False, False, True])
+        arranged = st.builds(Arrangement, prefix=few, cycle=cycle, suffix=few, shared=shared)
+        where = st.builds(Arrangement, shared=shared) | arranged
         return where.map(lambda where: {"layer_kinds": kinds, "layers": where})
 
     return st.dictionaries(st.sampled_from(NAMES[1:]), _partial(ranges), max_size=2).flatmap(layers)
 
 
 def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw some axes of a layer, each with its kind and some of its options; no position that would have to
-    be the whole model's."""
+    """Draw some axes of a layer, each with its kind and some of its options; no position and no
+    streams that would have to be the whole model's."""
     options = {
         name: ranges.get(f"LayerSpec.{name}", _field(field, ranges))
         for name, field in LayerSpec.model_fields.items()
     }
     options["position"] = options["position"].filter(lambda position: not position.absolute)
+    options["residual"] = options["residual"].filter(lambda residual: residual.num_streams == 1)
     tables = {
         name: choice.flatmap(
             lambda choice: st.fixed_dictionaries(
@@ -215,7 +227,18 @@ def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
         )
         for name, choice in options.items()
     }
-    return st.fixed_dictionaries({}, optional=tables)
+    return st.fixed_dictionaries({}, optional=tables).map(_placed)
+
+
+def _placed(layer: dict[str, Any]) -> dict[str, Any]:
+    """Return the axes of a layer, without positions where its attention has some of its own."""
+    kind = dict(layer.get("attention", {})).get("kind")
+    has_own = kind is not None and "position" not in Attention.kinds[kind].takes
+    position = layer.get("position")
+    if not has_own or getattr(position, "absolute", False):
+        return layer
+    none = NoPosition()
+    return layer | {"position": none if isinstance(position, Choice) else none.model_dump()}
 
 
 def _field(field: FieldInfo, ranges: Ranges) -> st.SearchStrategy[Any]:

@@ -48,6 +48,7 @@ ORDER = (
     "model.feedforward.routing",
     "model.head",
     "model.head.transform",
+    "model.sequence_head",
     "model.init",
     "model.layers",
     "model.encoder",

@@ -1,6 +1,7 @@
 """Numbers of parameters in closed form, for verbs that wait for nothing: no model is built."""
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from archwright.spec.attention import MaskedAttention
@@ -32,13 +33,17 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
     if not _is_ours(spec):
         return None
     dim, vocab_size, encoder = spec.dim, int(spec.vocab_size), spec.encoder_model
-    own, idle = _of_stack(spec, dim if encoder is None else encoder.dim)
+    own, idle = _of_stack(spec, dim if encoder is None else encoder.output_dim)
     found = {"embedding": _table(spec), **own}
     if encoder is not None:
         below, more = _of_stack(encoder, encoder.dim)
-        table = 0 if spec.encoder.shares_embedding else _table(encoder)
+        table = _table(encoder)
+        if spec.encoder.shares_embedding:  # but for a map behind the norm, which each stack has
+            behind = encoder.embedding.project == "normed"
+            table = encoder.embedding.num_projection_parameters(encoder.dim) if behind else 0
         found["encoder"], idle = sum(below.values()) + table, idle + more
-    found["head"] = spec.head.num_parameters(dim, int(spec.embedding.dim), vocab_size)
+    found["head"] = spec.head.num_parameters(spec.output_dim, spec.head_width, vocab_size)
+    found["sequence_head"] = spec.sequence_head.num_parameters(dim)
     found = {part: number for part, number in found.items() if number}
     return Counts(found, sum(found.values()) - idle)
 
@@ -51,12 +56,12 @@ def _table(spec: ModelSpec) -> int:
 def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
     """Return the numbers of parameters of a stack by part, and of those that a token does not meet."""
     dim, vocab_size, kinds = spec.dim, int(spec.vocab_size), spec.layers.names(spec.num_layers)
-    layers = [spec.layers_by_kind[name] for name in kinds]
+    layers, sum_width = [spec.layers_by_kind[name] for name in kinds], spec.embedding.sum_width(dim)
     parts = {
-        "position": spec.position.num_absolute_parameters(dim, spec.context_length),
-        "embedding_norm": spec.embedding.norm.num_parameters(dim),
+        "position": spec.position.num_absolute_parameters(sum_width, spec.context_length),
+        "embedding_norm": spec.embedding.norm.num_parameters(sum_width),
         "relatives": _relatives(layers, dim),
-        "norms": spec.norm.num_parameters(dim) if layers[-1].residual.final_norm else 0,
+        "norms": spec.norm.num_parameters(spec.output_dim) if layers[-1].residual.final_norm else 0,
         "embedding skip": 0,
         "attention": 0,
         "value embeddings": 0,
@@ -65,7 +70,7 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         "feed-forward": 0,
     }
     idle = 0
-    for name, number in Counter(kinds).items():
+    for name, number in Counter({*kinds} if spec.layers.shared else kinds).items():
         layer = spec.layers_by_kind[name]
         attention, feedforward = layer.attention, layer.feedforward
         norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
@@ -84,9 +89,10 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
 
 def _relatives(layers: list[LayerSpec], dim: int) -> int:
     """Return the number of parameters of positions that attentions of the same sizes share."""
-    found = {}
+    found: dict[Hashable, int] = {}
     for layer in layers:
         attention = layer.attention
+        found.update(attention.num_shared_parameters(dim))
         if layer.position.is_shared and isinstance(attention, MaskedAttention):
             sizes = attention.heads(dim)["num_heads"], attention.key_dim(dim)
             found[layer.position, *sizes, attention.mask.causal] = _position(layer, dim)

@@ -52,6 +52,7 @@ NAMES = {
     "dim": "width",
     "vocab_size": "vocabulary",
     "context_length": "context",
+    "sequence_head": "head of rows",
     "hidden_dim": "hidden width",
     "ratio": "hidden width over width",
     "qk_norm": "QK-norm",
@@ -149,6 +150,7 @@ def model_words(spec: ModelSpec) -> dict[str, Any]:
         "context_length",
         "embedding",
         "head",
+        "sequence_head",
         "init",
     )
     return {field: getattr(spec, field) for field in fields} | {"encoder": encoder_words(spec)}
@@ -179,7 +181,8 @@ def layer_words(spec: ModelSpec) -> dict[str, LayerSpec]:
 def arrangement(layers: Arrangement) -> str:
     """Return where kinds of layers stand: `2 dense, then 3 local + default in turn`."""
     cycle = _runs(layers.cycle) + (" in turn" if len(set(layers.cycle)) > 1 else "")
-    return ", then ".join(filter(None, [_runs(layers.prefix), cycle, _runs(layers.suffix)]))
+    ends = ", then ".join(filter(None, [_runs(layers.prefix), cycle, _runs(layers.suffix)]))
+    return ends + (", parameters shared by kind" if layers.shared else "")
 
 
 def differences(old: ModelSpec, new: ModelSpec) -> list[Difference]:
@@ -314,10 +317,11 @@ def _stack_line(spec: ModelSpec) -> str:
     for kind in kinds:
         layer = spec.layers_by_kind[kind]
         parts = [
-            f"{layer.residual.kind}-norm {layer.norm.kind}",
+            f"{layer.residual.kind}{'-norm' * (layer.residual.num_streams == 1)} {layer.norm.kind}",
             f"{layer.position.kind} positions",
         ]
         parts += [mixer.one_line for mixer in layer.mixers.values()]
         parts += [layer.feedforward.one_line] * (not layer.feedforward.is_none)
         layers.append(("" if kind == "default" else f"{kind}: ") + ", ".join(parts))
-    return f"{spec.num_layers} layers of {'; '.join(layers)}"
+    shared = " that share their parameters" if spec.layers.shared else ""
+    return f"{spec.num_layers} layers{shared} of {'; '.join(layers)}"

@@ -48,7 +48,10 @@ def _stream(
         "" if scale == "none" else f"× {factor}",
         f"+ {word(spec.position.kind)} positions" if spec.position.absolute else "",
         "" if norm.is_none else word(norm.kind),
-        f"{spec.num_layers} layers",
+        f"× {spec.embedding.sum_width(spec.dim)} to {spec.dim}"
+        if spec.embedding.sum_width(spec.dim) != spec.dim
+        else "",
+        f"{spec.num_layers} layers" + (" of one kind's parameters" if spec.layers.shared else ""),
         _norm(spec) if spec.residual.final_norm else "",
         *last,
     ]
@@ -88,7 +91,7 @@ def _layers(spec: ModelSpec, stack: str = "") -> Iterator[str]:
 
 def _around(spec: ModelSpec) -> dict[str, str]:
     """Return what stands around the layers, without what is left out."""
-    several = len({*spec.layers.names(spec.num_layers)}) > 1
+    several = len({*spec.layers.names(spec.num_layers)}) > 1 or spec.layers.shared
     found = {"arrangement": arrangement(spec.layers)} if several else {}
     for field, value in model_words(spec).items():
         text = f"{value:,}" if isinstance(value, int) else value

@@ -7,8 +7,10 @@ from archwright import format as fmt
 from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import run_flops_per_token
-from archwright.planning.memory import least_memory
+from archwright.planning.memory import cache_bytes, least_memory
+from archwright.planning.training_memory import split_one
 from archwright.reporting.terminal import print_resolved
+from archwright.spec.errors import UserError
 from archwright.spec.overrides import flatten, toml_value
 from archwright.spec.read import collapse_uniform, even_tables
 from archwright.spec.run_spec import SYNTHETIC, DataSpec, RunSpec
@@ -32,12 +34,15 @@ OFTEN = {
 
 
 def dry_run(run: RunSpec) -> None:
-    """Print a run, resolved as far as that needs no measurement and no reading of its text.
+    """Print a run, resolved as far as that needs no measurement and no text.
 
     Raises:
-        UserError: a text or a tokenizer that is not there.
+        UserError: a tokenizer that is not there.
     """
-    text = _text(run.data)
+    try:
+        text = _text(run.data)
+    except UserError as error:  # what a run costs does not depend on it
+        text = f"none yet: {error.lines[0]}"
     model = build(run.model, device="meta", vocab_size=_num_tokens(run))
     num_steps = _num_steps(run, model)
     run = resolved(run, model)
@@ -93,6 +98,13 @@ def _cost(
     yield "parameters", f"{model.num_parameters():,}"
     least = least_memory(model, rows, whole_logits=run.machine.loss == "whole").total
     yield "memory", f"{fmt.size(least)} at least"
+    one, most = (split_one(run, model, again) for again in ("full", "none"))
+    yield (
+        "training",
+        f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for a text at a time",
+    )
+    per_token = cache_bytes(model, 2) - cache_bytes(model, 1)
+    yield "cache", f"{fmt.size(per_token)} a token, in 16 bits"
     yield "a token", f"{fmt.count(flops)} FLOPs"
     yield "a step", f"{run.tokens_per_step:,} tokens"
     if num_steps:
@@ -109,7 +121,8 @@ def _num_steps(run: RunSpec, model: LanguageModel) -> int | None:
     if run.budget.seconds:
         return None
     flops = run_flops_per_token(run, model)
-    return run.budget.steps(run.tokens_per_step, flops, 1.0)
+    parameters = model.num_parameters()
+    return run.budget.steps(run.tokens_per_step, flops, 1.0, num_parameters=parameters)
 
 
 def _num_tokens(run: RunSpec) -> int:

@@ -1,8 +1,10 @@
 """archwright eval"""
 
+import argparse
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from archwright import format as fmt
 from archwright.cli.parser import Parser, check_parts
@@ -12,12 +14,14 @@ ABOUT = """\
 Measure a trained model on text. Every document starts from the token that begins a text (end-of-text, but for
 some imported models); a model of the next token predicts each token of the text once; bits per byte are its
 nats over its UTF-8 bytes and ln 2. A run on a task, such as data.text=mqar, is judged on held-out examples
-of it: the share of answers that are right, and nats per answer; one on pairs (data.pairs) on held-out pairs."""
+of it: the share of answers that are right, and nats per answer; one on pairs (data.pairs) on held-out pairs. Of
+two stacks, --pairs judges the targets, in nats per predicted token, and --answers what the model writes itself."""
 
 EXAMPLES = """\
   archwright eval runs/demo --text mine.txt
   archwright eval runs/demo --text notes/ 'more/*.jsonl' --json
-  archwright eval runs/mqar                                   the answers of a task"""
+  archwright eval runs/mqar                                   the answers of a task
+  archwright eval runs/translator --pairs test.tsv --answers  BLEU, where sacrebleu is installed"""
 
 
 def run(words: Sequence[str]) -> int:
@@ -30,12 +34,29 @@ def run(words: Sequence[str]) -> int:
         metavar="TEXT",
         help="files, folders, globs, -, stdlib (a task or pairs: none)",
     )
+    parser.add_argument(
+        "--pairs", metavar="FILE", help="a .tsv or .jsonl file of sources and targets, or synthetic"
+    )
+    parser.add_argument(
+        "--answers",
+        action="store_true",
+        help="with --pairs: also write an answer to each source, and compare it with the target",
+    )
+    parser.add_argument(
+        "--num-beams", type=int, metavar="N", help="of --answers: beam search (default: 1, none)"
+    )
     parser.add_argument("--stride", type=int, metavar="N", help="(default: half the context)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options, parts = parser.parse_with_parts(words)
+    _check(options)
     from archwright.runs import RunFolder
     from archwright.runs.load import open_run
-    from archwright.training.evaluation import evaluate_held_out, evaluate_text
+    from archwright.training.evaluation import (
+        evaluate_answers,
+        evaluate_held_out,
+        evaluate_pairs,
+        evaluate_text,
+    )
 
     check_parts(RunFolder.open(options.run), parts)
     opened = open_run(options.run)
@@ -45,14 +66,20 @@ def run(words: Sequence[str]) -> int:
             f"--stride: found {options.stride}; expected 1 to {length}, the context of the model"
         )
     try:
-        texts, stride = options.text, options.stride
-        result = (
-            evaluate_text(opened, *texts, stride=stride) if texts else evaluate_held_out(opened)
-        )
+        if options.pairs:
+            result = evaluate_pairs(opened, options.pairs)
+        elif options.text:
+            result = evaluate_text(opened, *options.text, stride=options.stride)
+        else:
+            result = evaluate_held_out(opened)
+        answers = None
+        if options.answers:
+            answers = evaluate_answers(opened, options.pairs, num_beams=options.num_beams)
     except UserError as error:
-        raise UserError(*(re.sub("^text:", "--text:", line) for line in error.lines)) from None
+        raise UserError(*(SETTING.sub(_as_option, line) for line in error.lines)) from None
     if options.json:
-        print(json.dumps(result.record()))
+        more = {} if answers is None else {"answers": asdict(answers)}
+        print(json.dumps(result.record() | more))
         return 0
     if result.accuracy is not None:
         print(
@@ -66,5 +93,39 @@ def run(words: Sequence[str]) -> int:
     print(f"{'perplexity':{width}} {result.perplexity:.2f}   (e^{unit})")
     if result.bits_per_byte is not None:
         print(f"{'bits per byte':{width}} {result.bits_per_byte:.4f}")
+    if result.token_accuracy is not None:
+        print(f"{'tokens right':{width}} {fmt.accuracy(result.token_accuracy)}")
+    if result.second_loss is not None and result.second_accuracy is not None:
+        second = opened.spec.objective.second_task
+        print(f"{second:{width}} {result.second_loss:.4f}   nats per row")
+        print(f"{'rows right':{width}} {fmt.accuracy(result.second_accuracy)}")
     print(f"{'text':{width}} {result.num_bytes:,} bytes, {result.num_tokens:,} tokens")
+    if answers is not None:
+        bleu = "sacrebleu is not installed" if answers.bleu is None else f"{answers.bleu:.2f}"
+        print(f"{'exact answers':{width}} {answers.exact:.2%} of {answers.num_answers:,}")
+        print(f"{'BLEU':{width}} {bleu}")
     return 0
+
+
+SETTING = re.compile("^(text|pairs|num_beams):")
+"""A setting that a line begins with."""
+
+
+def _as_option(found: re.Match[str]) -> str:
+    """Name a setting as it is written on the command line."""
+    return f"--{found[1].replace('_', '-')}:"
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that say nothing beside one another."""
+    lines = []
+    if options.pairs and options.text:
+        lines.append("--text: given beside --pairs; expected one of them")
+    if options.pairs and options.stride is not None:
+        lines.append("--stride: given beside --pairs, which are read whole; leave it out")
+    if options.answers and not options.pairs:
+        lines.append("--answers: given without --pairs, whose sources would be answered")
+    if options.num_beams is not None and not options.answers:
+        lines.append("--num-beams: given without --answers, which it is a setting of")
+    if lines:
+        raise UserError(*lines)

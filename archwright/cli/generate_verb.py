@@ -1,13 +1,16 @@
 """archwright generate"""
 
+import sys
 from collections.abc import Sequence
 
 from archwright.cli.parser import Parser, check_parts
 from archwright.spec.errors import UserError
+from archwright.spec.files import expanded, read_text
 
 ABOUT = """\
-Let a trained model write: one token after another, drawn from its distribution. What the
-generation_config.json of an imported checkpoint says of temperature, top-k and top-p is the default there.
+Let a trained model write: one token after another, drawn from its distribution. Of two stacks, the encoder reads
+a source, and the likeliest answer is written unless you say otherwise. What the generation_config.json of an
+imported checkpoint says of temperature, top-k, top-p and beams is the default there.
 Control characters, which could steer a terminal, are printed as U+FFFD, also into files."""
 
 EXAMPLES = """\
@@ -15,13 +18,16 @@ EXAMPLES = """\
   archwright generate runs/demo --prompt "import os" --temperature 0.5 --top-k 50 --max-tokens 100
   archwright generate runs/demo --temperature 0                         the likeliest token, always
   archwright generate runs/t5 --source "import <extra_id_0> as np"      fill in what a span left out
-  archwright generate runs/pairs --source "la casa" --num-beams 4       search for the likeliest translation"""
+  archwright generate runs/pairs --source "la casa" --num-beams 4       search for the likeliest translation
+  archwright generate runs/pairs --source-file sentences.txt            an answer for each line"""
 
 
 SETTINGS = (
     *("max_tokens", "temperature", "top_k", "top_p", "seed"),
-    *("num_beams", "length_penalty"),
+    *("num_beams", "length_penalty", "early_stopping"),
 )
+MOST_BYTES = 1 << 28
+"""Of a file of sources."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -32,32 +38,52 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--source", metavar="TEXT", help="text that the encoder reads, of a model with one"
     )
+    parser.add_argument(
+        "--source-file",
+        metavar="FILE",
+        help="a source in each line, - for standard input; prints a line for each",
+    )
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(default: 256)")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0.8)")
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="0 is greedy (default: 0.8; with a source 0)"
+    )
     parser.add_argument(
         "--top-k", type=int, metavar="K", help="keep the K likeliest (default: all)"
     )
     parser.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest that hold P")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
-    parser.add_argument(
-        "--num-beams", type=int, default=1, metavar="N", help="beam search (default: 1, none)"
-    )
+    parser.add_argument("--num-beams", type=int, metavar="N", help="beam search (default: 1, none)")
     parser.add_argument(
         "--length-penalty",
         type=float,
         metavar="A",
         help="of beam search: sums of log p are divided by length^A (default: 1)",
     )
+    parser.add_argument(
+        "--early-stopping",
+        action="store_true",
+        default=None,
+        help="of beam search: seek no more when as many texts as beams have ended",
+    )
     options, parts = parser.parse_with_parts(words)
-    from archwright.generation.writing import stream
+    if options.source is not None and options.source_file is not None:
+        raise UserError("--source-file: given beside --source; expected one of them")
+    sources = None if options.source_file is None else _lines(options.source_file)
+    from archwright.generation.writing import generate_many, stream
     from archwright.runs import RunFolder
     from archwright.runs.load import open_run
 
     check_parts(RunFolder.open(options.run), parts)
     opened = open_run(options.run)
-    settings = {name: getattr(options, name) for name in (*SETTINGS, "source")}
+    settings = {name: getattr(options, name) for name in SETTINGS}
     try:
-        texts = stream(opened.model, opened.tokenizer, options.prompt, **settings)
+        if sources is not None:
+            for answer in generate_many(opened, sources, options.prompt, **settings):
+                print(" ".join(answer.splitlines()))
+            return 0
+        texts = stream(
+            opened.model, opened.tokenizer, options.prompt, source=options.source, **settings
+        )
     except UserError as error:
         raise UserError(*map(_as_option, error.lines)) from None
     print(options.prompt, end="", flush=True)
@@ -72,3 +98,31 @@ def _as_option(line: str) -> str:
     setting, colon, rest = line.partition(":")
     named = setting in (*SETTINGS, "source")
     return f"--{setting.replace('_', '-')}:{rest}" if colon and named else line
+
+
+def _lines(name: str) -> list[str]:
+    """Return the lines of a file, or of standard input.
+
+    Raises:
+        UserError: no such file, or no text in it.
+    """
+    if name == "-":
+        content = sys.stdin.buffer.read()
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"--source-file: standard input: not UTF-8 at byte {error.start}"
+            ) from None
+    else:
+        try:
+            text = read_text(expanded(name), MOST_BYTES, "a text")
+        except OSError as error:
+            raise UserError(f'--source-file: cannot read "{name}": {error.strerror}') from None
+        except UserError as error:
+            raise UserError(f"--source-file: {error}") from None
+    lines = text.removeprefix("\ufeff").split("\n")
+    lines = [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
+    if not lines:
+        raise UserError(f'--source-file: "{name}" is empty; expected a source in each line')
+    return lines

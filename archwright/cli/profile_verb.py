@@ -23,13 +23,18 @@ kernel are of the keys that are seen. Bytes are what each operation reads and wr
 in a cache. "other" is the sums of gradients where a value was used twice, and what passes between
 operations.
 
-KEY=VALUE changes the model, and of a run its objective, optimizer and data.tokenizer.special_tokens."""
+KEY=VALUE changes the model, and of a run its objective, optimizer and data.tokenizer.special_tokens. Further
+models, or variants as compare takes them (:norm.kind=layer), are measured too, and stand side by side.
+
+With --dry-run nothing is measured: FLOPs and bytes by part are counted from the model, of any size."""
 
 EXAMPLES = """\
   archwright profile modern dim=256 num_layers=4
   archwright profile textbook dim=256 num_layers=4 --length 1024 --batch-size 2
   archwright profile modern norm.kind=layer --precision bf16 --seconds 30
   archwright profile modern optimizer.kind=muon
+  archwright profile modern :norm.kind=layer dim=256 num_layers=4
+  archwright profile llama-3-70b --dry-run
   archwright profile mine.toml --kernel eager --json"""
 
 RUN_KEYS = ("objective.", "optimizer.", "data.tokenizer.special_tokens=")
@@ -58,24 +63,58 @@ def run(words: Sequence[str]) -> int:
         "--seconds", type=float, default=10.0, metavar="S", help="how long to measure (default: 10)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--dry-run", action="store_true", help="count, and measure nothing")
     options, _ = parser.parse_with_parts(words)
-    spec = _requested(options)
+    runs = _all_requested(options)
+    if options.dry_run:
+        from archwright.cli.profile_tables import counted
+
+        tables = [
+            "\n".join(counted(name, run, options.batch_size, options.length))
+            for name, run in runs.items()
+        ]
+        print("\n\n".join(tables))
+        return 0
+    from archwright.cli.profile_tables import side_by_side
+
+    found = {name: _measured(run, options) for name, run in runs.items()}
+    (first, *others) = found.values()
+    if options.json:
+        records = [{"name": name, **each.record()} for name, each in found.items()]
+        print(json.dumps(records if others else first.record(), indent=2))
+    else:
+        print("\n".join(side_by_side(found) if others else _report(first)))
+    return 0
+
+
+def _measured(run: "RunSpec", options: argparse.Namespace) -> "Profile":
     from archwright.progress import Progress
     from archwright.spec.run_spec import MachineSpec
     from archwright.training.profiling import profile
 
-    machine = MachineSpec(precision=options.precision, kernel=options.kernel)
     with Progress("Measuring", 1.0) as progress:
-        found = profile(
-            spec,
+        return profile(
+            run,
             batch_size=options.batch_size,
             length=options.length,
-            machine=machine,
+            machine=MachineSpec(precision=options.precision, kernel=options.kernel),
             seconds=options.seconds,
             on_progress=progress.reached,
         )
-    print(json.dumps(found.record(), indent=2) if options.json else "\n".join(_report(found)))
-    return 0
+
+
+def _all_requested(options: argparse.Namespace) -> "dict[str, RunSpec]":
+    """Return the runs of which steps are measured, by name."""
+    from archwright.lab.variants import is_variant
+
+    variants = [word for word in options.assignments if is_variant(word)]
+    if not variants:
+        return {options.model: _requested(options)}
+    from archwright.cli.plan_variants import variants as named
+
+    first = argparse.Namespace(**{**vars(options), "assignments": []})
+    _requested(first)  # says what is wrong with options
+    return named([options.model, *options.assignments])
 
 
 def _requested(options: argparse.Namespace) -> "RunSpec":

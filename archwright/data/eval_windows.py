@@ -203,7 +203,7 @@ class HeldOut:
             predicted_before = lengths - 1 - [row.counted for row in rows]
             columns = np.arange(targets.shape[1])
             targets = np.where(columns < predicted_before[:, None], IGNORE, targets)
-        return Batch(inputs, targets)
+        return replace(batch, inputs=inputs, targets=targets)
 
 
 def _sample(rows: list[Window], max_tokens: int) -> list[Window]:

@@ -28,6 +28,8 @@ class Inputs:
     """True where a token is real."""
     prefix_lengths: Array | None = None
     """How many tokens of each row see each other whole, for prefix masks."""
+    token_type_ids: Array | None = None
+    """Which segment of its row each token is in: 0 or 1."""
     decoder_tokens: Array | None = None
     decoder_segment_ids: Array | None = None
     decoder_padding_mask: Array | None = None
@@ -48,10 +50,14 @@ class Batch:
 
     inputs: Inputs
     targets: Array
+    sequence_targets: Array | None = None
+    """What each row is as a whole, [batch]: 0 where its second segment follows the first, else 1; None where rows are
+    not judged."""
 
     def map(self, function: Callable[[Array], Array]) -> "Batch":
         """Return the batch with a function applied to each array."""
-        return Batch(self.inputs.map(function), function(self.targets))
+        judged = None if self.sequence_targets is None else function(self.sequence_targets)
+        return Batch(self.inputs.map(function), function(self.targets), judged)
 
     def __getitem__(self, rows: slice) -> "Batch":
         """Return some of the rows."""

@@ -1,6 +1,6 @@
 """Objectives: from windows of text to what a model reads and what it is to predict."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, Self
@@ -43,12 +43,29 @@ class Vocabulary(NamedTuple):
     """The ids of special tokens, which no text has, by name."""
     decode: Callable[[list[int]], str] = lambda ids: ""
     """Returns the text of ids."""
+    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """The ids before and behind what an encoder reads; None: the end of a text behind it."""
+    decoder_start: tuple[int, ...] | None = None
+    """What a decoder beside an encoder reads first; None: the end of a text."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
         """Return that of a tokenizer."""
-        known = tokenizer.vocab_size, tokenizer.begin_of_text, tokenizer.special_ids
-        return cls(*known, tokenizer.decode)
+        return cls(
+            tokenizer.vocab_size,
+            tokenizer.begin_of_text,
+            tokenizer.special_ids,
+            tokenizer.decode,
+            tokenizer.frame,
+            tokenizer.decoder_start,
+        )
+
+    @property
+    def ends(self) -> "Ends":
+        """What stands around the texts of two stacks."""
+        before, behind = self.frame or ((), (self.end_of_text,))
+        start, *first = self.decoder_start or (self.end_of_text,)
+        return Ends(before, behind, start, tuple(first))
 
     def special_id(self, name: str, key: str) -> int:
         """Return the id of a special token.
@@ -62,6 +79,24 @@ class Vocabulary(NamedTuple):
                 f"data.tokenizer.special_tokens with it.{nearest(name, self.special_ids)}"
             )
         return self.special_ids[name]
+
+
+class Ends(NamedTuple):
+    """What stands around a source, and a target."""
+
+    before: tuple[int, ...]
+    """What an encoder reads before a source."""
+    behind: tuple[int, ...]
+    """What ends a source, and a target."""
+    start: int
+    """What a decoder reads first."""
+    first: tuple[int, ...]
+    """What a target begins with."""
+
+    @property
+    def end(self) -> int:
+        """The token that ends a text that is all of its own."""
+        return self.behind[0]
 
 
 class Examples:
@@ -137,13 +172,24 @@ def prefix_lm(spec: PrefixLM, vocabulary: Vocabulary) -> MakeBatch:
 
 
 def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
-    """The targets are the tokens that were chosen, at their own places; special tokens and padding are never chosen."""
+    """The targets are the tokens that were chosen, at their own places; special tokens and padding are never chosen.
+    Rows of two segments are made of a window each, before tokens are chosen."""
     mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
     special_ids = list(vocabulary.special_ids.values())
+    ends = (0, 0)
+    if spec.judges_rows:
+        ends = (
+            vocabulary.special_id(spec.class_token, "objective.class_token"),
+            vocabulary.special_id(spec.separator_token, "objective.separator_token"),
+        )
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        judged = None
+        if spec.judges_rows:
+            rows = _unpadded(text.tokens, text.padding_mask)
+            text, judged = _in_segments(rows, spec.segments == "order", *ends, generator)
         tokens = text.tokens
-        chosen = (generator.random(tokens.shape) < spec.share) & ~np.isin(tokens, special_ids)
+        chosen = _chosen(tokens.shape, spec, generator) & ~np.isin(tokens, special_ids)
         if text.padding_mask is not None:
             chosen &= text.padding_mask
         how = generator.random(tokens.shape)
@@ -151,15 +197,74 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
         replaced = np.where(how < spec.kept + spec.random, noise, mask_id)
         hidden = np.where(how < spec.kept, tokens, replaced)
         inputs = replace(text, tokens=np.where(chosen, hidden, tokens))
-        return Batch(inputs, np.where(chosen, tokens, IGNORE))
+        return Batch(inputs, np.where(chosen, tokens, IGNORE), judged)
 
     return make
 
 
+def _chosen(
+    shape: tuple[int, ...], spec: MaskedTokens, generator: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Choose a share of the places, in runs of neighbours where they may be longer than one."""
+    if spec.longest_run == 1:
+        return generator.random(shape) < spec.share
+    weights = 1 / np.arange(1, spec.longest_run + 1)
+    longer = (
+        np.cumsum(weights[::-1])[::-1] / weights.sum()
+    )  # of a run, that it has n places or more
+    # A place is left out where none of the runs that might begin at it or before reach it.
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        start = (low + high) / 2
+        low, high = (start, high) if 1 - np.prod(1 - start * longer) < spec.share else (low, start)
+    begins = generator.random(shape) < start
+    lengths = generator.choice(len(weights), size=shape, p=weights / weights.sum()) + 1
+    found = begins.copy()
+    for further in range(1, spec.longest_run):
+        found[:, further:] |= (begins & (lengths > further))[:, :-further]
+    return found
+
+
+def _in_segments(
+    rows: Sequence[Row],
+    order: bool,
+    first: int,
+    separator: int,
+    generator: np.random.Generator,
+) -> tuple[Inputs, Row]:
+    """Cut each row in two, and let half of them not belong together: the second segment is the end of another row, or,
+    with `order`, the two change places. A row that is alone keeps its end.
+
+    Returns rows [first, a ..., separator, b ..., separator] with their token types, and 1 for those that do not belong
+    together.
+    """
+    number = len(rows)
+    apart = generator.random(number) < 0.5
+    cuts = [
+        max(1, int(share * len(row)))
+        for share, row in zip(generator.random(number), rows, strict=True)
+    ]
+    others = (np.arange(number) + generator.integers(1, max(number, 2), number)) % number
+    if not order:
+        apart &= others != np.arange(number)
+    tokens, types = [], []
+    for row, cut, other, is_apart in zip(rows, cuts, others, apart, strict=True):
+        a, b = row[:cut], row[cut:]
+        if is_apart and order:
+            a, b = b, a
+        elif is_apart:
+            b = rows[other][max(0, len(rows[other]) - len(b)) :] if len(b) else b
+        tokens.append(np.concatenate([[first], a, [separator], b, [separator]]))
+        types.append(np.repeat([0, 1], [len(a) + 2, len(b) + 1]))
+    filled, padding_mask = padded(tokens, separator)
+    inputs = Inputs(filled, padding_mask=padding_mask, token_type_ids=padded(types, 0)[0])
+    return inputs, apart.astype(np.int64)
+
+
 def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
-    """The source ends, and the target begins and ends, with the token of the end of a text."""
+    """Source and target end with the token of the end of a text."""
     sentinels = [vocabulary.special_id(s, "objective.sentinel") for s in spec.special_tokens]
-    end = vocabulary.end_of_text
+    ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         rows = _unpadded(text.tokens, text.padding_mask)
@@ -167,7 +272,7 @@ def span_corruption(spec: SpanCorruption, vocabulary: Vocabulary) -> MakeBatch:
             _corrupted(row, spec.spans(len(row)), np.array(sentinels), generator) for row in rows
         ]
         sources, targets = zip(*pairs, strict=True)
-        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+        return _sequence_to_sequence(_ended(sources, ends), _ended(targets, ends), ends.start)
 
     return make
 
@@ -180,7 +285,7 @@ def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
         for d in spec.denoisers
     ]
     weights = np.array([d.weight for d in spec.denoisers])
-    end = vocabulary.end_of_text
+    ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         rows = _unpadded(text.tokens, text.padding_mask)
@@ -193,7 +298,7 @@ def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
             source, target = _corrupted(row, (out, spans), sentinels, generator)
             sources.append(np.concatenate([np.array(modes[i], np.int64), source]))
             targets.append(target)
-        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+        return _sequence_to_sequence(_ended(sources, ends), _ended(targets, ends), ends.start)
 
     return make
 
@@ -201,35 +306,37 @@ def denoising(spec: Denoising, vocabulary: Vocabulary) -> MakeBatch:
 def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
     """Source and target end with the token of the end of a text."""
     mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
-    sentences, end = (
-        Sentences(vocabulary) if spec.permute_sentences else None,
-        vocabulary.end_of_text,
-    )
+    sentences = Sentences(vocabulary) if spec.permute_sentences else None
+    ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         rows = _unpadded(text.tokens, text.padding_mask)
         orders = [sentences.permuted(row, generator) if sentences else row for row in rows]
         sources = [_infilled(row, spec, mask_id, generator) for row in orders]
-        return _sequence_to_sequence(_ended(sources, end), _ended(rows, end), end)
+        return _sequence_to_sequence(_ended(sources, ends), _ended(rows, ends), ends.start)
 
     return make
 
 
 def sequence_to_sequence(spec: SequenceToSequence, vocabulary: Vocabulary) -> MakeBatch:
-    """Source and target end with the token of the end of a text."""
-    end = vocabulary.end_of_text
+    """Source and target stand between what the tokenizer puts around them, such as the end of a text behind each."""
+    ends = vocabulary.ends
 
     def make(text: Inputs, generator: np.random.Generator) -> Batch:
         sources = _unpadded(text.tokens, text.padding_mask)
         targets = _unpadded(text.decoder_tokens, text.decoder_padding_mask)
-        return _sequence_to_sequence(_ended(sources, end), _ended(targets, end), end)
+        return _sequence_to_sequence(
+            [np.concatenate([ends.before, row, ends.behind]).astype(np.int64) for row in sources],
+            [np.concatenate([ends.first, row, ends.behind]).astype(np.int64) for row in targets],
+            ends.start,
+        )
 
     return make
 
 
-def _ended(rows: Sequence[Row], end: int) -> list[Row]:
-    """Return rows with a token behind the last of each."""
-    return [np.append(row, end) for row in rows]
+def _ended(rows: Iterable[Row], ends: Ends) -> list[Row]:
+    """Return texts with the token that ends each."""
+    return [np.append(row, ends.end) for row in rows]
 
 
 def _unpadded(tokens: Array, padding_mask: Array | None) -> list[Row]:

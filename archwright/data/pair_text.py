@@ -37,7 +37,10 @@ class PairText:
     """
 
     def __init__(self, pairs: Pairs, tokenizer: Tokenizer, context_length: int) -> None:
-        self.pairs, self.tokenizer, self.most = pairs, tokenizer, context_length - 1
+        before, behind = tokenizer.frame
+        around = max(len(before), len(tokenizer.decoder_start) - 1) + len(behind)
+        self.pairs, self.tokenizer, self.most = pairs, tokenizer, context_length - around
+        self._context_length = context_length
         self.fingerprint = pairs.fingerprint
         read = [pairs.pair(0, index) for index in range(self._num_looked_at)]
         encoded = self._encoded(read)
@@ -97,8 +100,8 @@ class PairText:
         """Say how many pairs are left out."""
         what = (
             f"data.pairs: {self.num_too_long:,} of {number:,} pairs have more than model.context_length = "
-            f"{self.most + 1} tokens in the source or the target, the one that ends a text included, the first at "
-            f"{first.place}"
+            f"{self._context_length} tokens in the source or the target, the one that ends a text included, the first "
+            f"at {first.place}"
         )
         if self.num_too_long == number:
             raise UserError(f"{what}; none is left: raise model.context_length")

@@ -69,6 +69,8 @@ class Stack(nn.Module):
 
 def why_not_ensembled(model: LanguageModel) -> str:
     """Return why models of this shape cannot be computed as one, in a sentence; empty where they can."""
+    if model.sequence_head is not None:
+        return "sequence_head judges rows as a whole, which a stack of models does not"
     for path, module in model.named_modules():
         place = f"{path} ({type(module).__name__})"
         if path.partition(".")[0] == "head":
@@ -137,12 +139,21 @@ class _StackedEmbedding(_StackedTable):
         self.scale = one.scale
         self.project_in: nn.Module | None = one.project_in
 
-    def forward(self, index: Int[Tensor, "rows length"]) -> Float[Tensor, "rows length dim"]:
+        self.token_types: nn.Module | None = one.token_types
+
+    def forward(  # type: ignore[override]
+        self,
+        index: Int[Tensor, "rows length"],
+        token_type_ids: Int[Tensor, "rows length"] | None = None,
+    ) -> Float[Tensor, "rows length dim"]:
         x = super().forward(index)
         if self.scale != 1:
             x = x * torch.tensor(self.scale, dtype=x.dtype, device="cpu")
         if self.project_in is not None:
             x = self.project_in(x)
+        if self.token_types is not None:
+            types = torch.zeros_like(index) if token_type_ids is None else token_type_ids
+            x = x + self.token_types(types).to(x.dtype)
         if self.bias is not None:
             y = _by_run(x, self.number)
             x = (y + _beside(self.bias, y).to(y.dtype)).flatten(0, 1)

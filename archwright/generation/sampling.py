@@ -1,10 +1,11 @@
 """Plain sampling: one token at a time from the model's distribution, made sharper or cut."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from archwright.model.language_model import LanguageModel
 from archwright.parts.masks import prefix_size
@@ -45,7 +46,7 @@ def sample(
     def choose(logits: Tensor) -> int:
         return draw(logits[:num_tokens].float(), temperature, top_k, top_p, generator)
 
-    reader = Reader(model, source)
+    reader = Reader(model, None if source is None else [source])
     return _drawn(reader, prompt, choose, max_tokens, {stop} if isinstance(stop, int) else stop)
 
 
@@ -79,22 +80,22 @@ class Reader:
     all angles are others (LongRoPE), it is read again as a whole.
 
     Args:
-        source: what the encoder reads, of a model that has one.
+        sources: what the encoder reads for each row, of a model that has one; the tokens of each.
 
     Raises:
         UserError: a source and no encoder, or an encoder and no source.
     """
 
-    def __init__(self, model: LanguageModel, source: Tensor | None = None) -> None:
-        if (source is None) != model.spec.encoder.is_none:
+    def __init__(self, model: LanguageModel, sources: Sequence[Tensor] | None = None) -> None:
+        if (sources is None) != model.spec.encoder.is_none:
             raise UserError(
                 "source: found none; the model has an encoder, which reads a text that the answer is to"
-                if source is None
+                if sources is None
                 else "source: found one; the model has no encoder to read it: give a prompt"
             )
-        self._source = source
+        self._sources = None if sources is None else _side_by_side(sources)
         self.model, self.context = model, model.spec.context_length
-        self._text = torch.empty(1, 0, dtype=torch.long)
+        self._text = torch.empty(1 if sources is None else len(sources), 0, dtype=torch.long)
         self._cache = model.new_cache() if model.can_cache else None
         self._switches = model.switch_lengths
 
@@ -106,11 +107,9 @@ class Reader:
         """Return the logits after the tokens of each row, which follow those read before: a text for each row."""
         tokens = self._with_context(tokens)
         fresh = self._cache is None or not self._cache.num_read
-        if self._source is not None:
-            source = (
-                self._source.expand(len(tokens), -1) if fresh else None
-            )  # [rows, source_length]
-            hidden = self.model.hidden(source, tokens, cache=self._cache)
+        if self._sources is not None:
+            source, real = self._sources if fresh else (None, None)
+            hidden = self.model.hidden(source, tokens, padding_mask=real, cache=self._cache)
         else:
             prefix = self._prefix(tokens) if self._cache is not None and fresh else None
             hidden = self.model.hidden(tokens, prefix_lengths=prefix, cache=self._cache)
@@ -120,6 +119,9 @@ class Reader:
     def reorder(self, rows: Int[Tensor, " new_rows"]) -> None:
         """Go on with some of the texts, in a new order; a text may come more than once."""
         self._text = self._text[rows.to(self._text.device)]
+        if self._sources is not None:
+            tokens, real = self._sources
+            self._sources = tokens[rows], None if real is None else real[rows]
         if self._cache is not None:
             self._cache.reorder(rows)
 
@@ -151,6 +153,14 @@ class Reader:
         if length >= max(sizes, default=0):
             return None
         return torch.full((rows,), min(length, *sizes))
+
+
+def _side_by_side(sources: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return sources as rows [rows, longest], and which of their tokens are real; None where all are."""
+    rows = pad_sequence([*sources], batch_first=True)
+    lengths = torch.tensor([len(source) for source in sources], device=rows.device)
+    real = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+    return rows, None if bool(real.all()) else real
 
 
 def draw(

@@ -1,53 +1,90 @@
-"""From a prompt to text."""
+"""From a prompt, or a source, to text."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
-from archwright.generation.beams import beam_search
-from archwright.generation.defaults import sampling
+from archwright.generation.beams import EarlyStopping, beam_search, beam_search_many
+from archwright.generation.defaults import Searching, sampling, searching
 from archwright.generation.sampling import sample
 from archwright.model.language_model import LanguageModel
 from archwright.runs.load import OpenRun
 from archwright.spec.errors import UserError
 from archwright.text.tokenizer import Tokenizer
 
+SIDE_BY_SIDE = 64
+"""Sources that are answered at a time."""
+DRAWING = ("temperature", "top_k", "top_p")
+
+
+class Settings(TypedDict, total=False):
+    """How a text is written. What is left out, or None, is as the generation_config.json of an imported checkpoint
+    says."""
+
+    max_tokens: int
+    """By default 256."""
+    temperature: float | None
+    """Where nobody says, 0.8; for the answer to a source 0, the likeliest token. See `sample`."""
+    top_k: int | None
+    """Where nobody says 0, all. See `sample`."""
+    top_p: float | None
+    """Where nobody says 1. See `sample`."""
+    seed: int
+    """Of what is drawn, by default 0."""
+    num_beams: int | None
+    """More than one search for the likeliest text, all of which then comes at once. See `beam_search`."""
+    length_penalty: float | None
+    """Where nobody says 1. See `beam_search`."""
+    early_stopping: EarlyStopping | None
+    """Where nobody says False. See `beam_search`."""
+
 
 def generate(
-    run: OpenRun,
-    prompt: str = "",
-    *,
-    source: str | None = None,
-    max_tokens: int = 256,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-    num_beams: int = 1,
-    length_penalty: float | None = None,
+    run: OpenRun, prompt: str = "", *, source: str | None = None, **settings: Unpack[Settings]
 ) -> str:
     """Return a text that begins with `prompt` and goes on as the run's model would; see `stream`.
 
     Raises:
         UserError: settings out of their limits, one line each.
     """
-    return prompt + "".join(
-        stream(
-            run.model,
-            run.tokenizer,
-            prompt,
-            source=source,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            num_beams=num_beams,
-            length_penalty=length_penalty,
+    return prompt + "".join(stream(run.model, run.tokenizer, prompt, source=source, **settings))
+
+
+def generate_many(
+    run: OpenRun, sources: Sequence[str], prompt: str = "", **settings: Unpack[Settings]
+) -> list[str]:
+    """Return the answer to each of many sources, each as `generate` has it but for rounding: they are read side by
+    side, unless they are drawn.
+
+    Raises:
+        UserError: settings out of their limits, one line each.
+    """
+    model, tokenizer = run.model, run.tokenizer
+    search, temperature = _settled(tokenizer, True, settings)
+    if search.num_beams == 1 and temperature != 0:
+        return [generate(run, prompt, source=source, **settings) for source in sources]
+    device = next(model.parameters()).device
+    read = [torch.tensor(source_tokens(tokenizer, source), device=device) for source in sources]
+    start = _start(tokenizer, prompt, has_source=True)
+    answers = [""] * len(sources)
+    # Sources of about one length stand together, so that little is padding.
+    order = sorted(range(len(sources)), key=lambda i: len(read[i]))
+    for first in range(0, len(order), SIDE_BY_SIDE):
+        here = order[first : first + SIDE_BY_SIDE]
+        found = beam_search_many(
+            model,
+            torch.tensor(start, device=device),
+            [read[i] for i in here],
+            **_common(tokenizer, settings),
+            **asdict(search),
         )
-    )
+        for i, tokens in zip(here, found, strict=True):
+            given = tokenizer.encode(prompt).tolist()
+            texts = _characters(tokenizer, given, iter(tokens), keep_special=True)
+            answers[i] = prompt + "".join(texts)
+    return answers
 
 
 def stream(
@@ -56,13 +93,7 @@ def stream(
     prompt: str = "",
     *,
     source: str | None = None,
-    max_tokens: int = 256,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-    num_beams: int = 1,
-    length_penalty: float | None = None,
+    **settings: Unpack[Settings],
 ) -> Iterator[str]:
     """Return an iterator over what follows `prompt`, in parts as soon as their characters are whole.
 
@@ -72,62 +103,84 @@ def stream(
     Args:
         source: the text that the encoder reads, of a model that has one; special tokens, such as sentinels, are written
             by their names.
-        temperature, top_k, top_p: as for `sample`; None: as the generation_config.json of an imported checkpoint
-            says, otherwise 0.8, 0 and 1.
-        num_beams, length_penalty: more than one beam searches for the likeliest text, all of which then comes at once;
-            see `beam_search`. None: 1.
 
     Raises:
         UserError: settings out of their limits, one line each.
     """
     device = next(model.parameters()).device
-    start = [tokenizer.begin_of_text, *tokenizer.encode(prompt).tolist()]
+    search, _ = _settled(tokenizer, source is not None, settings)
     read = None
     if source is not None:
         read = torch.tensor(source_tokens(tokenizer, source), device=device)
-    common: dict[str, Any] = {
-        "source": read,
-        "max_tokens": max_tokens,
-        "stop": tokenizer.stop_ids,
-        "num_tokens": tokenizer.vocab_size,
-    }
-    prefix = torch.tensor(start, device=device)
-    if num_beams == 1 and length_penalty is None:
-        drawn = asdict(sampling(tokenizer, temperature, top_k, top_p))
-        tokens = sample(model, prefix, **common, **drawn, seed=seed)
+    common = _common(tokenizer, settings) | {"source": read}
+    prefix = torch.tensor(_start(tokenizer, prompt, source is not None), device=device)
+    if search.num_beams == 1:
+        drawn = sampling(tokenizer, *_drawing(settings).values(), has_source=source is not None)
+        tokens = sample(model, prefix, **common, **asdict(drawn), seed=settings.get("seed", 0))
     else:
-        drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        _check_beams(drawing, num_beams, length_penalty)
-        penalty = 1.0 if length_penalty is None else length_penalty
-        found = beam_search(model, prefix, **common, num_beams=num_beams, length_penalty=penalty)
-        tokens = iter(found)
+        tokens = iter(beam_search(model, prefix, **common, **asdict(search)))
     # The answer to a source may name its sentinels.
-    return _characters(tokenizer, start[1:], tokens, keep_special=source is not None)
-
-
-def _check_beams(
-    drawing: Mapping[str, float | None], num_beams: int, length_penalty: float | None
-) -> None:
-    """Refuse to search for the likeliest text and to draw one at once."""
-    lines = [
-        f"{name}: found {value} beside num_beams = {num_beams}, which draws nothing; expected one of them"
-        for name, value in drawing.items()
-        if value is not None
-    ]
-    if num_beams == 1:
-        lines.append(
-            f"length_penalty: found {length_penalty} beside num_beams = 1, which compares no lengths; expected "
-            "num_beams of 2 or more"
-        )
-    if lines:
-        raise UserError(*lines)
+    given = tokenizer.encode(prompt).tolist()
+    return _characters(tokenizer, given, tokens, keep_special=source is not None)
 
 
 def source_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the tokens of a source, as an encoder reads it in training: special tokens, such as sentinels, by their
-    names, and the one that ends a text behind the last."""
-    tokens = tokenizer.encode(text, allowed_special="all").tolist()
-    return [*tokens, tokenizer.begin_of_text]
+    names, and what the tokenizer puts around a text."""
+    before, behind = tokenizer.frame
+    return [*before, *tokenizer.encode(text, allowed_special="all").tolist(), *behind]
+
+
+def _start(tokenizer: Tokenizer, prompt: str, has_source: bool) -> list[int]:
+    first = tokenizer.decoder_start if has_source else (tokenizer.begin_of_text,)
+    return [*first, *tokenizer.encode(prompt).tolist()]
+
+
+def _common(tokenizer: Tokenizer, settings: Settings) -> dict[str, Any]:
+    """Return what drawing and searching are both told."""
+    return {
+        "max_tokens": settings.get("max_tokens", 256),
+        "stop": tokenizer.stop_ids,
+        "num_tokens": tokenizer.vocab_size,
+    }
+
+
+def _drawing(settings: Settings) -> dict[str, Any]:
+    return {name: settings.get(name) for name in DRAWING}
+
+
+def _settled(tokenizer: Tokenizer, has_source: bool, settings: Settings) -> tuple[Searching, float]:
+    """Return how the likeliest text is sought, with one beam where it is not, and the temperature then.
+
+    Raises:
+        UserError: what draws a text, and what searches for the likeliest one, at once.
+    """
+    asked = [settings.get(name) for name in ("num_beams", "length_penalty", "early_stopping")]
+    drawing = _drawing(settings)
+    draws = any(value is not None for value in drawing.values())
+    search = searching(tokenizer, *asked)
+    if draws and asked[0] is None:  # in place of what a checkpoint says
+        search = searching(tokenizer, 1, *asked[1:])
+    lines = []
+    if search.num_beams != 1:
+        lines = [
+            f"{name}: found {value} beside num_beams = {search.num_beams}, which draws nothing; expected one of them"
+            for name, value in drawing.items()
+            if value is not None
+        ]
+    else:
+        compares = {
+            "length_penalty": "compares no lengths",
+            "early_stopping": "has none to wait for",
+        }
+        lines = [
+            f"{name}: found {settings.get(name)} beside num_beams = 1, which {why}; expected num_beams of 2 or more"
+            for name, why in compares.items()
+            if settings.get(name) is not None
+        ]
+    if lines:
+        raise UserError(*lines)
+    return search, sampling(tokenizer, *drawing.values(), has_source=has_source).temperature
 
 
 def _characters(

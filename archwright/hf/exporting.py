@@ -70,6 +70,7 @@ def fit(spec: ModelSpec, family: Family) -> Fit:
     """Write a resolved spec as a family's config, read it back, and return what is not the same."""
     try:
         back = family.biased(family.spec(family.config(spec)), spec.head.bias)
+        back = family.judging(back, spec.sequence_head)
     except UserError as error:
         return Fit(family, tuple(error.lines) * 1000)
     return Fit(family, tuple(dict.fromkeys(differences(spec, back))))
@@ -81,6 +82,10 @@ def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
     axes = frozenset(LayerSpec.model_fields)
     yield from _lines(_flat(spec, axes), _flat(back, axes), spec)
     if spec.num_layers != back.num_layers:
+        return
+    if spec.layer_indices != back.layer_indices:
+        shared, other = (toml_value(s.layers.shared) for s in (spec, back))
+        yield f"layers.shared = {shared} (has {other})"
         return
     kinds = zip(*(s.layers.names(s.num_layers) for s in (spec, back)), strict=True)
     for own, theirs in dict.fromkeys(kinds):

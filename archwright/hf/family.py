@@ -13,6 +13,7 @@ from archwright.hf.defaults import class_defaults, class_key_aliases
 from archwright.hf.layer_types import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
 from archwright.hf.weight_map import Constant, Fused, Mapped, Slot, StackKeys, When, slots
+from archwright.spec.embeddings import NoSequenceHead, SequenceHead
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
@@ -39,6 +40,9 @@ class Family:
         layers: what the names of layer `{i}` begin with.
         layer_keys, model_keys: which of our tensors each of theirs holds; see `weight_map`.
         encoder_layers, encoder_layer_keys: the same of the encoder's layers, in families that have one.
+        pretraining_architecture: the same where rows are judged, too.
+        sequence_head: the tensor that a file has where rows are judged, which no config speaks of. It belongs to this
+            family alone.
         logits_bias: the tensor that is added to logits, which no config speaks of: a model has a bias where a
             file's is not zero.
         prefix: what the names of the body begin with, and some published files leave out.
@@ -62,6 +66,8 @@ class Family:
     masked_architecture: str = ""
     groups: Sequence[Layers] = ()
     encoder_groups: Sequence[Layers] = ()
+    pretraining_architecture: str = ""
+    sequence_head: str = ""
     logits_bias: str = ""
     prefix: str = "model."
     ignored: Sequence[str] = ()
@@ -110,6 +116,8 @@ class Family:
             if (key := _key(lens)) is None or (key not in own and key.split(".")[0] in known)
         ]
         renamed = partial(_renamed, old=self.prefix, new=changes.get("prefix", self.prefix))
+        changes.setdefault("sequence_head", "")
+        changes.setdefault("pretraining_architecture", "")
         changes.setdefault("layers", renamed(self.layers))
         changes.setdefault("encoder_layers", renamed(self.encoder_layers))
         changes.setdefault("ignored", tuple(renamed(pattern) for pattern in self.ignored))
@@ -158,6 +166,8 @@ class Family:
 
     def architecture_of(self, spec: ModelSpec) -> str:
         """Return the class that a model of this family is."""
+        if self.sequence_head and not spec.sequence_head.is_none:
+            return self.pretraining_architecture
         masked = self.masked_architecture if spec.is_bidirectional else ""
         return masked or self.architecture
 
@@ -167,9 +177,11 @@ class Family:
         keys: dict[str, Any] = {"model_type": self.model_type, "architectures": architectures}
         spec = _unstretched(spec)
         keys |= write_all(self.lenses, getter(spec))
-        for stack, groups in ((spec, self.groups), (spec.encoder_model, self.encoder_groups)):
-            for group in groups if stack is not None else ():
-                keys = joined(keys, group.write(stack))
+        for group in self.groups:
+            keys = joined(keys, group.write(spec))
+        if spec.encoder_model is not None:
+            for group in self.encoder_groups:
+                keys = joined(keys, group.write(spec.encoder_model))
         return keys
 
     def biased(self, spec: ModelSpec, bias: bool) -> ModelSpec:
@@ -177,6 +189,12 @@ class Family:
         if not self.logits_bias:
             return spec
         return spec.model_copy(update={"head": spec.head.model_copy(update={"bias": bias})})
+
+    def judging(self, spec: ModelSpec, head: SequenceHead | None) -> ModelSpec:
+        """Return a spec that was read from a config, with a head of rows or without, where only tensors tell."""
+        if not self.sequence_head:
+            return spec
+        return spec.model_copy(update={"sequence_head": head or NoSequenceHead()})
 
     def ignores(self, name: str, num_layers: int) -> bool:
         """Tell whether a tensor of a file is no part of a model of so many layers."""

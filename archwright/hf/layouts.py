@@ -183,6 +183,23 @@ class Reshaped:
 
 
 @dataclass(frozen=True)
+class AlongAxis:
+    """Our table of two axes with a place for one more before its last: [n, 1, width], or [1, n, width].
+
+    Args:
+        axis: where n stands.
+    """
+
+    axis: int
+
+    def shape(self, ours: Sequence[Tensor]) -> Shape:
+        return tuple(ours[0].unsqueeze(1 - self.axis).shape)
+
+    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
+        yield foreign, ours[0].unsqueeze(1 - self.axis)
+
+
+@dataclass(frozen=True)
 class Heads:
     """Our matrix with heads on an axis of their own, [dim, heads, head_dim].
 

@@ -23,9 +23,11 @@ from archwright.hf.weights_reader import Store, opened
 from archwright.model.build import build_uninitialized
 from archwright.model.language_model import LanguageModel
 from archwright.progress import Progress
+from archwright.spec.embeddings import PooledHead
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.overrides import flatten
+from archwright.text.companions import DECODER_START
 from archwright.text.foreign import library_errors
 from archwright.text.json_table import first_line
 from archwright.text.tokenizer import Tokenizer
@@ -88,7 +90,7 @@ def load(
     whole_config = read_config(folder)
     config, wrapper = text_config(whole_config)
     family = family_of(config, str(folder / FILE))
-    files = read_files(folder, whole_config)
+    files = read_files(folder, _decoder_start(family) | whole_config)
     with opened(folder) as whole:
         store = whole if wrapper is None else _text_alone(wrapper, whole, folder)
         if wrapper is not None:  # the whole and the text model may differ in what they say of it
@@ -96,6 +98,7 @@ def load(
         spec = spec_of(config, str(folder / FILE), folder.resolve().name)
         _check_sizes(spec, family, store, folder)
         spec = _biased_as_stored(spec, family, store)
+        spec = _judging_as_stored(spec, family, store)
         spec = _tied_as_stored(spec, family, store, folder)
         assert spec.vocab_size != "auto"
         names = _checked(family, spec, store, folder)
@@ -105,6 +108,12 @@ def load(
         _fill(model, names, store)
     CAME_FROM[model] = Origin(family.model_type, files)
     return Loaded(model.eval(), spec, tokenizer, family.model_type)
+
+
+def _decoder_start(family: Family) -> dict[str, object]:
+    """Return what the decoder of two stacks reads first where a config does not say it."""
+    start = family.defaults.get(DECODER_START) if family.encoder_layers else None
+    return {} if start is None else {DECODER_START: start}
 
 
 def _text_alone(wrapper: Wrapper, whole: Store, folder: Path) -> Store:
@@ -146,6 +155,12 @@ def _biased_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpe
     """Return the spec, with a bias of logits where the file has one that is not zero."""
     name = _aliases(family, store).get(family.logits_bias)
     return family.biased(spec, name is not None and bool(store.read(name).any()))
+
+
+def _judging_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
+    """Return the spec, with a head of rows where the file has one."""
+    has_head = family.sequence_head in _aliases(family, store)
+    return family.judging(spec, PooledHead() if has_head else None)
 
 
 def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path) -> ModelSpec:

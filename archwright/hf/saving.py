@@ -22,7 +22,7 @@ from archwright.hf.weights_reader import INDEX
 from archwright.model.language_model import LanguageModel
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from archwright.text.companions import GENERATION, TOKEN_IDS, as_text, table
+from archwright.text.companions import DECODER_START, GENERATION, TOKEN_IDS, as_text, table
 from archwright.text.tokenizer import Tokenizer
 
 SHARD = 5 * 10**9
@@ -130,13 +130,14 @@ def _write_small_files(
     if split.is_sharded:
         weight_map = dict(sorted(split.tensor_to_filename.items()))
         _write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": weight_map})
-    files = _came_from(model).files if tokenizer is None else _files(tokenizer)
+    has_source = model.spec.encoder_model is not None
+    files = _came_from(model).files if tokenizer is None else _files(tokenizer, has_source)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     config = config_of(model.spec, family) | {"dtype": dtype, "torch_dtype": dtype}
     _write_json(folder / "config.json", config | table(files, TOKEN_IDS))
     (folder / GENERATION).write_text(files.get(GENERATION, "{}\n"), "utf-8")
     if tokenizer is not None:
-        tokenizer.save(folder)
+        (tokenizer.with_frame() if has_source else tokenizer).save(folder)
         (folder / TOKEN_IDS).unlink(missing_ok=True)  # which stand in config.json
 
 
@@ -181,9 +182,11 @@ def config_of(spec: ModelSpec, family: Family) -> dict[str, Any]:
     return config
 
 
-def _files(tokenizer: Tokenizer) -> dict[str, str]:
+def _files(tokenizer: Tokenizer, has_source: bool) -> dict[str, str]:
     """Return what stands beside a tokenizer, with the ids that it has where no file says any."""
     own = {"bos_token_id": tokenizer.begin_of_text, "eos_token_id": tokenizer.end_of_text}
+    if has_source:
+        own[DECODER_START] = tokenizer.decoder_start[0]
     files = tokenizer.files
     found = {TOKEN_IDS: as_text(own | table(files, TOKEN_IDS))}
     if GENERATION not in files:

@@ -106,8 +106,11 @@ def _theirs(folder: str | Path, own: Loaded, dtype: torch.dtype) -> nn.Module:
         auto = transformers.AutoModelForImageTextToText
     if own.spec.encoder_model is not None:
         auto = transformers.AutoModelForSeq2SeqLM
-    if "MaskedLM" in FAMILIES[own.family].architecture_of(own.spec):
+    architecture = FAMILIES[own.family].architecture_of(own.spec)
+    if "MaskedLM" in architecture:
         auto = transformers.AutoModelForMaskedLM
+    elif "PreTraining" in architecture:
+        auto = transformers.AutoModelForPreTraining
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -151,7 +154,11 @@ def _compare(
                 own.model(tokens, tokens.flip(0), padding_mask=real),
                 theirs(tokens, decoder_input_ids=tokens.flip(0), use_cache=False, **told),
             )
-        ours, expected = (out.logits[real].double() for out in found)
+        logits = [getattr(out, "prediction_logits", None) for out in found]
+    ours, expected = (
+        (out.logits if of_tokens is None else of_tokens)[real].double()
+        for out, of_tokens in zip(found, logits, strict=True)
+    )
     difference = (ours - expected).abs().max().item()
     relative = difference / max(expected.std().item(), 1e-12)
     rounding = math.nan
@@ -181,8 +188,13 @@ def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[s
     ours = dict(own.model.named_modules())
     others = {own_name(name): module for name, module in theirs.named_modules()}
     both = [(o, t) for o, t in names.items() if o in ours and t in others]
-    if own.spec.embedding.scale != "none":  # some multiply outside of the module
-        both = [(o, t) for o, t in both if not o.endswith("embedding")]
+    # What some do outside of the module.
+    scaled, capped = own.spec.embedding.scale != "none", own.spec.head.softcap != "none"
+    both = [
+        (o, t)
+        for o, t in both
+        if not (scaled and o.endswith("embedding")) and not (capped and o == "head")
+    ]
     return {o: ours[o] for o, _ in both}, {o: others[t] for o, t in both}
 
 
@@ -221,7 +233,8 @@ def _first(
     """Return the name of the first component that differs on real tokens."""
     for name, own in ours.items():
         other = theirs.get(name)
-        if other is None or own.shape[:2] != real.shape or other.numel() != own.numel():
+        shaped = own.ndim > 2 and own.shape[:2] == real.shape
+        if other is None or not shaped or other.numel() != own.numel():
             continue
         if own.ndim == other.ndim == 3 and own.shape != other.shape:
             other = other.transpose(0, 1)  # tokens before rows there

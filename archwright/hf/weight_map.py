@@ -86,9 +86,9 @@ class StackKeys:
     in_encoder: bool = False
 
     def of(self, spec: ModelSpec) -> list[LayerSpec]:
-        """Return the stack's layers; none of an encoder that is not there."""
+        """Return the stack's layers that have parameters of their own; none of an encoder that is not there."""
         stack = spec.encoder_model if self.in_encoder else spec
-        return [] if stack is None else [stack.layer(i) for i in range(stack.num_layers)]
+        return [] if stack is None else stack.distinct_layers
 
 
 @dataclass(frozen=True)

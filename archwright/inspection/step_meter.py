@@ -148,10 +148,12 @@ def parts_of(model: Decoder) -> Iterator[tuple[nn.Module, str]]:
     for stack in model.stacks:
         if stack.embedding is not None:
             yield stack.embedding, "embedding"
+        if stack.project_in is not None:
+            yield stack.project_in, "embedding"
         for module in (stack.position, *stack.rotaries.values()):
             if module is not None:
                 yield module, "positions"
-    for layer in model.all_layers:
+    for layer in dict.fromkeys(model.all_layers):  # one that is shared comes more than once
         yield layer, "residual adds"  # all of it that its branches and norms do not claim
         mixers = layer.mixers()
         for name in layer.branches:

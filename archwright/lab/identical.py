@@ -54,13 +54,14 @@ def _effect(run: RunSpec, length: int) -> str:
     bare = model.model_dump() | {
         **{axis: choice.model_dump() for axis, choice in axes.items()},
         "layer_kinds": {},
-        "layers": Arrangement().model_dump(),
+        "layers": Arrangement(shared=model.layers.shared).model_dump(),
     }
     layers = [
         fingerprint(_as_seen(model.layer(i), model.dim, length)) for i in range(model.num_layers)
     ]
     rest = run.model_copy(update={"model": ModelSpec.model_validate(bare)})
-    return "-".join([rest.hash(), *layers])
+    whose = [str(number) for number in model.layer_indices] if model.layers.shared else []
+    return "-".join([rest.hash(), *layers, *whose])
 
 
 def _as_seen(layer: LayerSpec, dim: int, length: int) -> LayerSpec:

@@ -283,7 +283,8 @@ class Planner:
         run = next(iter(found.values())).run
         seconds = self.study.wall_seconds
         if seconds is None:
-            return self.study.budget.steps(run.tokens_per_step, 1.0, 1.0)
+            parameters = next(iter(found.values())).counts.parameters
+            return self.study.budget.steps(run.tokens_per_step, 1.0, 1.0, num_parameters=parameters)
         tokens = evaluated(run, self._evaluation_tokens(found))
         number = runs_each(self.study) + min(PAIRS, self.study.seeds) * len(horizons(self.study))
         fixed = sum(cost.run(0, tokens) for cost in costs.values()) * number / workers

@@ -25,6 +25,11 @@ def compile_parts(model: LanguageModel, wanted: str, *, whole_loss: bool) -> tup
     """
     if wanted == "none":
         return "none", "not asked for"
+    if model.spec.is_reversible:
+        return (
+            "none",
+            "reversible layers are computed again in the backward pass, uncompiled as in the forward one",
+        )
     on_cpu = next(model.parameters()).device.type == "cpu"
     if on_cpu and not has_compiler():
         return "none", "no C++ compiler is here, which compiling for a CPU needs"

@@ -244,15 +244,19 @@ def _measured(
     measure: Callable[[], Mapping[str, float]],
 ) -> Measurement:
     """Return what is known of this machine, with this software and these threads, or measure it."""
-    here = {
+    return measured({**machine_facts(found.machine.device), **question}, names, measure)
+
+
+def machine_facts(device: str) -> dict[str, Any]:
+    """Return what measurements depend on: this machine, with this software and these threads."""
+    return {
         "archwright": version(),
         "torch": torch.__version__,
-        "device": found.machine.device,
-        "name": torch.cuda.get_device_name() if found.machine.device == "cuda" else cpu_name(),
+        "device": device,
+        "name": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         "threads": torch.get_num_threads(),
         "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith(SETTINGS)},
     }
-    return measured({**here, **question}, names, measure)
 
 
 def _kernel_times(

@@ -9,7 +9,7 @@ from archwright.model.decoder import Decoder
 from archwright.model.encoder_decoder import Encoder, EncoderDecoder
 from archwright.model.layer import Layer
 from archwright.parts.branch import Branch
-from archwright.parts.embeddings import TRANSFORMS, Head, TokenEmbedding
+from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
@@ -73,9 +73,10 @@ def build_layer(
     sharing = Sharing()
     with torch.device("meta"):
         encoder = spec.encoder_model
-        layer = _layer(spec, index, sharing, None if encoder is None else encoder.dim)
+        first = spec.layer_indices.index(spec.layer_indices[index])
+        layer = _layer(spec, first, sharing, None if encoder is None else encoder.output_dim)
     parts: dict[str, dict[str, nn.Module]] = {
-        "layers": {str(index): layer},
+        "layers": {str(spec.layer_indices[index]): layer},
         "rotaries": sharing.rotaries,
         "relatives": sharing.relatives,
     }
@@ -137,13 +138,12 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     assert spec.vocab_size != "auto"
     embedding = TokenEmbedding(spec.embedding, spec.dim, spec.vocab_size)
     table = embedding.weight if spec.head.tied else None
-    assert spec.embedding.dim != "auto"
-    width, transform = spec.embedding.dim, None
+    width, transform = spec.head_width, None
     if not spec.head.transform.is_none:
-        transform = TRANSFORMS.make(spec.head.transform, spec.dim, width)
+        transform = TRANSFORMS.make(spec.head.transform, spec.output_dim, width)
     head = Head(
         spec.head,
-        spec.dim,
+        spec.output_dim,
         spec.vocab_size,
         table,
         width=width,
@@ -151,9 +151,11 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         divisor=init.divisor,
     )
     encoder, sharing = spec.encoder_model, Sharing()
-    memory_dim = None if encoder is None else encoder.dim
+    memory_dim = None if encoder is None else encoder.output_dim
     decoder = _stack(spec, sharing, memory_dim)
-    decoder |= {"embedding": embedding, "head": head}
+    decoder |= {"embedding": embedding, "head": head, "sequence_head": None}
+    if not spec.sequence_head.is_none:
+        decoder["sequence_head"] = SEQUENCE_HEADS.make(spec.sequence_head, spec.dim)
     decoder |= {"masks": sharing.patterns, "lr_scales": init.lr_scales}
     if encoder is None:
         return Decoder(spec, **decoder)
@@ -166,16 +168,22 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
 
 def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> dict[str, Any]:
     """Return the parts of a stack of layers by the names of `Stack.assemble`."""
-    layers = [_layer(spec, i, sharing, memory_dim) for i in range(spec.num_layers)]
-    position = None
+    # Of layers that share their parameters, the first one.
+    first = [spec.layer_indices.index(number) for number in range(max(spec.layer_indices) + 1)]
+    layers = [_layer(spec, i, sharing, memory_dim) for i in first]
+    position, sum_width = None, spec.embedding.sum_width(spec.dim)
     if spec.position.absolute:
-        position = POSITIONS.make(spec.position, spec.dim, spec.context_length)
+        position = POSITIONS.make(spec.position, sum_width, spec.context_length)
+    project_in = None
+    if sum_width != spec.dim:
+        project_in = Linear(sum_width, spec.dim, bias=spec.embedding.project_bias)
     ends_normed = not spec.layer(spec.num_layers - 1).residual.final_norm
     return {
         "position": position,
-        "embedding_norm": _norm(spec.embedding.norm, spec.dim),
+        "embedding_norm": _norm(spec.embedding.norm, sum_width),
+        "project_in": project_in,
         "layers": layers,
-        "norm": nn.Identity() if ends_normed else _norm(spec.norm, spec.dim),
+        "norm": nn.Identity() if ends_normed else _norm(spec.norm, spec.output_dim),
         "rotaries": sharing.rotaries,
         "relatives": sharing.relatives,
     }

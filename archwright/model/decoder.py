@@ -13,6 +13,7 @@ from archwright.model.layer import Layer
 from archwright.model.stack import Stack
 from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
+from archwright.parts.linear import Linear
 from archwright.parts.masks import MaskPattern
 from archwright.parts.token_layout import token_layout
 from archwright.spec.model_spec import ModelSpec
@@ -32,9 +33,11 @@ class Decoder(Stack, LanguageModel):
         embedding: TokenEmbedding,
         position: nn.Module | None,
         embedding_norm: nn.Module,
+        project_in: Linear | None,
         layers: list[Layer],
         norm: nn.Module,
         head: Head,
+        sequence_head: nn.Module | None,
         masks: Mapping[str, MaskPattern],
         rotaries: Mapping[str, nn.Module],
         relatives: Mapping[str, nn.Module],
@@ -43,8 +46,8 @@ class Decoder(Stack, LanguageModel):
         super().__init__()
         self.masks, self.lr_scales = dict(masks), dict(lr_scales)
         self.embedding: TokenEmbedding = embedding
-        self.assemble(spec, position, embedding_norm, rotaries, relatives, layers, norm)
-        self.head = head
+        self.assemble(spec, position, embedding_norm, project_in, rotaries, relatives, layers, norm)
+        self.head, self.sequence_head = head, sequence_head
 
     def forward(
         self,
@@ -54,6 +57,7 @@ class Decoder(Stack, LanguageModel):
         segment_ids: Int[Tensor, "batch length"] | None = None,
         padding_mask: Bool[Tensor, "batch length"] | None = None,
         prefix_lengths: Int[Tensor, " batch"] | None = None,
+        token_type_ids: Int[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
     ) -> Output:
         """Return logits for the token after each token.
@@ -65,11 +69,13 @@ class Decoder(Stack, LanguageModel):
             padding_mask: True where a token is real; padding is seen by no token, on whichever side
                 it stands.
             prefix_lengths: how many tokens of each row see each other whole, for prefix masks.
+            token_type_ids: which row of the embedding's token types is added to each token; by default the first.
             cache: what was read before, from `new_cache`; the tokens go on from there and are added to it.
 
         Raises:
             ValueError: shapes that do not fit, a text longer than learned positions, or one that grows
                 beyond one of `switch_lengths` behind a cache.
+            UserError: token types, where the embedding has none.
         """
         hidden = self.hidden(
             tokens,
@@ -77,9 +83,10 @@ class Decoder(Stack, LanguageModel):
             segment_ids=segment_ids,
             padding_mask=padding_mask,
             prefix_lengths=prefix_lengths,
+            token_type_ids=token_type_ids,
             cache=cache,
         )
-        return Output(logits=self.head(hidden))
+        return Output(self.head(hidden), self.sequence_logits(hidden, padding_mask))
 
     def hidden(
         self,
@@ -89,8 +96,9 @@ class Decoder(Stack, LanguageModel):
         segment_ids: Int[Tensor, "batch length"] | None = None,
         padding_mask: Bool[Tensor, "batch length"] | None = None,
         prefix_lengths: Int[Tensor, " batch"] | None = None,
+        token_type_ids: Int[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch length dim"]:
+    ) -> Float[Tensor, "batch length output_dim"]:
         """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
         given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
         context = (
@@ -98,7 +106,7 @@ class Decoder(Stack, LanguageModel):
             if cache
             else Context(token_layout(*given), len(tokens), tokens=tokens)
         )
-        return self.read(self.embedding(tokens), context, cache)
+        return self.read(self.embedding(tokens, token_type_ids), context, cache)
 
     @property
     def can_cache(self) -> bool:
@@ -139,6 +147,12 @@ class Decoder(Stack, LanguageModel):
     def use_kernel(self, name: str) -> "Decoder":
         """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
         super().use_kernel(name)
+        return self
+
+    def checkpoint_activations(self) -> "Decoder":
+        """Keep only what enters each layer, and compute layers again in the backward pass."""
+        for stack in self.stacks:
+            stack.checkpoints_activations = True
         return self
 
     def __repr__(self) -> str:

@@ -34,6 +34,7 @@ class Encoder(Stack):
         embedding: TokenEmbedding | None,
         position: nn.Module | None,
         embedding_norm: nn.Module,
+        project_in: Linear | None,
         layers: list[Layer],
         norm: nn.Module,
         rotaries: Mapping[str, nn.Module],
@@ -41,7 +42,7 @@ class Encoder(Stack):
     ) -> None:
         super().__init__()
         self.embedding = embedding
-        self.assemble(spec, position, embedding_norm, rotaries, relatives, layers, norm)
+        self.assemble(spec, position, embedding_norm, project_in, rotaries, relatives, layers, norm)
 
     def forward(
         self,
@@ -168,6 +169,12 @@ class EncoderDecoder(Decoder):
         for layer in self.stack:
             for name in layer.branches:
                 yield from layer.branch(name).source_maps
+
+    @property
+    def shared_maps(self) -> Iterator[Linear]:
+        """Yield the maps of an embedding that both stacks read."""
+        if self.encoder.embedding is None:
+            yield from (m for m in self.embedding.modules() if isinstance(m, Linear))
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

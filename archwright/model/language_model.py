@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from archwright.model.cache import Cache
@@ -22,6 +23,8 @@ class Output:
 
     logits: Float[Tensor, "batch length vocab"]
     """Unnormalised log-probabilities of each token of the vocabulary."""
+    sequence_logits: Float[Tensor, "batch classes"] | None = None
+    """Those of what each row is as a whole; None where the model has no head for that."""
 
 
 class LanguageModel(nn.Module, ABC):
@@ -35,6 +38,8 @@ class LanguageModel(nn.Module, ABC):
     layers: nn.ModuleList
     norm: nn.Module
     head: Head
+    sequence_head: nn.Module | None
+    """Judges rows as a whole; None where tokens alone are predicted."""
     masks: Mapping[str, MaskPattern]
     lr_scales: Mapping[str, float]
     """Factors of the learning rate by role of parameter, where they are not 1."""
@@ -42,6 +47,22 @@ class LanguageModel(nn.Module, ABC):
     """Returns the logits at each token."""
     hidden: Callable[..., Tensor]
     """Returns what the head reads, [batch, length, dim]."""
+
+    def sequence_logits(
+        self,
+        hidden: Float[Tensor, "batch length dim"],
+        padding_mask: Bool[Tensor, "batch length"] | None = None,
+    ) -> Float[Tensor, "batch classes"] | None:
+        """Return what `sequence_head` makes of the first real token of each row; None where there is no such head."""
+        if self.sequence_head is None:
+            return None
+        if padding_mask is None:
+            first = hidden[:, 0]
+        else:
+            at = padding_mask.long().argmax(-1)
+            first = hidden[torch.arange(len(hidden), device=hidden.device), at]  # [batch, dim]
+        logits: Tensor = self.sequence_head(first)
+        return logits
 
     @abstractmethod
     def new_cache(self) -> Cache:
@@ -77,6 +98,11 @@ class LanguageModel(nn.Module, ABC):
         yield from ()
 
     @property
+    def shared_maps(self) -> Iterator[Linear]:
+        """Yield the maps that read both, the tokens of a source and those of the decoder's text."""
+        yield from ()
+
+    @property
     @abstractmethod
     def all_layers(self) -> Iterator[Layer]:
         """Yield the layers of all stacks, those of an encoder first."""
@@ -84,6 +110,10 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def use_kernel(self, name: str) -> "LanguageModel":
         """Compute attention with one of the kernels: eager (the reference), sdpa, blockwise, flex."""
+
+    @abstractmethod
+    def checkpoint_activations(self) -> "LanguageModel":
+        """Keep only what enters each layer, and compute layers again in the backward pass."""
 
     def num_parameters(self) -> int:
         """Return the number of parameters; a tied table counts once."""

@@ -1,15 +1,18 @@
 """One layer: named branches, wired by a residual choice."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from archwright.parts.branch import Branch
 from archwright.parts.context import Context
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import Mixer
+from archwright.parts.residuals import Groups, Step
 from archwright.parts.states import LayerState
 from archwright.spec.errors import UserError
 
@@ -65,16 +68,24 @@ class Layer(nn.Module):
         if context is None:
             context = Context.alone(x, attention_mask)
             self._check(context)
+        if self.embedding_skip is not None:
+            x = self.embedding_skip(x, x if context.embedding is None else context.embedding)
+        again = () if context.replay is None else (context.replay,)
+        out: Tensor = self.residual(x, self._wired(context, states), *again)
+        return out
+
+    def steps(self, context: Context) -> list[Step]:
+        """Return what each group of a reversible layer adds to one stream, as a function of the other."""
+        steps: list[Step] = cast(Any, self.residual).steps(self._wired(context, None))
+        return steps
+
+    def _wired(self, context: Context, states: States | None) -> Groups:
         wired = {name: _Wired(self.branch(name)) for name in self.branches}
         for name in self._takes:
             wired[name].given = {"context": context, "state": (states or {}).get(name)}
-        groups = {
+        return {
             group: {name: wired[name] for name in names} for group, names in self._groups.items()
         }
-        if self.embedding_skip is not None:
-            x = self.embedding_skip(x, x if context.embedding is None else context.embedding)
-        out: Tensor = self.residual(x, groups)
-        return out
 
     def branch(self, name: str) -> Branch:
         """Return a branch by its name."""
@@ -101,6 +112,29 @@ class Layer(nn.Module):
                 raise UserError(
                     f"{name}: {mixer} takes no {given}; expected a batch without, or {given} in takes of its spec"
                 )
+
+
+def recomputed(
+    layer: Layer, x: Float[Tensor, "batch length dim"], context: Context
+) -> Float[Tensor, "batch length dim"]:
+    """Return what a layer makes of x, of which only x is kept: its backward pass computes the layer again."""
+    out: Tensor = checkpoint(
+        layer, x, context, use_reentrant=False, context_fn=lambda: (nullcontext(), _again(layer))
+    )
+    return out
+
+
+@contextmanager
+def _again(layer: Layer) -> Iterator[None]:
+    """Inside, branches do not count what they see, as they saw it before."""
+    branches = [layer.branch(name) for name in layer.branches]
+    for branch in branches:
+        branch.first_pass = False
+    try:
+        yield
+    finally:
+        for branch in branches:
+            branch.first_pass = True
 
 
 class _Wired:

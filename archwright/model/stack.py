@@ -1,15 +1,19 @@
 """A stack of layers, with what stands before the first and behind the last."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import cast
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.model.cache import Cache
-from archwright.model.layer import Layer
+from archwright.model.layer import Layer, recomputed
+from archwright.model.reversible import read_reversibly
 from archwright.parts.context import Context
+from archwright.parts.linear import Linear
 from archwright.parts.mixers import Mixer
 from archwright.spec.model_spec import ModelSpec
 
@@ -21,14 +25,19 @@ class Stack(nn.Module):
     embedding: nn.Module | None
     position: nn.Module | None
     embedding_norm: nn.Module
+    project_in: Linear | None
     layers: nn.ModuleList
+    """Those with parameters of their own: fewer than there are to go through where some are shared."""
     norm: nn.Module
+    checkpoints_activations: bool = False
+    """Whether layers keep only what enters them, and are computed again in the backward pass."""
 
     def assemble(
         self,
         spec: ModelSpec,
         position: nn.Module | None,
         embedding_norm: nn.Module,
+        project_in: Linear | None,
         rotaries: Mapping[str, nn.Module],
         relatives: Mapping[str, nn.Module],
         layers: Iterable[Layer],
@@ -36,30 +45,50 @@ class Stack(nn.Module):
     ) -> None:
         """Take the parts of a stack, in the order in which they are registered."""
         self.spec, self.position, self.embedding_norm = spec, position, embedding_norm
+        self.project_in = project_in
         self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)
         self.layers, self.norm = nn.ModuleList(layers), norm
 
     def read(
         self,
-        x: Float[Tensor, "batch length dim"],
+        x: Float[Tensor, "batch length width"],
         context: Context,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch length dim"]:
+    ) -> Float[Tensor, "batch length output_dim"]:
         """Return what the layers make of embedded tokens, after the last norm."""
         if self.position is not None:
             x = x + self.position(context.layout).to(x.dtype)
         x = F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
+        if self.project_in is not None:
+            x = self.project_in(x)
         context.embedding = x
-        for i, layer in enumerate(self.stack):
-            layer.prepare(context)
-            x = layer(x, context, cache and cache.states(i))
+        keeps_all = cache is not None or not torch.is_grad_enabled()
+        if self.is_reversible:
+            x = torch.cat((x, x), -1)
+        if self.is_reversible and not keeps_all:
+            shared = chain(self.rotaries.parameters(), self.relatives.parameters())
+            x = read_reversibly(self.stack, x, context, shared)
+        else:
+            for i, layer in enumerate(self.stack):
+                layer.prepare(context)
+                if self.checkpoints_activations and not keeps_all:
+                    x = recomputed(layer, x, context)
+                else:
+                    x = layer(x, context, cache and cache.states(i))
+        if x.shape[-1] != self.spec.output_dim:
+            x = x.unflatten(-1, (-1, self.spec.output_dim)).mean(-2)  # [batch, length, dim]
         normed: Tensor = self.norm(x)
         return normed
 
     @property
+    def is_reversible(self) -> bool:
+        """Whether two streams run through the layers, which are computed again in the backward pass."""
+        return self.spec.residual.num_streams == 2
+
+    @property
     def stack(self) -> Iterator[Layer]:
-        """Yield the layers in order, as what they are."""
-        return iter(cast(Iterable[Layer], self.layers))
+        """Yield the layers in the order in which they are gone through; one that is shared comes again."""
+        return (cast(Layer, self.layers[index]) for index in self.spec.layer_indices)
 
     def mixers(self) -> Iterator[Mixer]:
         """Yield all branches in which tokens exchange information, layer by layer."""

@@ -8,7 +8,14 @@ from archwright.parts.linear import Linear
 
 
 class Branch(nn.Module):
-    """A module that reads the normed stream and whose result is added to it; all below has a sensible default."""
+    """A module that reads the normed stream and whose result is added to it; all below has a sensible default.
+
+    Attributes:
+        first_pass: whether a batch is read for the first time, so that what is seen counts; not so while a layer is
+            computed again for its backward pass.
+    """
+
+    first_pass: bool = True
 
     @property
     def inputs(self) -> Sequence[Linear]:

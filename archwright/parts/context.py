@@ -1,5 +1,6 @@
 """One forward pass: what every branch of every layer may ask about its tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from archwright.parts.masks import (
     sees_all_kept,
 )
 from archwright.parts.positions import rotation
+from archwright.parts.replay import Replay
 from archwright.parts.sharing import Shared
 from archwright.parts.states import Past, SlotTable
 from archwright.parts.token_layout import TokenLayout
@@ -52,9 +54,16 @@ class Context:
     Attributes:
         embedding: the stream before the first layer, [batch, length, dim]; None outside a model.
         memory: what the encoder made of the source.
+        decisions: what mixers decided from values, by layer and mixer, in a pass whose layers are computed again; None
+            in others.
+        layer_number: which layer is computed in such a pass, counted from 0.
+        replay: the random numbers of such a pass, where layers draw any.
     """
 
     embedding: Tensor | None = None
+    decisions: dict[tuple[int, Any], Tensor] | None = None
+    layer_number: int = 0
+    replay: Replay | None = None
     _memory: "Memory | None" = None
 
     def __init__(
@@ -107,6 +116,11 @@ class Context:
     def memory(self, memory: "Memory") -> None:
         self._memory = memory
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is a source that layers may read."""
+        return self._memory is not None
+
     def memory_mask(self) -> AttentionMask:
         """Return what the tokens of this pass see of the source: all of it but padding, and of packed rows the source
         of their own segment."""
@@ -146,6 +160,16 @@ class Context:
         if rotary.name not in self._rotations:
             self._rotations[rotary.name] = rotation(rotary.value, self.layout)
         return self._rotations[rotary.name]
+
+    def kept(self, mixer: Any, decide: Callable[[], Tensor]) -> Tensor:
+        """Return what a mixer decides from values, such as an order of tokens: what it was at first where a layer is
+        computed again, as rounding could turn it."""
+        if self.decisions is None:
+            return decide()
+        key = (self.layer_number, mixer)
+        if key not in self.decisions:
+            self.decisions[key] = decide()
+        return self.decisions[key]
 
     def slots(self, max_length: int | None) -> SlotTable:
         """Return where a cache keeps the tokens of this pass, of which it keeps the last `max_length`."""

@@ -8,19 +8,21 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from archwright.parts.linear import Embedding, Linear
+from archwright.parts.linear import Embedding, Linear, TokenTable
 from archwright.parts.norms import NORMS
 from archwright.parts.registry import Registry
 from archwright.spec import embeddings as spec
+from archwright.spec.errors import UserError
 
 
 class TokenEmbedding(Embedding):
-    """x = P (scale * W[token]) + b, with a table W of shape [vocab_size, spec.dim].
+    """x = P (scale * W[token]) + T[type] + b, with a table W of shape [vocab_size, spec.dim].
 
     The scale is 1, sqrt(dim) or a number, rounded to the dtype of the table first, as Gemma does; a head
-    that shares the table reads it unscaled. P [dim, spec.dim] stands where the two widths differ, b [dim]
-    where asked for.
-    Vaswani et al., 2017, section 3.4; Lan et al., 2019, ALBERT, section 3.1 (P).
+    that shares the table reads it unscaled. P [dim, spec.dim] stands where the two widths differ, unless it comes
+    behind the norm; b [dim] and the rows of T [token_types, dim] where asked for.
+    Vaswani et al., 2017, section 3.4; Lan et al., 2019, ALBERT, section 3.1 (P); Devlin et al., 2018, BERT,
+    section 3 (T).
     """
 
     holds_tokens = True
@@ -28,17 +30,36 @@ class TokenEmbedding(Embedding):
     def __init__(self, spec: spec.Embedding, dim: int, vocab_size: int) -> None:
         width = dim if spec.dim == "auto" else spec.dim
         super().__init__(vocab_size, width)
-        self.project_in = None if width == dim else Linear(width, dim)
-        self.bias = nn.Parameter(torch.zeros(dim)) if spec.bias else None
+        projects = width != dim and spec.project == "table"
+        self.project_in = Linear(width, dim, bias=spec.project_bias) if projects else None
+        sum_width = spec.sum_width(dim)
+        self.bias = nn.Parameter(torch.zeros(sum_width)) if spec.bias else None
+        self.token_types = TokenTable(spec.token_types, sum_width) if spec.token_types else None
         named = {"none": 1.0, "sqrt_dim": dim**0.5}
         self.scale = named[spec.scale] if isinstance(spec.scale, str) else spec.scale
 
-    def forward(self, index: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch dim"]:
+    def forward(
+        self, index: Int[Tensor, "*batch"], token_type_ids: Int[Tensor, "*batch"] | None = None
+    ) -> Float[Tensor, "*batch dim"]:
+        """Return the vectors of tokens; those whose type is not given are of type 0.
+
+        Raises:
+            UserError: types are given, and there is no table of them.
+        """
         x = F.embedding(index, self.weight)
         if self.scale != 1:
             x = x * torch.tensor(self.scale, dtype=x.dtype, device="cpu")
         if self.project_in is not None:
             x = self.project_in(x)
+        if self.token_types is not None:
+            types = self.token_types
+            of_type = types.weight[0] if token_type_ids is None else types(token_type_ids)
+            x = x + of_type.to(x.dtype)
+        elif token_type_ids is not None:
+            raise UserError(
+                "token_type_ids: found some, and the embedding has no token types; expected none, or "
+                "embedding.token_types=2"
+            )
         return x if self.bias is None else x + self.bias.to(x.dtype)
 
 
@@ -72,6 +93,30 @@ TRANSFORMS = Registry(
     spec.Transform, "(spec, dim, width)", nn.Module, {spec.DenseTransform: DenseTransform}
 )
 """Modules that a head begins with: from vectors of dim to those of width, that of its table."""
+
+
+class PooledHead(nn.Module):
+    """logits = W2 tanh(W1 x + b1) + b2. Shapes: x [..., dim], the vectors of first tokens; W1 [dim, dim], W2 [2, dim];
+    logits [..., 2], for a second segment that follows and for one that does not.
+
+    Devlin et al., 2018, BERT, section 3.1 and its published code.
+    """
+
+    def __init__(self, spec: spec.PooledHead, dim: int) -> None:
+        super().__init__()
+        self.dropout = spec.dropout
+        self.pooler, self.classifier = Linear(dim, dim, bias=True), Linear(dim, 2, bias=True)
+
+    def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch classes"]:
+        pooled = F.dropout(torch.tanh(self.pooler(x)), self.dropout, self.training)
+        logits: Tensor = self.classifier(pooled)
+        return logits
+
+
+SEQUENCE_HEADS = Registry(
+    spec.SequenceHead, "(spec, dim)", nn.Module, {spec.PooledHead: PooledHead}
+)
+"""Modules that give logits [batch, 2] of the vectors [batch, dim] of the first token of each row."""
 
 
 class Head(Linear):

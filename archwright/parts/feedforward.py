@@ -163,12 +163,17 @@ class Experts(Branch):
         if self.spec.router_weight_on == "output":
             per_token = per_token * weights[..., None]
         if self.spec.capacity != "none":
-            per_token = per_token * self._has_room(chosen, x.shape[:-1])[..., None]
+            has_room = self._has_room(chosen, x.shape[:-1], self.spec.capacity)
+            per_token = per_token * has_room[..., None]
         out = (per_token.sum(1) * self.spec.routed_scaling_factor).to(found.dtype)
         if self.training and torch.is_grad_enabled():
             sent_to = ends.diff(prepend=ends.new_zeros(1))
-            self.auxiliary = self._auxiliary(logits, sent_to)
-            if self.spec.selection_bias_update_rate:
+            auxiliary = self._auxiliary(
+                logits, sent_to
+            )  # again, too: its gradient needs its values
+            if self.first_pass:
+                self.auxiliary = auxiliary
+            if self.first_pass and self.spec.selection_bias_update_rate:
                 self.load = sent_to if self.load is None else self.load + sent_to
         out = self._with_shared(rows, out)
         # [..., dim]
@@ -181,7 +186,7 @@ class Experts(Branch):
         return self.routing(logits, self.selection_bias, training=self.training)
 
     def _has_room(
-        self, chosen: Int[Tensor, "tokens top_k"], shape: torch.Size
+        self, chosen: Int[Tensor, "tokens top_k"], shape: torch.Size, capacity: int
     ) -> Bool[Tensor, "tokens top_k"]:
         """Tell which experts have not had their fill yet of the row that the token stands in.
 
@@ -191,7 +196,7 @@ class Experts(Branch):
         # [..., length, num_experts]
         taken = F.one_hot(chosen, self.spec.num_experts).sum(1).view(*shape, -1)
         so_far = taken.cumsum(-2).flatten(0, -2)  # [tokens, num_experts]
-        return so_far.gather(-1, chosen) <= self.spec.capacity
+        return so_far.gather(-1, chosen) <= capacity
 
     def _logits(self, rows: Tensor) -> Tensor:
         dtype = torch.promote_types(rows.dtype, torch.float32)

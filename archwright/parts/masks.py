@@ -331,19 +331,22 @@ class LongformerKeys(Longformer):
 
 
 class Chunked(_Reaching):
-    """key <= query, both in the same chunk of `size` tokens."""
+    """key <= query, with key's chunk of `size` tokens that of the query or one of the `chunks_before` it."""
 
     def __init__(self, spec: spec.Chunked) -> None:
-        self.spec, self.lookback = spec, spec.size - 1
+        self.spec, self.lookback = spec, spec.size * (1 + spec.chunks_before) - 1
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (key // self.spec.size == query // self.spec.size)
+        between = query // self.spec.size - key // self.spec.size
+        return (key <= query) & (between <= self.spec.chunks_before)
 
     def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        return first // self.spec.size * self.spec.size, min(last + 1, length)
+        chunk = max(0, first // self.spec.size - self.spec.chunks_before)
+        return chunk * self.spec.size, min(last + 1, length)
 
     def num_keys(self, query: Tensor, length: int) -> Tensor:
-        return query % self.spec.size + 1
+        whole = (query // self.spec.size).clamp(max=self.spec.chunks_before)
+        return query % self.spec.size + 1 + whole * self.spec.size
 
 
 class SegmentMemory(_Reaching):
@@ -721,18 +724,14 @@ class AttentionMask:
                 (kept.index_or_range(), key),
             )
         )
-        pattern = self.pattern
-        if at.prefix is not None and isinstance(pattern, Prefix):
-            pattern = Prefix(pattern.spec, at.prefix[row])
-        if isinstance(pattern, GivenMask):
-            seen = pattern.shows(row, head, query, key)
-        else:
+        if isinstance(self.pattern, GivenMask):
+            seen = self.pattern.shows(row, head, query, key)
+        elif isinstance(self.pattern, WholeTextPattern):
+            long, longest = self._lengths(row, query), self.keys_at.length
             head_index = (head,) if self.num_heads > 1 else ()
-            if isinstance(pattern, WholeTextPattern):
-                long, longest = self._lengths(row, query), self.keys_at.length
-                seen = pattern.visible_in(here, there, long, longest, *head_index)
-            else:
-                seen = pattern.visible(here, there, *head_index)
+            seen = self.pattern.visible_in(here, there, long, longest, *head_index)
+        else:
+            seen = self.shows(row, head, here, there)
         if self.kept is not None:
             seen = seen & (there >= 0)
         if at.segment_ids is not None and kept.segment_ids is not None:
@@ -769,6 +768,15 @@ class AttentionMask:
         assert times is not None
         # [rows, 1, queries, keys]
         return times[:, None].log()
+
+    def shows(self, row: Tensor, head: Tensor, here: Tensor, there: Tensor) -> Tensor:
+        """Return whether the pattern shows the key at index `there` of a document to the query at `here` (shapes
+        broadcast)."""
+        pattern, prefix = self.pattern, self.layout.prefix
+        assert not isinstance(pattern, GivenMask)
+        if prefix is not None and isinstance(pattern, Prefix):
+            pattern = Prefix(pattern.spec, prefix[row])
+        return pattern.visible(here, there, *([head] if self.num_heads > 1 else []))
 
     def keys(self, first: int, stop: int) -> tuple[int, int]:
         """Return the range of keys outside which queries [first, stop) see nothing in any row."""

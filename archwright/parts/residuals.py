@@ -4,15 +4,20 @@ The stream keeps its dtype, float32 under autocast; a branch's narrower result i
 sum of two dtypes is slow.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial, reduce
+from operator import add
 from typing import Protocol, runtime_checkable
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.linear import Linear, fused_linears, to_autocast_dtype
 from archwright.parts.registry import Registry
+from archwright.parts.replay import Replay
 from archwright.spec import residuals as spec
 from archwright.spec.errors import UserError
 
@@ -55,11 +60,18 @@ class Wiring(nn.Module):
         Args:
             norms: those of the branches' results, if there are any.
         """
+        for term in self.terms(x.dtype, h, branches, norms):
+            x = x + term
+        return x
+
+    def terms(
+        self, dtype: torch.dtype, h: Tensor, branches: Branches, norms: Norms | None = None
+    ) -> Iterator[Stream]:
+        """Yield what each branch adds to a stream of a dtype."""
         for name, out in outputs(h, branches).items():
             out = out if norms is None else norms[name](out)
-            out = F.dropout(out, self.dropout, self.training).to(x.dtype)
-            x = x + (out if self.multiplier[name] == 1 else out * self.multiplier[name])
-        return x
+            out = F.dropout(out, self.dropout, self.training).to(dtype)
+            yield out if self.multiplier[name] == 1 else out * self.multiplier[name]
 
 
 def outputs(h: Tensor, branches: Branches) -> dict[str, Tensor]:
@@ -170,6 +182,42 @@ class DeepNorm(Wiring):
         return x
 
 
+Step = Callable[[Stream], Stream]
+"""What a group of branches adds to one stream, of the other."""
+
+
+class Reversible(Wiring):
+    """x1, x2 = x2, x1 + f(norm(x2)) for each group f in turn, over both streams side by side: x [batch, length, 2 dim].
+
+    Gomez et al., 2017, section 3.1; Kitaev et al., 2020, section 3: with attention and a feed-forward, y1 = x1 +
+    attention(x2) and y2 = x2 + feedforward(y1).
+    """
+
+    def __init__(self, spec: spec.Reversible, groups: spec.Groups, new_norm: NewNorm) -> None:
+        super().__init__(spec, groups, new_norm)
+
+    def forward(
+        self, x: Float[Tensor, "batch length both"], groups: Groups, replay: Replay | None = None
+    ) -> Float[Tensor, "batch length both"]:
+        """Return the streams behind the layer.
+
+        Args:
+            replay: what lets each group draw the random numbers again that it draws now.
+        """
+        first, second = x.chunk(2, -1)
+        for step in self.steps(groups):
+            with nullcontext() if replay is None else replay.next():
+                first, second = second, first + step(second)
+        return torch.cat((first, second), -1)
+
+    def steps(self, groups: Groups) -> list[Step]:
+        """Return what each group adds to one stream, as a function of the other."""
+        return [partial(self._added, name, branches) for name, branches in groups.items()]
+
+    def _added(self, name: str, branches: Branches, x: Stream) -> Stream:
+        return reduce(add, self.terms(x.dtype, self.norms[name](x), branches))
+
+
 RESIDUALS = Registry(
     spec.Residual,
     "(spec, groups, new_norm)",
@@ -182,6 +230,7 @@ RESIDUALS = Registry(
         spec.Parallel: Parallel,
         spec.NormedResidual: NormedResidual,
         spec.DeepNorm: DeepNorm,
+        spec.Reversible: Reversible,
     },
 )
 """Modules, best below `Wiring`: x = residual(x, groups). They are made of the names of the branches in groups, and

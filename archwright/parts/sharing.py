@@ -86,6 +86,10 @@ class LayerInfo:
         patterns = self.sharing.patterns
         return self.sharing.named("mask", patterns, key, lambda: pattern_of(mask, num_heads, layer))
 
+    def shared(self, axis: str, key: Any, new: Callable[[], nn.Module]) -> Shared[Any]:
+        """Return a module with parameters that all layers share which give the same key."""
+        return self.sharing.named(axis, self.sharing.relatives, (axis, key), new)
+
     def rotary(self, head_dim: int) -> Shared[Any] | None:
         """Return what rotates queries and keys of this width; None where positions do not."""
         if not self.position.rotates:

@@ -1,5 +1,6 @@
 """Parameters and FLOPs, counted from the built model."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from torch import nn
@@ -102,7 +103,10 @@ def _products(
 ) -> Iterator[tuple[str, float]]:
     """Yield the multiplications for a token of each matrix product."""
     share = (target_length or length) / length
-    of_source = {*model.source_maps}
+    of_source, of_both = {*model.source_maps}, {*model.shared_maps}
+    # A layer that is shared is gone through more than once.
+    times = Counter(module for layer in model.all_layers for module in layer.modules())
     for name, m in model.named_modules():
         if isinstance(m, Linear):
-            yield name, m.active_fraction * m.weight.numel() * (1.0 if m in of_source else share)
+            read = 1.0 if m in of_source else 1.0 + share if m in of_both else share
+            yield name, read * m.active_fraction * m.weight.numel() * max(1, times[m])

@@ -28,7 +28,7 @@ def counted(model: LanguageModel) -> Counts:
     """Return the numbers of parameters of a model that is built."""
     parts: dict[str, int] = {}
     for name, number in parameters_by_part(model).items():
-        part = _part(name)
+        part = part_of(name)
         parts[part] = parts.get(part, 0) + number
     return Counts(parts, active_parameters(model))
 
@@ -39,7 +39,7 @@ def forward_flops_by_part(model: LanguageModel, length: int) -> dict[str, float]
     parts: dict[str, float] = {}
     mixers = {name for layer in model.all_layers for name in layer.mixers()}
     for name, number in forward_flops(model, length).items():
-        part = _part(name)
+        part = part_of(name)
         if name.startswith("layers.") and name.removeprefix("layers.") in mixers:
             part = f"{part} between tokens"
         if number:
@@ -47,9 +47,9 @@ def forward_flops_by_part(model: LanguageModel, length: int) -> dict[str, float]
     return parts
 
 
-def _part(name: str) -> str:
+def part_of(name: str) -> str:
     """Return what readers call the part of a model with this dotted name."""
     first, *below = name.split(".")
     if first == "layers":
         return LAYER_PARTS.get(".".join(below), LAYER_PARTS.get(below[0], below[0]))
-    return "norms" if first == "norm" else first
+    return {"norm": "norms", "project_in": "embedding"}.get(first, first)

@@ -101,6 +101,12 @@ class Needs:
         )
 
 
+def split_one(run: RunSpec, model: LanguageModel, checkpointing: str) -> float:
+    """Return the bytes of training on one device, with a text of the context at a time."""
+    needs = Needs.of(run, model, model.spec.context_length)
+    return next(s.memory.total for s in setups(needs, 1) if s.checkpointing == checkpointing)
+
+
 def setups(needs: Needs, devices: int) -> Iterator[Setup]:
     """Yield ways to train, those first that exchange and compute least."""
     for split in _splits(devices):

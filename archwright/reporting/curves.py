@@ -105,8 +105,15 @@ def step_charts(history: History) -> list[Chart]:
         _chart(history, "utilisation", "Utilisation", "of the measured peak", ".1%"),
         _chart(history, "z_loss", "Z-loss", "z-loss, nats per token", ".3e"),
         _chart(history, "router_loss", "Router loss", "balance and z-loss of routers", ".3e"),
+        _chart(history, "second_loss", *_second_title(history), ".4f"),
     )
     return [chart for chart in made if chart]
+
+
+def _second_title(history: History) -> tuple[str, str]:
+    """Return the title and the unit of the loss of what is learned beside tokens."""
+    name = history.spec.objective.second_task
+    return f"{name[:1].upper()}{name[1:]}", "nats per row"
 
 
 def thin(values: Values, buckets: int = BUCKETS) -> NDArray[np.int64]:

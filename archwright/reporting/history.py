@@ -19,6 +19,7 @@ MEASURED = (
     "loss",
     "z_loss",
     "router_loss",
+    "second_loss",
     "grad_norm",
     "lr",
     "tokens_per_second",

@@ -94,6 +94,27 @@ def right_answers(evaluation: Line, task: Line) -> tuple[str, str]:
     )
 
 
+def second_task(evaluation: Line, history: History) -> list[tuple[str, str, str]]:
+    """Return the loss and the accuracy of what is learned beside tokens, with those of tokens: a name, a value, and
+    what it is of. Nothing where that is all."""
+    if "second_loss" not in evaluation:
+        return []
+    name = history.spec.objective.second_task
+    return [
+        (
+            "tokens right",
+            fmt.accuracy(evaluation.get("token_accuracy", math.nan)),
+            "of those predicted",
+        ),
+        (name, fmt.loss(evaluation["second_loss"]), "nats per row"),
+        (
+            "rows right",
+            fmt.accuracy(evaluation.get("second_accuracy", math.nan)),
+            f"{name}, half by guessing",
+        ),
+    ]
+
+
 def notice(history: History, result: Result) -> str:
     """Return what a reader must know before trusting the verdict, or nothing."""
     lines = []

@@ -10,7 +10,7 @@ from archwright.format import printable
 from archwright.reporting import choices, curves, heat_maps
 from archwright.reporting.document import Fact, Facts, Row, Section, Table, Text, Verbatim
 from archwright.reporting.history import History, Line
-from archwright.reporting.result import Result
+from archwright.reporting.result import Result, second_task
 from archwright.spec.read import to_toml
 
 
@@ -155,6 +155,10 @@ def _held_out_facts(history: History, result: Result) -> list[Fact]:
             "Perplexity",
             fmt.significant(last["perplexity"], 4),
             f"{history.loss_unit.removeprefix('nats ')}, base e",
+        ),
+        *(
+            Fact(name[0].upper() + name[1:], value, unit)
+            for name, value, unit in second_task(last, history)
         ),
         Fact("Tokens", fmt.exact(last["num_tokens"])),
         Fact("Size", fmt.size(last["num_bytes"])),

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from archwright import format as fmt
 from archwright.format import printable
 from archwright.reporting.history import History, read_history
-from archwright.reporting.result import Result, device, notice, result_of, right_answers
+from archwright.reporting.result import (
+    Result,
+    device,
+    notice,
+    result_of,
+    right_answers,
+    second_task,
+)
 from archwright.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -77,6 +84,7 @@ def _quality(history: History, result: Result) -> list[Line]:
             fmt.significant(last["perplexity"], 4),
             f"{history.loss_unit.removeprefix('nats ')}, base e",
         ),
+        *second_task(last, history),
         *own,
         *(("", fmt.decimal(line["bits_per_byte"]), line["name"]) for line in beside),
     ]

@@ -38,6 +38,7 @@ class _Train(_Any):
     loss: Number = None
     z_loss: Number = None
     router_loss: Number = None
+    second_loss: Number = None
     grad_norm: Number = None
     lr: Number = None
     tokens_per_second: Number = None
@@ -55,6 +56,9 @@ class _Evaluation(_Any):
     num_bytes: Count
     accuracy: Number = None
     num_answers: Count | None = None
+    token_accuracy: Number = None
+    second_loss: Number = None
+    second_accuracy: Number = None
     tuning: Number = None
     # Called otherwise than `tokens`, which says how many were trained on.
     judged_tokens: list[Some] = Field(default_factory=list)

@@ -1,15 +1,19 @@
 """Attention: how tokens exchange information."""
 
+import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from archwright.spec.choice import (
     AutoCount,
+    AutoTokens,
     AutoWidth,
     BoolGroup,
     Choice,
+    Count,
     ModelSizes,
     OptionalFloat,
     Probability,
@@ -17,9 +21,12 @@ from archwright.spec.choice import (
     Tokens,
     Width,
 )
-from archwright.spec.masks import Causal, Longformer, Mask
+from archwright.spec.masks import Causal, Full, Longformer, Mask
 from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
+
+Buckets = Annotated[int, Field(ge=2, le=2**16, multiple_of=2)]
+"""A number of buckets: each direction of a hash and its opposite have one."""
 
 AUTO_HEAD_DIM = 64
 """Least width of a head where neither num_heads nor head_dim is given."""
@@ -448,6 +455,172 @@ class LongformerAttention(MaskedAttention):
         width = int(self.num_heads) * int(self.head_dim)
         biases = self.bias.query + self.bias.key + self.bias.value
         return 7 * dim * width + 2 * biases * width + self.bias.out * dim
+
+
+class LSHAttention(MaskedAttention):
+    """Softmax attention to tokens of the same bucket: queries, which are keys as well, are hashed by random rotations,
+    sorted by their buckets and cut into chunks, and a query sees, of what its mask shows, the keys of its own chunk
+    and of those beside it; itself only where there is no other (Kitaev et al., 2020, Reformer, section 2).
+
+    In which chunk a token falls depends on all tokens of its text, also where the mask is causal."""
+
+    kind: Literal["lsh"] = "lsh"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position", "attention_mask"}
+    chooses_keys: ClassVar[bool] = True
+    num_heads: AutoCount = Field("auto", examples=[8])
+    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
+    head_dim: AutoWidth = Field("auto", examples=[128])
+    """Width of a head; auto: dim / num_heads."""
+    scale: ScoreScale = SqrtScale()
+    """Factor of q k^T, where k is q / rms(q)."""
+    num_hashes: Count = Field(1, examples=[4])
+    """Rounds of hashing, each with rotations of its own; their results are weighed by their denominators."""
+    num_buckets: Literal["auto"] | Buckets | Annotated[tuple[Buckets, ...], Field(strict=False)] = (
+        Field("auto", examples=[32])
+    )
+    """Buckets of a round, or two numbers or more whose product it is, each of a hash of its own; auto: the power of 2
+    up to 2 context_length / chunk_size, as two numbers where it is large."""
+    chunk_size: Tokens = Field(64, examples=[32])
+    """Length of a chunk of sorted tokens. A text that is no longer is seen whole."""
+    chunks_before: int = Field(1, ge=0, le=2**6)
+    """How many chunks before its own a query sees, of what is sorted; before the first stands the last."""
+    chunks_after: int = Field(0, ge=0, le=2**6)
+    """How many chunks behind its own a query sees."""
+    hash_seed: int = Field(0, ge=0, le=2**32)
+    """Seed of the rotations, which are the same in every layer and pass."""
+    mask: Mask = Field(Causal(), examples=[{"kind": "full"}])
+    """Which keys a query may see at most."""
+    dropout: Probability = 0.0
+    """Share of attention weights dropped in training."""
+
+    def heads(self, dim: int) -> dict[str, int]:
+        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
+        return {
+            "num_heads": num_heads,
+            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
+        }
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return {**super().numbers(sizes), "num_buckets": self._buckets(sizes.context_length)}
+
+    def _buckets(self, context_length: int) -> int | tuple[int, ...]:
+        """Return the numbers of buckets, those left open as in the published code."""
+        if self.num_buckets != "auto":
+            return self.num_buckets
+        chunks = context_length // self.chunk_size
+        power = max(1, (2 * chunks).bit_length() - 1)
+        if 2**power <= 2 * max(math.isqrt(chunks), self.chunk_size):
+            return int(2**power)
+        return 2 ** (power // 2), 2 ** (power - power // 2)
+
+    def key_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    def rotary_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    @property
+    def one_line(self) -> str:
+        rounds = (
+            f"{self.num_hashes} hash{'es' * (self.num_hashes > 1)}, chunks of {self.chunk_size}"
+        )
+        heads = f"{self.num_heads} heads of {self.head_dim}"
+        return f"{self.mask.kind} attention by LSH ({rounds}) in {heads}"
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        """Chunks keep their share of the text, and buckets follow."""
+        chunk = max(8, round(self.chunk_size * to.context_share))
+        changes = {"chunk_size": chunk, "num_buckets": "auto"} if to.context_share < 1 else {}
+        return super().scaled_down(to) | changes
+
+    def num_parameters(self, dim: int) -> int:
+        return 3 * dim * int(self.num_heads) * int(self.head_dim)
+
+
+class DisentangledAttention(MaskedAttention):
+    """Attention whose scores add what a query makes of the distance to a key, and what a key makes of its distance to a
+    query, to q k^T: scale (q_i k_j + q_i R_d + k_j S_d) / sqrt(3), with R and S maps of a table of distances d that all
+    layers share (He et al., 2020, DeBERTa, section 3.1)."""
+
+    kind: Literal["disentangled"] = "disentangled"
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position"}
+    num_heads: AutoCount = Field("auto", examples=[16])
+    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
+    head_dim: AutoWidth = Field("auto", examples=[128])
+    """Width of a head; auto: dim / num_heads."""
+    bias: AttentionBias = Field(
+        default_factory=AttentionBias, validate_default=True, examples=[True]
+    )
+    """Biases of the four projections; those of distances have one where queries or keys do."""
+    terms: Literal["both", "content_to_position", "position_to_content"] = "both"
+    """Which of the two terms of distances are added: q_i R_d, k_j S_d, or both. Scores are divided by the square root
+    of the number of all terms."""
+    max_distance: AutoTokens = Field("auto", examples=[256])
+    """The farthest distance that is told apart, in tokens; auto: context_length."""
+    num_buckets: Count | Literal["none"] = Field("none", examples=[256])
+    """Rows of the table on either side. "none": as many as distances. With fewer, near distances, up to half of them,
+    have a row each, and far ones share on a log scale (He et al., 2021, DeBERTa V3; DeBERTa V2's code)."""
+    distance_maps: Literal["own", "content"] = "own"
+    """Distances go through maps of their own, or through those of queries and keys (DeBERTa V2 and V3)."""
+    distance_norm: Norm = Field(NoNorm(), examples=[{"kind": "layer"}])
+    """Norm over the rows of the table (DeBERTa V2 and V3)."""
+    distance_dropout: Probability = 0.0
+    """Share of the table's numbers dropped in training, by each layer anew."""
+    scale: ScoreScale = SqrtScale()
+    """Factor of all terms, beside the division by the square root of their number."""
+    softcap: OptionalFloat = Field("none", examples=[50.0])
+    """c tanh(s / c) over the scaled term of content, before the others and the mask."""
+    mask: Mask = Field(Full(), examples=[{"kind": "causal"}])
+    """Which keys a query may see."""
+    dropout: Probability = 0.0
+    """Share of attention weights dropped in training."""
+
+    @property
+    def num_terms(self) -> int:
+        """How many terms of distances are added."""
+        return 2 if self.terms == "both" else 1
+
+    def heads(self, dim: int) -> dict[str, int]:
+        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
+        return {
+            "num_heads": num_heads,
+            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
+        }
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        found = super().numbers(sizes)
+        far = {"max_distance": sizes.context_length} if self.max_distance == "auto" else {}
+        return {**found, **far}
+
+    def key_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    def rotary_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    @property
+    def side(self) -> int:
+        """Rows of the table for distances of one sign, of resolved values."""
+        return int(self.max_distance if self.num_buckets == "none" else self.num_buckets)
+
+    @property
+    def one_line(self) -> str:
+        return (
+            f"disentangled {self.mask.kind} attention in {self.num_heads} heads of {self.head_dim}"
+        )
+
+    def num_parameters(self, dim: int) -> int:
+        width = int(self.num_heads) * int(self.head_dim)
+        maps, biases = 4, self.bias.query + self.bias.key + self.bias.value
+        if self.distance_maps == "own":
+            maps += self.num_terms
+            biases += self.bias.key * (self.terms != "position_to_content")
+            biases += self.bias.query * (self.terms != "content_to_position")
+        return maps * dim * width + biases * width + self.bias.out * dim
+
+    def num_shared_parameters(self, dim: int) -> Mapping[Hashable, int]:
+        key = (self.side, self.distance_norm)
+        return {key: 2 * self.side * dim + self.distance_norm.num_parameters(dim)}
 
 
 def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:

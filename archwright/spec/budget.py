@@ -1,4 +1,4 @@
-"""Budgets: how long to train, as time, steps, tokens or FLOPs."""
+"""Budgets: how long to train, as time, steps, tokens, tokens for each parameter, or FLOPs."""
 
 import math
 import re
@@ -10,12 +10,18 @@ from pydantic_core import CoreSchema, core_schema
 
 from archwright.spec.errors import UserError
 
-Unit = Literal["seconds", "steps", "tokens", "flops"]
+Unit = Literal["seconds", "steps", "tokens", "xparams", "flops"]
 
 AMOUNT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]+)\s*")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SCALES = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-MOST = {"seconds": 100 * 365.25 * 86400, "steps": 1e12, "tokens": 1e16, "flops": 1e30}
+MOST = {
+    "seconds": 100 * 365.25 * 86400,
+    "steps": 1e12,
+    "tokens": 1e16,
+    "xparams": 1e9,
+    "flops": 1e30,
+}
 """Budgets above which there is a mistake: a hundred years, and ten thousand times what a run has ever had."""
 
 
@@ -24,7 +30,7 @@ class TooMuch(ValueError):  # noqa: N818
 
 
 class Budget(str):
-    """A text such as `"3m"`, `"400steps"`, `"10Mtokens"` or `"1e15flops"`, with its amount and unit.
+    """A text such as `"3m"`, `"400steps"`, `"10Mtokens"`, `"20xparams"` or `"1e15flops"`, with its amount and unit.
 
     Raises:
         ValueError: not of that form, not above zero, or above what any run can have.
@@ -50,11 +56,13 @@ class Budget(str):
         seconds_per_step: float,
         *,
         seconds_spent: float = 0.0,
+        num_parameters: int = 0,
     ) -> int:
         """Return how many steps it pays for, at least one.
 
         Args:
             seconds_spent: what is no longer left of wall time.
+            num_parameters: of the model, for a budget in tokens for each of them.
 
         Raises:
             UserError: more steps than any run can have.
@@ -63,6 +71,7 @@ class Budget(str):
         per_step = {
             "steps": 1.0,
             "tokens": float(tokens_per_step),
+            "xparams": tokens_per_step / max(1, num_parameters),
             "flops": flops_per_token * tokens_per_step,
             "seconds": seconds_per_step,
         }[self.unit]
@@ -96,7 +105,7 @@ def parse_budget(text: str) -> tuple[float, Unit]:
     if amount > 0:
         return amount, unit
     raise ValueError(
-        'expected an amount with a unit, such as "3m", "400steps", "10Mtokens" or "1e15flops"'
+        'expected an amount with a unit, such as "3m", "400steps", "10Mtokens", "20xparams" or "1e15flops"'
     )
 
 
@@ -106,6 +115,8 @@ def _amount(text: str) -> tuple[float, Unit]:
         amount, unit = float(match[1].replace("_", "")), match[2]
         if unit in SECONDS:
             return amount * SECONDS[unit], "seconds"
+        if unit == "xparams":
+            return amount, "xparams"
         names: tuple[Unit, ...] = ("steps", "tokens", "flops")
         for name in names:
             scale = unit.removesuffix(name)

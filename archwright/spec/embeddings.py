@@ -10,19 +10,27 @@ from archwright.spec.norms import LayerNorm, NoNorm, Norm
 
 
 class Embedding(Spec):
-    """x = dropout(norm(project_in(scale * weight[token]) + bias)), with a table of shape
+    """x = dropout(norm(project_in(scale * weight[token]) + token_types[type] + bias)), with a table of shape
     [vocab_size, embedding.dim]. Positions that are added come before the norm."""
 
     dim: AutoWidth = Field("auto", examples=[128])
     """Width of the table; auto: that of the model. With another, `project_in` maps it to dim, and the head
     reads the table through `project_out` (Lan et al., 2019, ALBERT, section 3.1; OPT-350m)."""
+    project: Literal["table", "normed"] = "table"
+    """What `project_in` maps to dim: rows of the table, or what positions, norm and dropout made of them, which are
+    then as wide as the table (ALBERT, ELECTRA)."""
+    project_bias: bool = False
+    """Learn an offset in `project_in` (ALBERT, ELECTRA)."""
     scale: Literal["none", "sqrt_dim"] | Annotated[float, Field(gt=0)] = Field(
         "none", examples=["sqrt_dim"]
     )
     """Factor of the table's rows: sqrt(dim) (Vaswani et al., 2017; Gemma), or a number
     (Granite). The head of a tied table reads it unscaled."""
     bias: bool = False
-    """Learn a vector that is added to all tokens, such as that of BERT's only segment."""
+    """Learn a vector that is added to all tokens, such as that of RoBERTa's only segment."""
+    token_types: int = Field(0, ge=0, le=2**12, examples=[2])
+    """Rows of a table of token types, one of which is added to each token: the first or second of two segments
+    (Devlin et al., 2018, BERT, section 3). Tokens of which no type is given are of type 0."""
     norm: Norm = Field(NoNorm(), examples=[{"kind": "layer"}])
     """Norm over the embedding, after positions were added (BLOOM)."""
     dropout: Probability = 0.0
@@ -30,8 +38,17 @@ class Embedding(Spec):
 
     def num_parameters(self, dim: int, vocab_size: int) -> int:
         """Return the number of parameters of the table and of what maps it into the stream, resolved."""
+        added = (self.bias + self.token_types) * self.sum_width(dim)
+        return vocab_size * int(self.dim) + self.num_projection_parameters(dim) + added
+
+    def num_projection_parameters(self, dim: int) -> int:
+        """Return the number of parameters of `project_in`, resolved."""
         width = int(self.dim)
-        return vocab_size * width + (dim * width if width != dim else 0) + self.bias * dim
+        return dim * (width + self.project_bias) if width != dim else 0
+
+    def sum_width(self, dim: int) -> int:
+        """Return the width at which positions and token types are added, and normed."""
+        return int(self.dim) if self.project == "normed" and self.dim != "auto" else dim
 
 
 class Transform(Choice):
@@ -64,6 +81,35 @@ class DenseTransform(Transform):
 
     def num_parameters(self, dim: int, width: int) -> int:
         return width * (dim + self.bias) + self.norm.num_parameters(width)
+
+
+class SequenceHead(Choice):
+    """The axis of heads that judge a row as a whole, beside the one that predicts tokens: whether its second segment
+    follows the first."""
+
+    axis: ClassVar[str] = "sequence_head"
+
+    def num_parameters(self, dim: int) -> int:
+        """Return the number of parameters in a model of width `dim`."""
+        return 0
+
+
+class NoSequenceHead(SequenceHead):
+    """Tokens alone are predicted."""
+
+    kind: Literal["none"] = "none"
+
+
+class PooledHead(SequenceHead):
+    """classifier(tanh(pooler(x))) of the first token's vector x, two logits: whether the second segment follows the
+    first, or not (Devlin et al., 2018, BERT, section 3.1; Lan et al., 2019, ALBERT)."""
+
+    kind: Literal["pooled"] = "pooled"
+    dropout: Probability = 0.0
+    """Share of what the pooler gives dropped in training."""
+
+    def num_parameters(self, dim: int) -> int:
+        return dim * (dim + 1) + 2 * (dim + 1)
 
 
 class Head(Spec):

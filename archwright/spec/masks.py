@@ -144,13 +144,20 @@ class Longformer(Mask):
 
 
 class Chunked(Mask):
-    """The keys of the query's own chunk up to itself (Llama 4)."""
+    """The keys of the query's own chunk up to itself (Llama 4), and those of a few chunks before it (Kitaev et al.,
+    2020, Reformer's local attention)."""
 
     kind: Literal["chunked"] = "chunked"
     in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("size", 8),)
     extent: ClassVar[tuple[str, ...]] = ("size",)
     size: Tokens = Field(8192, examples=[64])
     """Length of a chunk, in tokens."""
+    chunks_before: int = Field(0, ge=0, le=2**12, examples=[1])
+    """How many chunks before its own a query sees whole."""
+
+    @property
+    def reach(self) -> int:
+        return self.size * (1 + self.chunks_before)
 
 
 class SegmentMemory(Mask):

@@ -1,6 +1,7 @@
 """Mixers: how tokens exchange information. What axes of attention and of recurrence have in common."""
 
 import math
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, Literal
 
 from archwright.spec.choice import Choice, ScaleDown
@@ -19,6 +20,8 @@ class Mixer(Choice):
     must not."""
     causal: ClassVar[bool] = True
     """Whether no token sees what follows it, whatever the mask."""
+    chooses_keys: ClassVar[bool] = False
+    """Whether values decide which tokens a token sees, among those that it may see."""
 
     @property
     def one_line(self) -> str:
@@ -32,6 +35,10 @@ class Mixer(Choice):
     def num_table_parameters(self, vocab_size: int) -> int:
         """Return the number of parameters of its tables with a row for each token, of resolved values."""
         return 0
+
+    def num_shared_parameters(self, dim: int) -> Mapping[Hashable, int]:
+        """Return the numbers of parameters that layers with such a branch share, by what is the same in them all."""
+        return {}
 
     def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
         """Options that are called num_heads, num_..._heads and ..._dim of a head: heads share the new width out,

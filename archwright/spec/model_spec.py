@@ -18,7 +18,7 @@ from archwright.spec.choice import (
     Width,
 )
 from archwright.spec.cross_attention import CrossAttention, NoCrossAttention
-from archwright.spec.embeddings import Embedding, Head
+from archwright.spec.embeddings import Embedding, Head, NoSequenceHead, SequenceHead
 from archwright.spec.errors import UserError
 from archwright.spec.feedforward import FeedForward, SwiGLU, round_up
 from archwright.spec.fingerprint import fingerprint
@@ -79,6 +79,9 @@ class Arrangement(Spec):
     """Names that are repeated, from the first on, over the layers between."""
     suffix: Names = Field((), examples=[["default"]])
     """Names of the last layers."""
+    shared: bool = False
+    """Layers of one kind are one layer, whose parameters are used again wherever it stands (Lan et al., 2019, ALBERT,
+    section 3.1)."""
 
     def names(self, num_layers: int) -> tuple[str, ...]:
         """Return the kind of every layer, first to last."""
@@ -108,6 +111,20 @@ class StackSpec(LayerSpec):
     @cached_property
     def _names(self) -> tuple[str, ...]:
         return self.layers.names(self.num_layers)
+
+    @cached_property
+    def layer_indices(self) -> tuple[int, ...]:
+        """The parameters of each layer, by a number: its own, or with `layers.shared` that of its kind."""
+        if not self.layers.shared:
+            return tuple(range(self.num_layers))
+        kinds = [*dict.fromkeys(self._names)]
+        return tuple(kinds.index(name) for name in self._names)
+
+    @property
+    def distinct_layers(self) -> list[LayerSpec]:
+        """The layers that have parameters of their own, in order."""
+        first = {index: i for i, index in reversed([*enumerate(self.layer_indices)])}
+        return [self.layer(first[index]) for index in sorted(first)]
 
     @cached_property
     def layers_by_kind(self) -> dict[str, LayerSpec]:
@@ -205,6 +222,8 @@ class EncoderStack(Encoder, StackSpec):
             for name in ("dim", "context_length", "vocab_size")
         }
         shared = {name: getattr(decoder, name) for name in ("embedding", "head", "init")}
+        if not self.shares_embedding and decoder.embedding_dim == decoder.dim:
+            shared["embedding"] = decoder.embedding.model_copy(update={"dim": sizes["dim"]})
         return ModelSpec.model_construct(**own, **sizes, **shared)
 
 
@@ -230,6 +249,7 @@ class ModelSpec(StackSpec):
     """Longest sequence trained on, in tokens."""
     embedding: Embedding = Embedding()
     head: Head = Head()
+    sequence_head: SequenceHead = NoSequenceHead()
     init: Init = Glorot()
     encoder: Encoder = NoEncoder()
     """A stack that reads another text; "none" for decoders."""
@@ -256,6 +276,24 @@ class ModelSpec(StackSpec):
     def embedding_dim(self) -> int:
         """Width of the table of embeddings as a number."""
         return self.dim if self.embedding.dim == "auto" else self.embedding.dim
+
+    @property
+    def output_dim(self) -> int:
+        """Width of what leaves the layers, which the last norm and the head read."""
+        return self.layer(self.num_layers - 1).residual.output_dim(self.dim)
+
+    @property
+    def is_reversible(self) -> bool:
+        """Whether the layers of some stack are computed again in the backward pass."""
+        stacks = (self, self.encoder_model)
+        return any(stack.residual.num_streams == 2 for stack in stacks if stack is not None)
+
+    @property
+    def head_width(self) -> int:
+        """Width of the table that gives logits: as wide as what the head reads, unless embeddings have a width of their
+        own or share the table."""
+        follows = self.embedding_dim == self.dim and not self.head.tied
+        return self.output_dim if follows else self.embedding_dim
 
     def override(self, *assignments: str) -> "ModelSpec":
         """Return this spec with dotted values replaced: `spec.override("dim=256", "num_layers=4")`.

@@ -31,6 +31,16 @@ class Objective(Choice):
     """Whether each text begins with a prefix that is read whole, which takes a mask with one."""
 
     @property
+    def second_task(self) -> str:
+        """What is learned beside the prediction of tokens, in words; empty where that is all."""
+        return ""
+
+    @property
+    def judges_rows(self) -> bool:
+        """Whether rows are two segments, of which the model says whether they belong together."""
+        return False
+
+    @property
     def special_tokens(self) -> tuple[str, ...]:
         """Special tokens that the tokenizer must have."""
         return ()
@@ -107,14 +117,47 @@ class MaskedTokens(Objective):
     """Share of these that are replaced by a random token."""
     mask_token: str = Field("[MASK]", min_length=1)
     """The special token that hides the rest of them."""
+    longest_run: int = Field(1, ge=1, le=64, examples=[3])
+    """Neighbours are chosen together, in runs of 1 to so many tokens, of n tokens with a probability proportional to
+    1 / n (Lan et al., 2019, ALBERT, section 4.1)."""
+    segments: Literal["one", "next", "order"] = "one"
+    """What a row is: one text; or a text in two segments, of which the model says besides whether the second follows
+    the first. Half of the time it does; else it is one of another row ("next": Devlin et al., 2018, section 3.1), or
+    the two have changed places ("order": Lan et al., 2019, section 3.1). Its loss is added to that of tokens."""
+    class_token: str = Field("[CLS]", min_length=1)
+    """The special token that a row of two segments begins with."""
+    separator_token: str = Field("[SEP]", min_length=1)
+    """The special token that ends each of two segments."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        return (self.mask_token,)
+        pair = (self.class_token, self.separator_token) if self.judges_rows else ()
+        return (self.mask_token, *pair)
+
+    @property
+    def second_task(self) -> str:
+        return {"one": "", "next": "next sentence", "order": "sentence order"}[self.segments]
+
+    @property
+    def judges_rows(self) -> bool:
+        return self.segments != "one"
+
+    def window_length(self, context_length: int) -> int:
+        return context_length - (3 if self.judges_rows else 0)
+
+    @property
+    def least_context(self) -> int:
+        # Two tokens, and the three special ones around them.
+        return 5 if self.judges_rows else 1
 
     def contradictions(self) -> Iterator[str]:
         if self.kept + self.random > 1:
             yield f"kept: found {self.kept}; expected at most 1 - random = {1 - self.random:g}"
+        if self.judges_rows and len({*self.special_tokens}) < 3:
+            yield (
+                f'separator_token: found "{self.separator_token}" beside mask_token = "{self.mask_token}" and '
+                f'class_token = "{self.class_token}"; expected three different tokens'
+            )
 
 
 class SpanCorruption(Objective):

@@ -1,11 +1,22 @@
 """Positions: how a token knows where it stands."""
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from archwright.spec.choice import AutoFloat, AutoTokens, Choice, Floats, ModelSizes, ScaleDown
+from archwright.spec.choice import (
+    AutoFloat,
+    AutoTokens,
+    Choice,
+    Floats,
+    ModelSizes,
+    ScaleDown,
+    Width,
+)
+
+Widths = Annotated[tuple[Width, ...], Field(strict=False, min_length=2, max_length=8)]
+"""A number for each factor of a grid."""
 
 
 class Scaling(Choice):
@@ -214,6 +225,45 @@ class Learned(Position):
 
     def num_absolute_parameters(self, dim: int, context_length: int) -> int:
         return (context_length + self.offset) * dim
+
+
+class Axial(Position):
+    """A trained vector per row and per column of a grid, side by side and added to the embedding: position p stands in
+    row p // c and column p mod c of c columns (Kitaev et al., 2020, Reformer's published code). More factors than two
+    are digits of p."""
+
+    kind: Literal["axial"] = "axial"
+    absolute: ClassVar[bool] = True
+    ends: ClassVar[bool] = True
+    shape: Literal["auto"] | Widths = Field("auto", examples=[[64, 64]])
+    """Rows and columns, which hold context_length positions at least; auto: two powers of 2, near to each other."""
+    dims: Literal["auto"] | Widths = Field("auto", examples=[[128, 384]])
+    """Widths of the vectors, dim in all; auto: a quarter of dim, and the rest."""
+
+    def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
+        return {
+            "shape": self.shape_for(sizes.context_length),
+            "dims": self.dims_for(sizes.dim),
+        }
+
+    def shape_for(self, context_length: int) -> tuple[int, ...]:
+        """Return the shape of the grid for texts of a length."""
+        if self.shape != "auto":
+            return self.shape
+        power = max(0, context_length - 1).bit_length()
+        return 2 ** (power // 2), 2 ** (power - power // 2)
+
+    def dims_for(self, dim: int) -> tuple[int, ...]:
+        """Return the widths of the vectors in a model of a width."""
+        few = max(1, dim // 4)
+        return (few, max(1, dim - few)) if self.dims == "auto" else self.dims
+
+    def scaled_down(self, to: ScaleDown) -> dict[str, Any]:
+        return {"shape": "auto", "dims": "auto"}
+
+    def num_absolute_parameters(self, dim: int, context_length: int) -> int:
+        shape, dims = self.shape_for(context_length), self.dims_for(dim)
+        return sum(number * width for number, width in zip(shape, dims, strict=True))
 
 
 class RoPE(Position):

@@ -82,6 +82,14 @@ class Residual(Choice):
     """Begin each layer with x = a x + b x0, where x0 is the stream before the first layer, and a and b are learned
     numbers of the layer, 1 and 0 at first (modded-nanogpt, nanochat)."""
 
+    num_streams: ClassVar[int] = 1
+    """Streams of the model's width side by side. With two, each branch reads one and is added to the other, so that
+    what a layer was given follows from what it gave, and is computed again in the backward pass."""
+
+    def output_dim(self, dim: int) -> int:
+        """Return the width of what leaves the layers of a model of width `dim`."""
+        return dim
+
     @property
     def init_gain(self) -> float:
         """Factor of the initial values of maps in branches, other than those of queries and keys."""
@@ -188,3 +196,20 @@ class DeepNorm(Residual):
     def init_gain(self) -> float:
         assert self.gain != "auto"
         return self.gain
+
+
+class Reversible(Residual):
+    """x1, x2 = x2, x1 + f(norm(x2)): two streams, both the embedding at first, take turns.
+
+    Nothing of a layer is kept for the backward pass: x2 is the other stream afterwards, and x1 the difference (Gomez et
+    al., 2017; Kitaev et al., 2020, Reformer, section 3)."""
+
+    kind: Literal["reversible"] = "reversible"
+    final_norm: ClassVar[bool] = True
+    num_streams: ClassVar[int] = 2
+    join: Literal["concat", "mean"] = "concat"
+    """What the last norm reads: both streams side by side (Reformer's published code), or their mean, which is as wide
+    as one."""
+
+    def output_dim(self, dim: int) -> int:
+        return 2 * dim if self.join == "concat" else dim

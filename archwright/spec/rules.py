@@ -1,5 +1,6 @@
 """Rules between axes, and suspicions: legal, but seldom meant. Each has its sentence."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archwright.spec.attention import (
+    DisentangledAttention,
     GatedValueEmbedding,
     InverseScale,
     LatentAttention,
@@ -20,6 +22,7 @@ from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden
 from archwright.spec.init import Glorot, MuP
 from archwright.spec.masks import Longformer, Prefix, Window
 from archwright.spec.positions import (
+    Axial,
     Learned,
     Llama3Scaling,
     LongRoPE,
@@ -131,7 +134,8 @@ def not_too_many_parameters(spec: "ModelSpec") -> Iterator[str]:
     sizes = {"vocab_size": width * (0 if spec.vocab_size == "auto" else spec.vocab_size)}
     if isinstance(spec.position, Learned):
         sizes["context_length"] = spec.dim * (spec.context_length + spec.position.offset)
-    standing = Counter(spec.layers.names(spec.num_layers))
+    names = spec.layers.names(spec.num_layers)
+    standing = Counter({*names} if spec.layers.shared else names)
     for at, layer in _layers(spec):
         matrix = spec.dim * standing[at.removeprefix("layer_kinds.").removesuffix(".") or "default"]
         if isinstance(layer.attention, MaskedAttention):
@@ -276,6 +280,20 @@ def t5_buckets_widen(spec: "ModelSpec") -> Iterator[str]:
             )
 
 
+@_rule("Distances have rows of their own near by, and share those of a log scale beyond.")
+def distances_widen(spec: "ModelSpec") -> Iterator[str]:
+    for at, _, attention in _attentions(spec):
+        if not isinstance(attention, DisentangledAttention) or attention.num_buckets == "none":
+            continue
+        far, number = attention.max_distance, attention.num_buckets
+        far = spec.context_length if far == "auto" else far
+        if number < 4 or far - 1 <= number // 2:
+            yield (
+                f"{at}attention.num_buckets: found {number} with max_distance = {far}; expected 4 or more, and at most "
+                f"{max(4, 2 * (far - 2))}, or num_buckets=none"
+            )
+
+
 @_rule("xIELU's negative side is steeper than its slope at 0.")
 def xielu_starts_above_beta(spec: "ModelSpec") -> Iterator[str]:
     for at, f in _dense(spec):
@@ -388,6 +406,24 @@ def absolute_positions_are_global(spec: "ModelSpec") -> Iterator[str]:
             )
 
 
+@_rule("A grid of positions holds the longest text, and its vectors fill the stream.")
+def grids_fit(spec: "ModelSpec") -> Iterator[str]:
+    if not isinstance(spec.position, Axial):
+        return
+    shape = spec.position.shape_for(spec.context_length)
+    dims, width = spec.position.dims_for(spec.dim), spec.embedding.sum_width(spec.dim)
+    if math.prod(shape) < spec.context_length:
+        yield (
+            f"position.shape: found {[*shape]}, which has {math.prod(shape):,} places; expected context_length = "
+            f"{spec.context_length:,} at least"
+        )
+    if sum(dims) != width or len(dims) != len(shape):
+        yield (
+            f"position.dims: found {[*dims]}; expected {len(shape)} numbers, as in position.shape, which add up to the "
+            f"{width} coordinates of an embedding"
+        )
+
+
 @_rule("Positions that act inside attention act in one that computes them.")
 def positions_reach_attention(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
@@ -398,6 +434,35 @@ def positions_reach_attention(spec: "ModelSpec") -> Iterator[str]:
             yield (
                 f'{at}position.kind: found "{position.kind}", which acts inside attention, where {name}.kind '
                 f'"{mixer.kind}" leaves it out; expected "none", or one that is added to the embedding'
+            )
+
+
+@_rule("Two streams run through all layers, or through none.")
+def streams_run_through(spec: "ModelSpec") -> Iterator[str]:
+    for name, layer in spec.layers_by_kind.items():
+        wanted, found = spec.residual, layer.residual
+        alike = found.num_streams == wanted.num_streams
+        if not alike or found.output_dim(spec.dim) != wanted.output_dim(spec.dim):
+            yield (
+                f'layer_kinds.{name}.residual: found "{found.kind}" beside residual.kind "{wanted.kind}"; expected as '
+                "many streams in all layers, joined in one way"
+            )
+
+
+@_rule("What a layer was given follows from what it gave.")
+def layers_are_reversible(spec: "ModelSpec") -> Iterator[str]:
+    for at, layer in _layers(spec):
+        if layer.residual.num_streams == 1:
+            continue
+        if layer.residual.embedding_skip:
+            yield (
+                f'{at}residual.embedding_skip: found true with residual.kind "{layer.residual.kind}"; expected false, '
+                "as what is mixed in cannot be taken out again"
+            )
+        if isinstance(layer.feedforward, Experts):
+            yield (
+                f'{at}feedforward.kind: found "experts" with residual.kind "{layer.residual.kind}", whose layers are '
+                "computed twice; expected a dense one, as a token must find its experts again and be counted once"
             )
 
 
@@ -419,6 +484,16 @@ def arrangement_fits(spec: "ModelSpec") -> Iterator[str]:
         yield (
             f"num_layers: found {spec.num_layers}; expected at least {fixed}, "
             "the layers of layers.prefix and layers.suffix"
+        )
+
+
+@_rule("A router that is asked for balance stands in one layer.")
+def shared_layers_are_dense(spec: "ModelSpec") -> Iterator[str]:
+    if spec.layers.shared and any(True for _ in _mixtures(spec)):
+        # What a router asks for is that of its last use alone, and its loads would be added up over layers.
+        yield (
+            'layers.shared: found true beside feedforward.kind "experts"; expected false, or a feed-forward without '
+            "experts"
         )
 
 
@@ -447,6 +522,15 @@ def an_encoder_is_read(spec: "ModelSpec") -> Iterator[str]:
         yield (
             f'encoder.kind: found "{spec.encoder.kind}", which no layer reads; expected cross_attention.kind '
             '"softmax" in some layer, or encoder.kind "none"'
+        )
+
+
+@_rule("Rows are judged by models that read them alone.")
+def rows_are_judged_by_one_stack(spec: "ModelSpec") -> Iterator[str]:
+    if not spec.sequence_head.is_none and not spec.encoder.is_none:
+        yield (
+            f'sequence_head.kind: found "{spec.sequence_head.kind}" beside an encoder, whose decoder reads no '
+            'segments; expected "none"'
         )
 
 

@@ -140,6 +140,14 @@ def _objective(run: RunSpec) -> Iterator[str]:
     length, least = run.model.context_length, objective.least_context
     if length < least:
         yield f'model.context_length: found {length}; objective.kind = "{objective.kind}" expects at least {least}'
+    if objective.judges_rows:
+        second = f"objective: found {objective.second_task} beside tokens, "
+        if run.model.sequence_head.is_none:
+            yield f"{second}which a head of rows judges; expected model.sequence_head.kind=pooled"
+        if run.model.embedding.token_types < 2:
+            yield f"{second}in rows of two segments; expected model.embedding.token_types=2"
+        if run.data.packing != "concat":
+            yield f'{second}in rows without packed documents; expected data.packing="concat"'
     reader = run.model.encoder_model
     if objective.has_source and reader is not None and reader.context_length < length:
         yield (

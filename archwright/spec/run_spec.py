@@ -338,6 +338,9 @@ class MachineSpec(Spec):
     loss: Literal["auto", "whole", "chunked"] = "auto"
     """All logits of a part of a batch at once, or a chunk at a time, which saves memory; auto: chunks where
     float32 logits would take more than 256 MiB."""
+    activation_checkpointing: Literal["none", "full"] = "none"
+    """full: keep only what enters each layer, and compute the rest of it again in the backward pass, which saves memory
+    and takes up to a third more FLOPs (Chen et al., 2016)."""
     compile: Literal["auto", "none", "block"] = "auto"
     """block: torch.compile for each layer; auto: where steps are then faster, tried in runs of over ten minutes."""
     fused: Literal["auto", "none", "liger"] = "auto"

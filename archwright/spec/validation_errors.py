@@ -22,6 +22,7 @@ EXPECTED = {
     "literal_error": "{expected}",
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",
+    "multiple_of": "a multiple of {multiple_of}",
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
     "tuple_type": "a list",

@@ -18,7 +18,9 @@ TOKEN_IDS = "token_ids.json"
 TABLES = (CONFIG, GENERATION, TOKEN_IDS, "special_tokens_map.json", "chat_template.json")
 TEXTS = ("chat_template.jinja", "additional_chat_templates/*.jinja")
 
-ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+DECODER_START, FORCED_FIRST = "decoder_start_token_id", "forced_bos_token_id"
+"""Of a model of two stacks: what its decoder reads first, and what it writes first where that is settled."""
+ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", DECODER_START, FORCED_FIRST)
 
 
 def read_companions(folder: Path) -> dict[str, str]:
@@ -59,6 +61,12 @@ def content(token: object) -> str:
 def ids(table: Mapping[str, object]) -> Table:
     """Return the ids of the tokens that a config names, without those that it leaves open."""
     return {key: table[key] for key in ID_KEYS if table.get(key) is not None}
+
+
+def first_id(files: Mapping[str, str], key: str) -> int | None:
+    """Return the id that the files give under a key, where they give one."""
+    found = (table(files, name).get(key) for name in (GENERATION, TOKEN_IDS))
+    return next((i for i in found if type(i) is int), None)
 
 
 def end_ids(files: Mapping[str, str]) -> set[int]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +17,16 @@ from archwright.text import synthetic_pairs
 from archwright.text.corpus import Document, Readable
 from archwright.text.sources import TextFile, find_files
 
-Side = Literal["train", "held_out"]
+Side = Literal["train", "held_out", "longer"]
+JUDGED: Mapping[str, Side] = {SYNTHETIC: "held_out", f"{SYNTHETIC}-longer": "longer"}
+"""Synthetic pairs to judge on, by their name."""
 FORMAT = 1
 """Of fingerprints: raised when the same files would give other pairs."""
 TABLES = (".tsv", ".jsonl", ".ndjson")
-NUM_HELD_OUT = 2048
-"""Synthetic pairs that are held out."""
-NUM_SEEN = 20_000
-"""Synthetic pairs that a tokenizer is trained on."""
+NUM_PAIRS: Mapping[Side, int] = {"train": 20_000, "held_out": 2048, "longer": 500}
+"""Synthetic pairs: those that a tokenizer is trained on, and those that are judged on."""
+STREAMS: tuple[Side, ...] = ("train", "held_out", "longer")
+"""Sides in the order of their numbers in seeds."""
 
 
 class Pair(NamedTuple):
@@ -90,6 +92,17 @@ def open_pairs(data: DataSpec) -> PairCorpus:
     return PairCorpus(FilePairs([p for p in pairs if p.source not in held]), FilePairs(others))
 
 
+def read_pairs(name: str, key: str, errors: str = "strict") -> Pairs:
+    """Return all pairs of a file, a folder or a glob, or of `synthetic` and `synthetic-longer` those that are held out.
+
+    Raises:
+        UserError: missing or malformed files; the line begins with `key`.
+    """
+    if name in JUDGED:
+        return SyntheticPairs(JUDGED[name])
+    return FilePairs(_read(name, key, errors))
+
+
 @dataclass(frozen=True)
 class FilePairs:
     """Pairs that were read."""
@@ -126,7 +139,8 @@ class FilePairs:
 
 @dataclass(frozen=True)
 class SyntheticPairs:
-    """Sentences in two made-up languages; no sentence of one side is one of the other."""
+    """Sentences in two made-up languages; no sentence of one side is one of another, and those of "longer" have more
+    words than any of the others."""
 
     side: Side
     endless: ClassVar[bool] = True
@@ -134,7 +148,7 @@ class SyntheticPairs:
     @property
     def num_pairs(self) -> int:
         """Pairs to judge on, or to train a tokenizer on."""
-        return NUM_HELD_OUT if self.side == "held_out" else NUM_SEEN
+        return NUM_PAIRS[self.side]
 
     @property
     def fingerprint(self) -> str:
@@ -151,11 +165,13 @@ class SyntheticPairs:
 
     def pair(self, seed: int, index: int) -> Pair:
         """Return the pair of a seed and a number: a pure function of both."""
-        generator = np.random.default_rng((seed, index, int(self.side == "held_out")))
+        generator = np.random.default_rng((seed, index, STREAMS.index(self.side)))
+        draw = synthetic_pairs.draw_longer if self.side == "longer" else synthetic_pairs.draw
         while True:
-            sentence = synthetic_pairs.draw(generator)
+            sentence = draw(generator)
             source = synthetic_pairs.source_text(sentence)
-            if synthetic_pairs.is_held_out(source) == (self.side == "held_out"):
+            is_judged = synthetic_pairs.is_held_out(source) or self.side == "longer"
+            if is_judged == (self.side != "train"):
                 return Pair(source, synthetic_pairs.target_text(sentence), f"sentence {index}")
 
 

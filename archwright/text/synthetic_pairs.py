@@ -17,8 +17,12 @@ HELD_OUT_SHARE = 8
 """Of how many sentences one is held out, by the hash of the source."""
 NOUNS, ADJECTIVES, VERBS, ADVERBS, PREPOSITIONS = 120, 60, 60, 20, 10
 """Words of each kind in either language, beside articles."""
-MOST_ADJECTIVES = 2
-"""Of a noun."""
+ADJECTIVES_OF_A_NOUN = range(3)
+"""How many a noun has."""
+MORE_ADJECTIVES = range(2, 5)
+"""How many it has in sentences that are longer."""
+LONGEST = 15
+"""Words of a sentence."""
 GENDERS = 3
 
 PLURAL = "s"
@@ -34,7 +38,7 @@ VERB_ENDINGS = ("t", "st", "lt", "n", "sn", "ln")
 
 
 class Phrase(NamedTuple):
-    """A noun with an article and up to two adjectives, by the numbers of the words."""
+    """A noun with an article and adjectives, by the numbers of the words."""
 
     noun: int
     adjectives: tuple[int, ...]
@@ -69,6 +73,17 @@ def draw(generator: np.random.Generator) -> Sentence:
     )
 
 
+def draw_longer(generator: np.random.Generator) -> Sentence:
+    """Draw a sentence of more words than any that `draw` gives, 16 to 21: a function of the generator alone."""
+    while True:
+        subject, thing, there = (_phrase(generator, MORE_ADJECTIVES) for _ in range(3))
+        verb, adverb = int(generator.integers(VERBS)), int(generator.integers(ADVERBS))
+        place = int(generator.integers(PREPOSITIONS)), there
+        sentence = Sentence(subject, verb, thing, place, adverb)
+        if len(source_text(sentence).split()) > LONGEST:
+            return sentence
+
+
 def source_text(sentence: Sentence) -> str:
     """Return a sentence in the source language, 5 to 15 words."""
     words = [*_source_phrase(sentence.subject), SOURCE.verbs[sentence.verb]]
@@ -97,8 +112,10 @@ def is_held_out(source: str) -> bool:
     return int.from_bytes(digest, "little") % HELD_OUT_SHARE == 0
 
 
-def _phrase(generator: np.random.Generator) -> Phrase:
-    noun, number = int(generator.integers(NOUNS)), int(generator.integers(MOST_ADJECTIVES + 1))
+def _phrase(
+    generator: np.random.Generator, numbers: Sequence[int] = ADJECTIVES_OF_A_NOUN
+) -> Phrase:
+    noun, number = int(generator.integers(NOUNS)), numbers[int(generator.integers(len(numbers)))]
     adjectives = tuple(generator.integers(ADJECTIVES, size=number).tolist())
     is_plural, is_definite = (generator.random(2) < 0.5).tolist()
     return Phrase(noun, adjectives, is_plural, is_definite)

@@ -16,9 +16,12 @@ from archwright.text.bpe import bpe_of, byte_names, fast_encoding, merges_of
 from archwright.text.chunking import pieces, split_at
 from archwright.text.companions import (
     CONFIG,
+    DECODER_START,
+    FORCED_FIRST,
     as_text,
     content,
     end_ids,
+    first_id,
     read_companions,
     table,
     write_companions,
@@ -149,6 +152,42 @@ class Tokenizer:
         """The ids before which writing stops: all that end a text, and the one that begins the next."""
         ends = {i for i in end_ids(self.files) if 0 <= i < self.vocab_size}
         return frozenset({self.end_of_text, self.begin_of_text} | ends)
+
+    @cached_property
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids before and behind a text that an encoder reads or a decoder beside one writes: those that the file
+        says are put there; behind it, the one that ends a text where the file says none."""
+        plain, whole = (
+            self._inner.encode("a", add_special_tokens=adds).ids for adds in (False, True)
+        )
+        starts = [i for i in range(len(whole)) if whole[i : i + len(plain)] == plain]
+        if not plain or not starts:
+            return (), (self.end_of_text,)
+        behind = whole[starts[0] + len(plain) :]
+        return tuple(whole[: starts[0]]), tuple(behind or [self.end_of_text])
+
+    def with_frame(self) -> "Tokenizer":
+        """Return this tokenizer with a file that says what `frame` is, for libraries that go by it."""
+        before, behind = self.frame
+        inner = tokenizers.Tokenizer.from_str(self._inner.to_str())
+        if len(inner.encode("a").ids) > len(inner.encode("a", add_special_tokens=False).ids):
+            return self
+        names = {i: name for name, i in self._vocabulary.items()}
+        inner.post_processor = tokenizers.processors.TemplateProcessing(
+            single=[*(names[i] for i in before), "$A", *(names[i] for i in behind)],
+            special_tokens=[(names[i], i) for i in {*before, *behind}],
+        )
+        return Tokenizer(inner, self.end_of_text_name, self.begin_of_text_name, self.files)
+
+    @cached_property
+    def decoder_start(self) -> tuple[int, ...]:
+        """The ids that a decoder beside an encoder reads before it writes: the one that every text starts from there,
+        and what always comes first."""
+        start, first = (first_id(self.files, key) for key in (DECODER_START, FORCED_FIRST))
+        return (
+            self.begin_of_text if start is None else start,
+            *(self.frame[0] if first is None else (first,)),
+        )
 
     def encode(self, text: str, *, allowed_special: AllowedSpecial = ()) -> Ids:
         """Return the ids of a text, without those that begin and end it.

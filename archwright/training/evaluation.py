@@ -2,10 +2,10 @@
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -13,22 +13,25 @@ from torch import Tensor
 
 from archwright.data.compressors import Baseline, baselines
 from archwright.data.eval_windows import HeldOut, Windows, bits_per_byte
+from archwright.data.inputs import Batch
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.data.pair_text import PairText, PairWindows
 from archwright.data.prepare import prepare_documents
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText, TaskWindows
+from archwright.generation.writing import Settings, generate_many
 from archwright.losses import cross_entropy
 from archwright.machine.compiling import uncompiled
 from archwright.machine.precision import Precision
-from archwright.model.language_model import LanguageModel
+from archwright.model.language_model import LanguageModel, Output
 from archwright.runs.load import OpenRun
 from archwright.spec.errors import UserError
-from archwright.spec.objectives import Objective
+from archwright.spec.objectives import Objective, SequenceToSequence
 from archwright.text.corpus import Document, open_texts
+from archwright.text.pairs import read_pairs
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import pair_material, task_material
-from archwright.training.step import to_device
+from archwright.training.step import sequence_nats, to_device
 
 ROW_TOKENS = 8192
 """Tokens of a batch: enough for fast products, few enough for the logits to stay small."""
@@ -57,6 +60,12 @@ class Evaluation:
     """Share of the answers of a task to which the model gives the largest probability; None of documents."""
     num_answers: int | None = None
     """How many answers that are."""
+    token_accuracy: float | None = None
+    """Share of the predicted tokens that have the largest probability; None unless more than tokens is learned."""
+    second_loss: float | None = None
+    """Mean -ln p of what is learned beside tokens, in nats per row."""
+    second_accuracy: float | None = None
+    """Share of the rows that are judged right."""
 
     def record(self) -> dict[str, Any]:
         """Return the values as a metrics record has them, without those that are not defined."""
@@ -111,13 +120,14 @@ def held_out_windows(
 @torch.inference_mode()
 def evaluate(model: LanguageModel, windows: Windows, precision: Precision) -> Evaluation:
     """Return what a model reaches on held-out windows."""
-    nats, num_targets, num_right = 0.0, 0, 0
-    for logits, targets in _predictions(model, windows, precision):
-        loss = cross_entropy(logits, targets)
+    nats, num_targets, num_right, second = 0.0, 0, 0, _Second()
+    for out, batch in _predictions(model, windows, precision):
+        loss = cross_entropy(out.logits, batch.targets)
         nats += loss.nll_sum.item()
         num_targets += int(loss.num_targets)
-        num_right += _num_right(windows, logits, targets)
-    return _evaluation(windows, nats, num_targets, num_right)
+        num_right += _num_right(windows, out.logits, batch.targets)
+        second.add(out, batch)
+    return _evaluation(windows, nats, num_targets, num_right, second)
 
 
 @torch.inference_mode()
@@ -125,8 +135,10 @@ def evaluate_halves(
     model: LanguageModel, windows: Windows, precision: Precision
 ) -> tuple[Evaluation, Halves]:
     """Return what a model reaches on held-out windows, and on each half of them."""
-    total, num_right, rows = 0.0, 0, []
-    for logits, targets in _predictions(model, windows, precision):
+    total, num_right, rows, second = 0.0, 0, [], _Second()
+    for out, batch in _predictions(model, windows, precision):
+        logits, targets = out.logits, batch.targets
+        second.add(out, batch)
         total += cross_entropy(logits, targets).nll_sum.item()  # as `evaluate` adds it up
         num_right += _num_right(windows, logits, targets)
         rows += [cross_entropy(row, target) for row, target in zip(logits, targets, strict=True)]
@@ -158,21 +170,50 @@ def evaluate_halves(
             ),
             judged_bytes=tuple(int(size[at].sum()) for at in judged),
         )
-    return _evaluation(windows, total, int(tokens.sum()), num_right), halves
+    return _evaluation(windows, total, int(tokens.sum()), num_right, second), halves
+
+
+@dataclass
+class _Second:
+    """What is learned beside tokens: sums over the rows seen so far, and the tokens predicted right."""
+
+    nats: float = 0.0
+    rows: int = 0
+    right: int = 0
+    tokens_right: int = 0
+
+    def add(self, out: Output, batch: Batch) -> None:
+        """Add a batch, if its rows are judged."""
+        if batch.sequence_targets is None or out.sequence_logits is None:
+            return
+        self.nats += sequence_nats(out.sequence_logits, batch.sequence_targets).sum().item()
+        self.rows += len(batch.sequence_targets)
+        self.right += int((out.sequence_logits.argmax(-1) == batch.sequence_targets).sum())
+        self.tokens_right += int((out.logits.argmax(-1) == batch.targets).sum())
+
+    def means(self, num_targets: int) -> dict[str, float]:
+        """Return the fields of an evaluation; none where rows are not judged."""
+        if not self.rows:
+            return {}
+        return {
+            "token_accuracy": self.tokens_right / max(1, num_targets),
+            "second_loss": self.nats / self.rows,
+            "second_accuracy": self.right / self.rows,
+        }
 
 
 def _predictions(
     model: LanguageModel, windows: Windows, precision: Precision
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits and targets of each batch; the model is as it was in the end."""
+) -> Iterator[tuple[Output, Batch]]:
+    """Yield what the model gives for each batch; the model is as it was in the end."""
     was_training = model.training
     model.eval()
     with uncompiled(model):
         for arrays in windows:
             batch = to_device(arrays, precision.device)
             with precision.autocast():
-                logits = model(**batch.inputs.given()).logits
-            yield logits, batch.targets
+                out = model(**batch.inputs.given())
+            yield out, batch
     model.train(was_training)
 
 
@@ -181,7 +222,9 @@ def _num_right(windows: Windows, logits: Tensor, targets: Tensor) -> int:
     return int((logits.argmax(-1) == targets).sum()) if windows.counts_answers else 0
 
 
-def _evaluation(windows: Windows, nats: float, num_targets: int, num_right: int) -> Evaluation:
+def _evaluation(
+    windows: Windows, nats: float, num_targets: int, num_right: int, second: _Second
+) -> Evaluation:
     mean = nats / num_targets if num_targets else math.nan
     defined = windows.defines_bits_per_byte
     return Evaluation(
@@ -192,6 +235,7 @@ def _evaluation(windows: Windows, nats: float, num_targets: int, num_right: int)
         num_bytes=windows.num_bytes,
         accuracy=num_right / max(1, num_targets) if windows.counts_answers else None,
         num_answers=num_targets if windows.counts_answers else None,
+        **second.means(num_targets),
     )
 
 
@@ -242,6 +286,75 @@ def evaluate_held_out(run: OpenRun) -> Evaluation:
         material.held_out, material.tokenizer, run.spec.objective, run.spec.model.context_length
     )
     return evaluate(run.model, windows, Precision("fp32", torch.device("cpu")))
+
+
+def evaluate_pairs(run: OpenRun, pairs: str) -> Evaluation:
+    """Return what a run's model reaches on the targets of pairs: a .tsv or .jsonl file, or `synthetic`, of which those
+    are read that are held out; `synthetic-longer` has sentences that are longer.
+
+    Raises:
+        UserError: missing or malformed files, one line each; or the model has no encoder to read a source.
+    """
+    return evaluate(
+        run.model,
+        held_out_windows(
+            pair_text(run, pairs),
+            run.tokenizer,
+            SequenceToSequence(),
+            run.spec.model.context_length,
+        ),
+        Precision("fp32", torch.device("cpu")),
+    )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How the answers that a model writes compare with the targets of pairs."""
+
+    exact: float
+    """Share of answers that are the target, letter for letter."""
+    bleu: float | None
+    """BLEU of all answers together, in percent (Papineni et al., 2002; sacrebleu, with its defaults); None without
+    sacrebleu."""
+    num_answers: int
+
+
+def evaluate_answers(run: OpenRun, pairs: str, **settings: Unpack[Settings]) -> Answers:
+    """Return how a model answers the sources of pairs, named as for `evaluate_pairs`, written as `generate_many` does.
+
+    Raises:
+        UserError: as `evaluate_pairs` does, or settings out of their limits.
+    """
+    text = pair_text(run, pairs)
+    read = [text.pairs.pair(0, i) for i in range(text.pairs.num_pairs)]
+    answers = generate_many(run, [pair.source for pair in read], **settings)
+    targets = [pair.target for pair in read]
+    exact = sum(a == b for a, b in zip(answers, targets, strict=True)) / len(read)
+    return Answers(exact, bleu(answers, targets), len(read))
+
+
+def bleu(answers: Sequence[str], targets: Sequence[str]) -> float | None:
+    """Return BLEU in percent, by sacrebleu with its defaults; None where that is not installed."""
+    try:
+        from sacrebleu import corpus_bleu
+    except ImportError:
+        return None
+    return float(corpus_bleu(list(answers), [list(targets)]).score)
+
+
+def pair_text(run: OpenRun, pairs: str) -> PairText:
+    """Return pairs as tokens for a run's model.
+
+    Raises:
+        UserError: missing or malformed files, one line each; or the model has no encoder to read a source.
+    """
+    if run.spec.model.encoder.is_none:
+        raise UserError(
+            f"pairs: {run.folder.path} has a model without an encoder, which would read the sources; judge it on a "
+            "text: --text"
+        )
+    read = read_pairs(pairs, "pairs", run.spec.data.errors)
+    return PairText(read, run.tokenizer, run.spec.model.context_length)
 
 
 def compressors(windows: HeldOut, tokenizer: Tokenizer) -> tuple[Baseline, ...]:

@@ -158,6 +158,7 @@ class Loop:
             loss=result.loss,
             z_loss=result.z_loss,
             **({"router_loss": result.router_loss} if result.router_loss else {}),
+            **({} if result.second_loss is None else {"second_loss": result.second_loss}),
             grad_norm=result.grad_norm,
             lr=self.session.learning_rate(lr_scale),
             tokens_per_second=round(speed, 1),

@@ -94,7 +94,8 @@ def _at_least_seconds(session: Session, peak: float) -> float:
         return seconds
     flops, steps = run_flops_per_token(run, session.model), run.machine.num_steps
     if steps == "auto":
-        steps = run.budget.steps(run.tokens_per_step, flops, 1.0)
+        parameters = session.model.num_parameters()
+        steps = run.budget.steps(run.tokens_per_step, flops, 1.0, num_parameters=parameters)
     return float(steps) * run.tokens_per_step * flops / peak
 
 
@@ -124,7 +125,8 @@ def make_model(run: RunSpec, material: Material, machine: MachineSpec) -> Langua
             'the tokenizer, or "auto"'
         )
     check_memory(run, num_tokens, machine)
-    return build(run.model, seed=run.seed, device=machine.device, vocab_size=num_tokens)
+    model = build(run.model, seed=run.seed, device=machine.device, vocab_size=num_tokens)
+    return model if machine.activation_checkpointing == "none" else model.checkpoint_activations()
 
 
 def check_memory(run: RunSpec, num_tokens: int, machine: MachineSpec) -> None:
@@ -200,7 +202,10 @@ def _num_steps(session: Session, spent: float) -> tuple[int, str]:
         step = session.time_step(min(WARM_SECONDS, (seconds - spent) / 20))
         measured = f" at {1e3 * step:.1f} ms a step"
     flops = run_flops_per_token(run, session.model)
-    steps = run.budget.steps(run.tokens_per_step, flops, step, seconds_spent=spent)
+    parameters = session.model.num_parameters()
+    steps = run.budget.steps(
+        run.tokens_per_step, flops, step, seconds_spent=spent, num_parameters=parameters
+    )
     return steps, f"what a budget of {run.budget} pays for{measured}"
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from archwright.data.inputs import IGNORE, Batch
 from archwright.losses import Loss, cross_entropy, linear_cross_entropy, pop_aux_losses
@@ -27,6 +29,8 @@ class StepResult:
     """Whether loss and gradient are numbers; if not, nothing was updated."""
     router_loss: float = 0.0
     """Auxiliary losses of routers."""
+    second_loss: float | None = None
+    """Of what is learned beside tokens, in nats per row; None where that is nothing."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class LossStats:
     loss: float
     z_loss: float
     router_loss: float = 0.0
+    second_loss: float | None = None
 
 
 def train_step(
@@ -55,15 +60,17 @@ def train_step(
 
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
     gradients add up to the batch's. What routers ask for besides is computed on each part by itself, and
-    counts by its share of the rows. A loss or a gradient that is not finite
+    counts by its share of the rows. Where rows are judged as a whole, the mean of that loss is
+    added. A loss or a gradient that is not finite
     updates nothing. `chunked` logits never exist all at once. Branches then move
     what follows no gradient by `after_step`, by what they saw in all parts.
     """
     num_valid = valid_targets(batch)
     loss, z_term, router_loss = 0.0, 0.0, 0.0
+    second_loss = None if batch.sequence_targets is None else 0.0
     for part in batch.split(grad_accum_steps):
         loss_of = _chunked_loss if chunked else _whole_loss
-        part_loss = loss_of(
+        part_loss, judged = loss_of(
             model,
             part,
             precision,
@@ -72,11 +79,16 @@ def train_step(
             num_valid=num_valid,
         )
         auxiliary = pop_aux_losses(model) * (len(part.targets) / len(batch.targets))
-        precision.scaled(part_loss.total + auxiliary).backward()
+        total = part_loss.total + auxiliary
+        if second_loss is not None:
+            assert judged is not None, "the rules of a run ask for a head of rows"
+            own = sequence_nats(judged, part.sequence_targets).sum() / len(batch.targets)
+            total, second_loss = total + own, second_loss + own.item()
+        precision.scaled(total).backward()
         router_loss += auxiliary.item()
         loss += part_loss.nll_sum.item() / num_valid
         z_term += part_loss.z_term.item()
-    seen = LossStats(loss, z_term, router_loss)
+    seen = LossStats(loss, z_term, router_loss, second_loss)
     return update(
         model, optimizers, seen, lr_scale=lr_scale, precision=precision, max_grad_norm=max_grad_norm
     )
@@ -119,22 +131,34 @@ def update(
             module.after_step(updated=finite)
     for optimizer in optimizers.values():
         optimizer.zero_grad(set_to_none=True)
-    return StepResult(seen.loss, seen.z_loss, grad_norm, finite, seen.router_loss)
+    return StepResult(seen.loss, seen.z_loss, grad_norm, finite, seen.router_loss, seen.second_loss)
 
 
-def _whole_loss(model: nn.Module, part: Batch, precision: Precision, **settings: Any) -> Loss:
+def sequence_nats(
+    logits: Float[Tensor, "batch classes"], targets: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
+    """Return -ln p of what each row is as a whole, in float32 or wider."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+def _whole_loss(
+    model: nn.Module, part: Batch, precision: Precision, **settings: Any
+) -> tuple[Loss, Tensor | None]:
+    """Return the loss of tokens, and the logits of rows where the model judges them."""
     with precision.autocast():
-        logits = model(**part.inputs.given()).logits
-    return cross_entropy(logits, part.targets, **settings)
+        out = model(**part.inputs.given())
+    return cross_entropy(out.logits, part.targets, **settings), out.sequence_logits
 
 
 def _chunked_loss(
     model: Any, part: Batch, precision: Precision, *, label_smoothing: float, **settings: Any
-) -> Loss:
+) -> tuple[Loss, Tensor | None]:
     with precision.autocast():
         hidden = model.hidden(**part.inputs.given())
+        judged = model.sequence_logits(hidden, part.inputs.padding_mask)
         # The fused kernel does not say the loss without label smoothing beside that with it.
         if isinstance(model.head, FusedHead) and not label_smoothing:
-            return fused_cross_entropy(hidden, model.head, part.targets, **settings)
+            return fused_cross_entropy(hidden, model.head, part.targets, **settings), judged
         settings["label_smoothing"] = label_smoothing
-        return linear_cross_entropy(hidden, model.head, part.targets, **settings)
+        return linear_cross_entropy(hidden, model.head, part.targets, **settings), judged

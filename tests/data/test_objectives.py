@@ -169,6 +169,92 @@ class TestPrefixLM:
         assert batch.targets[1].tolist() == [IGNORE, 11, 12, 13] + [IGNORE] * 4
 
 
+CLASS, SEPARATOR = 92, 93
+PAIRED = Vocabulary(
+    94, END, {"[MASK]": MASK, "<|endoftext|>": END, "[CLS]": CLASS, "[SEP]": SEPARATOR}
+)
+
+
+class TestSegments:
+    """Against section 3.1 of BERT and of ALBERT: a row is [CLS] a [SEP] b [SEP], half of them as they were."""
+
+    ROWS, WINDOW = 400, 37
+
+    def made(self, segments: str) -> tuple[Batch, np.ndarray]:
+        # Row r holds r * 37, r * 37 + 1, ..., so that a token tells where it was.
+        text = np.arange(self.ROWS * self.WINDOW).reshape(self.ROWS, self.WINDOW) + 100
+        large = Vocabulary(text.max() + 1, END, PAIRED.special_ids)
+        spec = MaskedTokens.model_validate({"segments": segments, "kept": 1.0, "random": 0.0})
+        assert spec.window_length(40) == self.WINDOW
+        return Examples(spec, large).batch(Inputs(text), 3), text
+
+    @pytest.mark.parametrize("segments", ["next", "order"])
+    def test_rows_are_two_segments(self, segments: str) -> None:
+        batch, text = self.made(segments)
+        tokens, types, judged = (
+            batch.inputs.tokens,
+            batch.inputs.token_type_ids,
+            batch.sequence_targets,
+        )
+        assert tokens.shape == types.shape == (self.ROWS, 40)
+        assert judged.mean() == pytest.approx(0.5, abs=0.08)
+        assert (tokens[:, 0] == CLASS).all()
+        assert (tokens[:, -1] == SEPARATOR).all()
+        cuts = []
+        for row, own, kinds, apart in zip(tokens, text, types, judged, strict=True):
+            first_end = int(np.argmax(row == SEPARATOR))
+            a, b = row[1:first_end], row[first_end + 1 : -1]
+            assert kinds.tolist() == [0] * (first_end + 1) + [1] * (len(b) + 1)
+            cuts.append(len(a))
+            if not apart:
+                assert [*a, *b] == own.tolist()
+            elif segments == "order":
+                assert [*b, *a] == own.tolist()
+            else:
+                assert a.tolist() == own[: len(a)].tolist()
+                other = int(b[0] - 100) // self.WINDOW
+                assert b.tolist() == text[other, len(a) :].tolist()
+                assert text[other, 0] != own[0]
+        assert len({*cuts}) > 25
+
+    def test_special_tokens_are_never_predicted(self) -> None:
+        batch, _ = self.made("next")
+        predicted = batch.targets[batch.targets != IGNORE]
+        assert len(predicted)
+        assert not np.isin(predicted, [CLASS, SEPARATOR, END, MASK]).any()
+
+    def test_rows_of_several_lengths_are_padded(self) -> None:
+        text = np.full((6, 9), 5)
+        real = np.arange(9) < np.array([9, 9, 4, 2, 1, 6])[:, None]
+        batch = Examples(MaskedTokens(segments="next"), PAIRED).batch(
+            Inputs(text, padding_mask=real), 0
+        )
+        assert batch.inputs.padding_mask.sum(1).min() >= 3
+        assert (batch.targets[~batch.inputs.padding_mask] == IGNORE).all()
+
+    def test_a_row_alone_keeps_its_end(self) -> None:
+        for seed in range(8):
+            batch = Examples(MaskedTokens(segments="next"), PAIRED).batch(
+                Inputs(np.arange(30)[None]), seed
+            )
+            assert batch.sequence_targets.tolist() == [0]
+
+    @pytest.mark.parametrize("segments", ["next", "order"])
+    def test_a_run_needs_a_head_and_token_types(self, segments: str) -> None:
+        run = load_run("bert-base").override(f"objective.segments={segments}")
+        enforce_run(run)
+        for key, line in {
+            "model.sequence_head.kind=none": "which a head of rows judges",
+            "model.embedding.token_types=0": "in rows of two segments",
+            "data.packing=document_mask": "in rows without packed documents",
+            "objective.class_token=[SEP]": "expected three different tokens",
+        }.items():
+            with pytest.raises(UserError, match=line) as caught:
+                enforce_run(run.override(key))
+            assert len(caught.value.lines) == 1
+        assert run.tokenizer.special_tokens == ("[MASK]", "[CLS]", "[SEP]")
+
+
 class TestMaskedTokens:
     """Against section 3.1 of BERT, by counting."""
 
@@ -191,6 +277,22 @@ class TestMaskedTokens:
         mask = np.arange(40) < np.arange(50)[:, None]
         batch = Examples(MaskedTokens(share=1.0), WORDS).batch(Inputs(tokens, padding_mask=mask), 0)
         assert ((batch.targets != IGNORE) == (mask & (np.arange(40) > 0))).all()
+
+    @pytest.mark.parametrize("longest", [2, 3, 5])
+    def test_runs_are_as_long_as_the_paper_says_and_no_more_is_chosen(self, longest: int) -> None:
+        """ALBERT, section 4.1: lengths n with probability 1/n over the sum of all. Seen at rare runs, apart."""
+        text = np.random.default_rng(1).integers(80, size=(400, 500))
+        usual = Examples(MaskedTokens(longest_run=longest), WORDS).batch(Inputs(text), 7)
+        assert (usual.targets != IGNORE).mean() == pytest.approx(0.15, abs=0.004)
+        rare = Examples(MaskedTokens(share=0.01, longest_run=longest), WORDS).batch(Inputs(text), 7)
+        chosen = np.pad(rare.targets != IGNORE, ((0, 0), (1, 1)))
+        begins, ends = (
+            np.argwhere(np.diff(chosen.astype(int), axis=1) == step) for step in (1, -1)
+        )
+        lengths = ends[:, 1] - begins[:, 1]
+        shares = 1 / np.arange(1, longest + 1) / sum(1 / n for n in range(1, longest + 1))
+        for n, share in enumerate(shares, 1):
+            assert (lengths == n).mean() == pytest.approx(share, abs=0.05)
 
     def test_its_mask_token_is_one_of_the_tokenizer(self) -> None:
         with pytest.raises(

@@ -35,6 +35,10 @@ def source(model: LanguageModel) -> torch.Tensor | None:
     return None if model.spec.encoder.is_none else SOURCE
 
 
+def sources(model: LanguageModel) -> list[torch.Tensor] | None:
+    return None if model.spec.encoder.is_none else [SOURCE]
+
+
 def log_p(model: LanguageModel, text: tuple[int, ...]) -> float:
     """Return the sum of log p of a text, read as a whole."""
     tokens = torch.cat((PROMPT, torch.tensor(text)))[None]
@@ -76,7 +80,7 @@ def test_one_beam_takes_the_likeliest_token(model: LanguageModel) -> None:
 
 @torch.no_grad()
 def test_rows_that_change_places_go_on_as_their_texts_do(model: LanguageModel) -> None:
-    reader = Reader(model, source(model))
+    reader = Reader(model, sources(model))
     reader.read_rows(PROMPT[None])
     reader.reorder(torch.zeros(3, dtype=torch.long))
     reader.read_rows(torch.tensor([[0], [1], [2]]))
@@ -84,7 +88,7 @@ def test_rows_that_change_places_go_on_as_their_texts_do(model: LanguageModel) -
     texts = [[2, 0], [2, 1], [0, 2], [1, 3]]
     found = reader.read_rows(torch.tensor([text[1:] for text in texts]))
     for row, text in zip(found, texts, strict=True):
-        alone = Reader(model, source(model)).read(torch.cat((PROMPT, torch.tensor(text))))
+        alone = Reader(model, sources(model)).read(torch.cat((PROMPT, torch.tensor(text))))
         torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)
 
 

@@ -17,6 +17,7 @@ from tests.hf.library import batch, build, logits, own_logits, randomise, reopen
 
 WEIGHTS = "model.safetensors"
 BIAS = "final_logits_bias"
+STACKS = ("encoder", "decoder")
 
 
 def apart(theirs: nn.Module, ours: hf.Loaded) -> float:
@@ -81,6 +82,48 @@ def test_stacks_may_differ_in_all_that_has_two_words(tmp_path: Path) -> None:
     back, wrong = reopen(tmp_path / "out", theirs)
     assert not wrong
     assert apart(back, ours) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["m2m_100", "fsmt_tied"])
+def test_positions_begin_behind_that_of_padding(name: str, tmp_path: Path) -> None:
+    """Whatever the token of padding is: its row of the table is zero, and the first token has the next one."""
+    theirs = randomise(build(name, pad_token_id=3, decoder_start_token_id=2))
+    ours = hf.load(save(theirs, tmp_path / "in"))
+    assert ours.spec.position.model_dump()["offset"] == 4
+    assert apart(theirs, ours) < 2e-5
+    hf.save(ours.model, tmp_path / "out")
+    back, wrong = reopen(tmp_path / "out", theirs)
+    assert not wrong
+    assert back.config.pad_token_id == 3
+    assert apart(back, ours) < 2e-5
+
+
+def test_tables_of_sines_in_files_are_those_of_the_config(tmp_path: Path) -> None:
+    """FSMT and PEGASUS save theirs; another one is refused."""
+    folder = save(randomise(build("pegasus")), tmp_path)
+    table = load_file(folder / WEIGHTS)[name := "model.encoder.embed_positions.weight"]
+    change(folder, **{name: table.roll(1, 0).contiguous()})
+    with pytest.raises(UserError, match="other values than those that follow from the config"):
+        hf.load(folder)
+    change(folder, **{name: None})
+    assert hf.load(folder).spec.position.kind == "sinusoidal"
+
+
+def test_marian_may_have_a_vocabulary_for_each_language(tmp_path: Path) -> None:
+    theirs = randomise(build("marian_apart"))
+    ours = hf.load(save(theirs, tmp_path)).model
+    shapes = {n: tuple(p.shape) for n, p in ours.named_parameters() if "embedding" in n}
+    assert shapes == {"encoder.embedding.weight": (128, 64), "embedding.weight": (160, 64)}
+
+
+def test_old_files_of_marian_hold_the_shared_table_and_sines_again(tmp_path: Path) -> None:
+    theirs = randomise(build("marian"))
+    folder = save(theirs, tmp_path)
+    shared = load_file(folder / WEIGHTS)["model.shared.weight"]
+    repeated = {f"model.{stack}.embed_tokens.weight": shared.clone() for stack in STACKS}
+    sines = {f"model.{stack}.embed_positions.weight": torch.zeros(64, 64) for stack in STACKS}
+    change(folder, **repeated, **sines, **{"lm_head.weight": shared.clone()})
+    assert apart(theirs, hf.load(folder)) < 2e-5
 
 
 @pytest.mark.slow

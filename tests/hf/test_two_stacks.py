@@ -115,7 +115,8 @@ def test_stacks_may_differ_in_depth(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["t5", "umt5", "switch_transformers"])
+@pytest.mark.sampled(full=3)
+@pytest.mark.parametrize("name", ["t5", "umt5", "switch_transformers", "t5gemma"])
 def test_they_are_verified_and_go_through_runs(name: str, tmp_path: Path) -> None:
     theirs = randomise(build(name))
     with torch.no_grad():
@@ -184,6 +185,17 @@ def test_sparse_layers_stand_where_the_class_has_them(number: int) -> None:
     assert kinds(spec.encoder_model) == expected
     assert kinds(spec) == ["relu", "experts", "relu", "relu"] * 3
     assert not fit(spec, SWITCH_TRANSFORMERS).blocking
+
+
+def test_stacks_of_other_sizes_have_tables_of_their_own(tmp_path: Path) -> None:
+    """T5Gemma 9B-2B reads with a wider stack than it writes with."""
+    theirs = randomise(build("t5gemma_unlike"))
+    ours = hf.load(save(theirs, tmp_path)).model
+    assert ours.num_parameters() == sum(p.numel() for p in theirs.parameters())
+    tables = {n: tuple(p.shape) for n, p in ours.named_parameters() if "embedding" in n}
+    assert tables == {"encoder.embedding.weight": (160, 96), "embedding.weight": (128, 64)}
+    masks = [kind.attention for kind in ours.encoder.spec.layers_by_kind.values()]  # type: ignore[attr-defined]
+    assert {m.mask.kind for m in masks} == {"symmetric_window", "full"}
 
 
 def test_layers_share_their_distances_or_not() -> None:

@@ -16,6 +16,7 @@ from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
 from archwright.planning.counts import counted
+from archwright.spec.cross_attention import CrossAttention
 from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import differing
 from archwright.spec.masks import Causal
@@ -24,6 +25,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.positions import DynamicNTK, LongRoPE, RoPE
 from archwright.spec.read import to_toml
 from archwright.spec.rules import RULES
+from archwright.training.step import sequence_nats
 from tests.parts.test_masks import sees
 
 ROWS = 2
@@ -70,6 +72,14 @@ class Case:
         generator = torch.Generator().manual_seed(self.seed)
         shape = (rows, self.length if length is None else length)
         return torch.randint(int(self.model.spec.vocab_size), shape, generator=generator)
+
+    @property
+    def chooses_keys(self) -> bool:
+        """Whether values decide what some token sees: by how much more than nothing, no mask tells."""
+        mixers = (
+            m for layer in self.model.spec.layers_by_kind.values() for m in layer.mixers.values()
+        )
+        return any(mixer.chooses_keys for mixer in mixers)
 
     @property
     def causal(self) -> bool:
@@ -165,8 +175,10 @@ def trains(case: Case) -> None:
         model = build(case.spec, seed=case.seed).use_kernel(case.dice.choice(["sdpa", "blockwise"]))
         tokens = case.tokens()
         with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            logits = model(tokens).logits
-        loss = cross_entropy(logits, tokens, z_loss=1e-4).total
+            out = model(tokens)
+        loss = cross_entropy(out.logits, tokens, z_loss=1e-4).total
+        if out.sequence_logits is not None:
+            loss = loss + sequence_nats(out.sequence_logits, tokens[:, 0] % 2).mean()
         loss.backward()
         assert loss.isfinite()
         for name, parameter in model.named_parameters():
@@ -175,7 +187,9 @@ def trains(case: Case) -> None:
 
 
 def float32_is_near(case: Case) -> None:
-    """Float32 differs from float64 by rounding."""
+    """Float32 differs from float64 by rounding, which may have a token choose other keys."""
+    if case.chooses_keys:
+        return
     expected = case.model(case.tokens()).logits
     found = case.enlarged().float().use_kernel("eager")(case.tokens()).logits
     close(found, expected, 5e-3, "float32")
@@ -224,7 +238,8 @@ def narrowing(case: Case, rows: int, length: int) -> dict[str, Tensor]:
 
 
 def visibility(case: Case) -> None:
-    """Output i depends on input j exactly where j reaches i through the masks of all layers."""
+    """Output i depends on input j exactly where j reaches i through the masks of all layers; or only there, where
+    tokens choose among what they may see."""
     length = case.length
     given = narrowing(case, ROWS, length)
     reaches = [reachable(case.model.spec, row, given, length) for row in range(ROWS)]
@@ -252,7 +267,7 @@ def visibility(case: Case) -> None:
             leaks = (touched & ~expected).nonzero().tolist()
             assert not leaks, f"output {row, i} sees inputs {leaks}, which its masks hide"
             blind = (expected & ~touched).nonzero().tolist()
-            assert not blind, f"output {row, i} does not see inputs {blind}"
+            assert case.chooses_keys or not blind, f"output {row, i} does not see inputs {blind}"
 
 
 def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) -> Tensor:
@@ -263,6 +278,8 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
     for i in range(spec.num_layers):
         step = torch.eye(length, dtype=torch.bool)
         for mixer in spec.layer(i).mixers.values():
+            if isinstance(mixer, CrossAttention):
+                continue  # which reads another text
             mask = getattr(mixer, "mask", Causal())  # a recurrence reads all that came before
             for q in range(length):
                 for k in range(length):
@@ -358,9 +375,10 @@ def cached_rows_of_different_lengths(case: Case) -> None:
 def decodes(case: Case) -> bool:
     """Say whether a cache can be had; where not, it must say why."""
     forbidden = [mask for mask in case.model.masks.values() if mask.lookahead != 0]
-    if all(hasattr(mask, "size") for mask in forbidden):
+    hidden = all(hasattr(mask, "size") for mask in forbidden)
+    if hidden and case.model.can_cache:
         return True
-    with pytest.raises(UserError, match="see what follows"):
+    with pytest.raises(UserError, match="keeps nothing" if hidden else "see what follows"):
         case.model.new_cache()
     return False
 

@@ -1,21 +1,29 @@
 """Random compositions of an encoder and a decoder obey laws of their own: see `test_laws` for decoders."""
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.model.build import build
 from archwright.model.encoder_decoder import EncoderDecoder
-from archwright.parts.masks import prefix_size
+from archwright.parts import context
+from archwright.parts.context import Context, Memory
+from archwright.parts.kernels import KERNELS, eager
+from archwright.parts.masks import AttentionMask, Causal, prefix_size
+from archwright.parts.states import SourceKV
 from archwright.planning.counts import counts_of
+from archwright.spec import masks
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from tests.laws.laws import enlarged, obey
+from tests.laws.laws import enlarged, obey, reachable
 from tests.strategies import two_stack_specs
 
 pytestmark = pytest.mark.slow
@@ -42,16 +50,65 @@ class Texts:
         )
         self.logits = self.read(self.source, self.target)
 
+    def traced(
+        self, source: Tensor, target: Tensor, **given: object
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return what the head would read, and the embeddings of source and target that it was made of."""
+        leaves: list[Tensor] = []
+
+        def leaf(module: nn.Module, args: object, out: Tensor) -> Tensor:
+            leaves.append(out.detach().requires_grad_())
+            return leaves[-1]
+
+        # The source is read first.
+        tables = {self.model.embedding, self.model.encoder.embedding} - {None}
+        hooks = [table.register_forward_hook(leaf) for table in tables]
+        found: Tensor = self.model.hidden(source, target, **given)
+        for hook in hooks:
+            hook.remove()
+        return found, leaves
+
     def read(self, source: Tensor | None, target: Tensor, **given: object) -> Tensor:
         logits: Tensor = self.model(source, target, **given).logits
         return logits
 
 
 def kernels_agree(texts: Texts) -> None:
+    """Also where some of a source is padding."""
+    real = torch.ones_like(texts.source, dtype=torch.bool)
+    real[1, texts.source.shape[1] // 2 + 1 :] = False
+    expected = texts.read(texts.source, texts.target, padding_mask=real)
     for kernel in ("sdpa", "blockwise"):
         texts.model.use_kernel(kernel)
         torch.testing.assert_close(texts.read(texts.source, texts.target), texts.logits, **CLOSE)
+        found = texts.read(texts.source, texts.target, padding_mask=real)
+        torch.testing.assert_close(found, expected, **CLOSE)
     texts.model.use_kernel("eager")
+
+
+def a_decoder_token_sees_its_source_whole(texts: Texts) -> None:
+    """Its own, of rows that are packed, and no padding; and of what the decoder reads, what its masks show."""
+    if texts.model.spec.context_length < 4:
+        return
+    source, real = padded(texts.source, 2, 1)
+    target, answered = texts.target, torch.ones_like(texts.target, dtype=torch.bool)
+    answered[0, -1] = False
+    parts = [(torch.arange(t.shape[1]) >= n).long() for t, n in ((source, 4), (target, 1))]
+    ids = [part.expand(ROWS, -1) for part in parts]
+    given = {"padding_mask": real, "segment_ids": ids[0]}
+    given |= {"decoder_padding_mask": answered, "decoder_segment_ids": ids[1]}
+    found, leaves = texts.traced(source, target, **given)
+    own = {"padding_mask": answered, "segment_ids": ids[1]}
+    weight = torch.randn(found.shape[-1], generator=torch.Generator().manual_seed(1)).double()
+    for row, i in answered.nonzero().tolist():
+        graded = torch.autograd.grad(found[row, i] @ weight, leaves, retain_graph=True)
+        of_source, of_target = (grad.abs().amax(-1) > 0 for grad in graded)
+        expected = torch.zeros_like(real)
+        expected[row] = real[row] & (ids[0][row] == ids[1][row, i])
+        assert torch.equal(of_source, expected), f"output {row, i} sees of the source {of_source}"
+        reach = torch.zeros_like(answered)
+        reach[row] = reachable(texts.model.spec, row, own, target.shape[1])[i]
+        assert torch.equal(of_target, reach), f"output {row, i} sees of its text {of_target}"
 
 
 def padding_changes_nothing(texts: Texts) -> None:
@@ -88,6 +145,15 @@ def cached_is_uncached(texts: Texts) -> None:
     ]
     found = [texts.read(s, t, cache=cache) for s, t in pieces if t.shape[1]]
     torch.testing.assert_close(torch.cat(found, 1), texts.logits, **CLOSE)
+    if texts.model.spec.context_length < 4:
+        return
+    cache, (source, real) = texts.model.new_cache(), padded(texts.source, 1, 2)
+    found = [
+        texts.read(source if s is not None else s, t, cache=cache, padding_mask=real)
+        for s, t in pieces
+        if t.shape[1]
+    ]
+    torch.testing.assert_close(torch.cat(found, 1), texts.logits, **CLOSE)
 
 
 def rows_do_not_meet(texts: Texts) -> None:
@@ -118,6 +184,7 @@ def it_is_what_it_is_written_as(texts: Texts) -> None:
 
 LAWS = (
     *(kernels_agree, padding_changes_nothing, packed_is_alone, cached_is_uncached),
+    a_decoder_token_sees_its_source_whole,
     *(rows_do_not_meet, gradients_are_finite, parameters_are_counted, it_is_what_it_is_written_as),
 )
 
@@ -139,3 +206,90 @@ def padded(tokens: Tensor, left: int, right: int) -> tuple[Tensor, Tensor]:
     rows[:, left : left + tokens.shape[1]] = tokens
     real[:, left : left + tokens.shape[1]] = True
     return rows, real
+
+
+SMALL = ModelSpec(dim=16, num_layers=2, vocab_size=33, context_length=12).override(
+    *("attention.num_heads=2", "attention.num_kv_heads=1", "encoder.kind=stack"),
+    *("encoder.num_layers=1", "encoder.attention.num_heads=2", "encoder.attention.num_kv_heads=1"),
+    *("cross_attention.kind=softmax", "cross_attention.num_heads=2"),
+    # What each token of the source becomes tells of those before it alone, so that it is told which ones are seen.
+    "encoder.attention.mask.kind=causal",
+)
+
+
+def source_padding_that_is_seen(patch: pytest.MonkeyPatch) -> None:
+    _blind(patch, padding_mask=None)
+
+
+def sources_of_others_that_are_seen(patch: pytest.MonkeyPatch) -> None:
+    _blind(patch, segment_ids=None)
+
+
+def a_source_that_is_seen_bit_by_bit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(context, "WHOLE", Causal(masks.Causal()))
+    _blind(patch)
+
+
+def a_cross_state_whose_values_move(patch: pytest.MonkeyPatch) -> None:
+    update = SourceKV.update
+
+    def moved(self: SourceKV, new: Any) -> Any:
+        was_there = self._held is not None
+        keys, values = update(self, new)
+        return keys, values.roll(1, 1) if was_there else values
+
+    patch.setattr(SourceKV, "update", moved)
+
+
+def sources_that_meet(patch: pytest.MonkeyPatch) -> None:
+    encode = EncoderDecoder.encode
+
+    def mixed(self: EncoderDecoder, *args: Any, **given: Any) -> Memory:
+        memory = encode(self, *args, **given)
+        mean = memory.output.mean(0, keepdim=True).expand_as(memory.output)
+        return Memory(mean, memory.layout)
+
+    patch.setattr(EncoderDecoder, "encode", mixed)
+
+
+def a_kernel_that_sees_padding(patch: pytest.MonkeyPatch) -> None:
+    def blind(q: Tensor, k: Tensor, v: Tensor, view: AttentionMask, scores: Any) -> Tensor:
+        kept = view.kept and replace(view.kept, padding_mask=None)
+        return eager(q, k, v, AttentionMask(view.pattern, view.layout, kept), scores)
+
+    patch.setitem(KERNELS, "sdpa", blind)
+
+
+def _blind(patch: pytest.MonkeyPatch, **fields: None) -> None:
+    """Let cross-attention forget something of where the tokens of a source stand."""
+
+    def forgetful(self: Context) -> AttentionMask:
+        source = replace(self.memory.layout, **fields)
+        return AttentionMask(context.WHOLE, self.layout, source)
+
+    patch.setattr(Context, "memory_mask", forgetful)
+
+
+FAULTS = (
+    (source_padding_that_is_seen, padding_changes_nothing),
+    (source_padding_that_is_seen, a_decoder_token_sees_its_source_whole),
+    (source_padding_that_is_seen, cached_is_uncached),
+    (sources_of_others_that_are_seen, packed_is_alone),
+    (sources_of_others_that_are_seen, a_decoder_token_sees_its_source_whole),
+    (a_source_that_is_seen_bit_by_bit, a_decoder_token_sees_its_source_whole),
+    (a_cross_state_whose_values_move, cached_is_uncached),
+    (sources_that_meet, rows_do_not_meet),
+    (a_kernel_that_sees_padding, kernels_agree),
+)
+
+
+@pytest.mark.parametrize(("plant", "law"), FAULTS, ids=lambda value: value.__name__)
+def test_a_planted_fault_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    law: Callable[[Texts], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    law(Texts(SMALL, 1))
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        law(Texts(SMALL, 1))

@@ -70,10 +70,10 @@ def sees(
             step = step if few == "all" or num_heads - head <= few else 1
             near = range(query - radius * step, query + radius * step + 1, step)
             return key in near or key < n or query < n
-        case spec.Chunked(size=size):
-            return key in range(query - query % size, query + 1)
         case spec.SegmentMemory(size=size, memory=memory):
             return key in range(query // size * size - memory, query + 1)
+        case spec.Chunked(size=size, chunks_before=before):
+            return key in range(query - query % size - before * size, query + 1)
         case spec.WindowGlobal(size=size, num_global=few):
             return key <= query and (key in range(query - size + 1, query + 1) or key < few)
         case spec.Strided(stride=stride):
@@ -109,6 +109,7 @@ CHOICES = [
         spec.SegmentMemory(size=n, memory=m)
         for n, m in ((1, 0), (1, 3), (3, 0), (3, 2), (4, 5), (40, 3), (5, 40))
     ],
+    *[spec.Chunked(size=n, chunks_before=b) for n, b in ((1, 2), (3, 1), (2, 3), (40, 1))],
     *[spec.WindowGlobal(size=n, num_global=g) for n, g in ((1, 1), (3, 2), (2, 7), (40, 40))],
     *[spec.Strided(stride=n) for n in (1, 3, 5, 40)],
     *[spec.Fixed(stride=n, num_summary=c) for n, c in ((1, 1), (3, 1), (4, 2), (3, 9), (40, 3))],

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from archwright.model import build
 from archwright.optim.groups import build_optimizers
+from archwright.parts.masks import pairs
 from archwright.planning.advice import advice
 from archwright.planning.cost import flops_per_token, forward_flops, next_token_flops
 from archwright.planning.counts import counted, forward_flops_by_part
@@ -68,9 +69,6 @@ def test_caches() -> None:
 
 
 NAMES = preset_names("models")
-BETWEEN = {"layers.attention", "layers.recurrence"}
-NOT_COUNTED = dict.fromkeys(("chinchilla-70b", "gopher-280b"), 4 * 2 * 64 * 63)
-"""FLOPs that `flops_per_token` leaves out: scores of 63 relative distances in four layers (Dai et al., 2019)."""
 
 
 @pytest.mark.sampled(fast=10)
@@ -85,11 +83,12 @@ def test_torch_counts_the_same_of_every_preset(name: str) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(tokens)
     by_part = forward_flops(model, length)
-    seen = sum(number for part, number in by_part.items() if part in BETWEEN)
-    all_pairs = sum(mixer.flops_per_pair * length for mixer in model.mixers())  # type: ignore[attr-defined]
-    products = sum(by_part.values()) - seen
+    hidden = sum(
+        mixer.flops_per_pair * (length - pairs(mixer.pattern.value, length) / length)  # type: ignore[attr-defined]
+        for mixer in model.mixers()
+    )
     found = counter.get_total_flops() / tokens.numel()
-    assert found == pytest.approx(products + all_pairs + NOT_COUNTED.get(name, 0), rel=0.01)
+    assert found == pytest.approx(sum(by_part.values()) + hidden, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["llama-3-70b", "deepseek-v3", "gemma-3-27b", "gpt-oss-20b"])

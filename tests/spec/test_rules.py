@@ -23,6 +23,18 @@ BROKEN: dict[str, list[str]] = {
         "attention.value_embedding.channels=513",
     ],
     "global_tokens_exist": ["attention.kind=longformer", "attention.mask.kind=causal"],
+    "shared_layers_are_dense": ["layers.shared=true", "feedforward.kind=experts"],
+    "distances_widen": [
+        "position.kind=none",
+        "attention.kind=disentangled",
+        "attention.num_buckets=512",
+    ],
+    "streams_run_through": [
+        "residual.kind=reversible",
+        "layer_kinds.other.residual.kind=pre",
+    ],
+    "layers_are_reversible": ["residual.kind=reversible", "residual.embedding_skip=true"],
+    "grids_fit": ["position.kind=axial", "position.shape=[2, 3]"],
     "rope_needs_pairs": ["position.fraction=0.01"],
     "longrope_divides_each_pair": [
         "position.scaling.kind=longrope",
@@ -63,6 +75,11 @@ BROKEN: dict[str, list[str]] = {
     ],
     "layer_has_a_branch": ["attention.kind=none", "feedforward.kind=none"],
     "an_encoder_is_read": ["encoder.kind=stack"],
+    "rows_are_judged_by_one_stack": [
+        "encoder.kind=stack",
+        "cross_attention.kind=softmax",
+        "sequence_head.kind=pooled",
+    ],
     "shared_tables_are_as_wide": [
         *("encoder.kind=stack", "cross_attention.kind=softmax", "encoder.dim=64"),
     ],

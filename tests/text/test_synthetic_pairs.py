@@ -84,6 +84,13 @@ def test_sentences_are_translated_by_the_rules() -> None:
     assert lengths == {*range(5, 16)}
 
 
+def test_longer_sentences_are_longer_than_any_trained_on() -> None:
+    for i in range(300):
+        pair = SyntheticPairs("longer").pair(0, i)
+        assert pair.target == translated(pair.source)
+        assert 15 < len(pair.source.split()) == len(pair.target.split()) <= 21
+
+
 def test_there_are_words_and_sentences_enough() -> None:
     for lexicon in (SOURCE, TARGET):
         words = [word for words in lexicon for word in words]

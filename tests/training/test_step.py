@@ -240,3 +240,41 @@ def test_a_step_with_few_logits_at_a_time_is_the_same(
     assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-9)
     for ours, theirs in zip(chunked.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+EXPERTS = (
+    "feedforward.kind=experts",
+    "feedforward.num_experts=4",
+    "feedforward.selection_bias_update_rate=0.1",
+    "feedforward.balance_loss=0.1",
+    "feedforward.routing.kind=sigmoid",
+    "residual.dropout=0.1",
+    "embedding.dropout=0.1",
+)
+
+
+@pytest.mark.parametrize("changes", [(), EXPERTS], ids=["dense", "experts"])
+def test_layers_that_are_computed_again_give_the_same_step(changes: tuple[str, ...]) -> None:
+    """Bit for bit, dropout and what routers see included; and their values are not kept."""
+    found = []
+    for again in (False, True):
+        model = build(SPEC.override(*changes), seed=3)
+        model = model.checkpoint_activations() if again else model
+        kept: dict[int, int] = {}
+
+        def keep(x: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        torch.manual_seed(5)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            model(batch().inputs.tokens)
+        losses.pop_aux_losses(model)
+        torch.manual_seed(6)
+        result = stepped(model, batch(), grad_accum_steps=2)
+        found.append((result, model.state_dict(), sum(kept.values())))
+    (plain, weights, all_kept), (again_, same, few_kept) = found
+    assert plain == again_
+    for name, value in weights.items():
+        assert torch.equal(value, same[name]), name
+    assert few_kept < 0.6 * all_kept

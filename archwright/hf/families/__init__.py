@@ -9,6 +9,7 @@ from archwright.hf.families import (
     bloom,
     cohere,
     databricks,
+    deberta,
     deepseek,
     eleuther,
     ernie,
@@ -28,8 +29,10 @@ from archwright.hf.families import (
     others,
     phi,
     qwen,
+    reformer,
     salesforce,
     t5,
+    t5gemma,
 )
 from archwright.hf.family import Family
 
@@ -100,6 +103,10 @@ FAMILIES: dict[str, Family] = {
         bert.DISTILBERT,
         bert.ROFORMER,
         bert.LONGFORMER,
+        bert.ALBERT,
+        bert.ELECTRA,
+        deberta.DEBERTA,
+        deberta.DEBERTA_V2,
         bert.XLNET,
         mistral.MIXTRAL,
         qwen.QWEN2_MOE,
@@ -131,6 +138,7 @@ FAMILIES: dict[str, Family] = {
         t5.UMT5,
         t5.SWITCH_TRANSFORMERS,
         t5.LONGT5,
+        t5gemma.T5GEMMA,
         bart.BART,
         led.LED,
         bart.PLBART,
@@ -141,6 +149,7 @@ FAMILIES: dict[str, Family] = {
         bart.MARIAN,
         bart.M2M_100,
         bart.FSMT,
+        reformer.REFORMER,
     )
 }
 """A model is written as the first family that can hold it."""

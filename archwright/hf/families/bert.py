@@ -1,6 +1,7 @@
 """BERT and its kin, as encoders and as decoders, and XLNet: post-norm layers; BERT's head maps the vector once more.
 
-What files hold beside the masked language model, such as the pooler and the classifier of next sentences, is left out.
+Where a file of BERT or ALBERT has the classifier of their second objective, it is read with its pooler; without it, the
+pooler is left out.
 """
 
 from __future__ import annotations
@@ -29,10 +30,9 @@ from archwright.hf.lenses import (
     Set,
     Switch,
     Table,
-    Write,
     refused,
 )
-from archwright.hf.weight_map import Constant, Fused, filled
+from archwright.hf.weight_map import Constant, Fused, When, filled
 from archwright.spec.attention import SoftmaxAttention
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import LayerSpec, ModelSpec
@@ -57,14 +57,36 @@ def _read_transform(config: Config) -> Table:
     return {"head": {"transform": {"activation": name}}}
 
 
+def _read_types(config: Config) -> Table:
+    """Read the table of token types, of which one row alone is a vector that all tokens get."""
+    number = config["type_vocab_size"]
+    if not number:
+        raise UserError(refused("type_vocab_size", number, ("1 and more",)))
+    return {"embedding": {"bias": number == 1, "token_types": number if number > 1 else 0}}
+
+
+TYPES = Computed(
+    _read_types,
+    lambda get: {"type_vocab_size": get("embedding.token_types") or 1},
+    "type_vocab_size",
+)
+TOKEN_TYPES = (
+    When("embedding.bias", True, Fused(("embedding.bias",), FirstRow())),
+    When("embedding.bias", False, "embedding.token_types.weight"),
+)
+"""What a table of token types holds."""
+
 BERT = Family(
     "bert",
     "BertLMHeadModel",
     masked_architecture="BertForMaskedLM",
+    pretraining_architecture="BertForPreTraining",
+    sequence_head="cls.seq_relationship.weight",
     lenses=(
         *SIZES,
         Set({"residual.kind": "post", **LAYER_NORM, "attention.kind": "softmax"}),
-        Set({"position.kind": "learned", "embedding.bias": True, "embedding.norm.kind": "layer"}),
+        Set({"position.kind": "learned", "embedding.norm.kind": "layer"}),
+        TYPES,
         Set({"head.transform.kind": "dense", "head.transform.norm.kind": "layer"}),
         Set({"head.tied": True, "head.bias": True}),
         Field("layer_norm_eps", ("norm.eps", "embedding.norm.eps", "head.transform.norm.eps")),
@@ -78,7 +100,6 @@ BERT = Family(
         Refuse("add_cross_attention", (False,)),
         Refuse("position_embedding_type", ("absolute",)),
         Refuse("tie_word_embeddings", (True,)),
-        Write({"type_vocab_size": 1}),
     ),
     layers="bert.encoder.layer.{i}.",
     layer_keys={
@@ -93,12 +114,14 @@ BERT = Family(
     },
     model_keys={
         "bert.embeddings.word_embeddings.weight": "embedding.weight",
-        "bert.embeddings.token_type_embeddings.weight": Fused(("embedding.bias",), FirstRow()),
+        "bert.embeddings.token_type_embeddings.weight": TOKEN_TYPES,
         "bert.embeddings.position_embeddings": "position.table",
         "bert.embeddings.LayerNorm": "embedding_norm",
         "cls.predictions.transform.dense": "head.transform.dense",
         "cls.predictions.transform.LayerNorm": "head.transform.norm",
         "cls.predictions.bias": "head.bias",
+        "bert.pooler.dense": "sequence_head.pooler",
+        "cls.seq_relationship": "sequence_head.classifier",
     },
     prefix="bert.",
     ignored=(
@@ -216,6 +239,86 @@ LONGFORMER = ROBERTA.derive(
     layer_keys={f"attention.self.{name}_global": f"attention.{name}_global" for name in PARTS},
     prefix="longformer.",
     undeclared={NUM_GLOBAL: 1},
+)
+
+
+def _read_factors(config: Config) -> Table:
+    """Read a table narrower than the model, which a map behind the norm widens."""
+    width, dim = config["embedding_size"], config["hidden_size"]
+    if width == dim:
+        return {}
+    return {"embedding": {"dim": width, "project": "normed", "project_bias": True}}
+
+
+FACTORS = Computed(
+    _read_factors, lambda get: {"embedding_size": get("embedding.dim")}, "embedding_size"
+)
+
+
+def _read_own_width(config: Config) -> Table:
+    """Refuse a table as wide as the model, which a map would not widen."""
+    if config["embedding_size"] == config["hidden_size"]:
+        width = config["embedding_size"]
+        line = f"config.json: embedding_size: found {width}, that of hidden_size; expected another"
+        raise UserError(line)
+    return _read_factors(config)
+
+
+ALBERT = BERT.derive(
+    "albert",
+    "AlbertForMaskedLM",
+    Computed(_read_own_width, FACTORS.writes, "embedding_size"),
+    Set({"attention.mask.kind": "full", "layers.shared": True}),
+    Refuse("num_hidden_groups", (1,)),
+    Refuse("inner_group_num", (1,)),
+    masked_architecture="",
+    pretraining_architecture="AlbertForPreTraining",
+    sequence_head="sop_classifier.classifier.weight",
+    layers="albert.encoder.albert_layer_groups.{i}.albert_layers.0.",
+    layer_keys={
+        "attention.query": "attention.query",
+        "attention.key": "attention.key",
+        "attention.value": "attention.value",
+        "attention.dense": "attention.out",
+        "attention.LayerNorm": "residual.norms.attention",
+        "ffn": "feedforward.up",
+        "ffn_output": "feedforward.down",
+        "full_layer_layer_norm": "residual.norms.feedforward",
+    },
+    model_keys={
+        "albert.encoder.embedding_hidden_mapping_in": "project_in",
+        "predictions.dense": "head.transform.dense",
+        "predictions.LayerNorm": "head.transform.norm",
+        "predictions.bias": "head.bias",
+        "albert.pooler": "sequence_head.pooler",
+        "sop_classifier.classifier": "sequence_head.classifier",
+    },
+    prefix="albert.",
+    ignored=(
+        r"predictions\.decoder\.(weight|bias)",
+        r"sop_classifier\..*",
+        r"albert\.pooler\..*",
+        r"albert\.embeddings\.(position_ids|token_type_ids)",
+    ),
+)
+
+ELECTRA = BERT.derive(
+    "electra",
+    "ElectraForCausalLM",
+    FACTORS,
+    Set({"head.transform.activation": "gelu"}),
+    masked_architecture="ElectraForMaskedLM",
+    model_keys={
+        "electra.embeddings_project": "project_in",
+        "generator_predictions.dense": "head.transform.dense",
+        "generator_predictions.LayerNorm": "head.transform.norm",
+        "generator_lm_head.bias": "head.bias",
+    },
+    prefix="electra.",
+    ignored=(
+        r"generator_lm_head\.weight",
+        r"electra\.embeddings\.(position_ids|token_type_ids)",
+    ),
 )
 
 

@@ -3,8 +3,10 @@
 from archwright.parts.mixers.base import AttentionMixer as AttentionMixer
 from archwright.parts.mixers.base import Mixer as Mixer
 from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
+from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.longformer import LongformerAttention as LongformerAttention
+from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
 from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
@@ -22,6 +24,8 @@ ATTENTIONS = Registry(
         spec.SoftmaxAttention: SoftmaxAttention,
         spec.LatentAttention: LatentAttention,
         spec.LongformerAttention: LongformerAttention,
+        spec.LSHAttention: LSHAttention,
+        spec.DisentangledAttention: DisentangledAttention,
     },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""

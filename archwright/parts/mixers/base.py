@@ -14,6 +14,7 @@ from archwright.parts.kernels import KERNELS, ScoreMods, prepare
 from archwright.parts.kernels.scores import RepeatedKeys
 from archwright.parts.masks import AttentionMask, max_length, pairs
 from archwright.parts.positions import follows_length, rotation
+from archwright.parts.positions.relative import ScorePosition
 from archwright.parts.sharing import LayerInfo
 from archwright.parts.states import KVCache, LayerState
 from archwright.spec.masks import Mask
@@ -139,7 +140,8 @@ class AttentionMixer(Mixer):
         return self.kernel(query, key, value, mask, scores)
 
     def flops_per_token(self, length: int) -> float:
-        return self.flops_per_pair * pairs(self.pattern.value, length) / length
+        of_pairs = self.flops_per_pair * pairs(self.pattern.value, length) / length
+        return of_pairs + (0.0 if self.relative is None else _flops_of(self.relative.value, length))
 
     def new_state(self, batch: int) -> KVCache:
         return KVCache(max_length(self.pattern.value))
@@ -155,3 +157,7 @@ class AttentionMixer(Mixer):
 
     def use_kernel(self, name: str) -> None:
         self.kernel = KERNELS[name]
+
+
+def _flops_of(position: nn.Module, length: int) -> float:
+    return position.flops_per_token(length) if isinstance(position, ScorePosition) else 0.0

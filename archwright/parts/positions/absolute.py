@@ -1,5 +1,7 @@
 """Positions added to the embedding."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -62,6 +64,35 @@ class Learned(nn.Module):
             )
         rows_of: Tensor = self.table(layout.position_ids_or_range() + self.offset)
         return rows_of
+
+
+class Axial(nn.Module):
+    """P[p] = [tables[0][p // c] ‖ tables[1][p mod c]], with a table [rows, dims[0]] and one [columns c, dims[1]]; of
+    more tables, the last digit of p counts fastest.
+
+    Kitaev et al., 2020 (its published code).
+
+    Raises:
+        ValueError: the text is longer than the grid has places.
+    """
+
+    def __init__(self, spec: spec.Axial, dim: int, context_length: int) -> None:
+        super().__init__()
+        self.shape = spec.shape_for(context_length)
+        sizes = zip(self.shape, spec.dims_for(dim), strict=True)
+        self.tables = nn.ModuleList(Embedding(number, width) for number, width in sizes)
+
+    def forward(self, layout: TokenLayout) -> Float[Tensor, "rows length dim"]:
+        places, length = math.prod(self.shape), _end(layout)
+        if length > places:
+            raise ValueError(
+                f"found {length} tokens; expected at most {places}, the places of position.shape = {[*self.shape]}"
+            )
+        left, found = layout.position_ids_or_range(), []
+        for number, table in zip(reversed(self.shape), reversed(self.tables), strict=True):
+            found.append(table(left % number))
+            left = left // number
+        return torch.cat(found[::-1], -1)  # [rows, length, dim]
 
 
 def _end(layout: TokenLayout) -> int:

@@ -17,7 +17,15 @@ from archwright.spec import positions as spec
 Queries = Float[Tensor, "batch length heads head_dim"]
 
 
-class ALiBi(nn.Module):
+class ScorePosition(nn.Module):
+    """Positions that are added to scores; one from outside need not be one of these, and then costs nothing."""
+
+    def flops_per_token(self, length: int) -> float:
+        """Return the FLOPs of a forward pass per token of a text of `length` tokens, beside those of `Linear` maps."""
+        return 0.0
+
+
+class ALiBi(ScorePosition):
     """score + slope_h (k - q), with the slopes of `alibi_slopes`. Press et al., 2021, section 3."""
 
     def __init__(
@@ -51,7 +59,7 @@ def alibi_slopes(num_heads: int, bias_max: int = 8) -> Float[Tensor, " heads"]:
     return torch.tensor(slopes)
 
 
-class T5Bias(nn.Module):
+class T5Bias(ScorePosition):
     """score + table[bucket(k - q), head], with a table of shape [num_buckets, num_heads].
 
     Near distances have a bucket each, far ones share on a log scale; where keys ahead are seen, they have
@@ -85,7 +93,7 @@ class T5Bias(nn.Module):
         return torch.where(behind < exact, behind, far) + ahead
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(ScorePosition):
     """score = scale (q k + u k + q r + v r), with r = W sines(q's position - k's), u and v learned.
 
     Shapes: W [num_heads * head_dim, dim]; u and v [num_heads * head_dim]. Every layer has its own.
@@ -103,21 +111,25 @@ class TransformerXL(nn.Module):
 
     def forward(self, query: Queries, view: AttentionMask, scale: float) -> tuple[Queries, Bias]:
         at, keys = view.layout.position_ids_or_range(), view.keys_at.position_ids_or_range()
-        least, most = _distances(view)
-        distances = torch.arange(least, most + 1, device=query.device)
-        vectors = sines(distances, self.dim, self.theta, interleaved=False)
+        least, most = distances(view)
+        between = torch.arange(least, most + 1, device=query.device)
+        vectors = sines(between, self.dim, self.theta, interleaved=False)
         # [distances, heads, head_dim]
         r = self.distance(vectors.to(self.distance.weight.dtype)).unflatten(-1, self.heads)
         # [heads, head_dim]
         u, v = (b.view(self.heads).to(query.dtype) for b in (self.content_bias, self.distance_bias))
         return query + u, _DistanceBias((query + v) * scale, r.to(query.dtype), at - least, keys)
 
+    def flops_per_token(self, length: int) -> float:
+        """Of q r: a product of each query with all distances that a text has."""
+        return 2.0 * self.distance.d_out * (2 * length - 1)
+
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.content_bias)
         nn.init.zeros_(self.distance_bias)
 
 
-def _distances(view: AttentionMask) -> tuple[int, int]:
+def distances(view: AttentionMask) -> tuple[int, int]:
     """Return the least and the largest distance of a query from a key; looked up where it is known."""
     at, keys = view.layout, view.keys_at
     if at.position_ids is None and keys.position_ids is None:

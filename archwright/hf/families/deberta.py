@@ -1,0 +1,236 @@
+"""DeBERTa, version 1, and versions 2 and 3: content and distances have projections of their own, or share them.
+
+The published classes end with the last layer; the layers that read absolute positions in pre-training are not in them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from archwright.hf.families.bert import BERT, TOKEN_TYPES
+from archwright.hf.families.common import ALL_BIASES, flag
+from archwright.hf.layouts import ByGroup
+from archwright.hf.lenses import (
+    MISSING,
+    Computed,
+    Config,
+    Field,
+    Get,
+    Refuse,
+    Set,
+    Switch,
+    Table,
+    Write,
+    refused,
+)
+from archwright.hf.weight_map import Fused
+from archwright.spec.attention import DisentangledAttention, SoftmaxAttention
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import LayerSpec
+
+TERMS = {
+    ("c2p", "p2c"): "both",
+    ("c2p",): "content_to_position",
+    ("p2c",): "position_to_content",
+}
+
+
+def _terms(config: Config) -> tuple[str, ...]:
+    """Return which terms of distances a config names, in a list or joined by bars."""
+    found = config["pos_att_type"] or []
+    listed = found.lower().split("|") if isinstance(found, str) else found
+    return tuple(sorted(str(term).strip() for term in listed))
+
+
+def _read_terms(config: Config) -> Table:
+    if (terms := _terms(config)) not in TERMS:
+        raise UserError(refused("pos_att_type", config["pos_att_type"], map(list, TERMS)))
+    return {"attention": {"terms": TERMS[terms]}}
+
+
+def _write_terms(get: Get) -> dict[str, Any]:
+    found = get("attention.terms")
+    return {"pos_att_type": [key for key, term in TERMS.items() if term == found for key in key]}
+
+
+def _read_scale(config: Config) -> Table:
+    """Read the divisor of scores, which counts terms of distances also where there are none."""
+    width = config["hidden_size"] // config["num_attention_heads"]
+    return {"attention": {"scale": {"kind": "sqrt", "dim": width * (1 + len(_terms(config)))}}}
+
+
+def _write_scale(get: Get) -> dict[str, Any]:
+    number, rest = divmod(get("attention.scale.dim"), get("attention.head_dim"))
+    return {} if rest else {"pos_att_type": ["c2p", "p2c"][: number - 1]}
+
+
+def _read_distances(config: Config) -> Table:
+    """Read how far distances reach; where no number is given, as far as texts."""
+    far = config["max_relative_positions"]
+    return {"attention": {"max_distance": far if far > 0 else config["max_position_embeddings"]}}
+
+
+def _read_buckets(config: Config) -> Table:
+    number = config["position_buckets"]
+    return {"attention": {"num_buckets": number if number > 0 else "none"}}
+
+
+def _write_buckets(get: Get) -> dict[str, Any]:
+    number = get("attention.num_buckets")
+    return {"position_buckets": -1 if number == "none" else number}
+
+
+def _only(key: str, derived: Callable[[Config], int]) -> Computed:
+    """Return the lens of a key that, where it is given, says again what follows from others."""
+
+    def read(config: Config) -> Table:
+        if config[key] not in (None, derived(config)):
+            raise UserError(refused(key, config[key], (derived(config),)))
+        return {}
+
+    return Computed(read, lambda get: {}, key)
+
+
+def _read_types(config: Config) -> Table:
+    number = config["type_vocab_size"]
+    return {"embedding": {"bias": number == 1, "token_types": number if number > 1 else 0}}
+
+
+def _write_types(get: Get) -> dict[str, Any]:
+    types, bias = get("embedding.token_types"), get("embedding.bias")
+    return {} if types is MISSING else {"type_vocab_size": types or int(bias)}
+
+
+FURTHER = (
+    Computed(_read_terms, _write_terms),
+    Computed(
+        _read_distances, lambda get: {"max_relative_positions": get("attention.max_distance")}
+    ),
+    Field("hidden_dropout_prob", "attention.distance_dropout"),
+)
+WITHOUT = (Set({"attention.kind": "softmax"}), Computed(_read_scale, _write_scale))
+WITH = Set({"attention.kind": "disentangled"})
+SEEN = Set({"attention.mask.kind": "full"})
+HEADS = (
+    Field("num_attention_heads", "attention.num_heads"),
+    Field("attention_probs_dropout_prob", "attention.dropout"),
+)
+BIASES = {key: True for key in ALL_BIASES if key.startswith("attention")}
+HEAD = {
+    "lm_predictions.lm_head.dense": "head.transform.dense",
+    "lm_predictions.lm_head.LayerNorm": "head.transform.norm",
+    "lm_predictions.lm_head.bias": "head.bias",
+}
+LEGACY = {
+    **{
+        f"cls.predictions.transform.{name}.{part}": f"lm_predictions.lm_head.{name}.{part}"
+        for name in ("dense", "LayerNorm")
+        for part in ("weight", "bias")
+    },
+    "cls.predictions.bias": "lm_predictions.lm_head.bias",
+}
+"""Names of the same head in files of an older class."""
+TABLE = "relatives.distances_0"
+
+
+def _in_proj(layer: LayerSpec) -> ByGroup:
+    """Return the layout of a matrix in which each head has its query, key and value together."""
+    assert isinstance(layer.attention, DisentangledAttention | SoftmaxAttention)
+    assert layer.attention.head_dim != "auto"
+    return ByGroup(head_dim=layer.attention.head_dim)
+
+
+_NORM = {
+    "layer_norm": (
+        Set({"attention.distance_norm.kind": "layer"}),
+        Field("layer_norm_eps", "attention.distance_norm.eps"),
+    ),
+    "none": Set({"attention.distance_norm.kind": "none"}),
+}
+
+DEBERTA_V2 = BERT.derive(
+    "deberta-v2",
+    "DebertaV2ForMaskedLM",
+    Computed(_read_types, _write_types, "type_vocab_size"),
+    flag("position_biased_input", {"position.kind": "learned"}, {"position.kind": "none"}),
+    Switch(
+        "relative_attention",
+        {
+            False: (*WITHOUT, SEEN, *HEADS, Set(BIASES)),
+            True: (
+                *(WITH, SEEN, *HEADS, Set(BIASES), *FURTHER),
+                Computed(_read_buckets, _write_buckets),
+                Switch("norm_rel_ebd", _NORM),
+                Switch(
+                    "share_att_key",
+                    {
+                        True: Set({"attention.distance_maps": "content"}),
+                        False: Set({"attention.distance_maps": "own"}),
+                    },
+                ),
+            ),
+        },
+    ),
+    Refuse("conv_kernel_size", (0,)),
+    _only("embedding_size", lambda config: int(config["hidden_size"])),
+    _only(
+        "attention_head_size",
+        lambda config: int(config["hidden_size"] // config["num_attention_heads"]),
+    ),
+    Write({"legacy": False}),
+    masked_architecture="",
+    prefix="deberta.",
+    layer_keys={
+        "attention.self.query_proj": "attention.query",
+        "attention.self.key_proj": "attention.key",
+        "attention.self.value_proj": "attention.value",
+        "attention.self.pos_key_proj": "attention.distance_key",
+        "attention.self.pos_query_proj": "attention.distance_query",
+    },
+    model_keys={
+        "deberta.embeddings.token_type_embeddings.weight": TOKEN_TYPES,
+        "deberta.encoder.rel_embeddings.weight": f"{TABLE}.weight",
+        "deberta.encoder.LayerNorm": f"{TABLE}.norm",
+        **HEAD,
+    },
+    ignored=(
+        r"cls\.predictions\.decoder\.(weight|bias)",
+        r"deberta\.embeddings\.(position_ids|position_embeddings\.weight)",
+        r"(lm_predictions\.lm_head\.decoder|mask_predictions|pooler|deberta\.pooler)\..*",
+    ),
+    endings={**BERT.endings, **LEGACY},
+    undeclared={
+        "share_att_key": False,
+        "position_buckets": -1,
+        "norm_rel_ebd": "none",
+        "conv_kernel_size": 0,
+        "attention_head_size": None,
+        "embedding_size": None,
+    },
+)
+
+DEBERTA = DEBERTA_V2.derive(
+    "deberta",
+    "DebertaForMaskedLM",
+    Switch(
+        "relative_attention",
+        {
+            False: (*WITHOUT, SEEN, *HEADS, Set(BIASES | {"attention.bias.key": False})),
+            True: (
+                *(WITH, SEEN, *HEADS, Set(BIASES | {"attention.bias.key": False}), *FURTHER),
+                Set({"attention.num_buckets": "none", "attention.distance_norm.kind": "none"}),
+                Set({"attention.distance_maps": "own"}),
+            ),
+        },
+    ),
+    Refuse("talking_head", (False,)),
+    layer_keys={
+        "attention.self.in_proj.weight": Fused(
+            ("attention.query.weight", "attention.key.weight", "attention.value.weight"), _in_proj
+        ),
+        "attention.self.q_bias": "attention.query.bias",
+        "attention.self.v_bias": "attention.value.bias",
+        "attention.self.pos_proj": "attention.distance_key",
+        "attention.self.pos_q_proj": "attention.distance_query",
+    },
+    undeclared={"talking_head": False},
+)

@@ -1,0 +1,116 @@
+"""T5Gemma of Google: two stacks of Gemma 2, each of sizes of its own."""
+
+from __future__ import annotations
+
+from archwright.hf.families.common import (
+    ATTENTION_BIAS,
+    CAUSAL,
+    DROPOUT,
+    ROPE,
+    TIED,
+    WINDOW,
+    flag,
+    gated,
+)
+from archwright.hf.families.gemma import NORM
+from archwright.hf.family import Family
+from archwright.hf.layer_types import Listed, Role, every
+from archwright.hf.lenses import Activation, Computed, Field, Lens, Set
+from archwright.hf.two_stacks import InPart, LayersInPart, in_both
+from archwright.hf.weight_map import Mapped
+
+STACK: tuple[Lens, ...] = (
+    Field("vocab_size", "vocab_size"),
+    Field("hidden_size", "dim"),
+    Field("num_hidden_layers", "num_layers"),
+    Field("max_position_embeddings", "context_length"),
+    Field("num_attention_heads", "attention.num_heads"),
+    Field("num_key_value_heads", "attention.num_kv_heads"),
+    Field("head_dim", "attention.head_dim"),
+    Field("query_pre_attn_scalar", "attention.scale.dim"),
+    Field("attn_logit_softcapping", "attention.softcap", or_none=True),
+    ATTENTION_BIAS,
+    Field("rms_norm_eps", "norm.eps"),
+    ROPE,
+    Activation("hidden_activation", gated=True),
+    Field("intermediate_size", "feedforward.hidden_dim"),
+)
+"""What the table of each stack says of it."""
+
+CROSS: tuple[Lens, ...] = (
+    Field("num_attention_heads", "cross_attention.num_heads"),
+    Field("num_key_value_heads", "cross_attention.num_kv_heads"),
+    Field("head_dim", "cross_attention.head_dim"),
+    Field("query_pre_attn_scalar", "cross_attention.scale.dim"),
+    Field("attn_logit_softcapping", "cross_attention.softcap", or_none=True),
+    flag(
+        "attention_bias",
+        {f"cross_attention.bias.{part}": True for part in ("query", "key", "value", "out")},
+    ),
+    Field("final_logit_softcapping", "head.softcap", or_none=True),
+)
+"""What the decoder's table says besides."""
+
+TYPES = Listed(otherwise=every(2, "full_attention", "sliding_attention"))
+BOTH_WAYS = {
+    "full_attention": Role({"attention.mask.kind": "full"}),
+    "sliding_attention": Role(
+        {"attention.mask.kind": "symmetric_window"},
+        (Field("sliding_window", "attention.mask.radius"),),
+    ),
+}
+
+
+def _attention(theirs: str, ours: str) -> dict[str, Mapped]:
+    maps = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out"}
+    return {
+        f"pre_{theirs}_layernorm": f"residual.norms.{ours}",
+        f"post_{theirs}_layernorm": f"residual.out_norms.{ours}",
+        **{f"{theirs}.{name}": f"{ours}.{map_}" for name, map_ in maps.items()},
+    }
+
+
+LAYER = {
+    **_attention("self_attn", "attention"),
+    "pre_feedforward_layernorm": "residual.norms.feedforward",
+    "post_feedforward_layernorm": "residual.out_norms.feedforward",
+    **gated("mlp", "feedforward"),
+}
+
+T5GEMMA = Family(
+    "t5gemma",
+    "T5GemmaForConditionalGeneration",
+    lenses=(
+        Set({"encoder.kind": "stack", "encoder.embeddings": "own"}),
+        Set({"cross_attention.kind": "softmax", "cross_attention.scale.kind": "sqrt"}),
+        Set({"embedding.scale": "sqrt_dim"}),
+        *in_both(
+            Set({"residual.kind": "sandwich", "norm.kind": "rms", **NORM}),
+            Set({"attention.kind": "softmax", "attention.scale.kind": "sqrt"}),
+            Field("dropout_rate", ("residual.dropout", "feedforward.dropout")),
+            DROPOUT,
+        ),
+        Field("dropout_rate", "embedding.dropout"),
+        Field("attention_dropout", "cross_attention.dropout"),
+        InPart("encoder", STACK, at="encoder"),
+        InPart("decoder", (*STACK, *CROSS)),
+        # Beside the tables, where the class has it too, and reads it from the decoder's.
+        Computed(lambda config: {}, lambda get: {"vocab_size": get("vocab_size")}),
+        TIED,
+    ),
+    groups=(
+        LayersInPart(TYPES, {"full_attention": CAUSAL, "sliding_attention": WINDOW}, "decoder"),
+    ),
+    encoder_groups=(LayersInPart(TYPES, BOTH_WAYS, "encoder"),),
+    layers="model.decoder.layers.{i}.",
+    layer_keys={**LAYER, **_attention("cross_attn", "cross_attention")},
+    encoder_layers="model.encoder.layers.{i}.",
+    encoder_layer_keys=LAYER,
+    model_keys={
+        "model.encoder.embed_tokens": "encoder.embedding",
+        "model.decoder.embed_tokens": "embedding",
+        "model.encoder.norm": "encoder.norm",
+        "model.decoder.norm": "norm",
+        "lm_head.out_proj": "head",
+    },
+)

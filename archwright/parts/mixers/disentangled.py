@@ -1,0 +1,196 @@
+"""DeBERTa's attention: content looks at distances, and distances at content."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from archwright.parts.context import Context
+from archwright.parts.kernels import ScoreMods
+from archwright.parts.linear import Embedding, Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.masks import AttentionMask
+from archwright.parts.mixers.base import AttentionMixer, Heads
+from archwright.parts.mixers.scales import SCORE_SCALES
+from archwright.parts.norms import NORMS
+from archwright.parts.positions import distances
+from archwright.parts.sharing import LayerInfo
+from archwright.parts.states import KVCache
+from archwright.spec import attention as spec
+from archwright.spec.norms import Norm
+
+
+class DistanceTable(Embedding):
+    """norm(W), a table W of shape [2 side, dim]: a row for each distance or bucket of distances, from -side to
+    side - 1. He et al., 2020, section 3.1."""
+
+    def __init__(self, rows: int, dim: int, norm: Norm) -> None:
+        super().__init__(rows, dim)
+        self.norm: nn.Module = NORMS.make(norm, dim)
+
+    def forward(self, index: Tensor) -> Tensor:
+        rows: Tensor = self.norm(F.embedding(index, self.weight))
+        return rows
+
+
+class DisentangledAttention(AttentionMixer):
+    """out(concat_h(softmax(s (q_i k_j + q_i R_d + k_j S_d)) v_j)), d = row(i - j), s = scale / sqrt(number of terms).
+
+    R and S are maps of one table of distances, which layers share: `distance_key` and `distance_query`, or `key` and
+    `query` themselves. row(i - j) is the distance cut to -side .. side - 1, after its bucket where there are few; both
+    terms read the row of the distance from key to query, as the published code does (section 3.1 writes that of S the
+    other way round). Shapes: x and the result [batch, length, dim]; q, k and v [batch, length, num_heads, head_dim]; R
+    and S [rows, num_heads, head_dim].
+
+    He et al., 2020, DeBERTa, section 3.1, equation 4; buckets: the published code of version 2.
+
+    Args:
+        spec: sizes that it leaves open follow from `dim`; max_distance is a number.
+        layer: where it stands.
+    """
+
+    def __init__(
+        self, spec: spec.DisentangledAttention, dim: int, layer: LayerInfo | None = None
+    ) -> None:
+        layer, sizes = layer or LayerInfo(), spec.heads(dim)
+        num_heads, head_dim = sizes["num_heads"], sizes["head_dim"]
+        super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
+        self.spec, self.dim, self.head_dim = spec.model_copy(update=sizes), dim, head_dim
+        scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
+        self.scale = scale * (1 + spec.num_terms) ** -0.5
+        width, bias = num_heads * head_dim, spec.bias
+        self.query = Linear(dim, width, bias=bias.query, deepnorm=False)
+        self.key = Linear(dim, width, bias=bias.key, deepnorm=False)
+        self.value = Linear(dim, width, bias=bias.value)
+        self.out = Linear(width, dim, bias=bias.out, is_residual_output=True)
+        self.content_to_position = spec.terms != "position_to_content"
+        self.position_to_content = spec.terms != "content_to_position"
+        own = spec.distance_maps == "own"
+        self.distance_key, self.distance_query = (
+            Linear(dim, width, bias=has_bias, deepnorm=False) if own and used else None
+            for has_bias, used in (
+                (bias.key, self.content_to_position),
+                (bias.query, self.position_to_content),
+            )
+        )
+        rows, norm = 2 * spec.side, spec.distance_norm
+        new_table = lambda: DistanceTable(rows, dim, norm)  # noqa: E731
+        self.distances = layer.shared("distances", (rows, dim, norm), new_table)
+
+    @property
+    def inputs(self) -> list[Linear]:
+        return [self.query, self.key, self.value]
+
+    @property
+    def flops_per_pair(self) -> int:
+        return 4 * self.num_heads * self.head_dim
+
+    @property
+    def kept_per_token(self) -> int:
+        return self.key.d_out + self.value.d_out
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        context: Context | None = None,
+        state: KVCache | None = None,
+        projected: Sequence[Tensor] | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        """Return what the heads make of x; alone, without a context, each row is a text that begins at position 0."""
+        if context is None:
+            context = Context.alone(x)
+        mask = context.mask(self.pattern, self.num_heads)
+        if projected is None:
+            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+        # [batch, length, heads, head_dim]
+        q, k, v = (p.unflatten(-1, (self.num_heads, self.head_dim)) for p in projected)
+        if state is not None:
+            k, v = state.update(context.slots(state.max_length), k, v)
+        softcap = None if self.spec.softcap == "none" else self.spec.softcap
+        dropout = self.spec.dropout if self.training else 0.0
+        mods = ScoreMods(self.scale, dropout, softcap, self._terms(q, k, mask))
+        mixed = self.kernel(q, k, v, mask, mods)  # [batch, length, heads, head_dim]
+        out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
+        return out
+
+    def rows(self, distance: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """Return the row of the table for each distance, that of a query minus that of a key."""
+        side = self.spec.side
+        if self.spec.num_buckets != "none":
+            distance = log_buckets(distance, self.spec.num_buckets, int(self.spec.max_distance))
+        return (distance + side).clamp(0, 2 * side - 1)
+
+    def _terms(self, q: Heads, k: Heads, mask: AttentionMask) -> "_DistanceTerms":
+        """Return what distances add to scores; of the table, those rows are mapped that some distance has."""
+        first, last = self.rows(torch.tensor(distances(mask))).tolist()
+        table = self.distances.value(torch.arange(first, last + 1, device=q.device))
+        table = F.dropout(table, self.spec.distance_dropout, self.training).to(q.dtype)
+        keys = queries = None
+        if self.content_to_position:
+            # [rows, heads, head_dim]
+            keys = (self.distance_key or self.key)(table).unflatten(-1, (-1, self.head_dim))
+        if self.position_to_content:
+            # [rows, heads, head_dim]
+            queries = (self.distance_query or self.query)(table).unflatten(-1, (-1, self.head_dim))
+        return _DistanceTerms(self, q * self.scale, k * self.scale, keys, queries, first, mask)
+
+    def flops_per_token(self, length: int) -> float:
+        """Of the pairs; of each token and each row of the table that is in use; and of the table's maps, once for a
+        text. Those of its own are counted among the maps of all tokens."""
+        ahead = 0 if self.pattern.value.lookahead == 0 else length - 1
+        first, last = self.rows(torch.tensor([-ahead, length - 1])).tolist()
+        rows, width, terms = last - first + 1, self.num_heads * self.head_dim, self.spec.num_terms
+        of_table = rows / length - (1 if self.spec.distance_maps == "own" else 0)
+        return super().flops_per_token(length) + 2 * terms * width * (rows + of_table * self.dim)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads} heads of {self.head_dim}, {2 * self.spec.side} distances"
+
+
+class _DistanceTerms:
+    """q R_d + k S_d for each pair. Shapes: q [b, t, h, d], k [b, s, h, d], R and S [rows, h, d], from row `first`
+    on."""
+
+    def __init__(
+        self,
+        mixer: DisentangledAttention,
+        query: Tensor,
+        key: Tensor,
+        keys: Tensor | None,
+        queries: Tensor | None,
+        first: int,
+        view: AttentionMask,
+    ) -> None:
+        self.rows_of, self.first_row = mixer.rows, first
+        self.query, self.key, self.of_keys, self.of_queries = query, key, keys, queries
+        self.at = view.layout.position_ids_or_range()
+        self.keys_at = view.keys_at.position_ids_or_range()
+
+    def block(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
+        distance = self.at[:, first:stop, None] - self.keys_at[:, None, key_first:key_stop]
+        rows = (self.rows_of(distance) - self.first_row)[:, None]  # [rows or 1, 1, queries, keys]
+        terms: list[Tensor] = []
+        if self.of_keys is not None:
+            terms.append(_looked_up(self.query[:, first:stop], self.of_keys, rows))
+        if self.of_queries is not None:
+            terms.append(_looked_up(self.key[:, key_first:key_stop], self.of_queries, rows.mT).mT)
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
+def _looked_up(x: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+    """Return x's products with the rows of a table that each has for each other token: [batch, heads, own, others]."""
+    # [batch, heads, own, rows of the table]
+    products = torch.einsum("bqhd,nhd->bhqn", x, table)
+    return products.gather(-1, rows.expand(*products.shape[:3], -1))
+
+
+def log_buckets(distance: Int[Tensor, "*shape"], number: int, farthest: int) -> Tensor:
+    """Return the bucket of each distance: itself up to m = number // 2, and beyond, with its sign,
+    ceil(ln(|d| / m) / ln((farthest - 1) / m) (m - 1)) + m. He et al.'s published code of version 2."""
+    middle = number // 2
+    far = distance.abs().clamp(min=middle)
+    share = torch.log(far / middle) / math.log((farthest - 1) / middle)
+    bucket = torch.ceil(share * (middle - 1)).long() + middle
+    return torch.where(distance.abs() <= middle, distance, bucket * distance.sign())

@@ -1,0 +1,122 @@
+"""How much memory a training step takes on this machine: each tensor of a rehearsed step counts from where it is made
+to where it is dropped. What the process grows by follows, with what libraries take and the C library loses."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from archwright.model.decoder import Decoder
+from archwright.spec.run_spec import RunSpec
+from archwright.training.rehearsal import Rehearsal, Watch
+
+LIBRARIES = 34e6
+"""Bytes that torch's libraries take in the first step, whatever the model."""
+COMPILER = 192e6
+"""Bytes of the compiler, where layers are compiled."""
+LOST = 1.13
+"""Bytes of the heap for each byte of tensors: aligned memory of glibc leaves gaps that nothing fits into."""
+STEPS = 2
+"""Steps that are rehearsed: the optimizer's state is there from the second on."""
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm", "convolution")
+"""Operations that a compiler does not compute again for the backward pass."""
+FACTORS = ("_to_copy", "add")
+"""Operations whose results are the narrow factors of products, and the stream: a compiler keeps both."""
+ROOMS = ("empty", "new_empty", "empty_like", "empty_strided")
+"""Operations that make room for the results of a kernel."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of a training step on this machine."""
+
+    weights: int
+    kept: int
+    """Of weights, and of what the optimizer keeps between steps."""
+    tensors: int
+    """Of all tensors at the moment when there are most."""
+    process: float
+    """What a process grows by, once it has loaded its libraries; estimated from `tensors`."""
+
+
+def step_memory(run: RunSpec) -> StepMemory:
+    """Return the bytes of a step of a run on a CPU; what its machine leaves open is taken as plain.
+
+    Raises:
+        UserError: a model that breaks rules; a run whose steps depend on values.
+    """
+    watch = _Bytes()
+    rehearsal, compiled = Rehearsal(run, watch), run.machine.compile == "block"
+    weights = watch.live
+    with _as_compiled(rehearsal.model, watch) if compiled else nullcontext(), rehearsal.going_on():
+        for _ in range(STEPS):
+            rehearsal.step()
+    process = LIBRARIES + LOST * watch.most + COMPILER * compiled
+    return StepMemory(weights, watch.live, watch.most, process)
+
+
+class _Bytes(Watch):
+    """Counts the bytes of tensors that are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.most = 0
+        self.makers: dict[int, str] = {}
+        """The operation that made each storage."""
+
+    def see(self, name: str, given: Any, out: Any) -> None:
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._count(leaf, name)
+
+    def _count(self, tensor: Tensor, maker: str) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.makers:
+            return
+        size, self.makers[storage._cdata] = storage.nbytes(), maker
+        self.live += size
+        self.most = max(self.most, self.live)
+        weakref.finalize(storage, self._drop, storage._cdata, size)
+
+    def _drop(self, storage: int, size: int) -> None:
+        self.live -= size
+        del self.makers[storage]
+
+
+@contextmanager
+def _as_compiled(model: Decoder, watch: _Bytes) -> Iterator[None]:
+    """Keep for the backward pass what a compiler keeps: what enters layers, factors and results of products, and those
+    of kernels. All else, such as rotations and gates, is computed again."""
+    entered: set[int] = set()
+    inside: list[Any] = []
+
+    def pack(x: Tensor) -> Any:
+        storage = x.untyped_storage()._cdata
+        if storage in entered or watch.makers.get(storage, "") in (*PRODUCTS, *FACTORS, *ROOMS, ""):
+            return x
+        return x.size(), x.stride(), x.dtype
+
+    def unpack(x: Any) -> Tensor:
+        return x if isinstance(x, Tensor) else torch.empty_strided(*x[:2], dtype=x[2])
+
+    def enter(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        entered.add(args[0].untyped_storage()._cdata)
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+        hooks.__enter__()
+        inside.append(hooks)
+
+    def leave(layer: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        inside.pop().__exit__(None, None, None)
+
+    handles = [layer.register_forward_pre_hook(enter) for layer in model.all_layers]
+    handles += [layer.register_forward_hook(leave) for layer in model.all_layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

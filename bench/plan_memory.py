@@ -1,0 +1,177 @@
+"""Does a plan say what a training takes? Peak memory of real steps in fresh processes, beside the estimate.
+
+    python -m bench.plan_memory            # all of them, and the table in docs/planning.md
+    python -m bench.plan_memory --only 3   # one of them, to the terminal
+
+A process loads what a training loads, and looks at what it holds; it then makes three steps, by the session of the
+trainer, on random tokens. What its largest resident size has grown by stands beside `step_memory`.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from archwright.spec.run_spec import RunSpec
+
+PAGE = Path(__file__).parents[1] / "docs" / "planning.md"
+BEGIN, END = "<!-- memory: python -m bench.plan_memory -->", "<!-- end of memory -->"
+STEPS = 3
+
+SMALL = (
+    "model.dim=256 model.num_layers=6 model.context_length=512 model.vocab_size=4096 batch_size=8"
+)
+WIDE = (
+    "model.dim=512 model.num_layers=6 model.context_length=512 model.vocab_size=4096 batch_size=6"
+)
+LONG = (
+    "model.dim=256 model.num_layers=6 model.context_length=2048 model.vocab_size=2048 batch_size=2"
+)
+HEAD = (
+    "model.dim=256 model.num_layers=2 model.context_length=512 model.vocab_size=32768 batch_size=8"
+)
+EXPERTS = "model.feedforward.kind=experts model.feedforward.num_experts=8"
+AGAIN = "machine.activation_checkpointing=full"
+CONFIGURATIONS = (
+    f"modern {SMALL}",
+    f"modern {SMALL} machine.precision=fp32",
+    f"modern {SMALL} machine.kernel=sdpa",
+    f"modern {SMALL} optimizer.kind=muon",
+    f"modern {SMALL} {AGAIN} batch_size=32",
+    f"modern {SMALL} machine.compile=block",
+    f"modern {WIDE}",
+    f"modern {WIDE} optimizer.kind=muon",
+    f"modern {WIDE} {AGAIN} optimizer.kind=muon batch_size=16",
+    f"modern {WIDE} machine.compile=block",
+    f"modern {WIDE} {AGAIN} machine.compile=block batch_size=16",
+    f"modern {LONG}",
+    f"modern {LONG} model.attention.mask.kind=window model.attention.mask.size=256",
+    f"modern {LONG} {AGAIN} batch_size=4",
+    f"modern {HEAD}",
+    f"modern {HEAD} machine.loss=chunked",
+    f"modern {HEAD} machine.loss=chunked {AGAIN} optimizer.kind=muon",
+    f"textbook {SMALL}",
+    f"modern {SMALL} {EXPERTS}",
+    "modern model.dim=1024 model.num_layers=4 model.context_length=256 model.vocab_size=8192 batch_size=4",
+)
+"""A model, and what is changed."""
+DECIDED = ["machine.device=cpu", "machine.num_steps=10", "machine.threads=1"]
+DEFAULT = {"precision": "bf16", "kernel": "blockwise", "loss": "whole", "compile": "none"}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure, print the table, and write it into the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of configurations, from 0")
+    parser.add_argument("--child", help="measure this configuration in this process")
+    options = parser.parse_args(words)
+    if options.child:
+        print(json.dumps(measured(options.child)))
+        return
+    chosen = range(len(CONFIGURATIONS)) if options.only is None else options.only
+    rows, errors = [], []
+    for number in chosen:
+        configuration = CONFIGURATIONS[number]
+        measured_bytes, estimate = (ask(configuration, "--child"), estimated(configuration))
+        errors.append(estimate / measured_bytes - 1)
+        rows.append(
+            (
+                configuration,
+                f"{measured_bytes / 1e6:,.0f}",
+                f"{estimate / 1e6:,.0f}",
+                f"{errors[-1]:+.1%}",
+            )
+        )
+        print(*rows[-1], sep="  ", flush=True)
+    sizes = [abs(error) for error in errors]
+    summary = f"Median error {statistics.median(sizes):.1%}, largest {max(sizes):.1%}."
+    print(summary)
+    if options.only is None:
+        write(rows, summary)
+
+
+def ask(configuration: str, option: str) -> float:
+    """Return what a process of its own measures."""
+    command = [sys.executable, "-m", "bench.plan_memory", option, configuration]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def estimated(configuration: str) -> float:
+    """Return the bytes that `step_memory` finds for a configuration."""
+    from archwright.training.step_memory import step_memory
+
+    return step_memory(_run(configuration)).process
+
+
+def measured(configuration: str) -> float:
+    """Return the bytes by which this process grows over a few steps."""
+    from archwright.machine.allocator import tune_allocator
+
+    tune_allocator()
+    import numpy as np
+    import torch
+
+    import archwright.training.train  # noqa: F401, what a training loads
+    from archwright.data.inputs import Batch, Inputs
+    from archwright.machine.compiling import compile_parts
+    from archwright.model.build import build
+    from archwright.training.session import Session
+
+    run = _run(configuration)
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("medium")
+    idle = _resident("VmRSS")
+    model = build(run.model).use_kernel(run.machine.kernel)
+    if run.machine.activation_checkpointing == "full":
+        model.checkpoint_activations()
+    compile_parts(model, run.machine.compile, whole_loss=run.machine.loss == "whole")
+
+    class Random:
+        def at(self, step: int, *, rank: int = 0, world_size: int = 1) -> Batch:
+            shape = (run.batch_size, run.model.context_length)
+            tokens = np.random.default_rng(step).integers(int(run.model.vocab_size), size=shape)
+            return Batch(Inputs(tokens), tokens)
+
+    session = Session(run, model, Random())
+    for _ in range(STEPS):
+        session.step()
+    return _resident("VmHWM") - idle
+
+
+def _run(configuration: str) -> "RunSpec":
+    from archwright.spec.read import load_run
+
+    name, *words = configuration.split()
+    machine = [f"machine.{key}={value}" for key, value in DEFAULT.items()]
+    # The last word for a key counts.
+    given = dict(word.split("=", 1) for word in (*machine, *DECIDED, *words))
+    run = load_run(name).override(*(f"{key}={value}" for key, value in given.items()))
+    return run.model_copy(
+        update={"model": run.model.resolved(), "optimizer": run.optimizer.with_lrs_resolved()}
+    )
+
+
+def _resident(key: str) -> float:
+    status = Path("/proc/self/status").read_text("utf-8")
+    return int(status.split(f"{key}:")[1].split()[0]) * 1024.0
+
+
+def write(rows: Sequence[Sequence[str]], summary: str) -> None:
+    """Put the table into the page, between its marks."""
+    text = PAGE.read_text("utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    head = ["configuration", "measured, MB", "estimated, MB", "error"]
+    table = [head, ["---", "--:", "--:", "--:"], *rows]
+    lines = ["| " + " | ".join(row) + " |" for row in table]
+    PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", summary, "", END]) + after, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

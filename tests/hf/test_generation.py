@@ -1,0 +1,212 @@
+"""Greedy and beam output beside transformers' generate, in models of the same weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from archwright import hf
+from archwright.generation.beams import Search, beam_search_many
+from archwright.generation.sampling import Reader
+from archwright.model.language_model import LanguageModel
+from tests.hf.library import ENTRIES, batch, build, logits, randomise, save, transformers
+from tests.hf.test_parity import REFUSED
+
+TWO_STACKS = sorted(
+    name
+    for name, entry in ENTRIES.items()
+    if "task" not in entry
+    and entry["model_type"]
+    in transformers.models.auto.modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+)
+"""Every entry of an encoder and a decoder."""
+DECODERS = sorted(
+    name
+    for name, entry in ENTRIES.items()
+    if "task" not in entry and name not in {*TWO_STACKS, *REFUSED}
+)
+EXCEPT: dict[str, str] = {}
+"""Entries whose output is not compared, each with its reason."""
+
+WITHOUT_CACHE = {"umt5": "the library's cache has a layer for each of the encoder"}
+"""Entries of which the library reads the whole text for each token, each with its reason."""
+
+START = 3
+"""What a decoder reads first."""
+MAX_TOKENS = 12
+LENGTHS = (5, 11, 8)
+"""Tokens of the sources of a batch."""
+CLOSE = 1e-4
+"""Two scores that are nearer may change places by rounding."""
+MOST_CLOSE = 1 / 200
+"""Share of steps that may be so."""
+
+
+class Models:
+    """A published model, and the same model here."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        if name in EXCEPT:
+            pytest.skip(EXCEPT[name])
+        self.name = name
+        self.theirs = levelled(randomise(build(name)))
+        self.ours: LanguageModel = hf.load(save(self.theirs, folder)).model
+        # What a config forces would say nothing of the models.
+        self.theirs.generation_config = transformers.GenerationConfig()
+        self.num_tokens = int(self.ours.spec.vocab_size)
+
+    def sources(self, seed: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randint(4, self.num_tokens, (n,), generator=generator) for n in LENGTHS]
+
+    def stops(self, prompt: Tensor, sources: list[Tensor] | None, seed: int) -> list[int]:
+        """Draw tokens that end a text among those that are likely after a prompt, so that some texts end."""
+        with torch.no_grad():
+            logits = Reader(self.ours, sources).read_rows(prompt.expand(len(sources or [0]), -1))
+        likely = logits[0].topk(12).indices[1:]
+        generator = torch.Generator().manual_seed(seed)
+        return likely[torch.randperm(len(likely), generator=generator)[:4]].tolist()
+
+    def written(
+        self, prompt: Tensor, sources: list[Tensor], stops: list[int], **settings: Any
+    ) -> list[list[int]]:
+        """Return what the library writes to sources of different lengths, side by side."""
+        rows = nn.utils.rnn.pad_sequence(sources, batch_first=True, padding_value=1)
+        lengths = torch.tensor([len(source) for source in sources])
+        found = self.theirs.generate(  # type: ignore[operator]
+            rows,
+            attention_mask=(torch.arange(rows.shape[1]) < lengths[:, None]).long(),
+            decoder_start_token_id=START,
+            decoder_input_ids=prompt.expand(len(sources), -1),
+            max_new_tokens=MAX_TOKENS,
+            do_sample=False,
+            eos_token_id=stops,
+            pad_token_id=1,
+            use_cache=self.name not in WITHOUT_CACHE,
+            **settings,
+        )
+        return [_until(row, stops) for row in found[:, len(prompt) :].tolist()]
+
+
+@torch.no_grad()
+def levelled(model: nn.Module) -> nn.Module:
+    """Take from a bias of logits, where there is one, what all texts have in common, or one token would be the
+    likeliest everywhere."""
+    bias = getattr(model, "final_logits_bias", None)
+    if bias is not None:
+        bias -= logits(model, *batch(model)).flatten(0, 1).mean(0)
+    return model
+
+
+def _until(tokens: list[int], stops: list[int]) -> list[int]:
+    ends = [i for i, token in enumerate(tokens) if token in stops]
+    return tokens[: ends[0]] if ends else tokens
+
+
+@pytest.fixture(scope="module", params=TWO_STACKS)
+def two_stacks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(request.param, tmp_path_factory.mktemp(request.param))
+
+
+class Watch:
+    """Counts the steps of a search in which scores that decide are nearly equal."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.steps, self.close = 0, 0
+        longer = Search._longer
+
+        def watched(search: Search, log_p: Tensor) -> Any:
+            found = longer(search, log_p)
+            scores = [beam.score for _, beam in found]
+            kept = search.limits.num_beams
+            self.steps += 1
+            self.close += scores[0] - scores[1] < CLOSE or scores[kept - 1] - scores[kept] < CLOSE
+            return found
+
+        patch.setattr(Search, "_longer", watched)
+
+
+BEAMS: list[dict[str, Any]] = [
+    {"num_beams": 1},
+    {"num_beams": 2, "length_penalty": 1.0},
+    {"num_beams": 4, "length_penalty": 0.0},
+    {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True},
+    {"num_beams": 5, "length_penalty": 0.6, "early_stopping": "never"},
+    {"num_beams": 3, "length_penalty": -1.0, "early_stopping": "never"},
+]
+
+
+def test_beams_find_what_those_of_the_published_implementation_find(
+    two_stacks: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one beam, which is greedy: of sources of different lengths, texts that end and that do not."""
+    watch, written, wrong = Watch(monkeypatch), [], []
+    for seed, settings in enumerate(BEAMS):
+        sources = two_stacks.sources(seed)
+        prompt = torch.cat((torch.tensor([START]), sources[-1][:seed]))
+        stops, before = two_stacks.stops(prompt, sources, seed), watch.close
+        found = beam_search_many(
+            two_stacks.ours, prompt, sources, max_tokens=MAX_TOKENS, stop=stops, **settings
+        )
+        expected = two_stacks.written(prompt, sources, stops, **settings)
+        written += found
+        if found != expected and watch.close == before:
+            wrong.append((settings, found, expected))
+    assert not wrong
+    ends = {len(tokens) == MAX_TOKENS for tokens in written}
+    assert ends == {True, False}, "the comparison would say nothing of texts that end"
+    assert len(set(map(tuple, written))) > 4
+    assert watch.close <= max(1, MOST_CLOSE * watch.steps)
+
+
+@pytest.mark.sampled(fast=2, full=12)
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_take_the_tokens_that_the_published_implementation_takes(
+    name: str, tmp_path: Path
+) -> None:
+    models = Models(name, tmp_path)
+    reader, close = Reader(models.ours), 0
+    prompt = models.sources(0)[1]
+    expected = models.theirs.generate(  # type: ignore[operator]
+        prompt[None],
+        attention_mask=torch.ones_like(prompt)[None],
+        max_new_tokens=MAX_TOKENS,
+        do_sample=False,
+        eos_token_id=models.num_tokens - 1,
+        pad_token_id=1,
+    )[0, len(prompt) :].tolist()
+    read = prompt
+    for token in expected:
+        with torch.no_grad():
+            best = reader.read(read).log_softmax(-1).topk(2)
+        if best.values[0] - best.values[1] < CLOSE:
+            close += 1
+        else:
+            assert int(best.indices[0]) == token
+        read = torch.tensor([token])
+    assert close <= 1
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mistral"])
+def test_beams_go_on_with_a_prompt_as_the_published_implementation_does(
+    name: str, tmp_path: Path
+) -> None:
+    models = Models(name, tmp_path)
+    for seed, settings in enumerate(BEAMS[1:]):
+        prompt = models.sources(seed)[0]
+        stops = models.stops(prompt, None, seed)
+        expected = models.theirs.generate(  # type: ignore[operator]
+            prompt[None],
+            attention_mask=torch.ones_like(prompt)[None],
+            max_new_tokens=MAX_TOKENS,
+            do_sample=False,
+            eos_token_id=stops,
+            pad_token_id=1,
+            **settings,
+        )[0, len(prompt) :].tolist()
+        found = beam_search_many(
+            models.ours, prompt, None, max_tokens=MAX_TOKENS, stop=stops, **settings
+        )
+        assert found == [_until(expected, stops)]

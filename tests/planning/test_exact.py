@@ -1,0 +1,136 @@
+"""What a plan counts is what is built, computed and allocated: masks, caches, random compositions."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import Phase, assume, given, settings
+from torch.utils.flop_counter import FlopCounterMode
+
+from archwright.model import build
+from archwright.model.encoder_decoder import EncoderDecoder
+from archwright.model.language_model import LanguageModel
+from archwright.parts.mixers import AttentionMixer, LongformerAttention
+from archwright.parts.positions.relative import TransformerXL
+from archwright.planning.plans import plan
+from archwright.planning.workload import workload
+from archwright.spec.errors import UserError
+from archwright.spec.masks import Mask
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load
+from archwright.spec.run_spec import RunSpec
+from tests.parts.test_masks import CHOICES, sees
+from tests.strategies import model_specs, two_stack_specs
+
+COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
+ROWS = 2
+
+
+def brute_pairs(mask: Mask, length: int, num_heads: int) -> float:
+    """Count the pairs that a mask allows, one by one by its sentence, in the mean of the heads."""
+    places = range(length)
+    allowed = sum(
+        sees(mask, q, k, head, num_heads)
+        for head in range(num_heads)
+        for q in places
+        for k in places
+    )
+    return allowed / num_heads
+
+
+@pytest.mark.parametrize("mask", CHOICES, ids=str)
+def test_flops_between_tokens_are_those_of_the_allowed_pairs(mask: Mask) -> None:
+    """Two products of a pair, of four heads of 16: 4 * 64 FLOPs, over two layers."""
+    values = load("modern").model_dump() | {"dim": 64, "num_layers": 2, "context_length": 24}
+    values["attention"] |= {"num_heads": 4, "num_kv_heads": 2, "mask": mask.model_dump()}
+    found = plan(RunSpec(model=ModelSpec.model_validate(values | {"vocab_size": 64})), workload())
+    between = found.forward_flops["attention between tokens"]
+    assert between * 24 == pytest.approx(2 * 4 * 64 * brute_pairs(mask, 24, 4), rel=1e-12)
+
+
+def agrees(spec: ModelSpec, model: LanguageModel, length: int) -> None:
+    """Hold the plan of a model against what it is, what torch counts, and what its cache takes."""
+    found = plan(RunSpec(model=spec), workload(context=length))
+    assert found.counts.total == sum(p.numel() for p in model.parameters())
+    assert sum(found.counts.parts.values()) == found.counts.total
+    tokens = torch.zeros(ROWS, length, dtype=torch.long)
+    texts = (tokens, tokens) if isinstance(model, EncoderDecoder) else (tokens,)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(*texts)
+    planned = sum(found.forward_flops.values()) + beside_the_plan(model, length)
+    assert counter.get_total_flops() / tokens.numel() == pytest.approx(planned, rel=0.01)
+    if not model.can_cache or any(m.lookahead != 0 for m in model.masks.values()):
+        return
+    cache = model.new_cache()
+    with torch.no_grad():
+        model(*texts, cache=cache)
+    assert cache.num_bytes == ROWS * (found.cache_bytes_per_text * 4 + spare_bytes(model, length))
+
+
+def beside_the_plan(model: LanguageModel, length: int) -> float:
+    """Return the FLOPs per token that the formula's plain code computes and a plan does not count: pairs that a mask
+    hides, and Longformer's global tokens, which ask twice; less what it computes once for all rows of a batch and not
+    for each token, the maps of distances."""
+    more = 0.0
+    for layer in model.all_layers:
+        for mixer in layer.mixers().values():
+            if not isinstance(mixer, AttentionMixer):
+                continue
+            pattern = mixer.pattern.value
+            shown = brute_pairs(pattern.spec, length, mixer.num_heads) / length  # type: ignore[attr-defined]
+            again = min(length, mixer.num_global) if isinstance(mixer, LongformerAttention) else 0
+            more += mixer.flops_per_pair * (length - shown + again)
+            for module in mixer.modules():
+                if isinstance(module, TransformerXL):
+                    share = (2 * length - 1) / (ROWS * length) - 1
+                    more += share * 2 * module.distance.weight.numel()
+    return more
+
+
+def spare_bytes(model: LanguageModel, length: int) -> int:
+    """Return the bytes of a text's slots beyond its tokens: a growing cache begins with 64, a bounded one with as many
+    as its mask reaches back, and each has one more, which holds nothing."""
+    spare = 0
+    for mixer in model.mixers():
+        if isinstance(mixer, AttentionMixer) and mixer.kept_per_token:
+            most = mixer.new_state(1).max_length
+            tokens, slots = (length, 64) if most is None else (min(length, most), min(64, most))
+            spare += (max(slots, tokens) + 1 - tokens) * mixer.kept_per_token * 8
+    return spare
+
+
+def legal(spec: ModelSpec) -> bool:
+    try:
+        spec.resolved()
+    except UserError:
+        return False
+    return True
+
+
+def untwisted(spec: ModelSpec) -> bool:
+    """Tell whether no layer's global tokens ask for distances of their own, which are counted nowhere."""
+    return not any(
+        layer.attention.kind == "longformer" and layer.position.kind == "transformer_xl"
+        for layer in spec.layers_by_kind.values()
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=COMPOSITIONS * 3 // 4, phases=[Phase.generate])
+@given(model_specs())
+def test_random_compositions_cost_what_is_planned(spec: ModelSpec) -> None:
+    assume(legal(spec) and untwisted(spec))
+    agrees(spec, ready(spec), min(spec.context_length, 12))
+
+
+@pytest.mark.slow
+@settings(max_examples=COMPOSITIONS // 4, phases=[Phase.generate])
+@given(two_stack_specs())
+def test_random_compositions_of_two_stacks_cost_what_is_planned(spec: ModelSpec) -> None:
+    assume(legal(spec) and untwisted(spec))
+    agrees(spec, ready(spec), min(spec.context_length, 12))
+
+
+def ready(spec: ModelSpec) -> LanguageModel:
+    """Return a model of which torch counts every product: of experts in float64, and attention as its formula says."""
+    return build(spec).double().use_kernel("eager").eval()
