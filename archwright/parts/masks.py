@@ -2,7 +2,7 @@
 sees. The dense mask, the block structure of fast kernels, what a cache keeps and the FLOP count follow."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -69,8 +69,12 @@ class WholeTextPattern(Protocol):
         """Return True where the query at `query` of a text of `length` tokens, `longest` at most, may see the key at
         `key` (shapes broadcast)."""
 
-    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor | None:
-        """Return how many times a key counts that is seen; None: all count once."""
+    @property
+    def repeats(self) -> bool:
+        """Whether some keys count several times."""
+
+    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor:
+        """Return how many times a key counts that is seen."""
 
 
 def key_ranges(pattern: MaskPattern, first: int, last: int, length: int) -> Ranges:
@@ -500,9 +504,11 @@ class BigBird(_Reaching):
                 shown = shown | (drawn[head, asking, number] == seen)
         return shown
 
-    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor | None:
-        if self.spec.differs_by_head or not self.spec.num_random:
-            return None
+    @property
+    def repeats(self) -> bool:
+        return self.spec.num_random > 0 and not self.spec.differs_by_head
+
+    def times(self, query: Tensor, key: Tensor, length: Tensor) -> Tensor:
         size = self.spec.block_size
         asking, last = query // size, (length - 1) // size
         repeated = (key // size == 0) & (asking > 0) & (asking < last) & (length > self.shortest)
@@ -667,6 +673,13 @@ class AttentionMask:
     """Where the keys stand, if they are not the batch's own alone. An index below 0 is an empty slot."""
     is_full: bool = False
     """Whether every query is known to see every key."""
+    counts: bool = field(init=False, default=False)
+    """Whether some keys count several times; known before a compiled layer asks."""
+
+    def __post_init__(self) -> None:
+        pattern = self.pattern
+        counts = isinstance(pattern, WholeTextPattern) and pattern.repeats
+        object.__setattr__(self, "counts", counts)
 
     @property
     def keys_at(self) -> TokenLayout:
@@ -749,13 +762,6 @@ class AttentionMask:
         lengths = self.layout.text_lengths
         return lengths[row if len(lengths) > 1 else 0, query]
 
-    @property
-    def counts(self) -> bool:
-        """Whether some keys count several times."""
-        one = torch.zeros((), dtype=torch.long)
-        pattern = self.pattern
-        return isinstance(pattern, WholeTextPattern) and pattern.times(one, one, one) is not None
-
     def log_times(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
         """Return the logarithm of how many times keys count, which adds to scores: [rows, 1, queries, keys]."""
         at, kept = self.layout.index_or_range(), self.keys_at.index_or_range()
@@ -765,7 +771,6 @@ class AttentionMask:
             kept[:, None, key_first:key_stop],
             self.layout.text_lengths[:, first:stop, None],
         )
-        assert times is not None
         # [rows, 1, queries, keys]
         return times[:, None].log()
 

@@ -285,13 +285,13 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
                 for k in range(length):
                     if valid[q] and valid[k] and documents[q] == documents[k]:
                         start = documents.index(documents[q])
-                        places = [sum(valid[start:n]) for n in (q, k)]
+                        at, seen = (sum(valid[start:n]) for n in (q, k))
                         heads = range(number := int(getattr(mixer, "num_heads", 1)))
                         long = sum(
                             v for v, d in zip(valid, documents, strict=True) if d == documents[q]
                         )
                         text = (number, long, i + 1)
-                        step[q, k] |= any(sees(mask, *places, head, *text) for head in heads)
+                        step[q, k] |= any(sees(mask, at, seen, head, *text) for head in heads)
         reach = (step.float() @ reach.float()) > 0
     return reach
 

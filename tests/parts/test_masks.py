@@ -422,3 +422,21 @@ class TestBigBird:
         pattern = MASKS[spec.BigBird](spec.BigBird(block_size=4, num_random=1), 2)
         counts = [pairs(pattern, n) for n in (1000, 2000, 4000)]
         assert counts[2] - counts[1] == 2 * (counts[1] - counts[0])
+
+    def test_they_follow_the_generator_of_their_layer(self) -> None:
+        """Of the first block that has some, and of the first head, beside the permutation that numpy draws first."""
+        for layer in (1, 4):
+            first = np.random.RandomState(layer - 1).permutation(11)
+            expected = [block for block in first if block not in (0, 1, 2, 9, 10)][:3]
+            drawn = MASKS[spec.BigBird](spec.BigBird(num_random=3), 2, layer).drawn(20)
+            assert drawn[0, 1].tolist() == expected
+
+    def test_the_first_block_stands_for_random_ones(self) -> None:
+        choice, length = spec.BigBird(block_size=2, num_random=2, random="first"), 31
+        layout = token_layout(torch.zeros(1, length, dtype=torch.long))
+        view = AttentionMask(MASKS[spec.BigBird](choice, 1), layout)
+        found = view.log_times(0, length, 0, length)[0, 0].exp()
+        for q, k in product(range(length), repeat=2):
+            several = k < 2 <= q and q // 2 < 15
+            assert found[q, k].item() == pytest.approx(3 if several else 1)
+        assert not AttentionMask(Causal(spec.Causal()), layout).counts

@@ -97,6 +97,7 @@ def _varying(blocks: Blocks) -> Blocks:
     if dynamo is not None:
         for tensor in (blocks.table, blocks.mask_bias, blocks.workspace):
             dynamo.maybe_mark_dynamic(tensor, 0)
+        dynamo.maybe_mark_dynamic(blocks.table, 1)
     return blocks
 
 
