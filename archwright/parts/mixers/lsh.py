@@ -137,6 +137,7 @@ class LSHAttention(Mixer):
             dice = torch.Generator().manual_seed(self.spec.hash_seed)
             shape = (self.num_heads, self.head_dim, self.spec.num_hashes, sum(self.factors) // 2)
             drawn = torch.randn(shape, generator=dice, device="cpu")
+            # [heads, rounds, head_dim, directions]
             self._rotations = drawn.transpose(1, 2).contiguous()
         if self._rotations.device != like.device or self._rotations.dtype != like.dtype:
             return self._rotations.to(like)
@@ -290,15 +291,17 @@ def attend_in_chunks(
     total = chunks.num_chunks * size
     order = order.expand(batch, heads, rounds, length)
     places = chunks.places[:, None, None].expand_as(order)
-    # The column in each place, [batch, heads, rounds * chunks * size]; `length` where no token stands.
     empty = order.new_full((batch, heads, rounds, total), length)
+    # The column in each place, [batch, heads, rounds * chunks * size]; `length` where no token stands.
     at = empty.scatter(-1, places, order).flatten(2)
     nothing = chunks.index.new_full((len(chunks.index), 1), NOTHING)
     index = torch.cat((chunks.index, nothing), -1).expand(batch, -1)[:, None].expand(-1, heads, -1)
     index = index.gather(-1, at).unflatten(-1, (-1, size))  # [batch, heads, all chunks, size]
 
-    sorted_q = _rows(F.pad(q, (0, 0, 0, 1)), at).unflatten(2, (-1, size))
-    sorted_v = _rows(F.pad(v, (0, 0, 0, 1)), at).unflatten(2, (-1, size))
+    # [batch, heads, all chunks, size, head_dim]
+    sorted_q, sorted_v = (
+        _rows(F.pad(x, (0, 0, 0, 1)), at).unflatten(2, (-1, size)) for x in (q, v)
+    )
     k, seen_v = (_beside(x, chunks.beside) for x in (_normed(sorted_q), sorted_v))
     # [batch, heads, all chunks, size, seen * size]
     scores = sorted_q @ k.mT
@@ -317,11 +320,14 @@ def attend_in_chunks(
     back = torch.empty_like(order).scatter(-1, order, places)
     back = back + torch.arange(rounds, device=q.device)[:, None] * total
     back = back.flatten(2)  # [batch, heads, rounds * length]
-    mixed = _rows(mixed, back).unflatten(2, (rounds, length))
+    mixed = _rows(mixed, back).unflatten(
+        2, (rounds, length)
+    )  # [batch, heads, rounds, length, head_dim]
     if rounds == 1:
         return mixed.squeeze(2)  # [batch, heads, length, head_dim]
-    # As it is published: of a token that sees itself alone, float32 holds log 2 beside SELF to 0.004.
+    # [batch, heads, rounds, length]
     found = denominators.flatten(2).gather(-1, back).unflatten(2, (rounds, length))
+    # As it is published: of a token that sees itself alone, float32 holds log 2 beside SELF to 0.004.
     shares = (found - found.logsumexp(2, keepdim=True)).exp()
     return (mixed * shares[..., None].to(mixed.dtype)).sum(2)  # [batch, heads, length, head_dim]
 
@@ -346,7 +352,7 @@ def _beside(x: Tensor, beside: Tensor) -> Tensor:
     batch, heads, number, _, width = x.shape
     if beside.shape[-1] == 1 and number == 1:
         return x
-    at = beside.flatten(1)[:, None].expand(batch, heads, -1)
+    at = beside.flatten(1)[:, None].expand(batch, heads, -1)  # [batch, heads, chunks * seen]
     seen = _rows(x.flatten(3), at)  # [batch, heads, chunks * seen, size * width]
     # [batch, heads, chunks, seen * size, width]
     return seen.view(batch, heads, number, -1, width)
