@@ -33,5 +33,10 @@ class Branch(nn.Module):
         a multiplication and an addition count as two."""
         return 0.0
 
+    def kept_values_per_token(self, length: int) -> float:
+        """Return how many numbers per token of a text of `length` tokens a forward pass leaves for the backward pass,
+        beside those that enter and leave `Linear` maps."""
+        return 0.0
+
     def after_step(self, *, updated: bool) -> None:
         """Do what follows from the batches of a training step; `updated`: whether the weights moved."""

@@ -36,7 +36,9 @@ class LeastMemory:
 def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) -> LeastMemory:
     """Return the bytes that a step on `rows` full rows needs at least; the model may be a meta one."""
     logits = logit_bytes(model, rows)
-    values = rows * model.spec.context_length * model.spec.dim * model.spec.num_layers
+    # What enters each layer, or both streams that leave the last of reversible ones.
+    layers = 2 if model.spec.residual.num_streams == 2 else model.spec.num_layers
+    values = rows * model.spec.context_length * model.spec.dim * layers
     return LeastMemory(
         model.num_parameters() * PER_PARAMETER,
         logits if whole_logits else min(logits, WHOLE_LOGITS),

@@ -152,25 +152,31 @@ def activation_bytes(model: LanguageModel, length: int, checkpointing: str) -> f
                     scores and dropout)
         selective   as none, without what norms, activations and gates give
         full        what enters each layer; and all of one layer, while it is computed again
+
+    Of reversible layers, in any case what leaves the last, and all of one layer.
     """
-    layers, decoder, encoder = [*model.all_layers], {*model.stack}, model.spec.encoder_model
-    dim_of_source = model.spec.dim if encoder is None else encoder.dim
-    dims = [model.spec.dim if layer in decoder else dim_of_source for layer in layers]
-    if checkpointing == "full":
-        again = max(_values(layer, dim, "none") for layer, dim in zip(layers, dims, strict=True))
-        values = sum(dims) + again
-    else:
-        values = sum(
-            _values(layer, dim, checkpointing) for layer, dim in zip(layers, dims, strict=True)
-        )
-    return PER_ACTIVATION * length * values
+    decoder = {*model.stack}
+    of_source = model.spec if model.spec.encoder_model is None else model.spec.encoder_model
+    kept = again = 0.0
+    for spec in {id(spec): spec for spec in (model.spec, of_source)}.values():
+        kept += 2 * spec.dim * (spec.residual.num_streams == 2)
+    for layer in model.all_layers:
+        spec = model.spec if layer in decoder else of_source
+        is_reversible = spec.residual.num_streams == 2
+        if is_reversible or checkpointing == "full":
+            kept += 0 if is_reversible else spec.dim
+            again = max(again, _values(layer, spec.dim, length, "none"))
+        else:
+            kept += _values(layer, spec.dim, length, checkpointing)
+    return PER_ACTIVATION * length * (kept + again)
 
 
-def _values(layer: Layer, dim: int, checkpointing: str) -> float:
+def _values(layer: Layer, dim: int, length: int, checkpointing: str) -> float:
     """Return the values per token that a layer leaves."""
     kept = float(len(layer.branches) * dim)  # what enters the norms, or the branches
     for name in layer.branches:
         is_mixer = name in layer.mixers()
+        kept += layer.branch(name).kept_values_per_token(length)
         if checkpointing == "none":
             kept += dim
         for module in layer.branch(name).modules():

@@ -219,3 +219,24 @@ def test_the_published_layer(buckets: int | tuple[int, ...], num_hashes: int, ca
     x = vectors(20).float()
     found, expected = part(x), part.out(theirs(x).hidden_states)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_hashes": 2, "chunks_before": 2}], ids=str)
+@pytest.mark.parametrize("length", [4, 64])
+def test_what_is_kept_for_the_backward_pass(length: int, options: dict[str, Any]) -> None:
+    """Within a fifth of the bytes that are saved: all but weights and places."""
+    part = made(options | {"chunk_size": 8, "num_buckets": 8}).float()
+    x = vectors(length).float().requires_grad_()
+    weights = {p.untyped_storage().data_ptr() for p in part.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and tensor.dtype != torch.long:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        part(x)
+    expected = part.kept_values_per_token(length) + DIM + HEADS * WIDTH
+    assert sum(saved.values()) / 4 / 2 / length == pytest.approx(expected, rel=0.2)

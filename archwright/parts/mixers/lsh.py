@@ -137,6 +137,7 @@ class LSHAttention(Mixer):
             dice = torch.Generator().manual_seed(self.spec.hash_seed)
             shape = (self.num_heads, self.head_dim, self.spec.num_hashes, sum(self.factors) // 2)
             drawn = torch.randn(shape, generator=dice, device="cpu")
+            # [heads, rounds, head_dim, directions]
             self._rotations = drawn.transpose(1, 2).contiguous()
         if self._rotations.device != like.device or self._rotations.dtype != like.dtype:
             return self._rotations.to(like)
@@ -164,6 +165,16 @@ class LSHAttention(Mixer):
         padded = -(-length // spec.chunk_size) * spec.chunk_size / length
         pairs = 4 * width * seen * padded
         return spec.num_hashes * (pairs + width * sum(self.factors))
+
+    def kept_values_per_token(self, length: int) -> float:
+        """Of each round sorted queries, the keys and values that their chunk sees, and results; scores, weights, and
+        what hides them."""
+        spec, width = self.spec, self.num_heads * self.head_dim
+        if length <= spec.chunk_size:
+            return 4.0 * width + 3 * self.num_heads * length
+        seen = 1 + spec.chunks_before + spec.chunks_after
+        pairs = self.num_heads * spec.chunk_size * seen
+        return spec.num_hashes * (width * (2.0 + 2 * seen) + 3 * pairs)
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads of {self.head_dim}, {self.spec.num_hashes} hashes"
@@ -280,15 +291,17 @@ def attend_in_chunks(
     total = chunks.num_chunks * size
     order = order.expand(batch, heads, rounds, length)
     places = chunks.places[:, None, None].expand_as(order)
-    # The column in each place, [batch, heads, rounds * chunks * size]; `length` where no token stands.
     empty = order.new_full((batch, heads, rounds, total), length)
+    # The column in each place, [batch, heads, rounds * chunks * size]; `length` where no token stands.
     at = empty.scatter(-1, places, order).flatten(2)
     nothing = chunks.index.new_full((len(chunks.index), 1), NOTHING)
     index = torch.cat((chunks.index, nothing), -1).expand(batch, -1)[:, None].expand(-1, heads, -1)
     index = index.gather(-1, at).unflatten(-1, (-1, size))  # [batch, heads, all chunks, size]
 
-    sorted_q = _rows(F.pad(q, (0, 0, 0, 1)), at).unflatten(2, (-1, size))
-    sorted_v = _rows(F.pad(v, (0, 0, 0, 1)), at).unflatten(2, (-1, size))
+    # [batch, heads, all chunks, size, head_dim]
+    sorted_q, sorted_v = (
+        _rows(F.pad(x, (0, 0, 0, 1)), at).unflatten(2, (-1, size)) for x in (q, v)
+    )
     k, seen_v = (_beside(x, chunks.beside) for x in (_normed(sorted_q), sorted_v))
     # [batch, heads, all chunks, size, seen * size]
     scores = sorted_q @ k.mT
@@ -307,11 +320,14 @@ def attend_in_chunks(
     back = torch.empty_like(order).scatter(-1, order, places)
     back = back + torch.arange(rounds, device=q.device)[:, None] * total
     back = back.flatten(2)  # [batch, heads, rounds * length]
-    mixed = _rows(mixed, back).unflatten(2, (rounds, length))
+    mixed = _rows(mixed, back).unflatten(
+        2, (rounds, length)
+    )  # [batch, heads, rounds, length, head_dim]
     if rounds == 1:
         return mixed.squeeze(2)  # [batch, heads, length, head_dim]
-    # As it is published: of a token that sees itself alone, float32 holds log 2 beside SELF to 0.004.
+    # [batch, heads, rounds, length]
     found = denominators.flatten(2).gather(-1, back).unflatten(2, (rounds, length))
+    # As it is published: of a token that sees itself alone, float32 holds log 2 beside SELF to 0.004.
     shares = (found - found.logsumexp(2, keepdim=True)).exp()
     return (mixed * shares[..., None].to(mixed.dtype)).sum(2)  # [batch, heads, length, head_dim]
 
@@ -336,7 +352,7 @@ def _beside(x: Tensor, beside: Tensor) -> Tensor:
     batch, heads, number, _, width = x.shape
     if beside.shape[-1] == 1 and number == 1:
         return x
-    at = beside.flatten(1)[:, None].expand(batch, heads, -1)
+    at = beside.flatten(1)[:, None].expand(batch, heads, -1)  # [batch, heads, chunks * seen]
     seen = _rows(x.flatten(3), at)  # [batch, heads, chunks * seen, size * width]
     # [batch, heads, chunks, seen * size, width]
     return seen.view(batch, heads, number, -1, width)
