@@ -141,7 +141,7 @@ class _StackedEmbedding(_StackedTable):
 
         self.token_types: nn.Module | None = one.token_types
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         index: Int[Tensor, "rows length"],
         token_type_ids: Int[Tensor, "rows length"] | None = None,

@@ -82,6 +82,7 @@ def train_step(
         total = part_loss.total + auxiliary
         if second_loss is not None:
             assert judged is not None, "the rules of a run ask for a head of rows"
+            assert part.sequence_targets is not None, "parts have what their batch has"
             own = sequence_nats(judged, part.sequence_targets).sum() / len(batch.targets)
             total, second_loss = total + own, second_loss + own.item()
         precision.scaled(total).backward()

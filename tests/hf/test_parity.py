@@ -248,6 +248,11 @@ TRAINED: dict[str, dict[str, Any]] = {
     "m2m_100": {},
     "fsmt": {},
     "t5gemma": {},
+    "bert": {},
+    "albert": {},
+    "electra_factored": {},
+    "deberta": {},
+    "deberta_v3": {},
 }
 """One model of each kind of block, and the auxiliary loss of those whose library has one."""
 
@@ -289,8 +294,9 @@ def steps(model: nn.Module, tokens: Tensor, lr: float = 1e-3) -> list[float]:
             out = own_logits(model, tokens, everything).flatten(0, 1)
             loss = F.cross_entropy(out, tokens.flatten()) + pop_aux_losses(model)
         elif isinstance(model, Decoder):
-            out = model(tokens).logits[:, :-1].flatten(0, 1)
-            loss = F.cross_entropy(out, tokens[:, 1:].flatten()) + pop_aux_losses(model)
+            ahead = 0 if model.spec.is_bidirectional else 1  # masked tokens are said where they are
+            out = model(tokens).logits[:, : tokens.shape[1] - ahead].flatten(0, 1)
+            loss = F.cross_entropy(out, tokens[:, ahead:].flatten()) + pop_aux_losses(model)
         else:
             loss = model(**inputs(model, tokens, everything), labels=tokens).loss
         optimizer.zero_grad()

@@ -34,7 +34,11 @@ def pair(*words: str) -> tuple[Decoder, Decoder]:
     return shared, copies
 
 
-@pytest.mark.parametrize("words", [(), ALTERNATING], ids=["one kind", "two kinds"])
+@pytest.mark.parametrize(
+    "words",
+    [(), ALTERNATING, ("residual.kind=reversible",)],
+    ids=["one kind", "two kinds", "two streams"],
+)
 def test_it_computes_what_copies_of_its_layers_compute(words: tuple[str, ...]) -> None:
     shared, copies = pair(*words)
     kinds = len({*shared.spec.layer_indices})

@@ -115,6 +115,10 @@ def test_a_tied_head_is_computed_all_the_same() -> None:
     assert flops_per_token(small("head.tied=true"), 32) == flops_per_token(small(), 32)
 
 
+def test_layers_that_share_parameters_are_computed_each() -> None:
+    assert flops_per_token(small("layers.shared=true"), 32) == flops_per_token(small(), 32)
+
+
 def test_without_attention_length_does_not_matter() -> None:
     spec = load("modern").override("dim=64", "num_layers=3", "context_length=32")
     model = build(spec.override("attention.kind=none"))

@@ -3,7 +3,7 @@
 The published classes end with the last layer; the layers that read absolute positions in pre-training are not in them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from archwright.hf.families.bert import BERT, TOKEN_TYPES
@@ -15,6 +15,7 @@ from archwright.hf.lenses import (
     Config,
     Field,
     Get,
+    Lens,
     Refuse,
     Set,
     Switch,
@@ -49,7 +50,8 @@ def _read_terms(config: Config) -> Table:
 
 def _write_terms(get: Get) -> dict[str, Any]:
     found = get("attention.terms")
-    return {"pos_att_type": [key for key, term in TERMS.items() if term == found for key in key]}
+    named = next(keys for keys, terms in TERMS.items() if terms == found)
+    return {"pos_att_type": [*named]}
 
 
 def _read_scale(config: Config) -> Table:
@@ -139,7 +141,7 @@ def _in_proj(layer: LayerSpec) -> ByGroup:
     return ByGroup(head_dim=layer.attention.head_dim)
 
 
-_NORM = {
+_NORM: Mapping[Hashable, Lens | Sequence[Lens]] = {
     "layer_norm": (
         Set({"attention.distance_norm.kind": "layer"}),
         Field("layer_norm_eps", "attention.distance_norm.eps"),

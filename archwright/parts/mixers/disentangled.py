@@ -141,9 +141,11 @@ class DisentangledAttention(AttentionMixer):
         text. Those of its own are counted among the maps of all tokens."""
         ahead = 0 if self.pattern.value.lookahead == 0 else length - 1
         first, last = self.rows(torch.tensor([-ahead, length - 1])).tolist()
-        rows, width, terms = last - first + 1, self.num_heads * self.head_dim, self.spec.num_terms
+        rows: int = last - first + 1
+        width, terms = self.num_heads * self.head_dim, self.spec.num_terms
         of_table = rows / length - (1 if self.spec.distance_maps == "own" else 0)
-        return super().flops_per_token(length) + 2 * terms * width * (rows + of_table * self.dim)
+        of_pairs: float = super().flops_per_token(length)
+        return of_pairs + 2.0 * terms * width * (rows + of_table * self.dim)
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads of {self.head_dim}, {2 * self.spec.side} distances"
