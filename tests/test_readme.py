@@ -42,10 +42,12 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a text of the user's own."""
+    """A folder with files of the user's own."""
     path = tmp_path_factory.mktemp("newcomer")
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8") * 2
     (path / "notes.txt").write_text(text, "utf-8")
+    (path / "sentences.txt").write_text("la fugopa un vilota\n", "utf-8")
+    (path / "test.tsv").write_text("la fugopa\tdera zymaky\n", "utf-8")
     return path
 
 

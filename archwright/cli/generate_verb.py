@@ -1,5 +1,6 @@
 """archwright generate"""
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -85,7 +86,10 @@ def run(words: Sequence[str]) -> int:
             opened.model, opened.tokenizer, options.prompt, source=options.source, **settings
         )
     except UserError as error:
-        raise UserError(*map(_as_option, error.lines)) from None
+        lines = [_as_option(line) for line in error.lines]
+        if sources is not None:
+            lines = [re.sub("^--source:", "--source-file:", line) for line in lines]
+        raise UserError(*lines) from None
     print(options.prompt, end="", flush=True)
     for text in texts:
         print(text, end="", flush=True)

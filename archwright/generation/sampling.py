@@ -83,7 +83,7 @@ class Reader:
         sources: what the encoder reads for each row, of a model that has one; the tokens of each.
 
     Raises:
-        UserError: a source and no encoder, or an encoder and no source.
+        UserError: a source and no encoder, an encoder and no source, or an encoder alone.
     """
 
     def __init__(self, model: LanguageModel, sources: Sequence[Tensor] | None = None) -> None:
@@ -93,6 +93,12 @@ class Reader:
                 if sources is None
                 else "source: found one; the model has no encoder to read it: give a prompt"
             )
+        for pattern in model.masks.values():
+            if pattern.lookahead != 0 and not prefix_size(pattern):
+                raise UserError(
+                    f"model: found one whose tokens see what follows them (its mask is {type(pattern).__name__}), as "
+                    "an encoder's do; expected one that can write token by token: a decoder, alone or beside an encoder"
+                )
         self._sources = None if sources is None else _side_by_side(sources)
         self.model, self.context = model, model.spec.context_length
         self._text = torch.empty(1 if sources is None else len(sources), 0, dtype=torch.long)

@@ -249,12 +249,17 @@ def evaluate_text(run: OpenRun, *texts: str, stride: int | None = None) -> Evalu
     if run.spec.data.pairs:
         raise UserError(
             f"text: {run.folder.path} was trained on pairs of a source and a target; leave it out to judge on held-out "
-            f"pairs: archwright eval {run.folder.path}"
+            f"pairs, or give others: archwright eval {run.folder.path} --pairs FILE"
         )
     if not run.spec.data.task.is_none:
         raise UserError(
             f'text: {run.folder.path} was trained on the task "{run.spec.data.task.kind}", whose answers are no '
             f"text; leave it out to judge on held-out examples: archwright eval {run.folder.path}"
+        )
+    if not (run.spec.model.encoder.is_none or run.spec.objective.has_source):
+        raise UserError(
+            f"text: {run.folder.path} has a model with an encoder, and no objective that makes a source and a target "
+            f"of a text; judge it on pairs: archwright eval {run.folder.path} --pairs FILE"
         )
     documents = open_texts(texts, run.spec.data)
     with tempfile.TemporaryDirectory() as folder:
@@ -281,7 +286,8 @@ def evaluate_held_out(run: OpenRun) -> Evaluation:
     elif not run.spec.data.task.is_none:
         material = task_material(run.spec)
     else:
-        raise UserError("text: found none; expected files, folders, globs, -, or stdlib")
+        pairs = "" if run.spec.model.encoder.is_none else "; or pairs: --pairs FILE"
+        raise UserError(f"text: found none; expected files, folders, globs, -, or stdlib{pairs}")
     windows = held_out_windows(
         material.held_out, material.tokenizer, run.spec.objective, run.spec.model.context_length
     )

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from archwright.generation.beams import beam_search
+from archwright.generation.beams import Limits, Search, beam_search, beam_search_many
 from archwright.generation.sampling import Reader, sample
 from archwright.model import build
 from archwright.model.language_model import LanguageModel
@@ -70,6 +70,39 @@ def test_with_beams_enough_the_best_text_of_all_is_found(
         stop=0,
     )
     assert found == [token for token in best if token]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 4, "early_stopping": True}],
+    ids=["greedy", "beams", "stopping early"],
+)
+def test_sources_side_by_side_are_answered_as_each_is_alone(settings: dict[str, int]) -> None:
+    """Of different lengths, with answers that end at different times."""
+    shape = ("encoder.kind=stack", "encoder.num_layers=1", "cross_attention.kind=softmax")
+    spec = ModelSpec(dim=16, num_layers=2, vocab_size=9, context_length=16)
+    model = build(spec.override(*SHAPE, *shape), seed=2).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(3)
+    sources = [torch.tensor(row) for row in ([2, 4, 1, 0, 3, 3], [5], [8, 7, 6], [1, 5])]
+    given = {"max_tokens": 9, "stop": 6, **settings}
+    alone = [beam_search(model, PROMPT, source=source, **given) for source in sources]
+    assert beam_search_many(model, PROMPT, sources, **given) == alone
+    assert len({len(answer) for answer in alone}) > 1
+
+
+def test_when_a_search_is_over() -> None:
+    """With a penalty by which longer texts gain, as long as one hopes."""
+    log_p = torch.tensor([0.3, 0.5, 0.2]).log()
+    lengths = {}
+    for early_stopping in (True, False, "never"):
+        search = Search(Limits(12, 2, 3.0, early_stopping, frozenset({0})))
+        while search.running:
+            search.take(log_p.expand(len(search.running), -1))
+        lengths[early_stopping] = search.length
+    assert lengths[True] < lengths[False] <= lengths["never"] == 12
 
 
 def test_one_beam_takes_the_likeliest_token(model: LanguageModel) -> None:

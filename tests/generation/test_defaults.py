@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from archwright.generation.defaults import Sampling, sampling
+from archwright.generation.defaults import Sampling, Searching, sampling, searching
 from archwright.text.bpe import raw_bytes
 from archwright.text.tokenizer import Tokenizer
 
@@ -47,3 +47,25 @@ def test_any_of_the_ids_that_end_a_text_ends_it() -> None:
     assert tokenizer().stop_ids == {256}
     assert tokenizer(eos_token_id=257).stop_ids == {256, 257}
     assert tokenizer(eos_token_id=[256, 257, 10**6, -1]).stop_ids == {256, 257}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, Searching()),
+        ({"num_beams": 4, "length_penalty": 2.0}, Searching(4, 2.0)),
+        ({"num_beams": 6, "early_stopping": True}, Searching(6, 1.0, True)),
+        ({"num_beams": 4, "do_sample": True}, Searching()),
+        ({"num_beams": 0, "length_penalty": "long", "early_stopping": 3}, Searching()),
+        ({"num_beams": True, "length_penalty": 11}, Searching()),
+    ],
+)
+def test_how_a_checkpoint_searches(config: dict[str, Any], expected: Searching) -> None:
+    assert searching(tokenizer(**config)) == expected
+    assert searching(tokenizer(**config), num_beams=2).num_beams == 2
+
+
+def test_the_answer_to_a_source_is_the_likeliest_unless_somebody_says_otherwise() -> None:
+    assert sampling(tokenizer(), has_source=True).temperature == 0
+    assert sampling(tokenizer(), top_k=5, has_source=True) == Sampling(0.8, 5, 1.0)
+    assert sampling(tokenizer(do_sample=True), has_source=True).temperature == 1

@@ -1,5 +1,6 @@
 """Ids are those of the saved tokenizer.json, text comes back, special tokens are borders only."""
 
+import json
 import tracemalloc
 from itertools import count, islice
 from pathlib import Path
@@ -361,3 +362,44 @@ def test_a_stream_is_encoded_in_little_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 * 1_000_000 + 40_000_000  # the list above, and a few pieces
+
+
+@pytest.mark.parametrize(
+    ("around", "frame"),
+    [
+        (None, ((), (257,))),  # a file that says nothing: the end of a text behind it
+        (["$A", "</s>"], ((), (257,))),
+        (["<s>", "$A", "</s>"], ((256,), (257,))),
+        (["<s>", "$A"], ((256,), (257,))),
+        (["$A", "</s>", "<s>"], ((), (257, 256))),
+    ],
+)
+def test_what_is_put_around_a_text(
+    around: list[str] | None, frame: tuple[tuple[int, ...], tuple[int, ...]], tmp_path: Path
+) -> None:
+    inner = raw_bytes(["<s>", "</s>"])
+    if around:
+        inner.post_processor = tokenizers.processors.TemplateProcessing(
+            single=around, special_tokens=[("<s>", 256), ("</s>", 257)]
+        )
+    tokenizer = Tokenizer(inner, "</s>")
+    assert tokenizer.frame == frame
+    tokenizer.with_frame().save(tmp_path)
+    assert Tokenizer.load(tmp_path).frame == frame
+
+
+@pytest.mark.parametrize(
+    ("named", "start"),
+    [
+        ({}, (257, 256)),
+        ({"decoder_start_token_id": 256}, (256, 256)),
+        ({"decoder_start_token_id": 3, "forced_bos_token_id": 5}, (3, 5)),
+    ],
+)
+def test_what_a_decoder_reads_first(named: dict[str, int], start: tuple[int, ...]) -> None:
+    inner = raw_bytes(["<s>", "</s>"])
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single=["<s>", "$A", "</s>"], special_tokens=[("<s>", 256), ("</s>", 257)]
+    )
+    files = {"token_ids.json": json.dumps(named)}
+    assert Tokenizer(inner, "</s>", files=files).decoder_start == start
