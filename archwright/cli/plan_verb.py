@@ -1,11 +1,17 @@
 """archwright plan"""
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from archwright import presets
 from archwright.cli.parser import Parser
+from archwright.format import columns
 from archwright.spec.errors import UserError
+from archwright.spec.read import is_run
+
+THIS = "this"
 
 ABOUT = """\
 Say what a model costs before anything is spent: parameters, FLOPs, memory, whether a training fits and
@@ -23,12 +29,18 @@ DDP keeps all of a model on each device, FSDP its share; tensor parallel shares 
 Checkpointing computes again: selective norms, activations and gates, full whole layers. Keys of --json:
 docs/planning.md
 
-devices: {devices}"""
+WHAT may be a run: what was estimated for its steps then stands beside what they took. With --hardware this,
+speeds are measured on this machine, kept for a week, and memory and time of its steps are estimated too.
+
+devices: this, {devices}"""
 
 EXAMPLES = """\
   archwright plan llama-3-70b --hardware h200 --devices 64 --tokens 15T --context 8192 --batch 4M
   archwright plan llama-3-8b --hardware rtx-4090 --devices 1 --tokens 20xparams --price 0.5
   archwright plan llama-3-70b :attention.num_kv_heads=64 :attention.num_kv_heads=1
+  archwright plan llama-3-8b gemma-2-9b --html costs.html
+  archwright plan modern dim=256 num_layers=4 --hardware this
+  archwright plan runs/modern
   archwright plan mine.toml optimizer.kind=muon --mfu 0.35-0.45 --json"""
 
 
@@ -46,12 +58,20 @@ def run(words: Sequence[str]) -> int:
     add("--context", type=int, metavar="N", help="tokens of a text (default: the model's)")
     add("--mfu", default="0.3-0.5", metavar="X", help="share of the peak (default: 0.3-0.5)")
     add("--price", type=float, metavar="X", help="of a device for an hour")
+    add("--html", metavar="FILE", help="write a page with charts, too")
     add("--json", action="store_true", help="print JSON: of several models a list")
     options, _ = parser.parse_with_parts(words)
     from archwright.planning.workload import workload
 
+    hardware = options.hardware
+    if hardware == THIS:
+        from archwright.cli.plan_measured import this_machine
+
+        hardware, options.devices = this_machine(), 1
+        if options.precision == "bf16" and "bf16" not in hardware.peak_flops:
+            options.precision = "fp32"
     work = workload(
-        hardware=options.hardware,
+        hardware=hardware,
         devices=options.devices,
         precision=options.precision,
         tokens=options.tokens,
@@ -64,6 +84,8 @@ def run(words: Sequence[str]) -> int:
     from archwright.cli.plan_variants import variants
     from archwright.planning.plans import Plan, plan
 
+    if len(options.what) == 1 and is_run(options.what[0]):
+        return _beside(options.what[0])
     found: dict[str, Plan] = {}
     lines: list[str] = []
     runs = variants(options.what)
@@ -79,5 +101,29 @@ def run(words: Sequence[str]) -> int:
         print(json.dumps(records if len(records) > 1 else records[0], indent=2))
     else:
         lines = [*(side_by_side(found) if len(found) > 1 else page(*found.values()))]
+        if options.hardware == THIS and len(found) == 1:
+            from archwright.cli.plan_measured import on_this_machine
+
+            (each,) = runs.values()
+            lines += _rows("on this machine", on_this_machine(each, options.context))
         print("\n".join(lines))
+    if options.html:
+        from archwright.files import atomic_write
+        from archwright.reporting.costs import cost_page
+
+        atomic_write(Path(options.html), cost_page(found).html())
+        print(f"\npage  {options.html}", file=sys.stderr if options.json else sys.stdout)
+    return 0
+
+
+def _rows(title: str, rows: Iterable[Sequence[str]]) -> list[str]:
+    return ["", title, *(f"  {line}" for line in columns([*rows], first_width=20))]
+
+
+def _beside(name: str) -> int:
+    """Print what was estimated for the steps of a run beside what they took."""
+    from archwright.cli.plan_measured import beside_a_run
+    from archwright.runs import RunFolder
+
+    print("\n".join(columns([*beside_a_run(RunFolder.open(name))], right=(1, 2, 3))))
     return 0

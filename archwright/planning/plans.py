@@ -9,7 +9,8 @@ from archwright.model.build import build
 from archwright.planning.cost import BACKWARD
 from archwright.planning.counts import counted, forward_flops_by_part
 from archwright.planning.memory import cache_bytes
-from archwright.planning.serving import Serving, serving
+from archwright.planning.roofline import PHASES, Operator, Phase, operators
+from archwright.planning.serving import BYTES, Serving, serving
 from archwright.planning.training_memory import USABLE, Needs, Setup, setups
 from archwright.planning.workload import Workload
 from archwright.spec.errors import UserError
@@ -28,6 +29,7 @@ EVIDENCE = {
     "training_memory_bytes": "estimated",
     "training": "estimated",
     "serving": "estimated",
+    "operators": "counted",
 }
 """How each number of a record was found: counted from the built model, or estimated from what is counted. Speeds are
 bounds of published peaks; nothing is measured."""
@@ -90,6 +92,8 @@ class Plan:
     """The fewest devices, the stated number doubled, on which some way fits; None: not even very many."""
     training: Training
     serving: Serving | None
+    operators: dict[Phase, list[Operator]]
+    """What each part computes and moves for one text of the context, or for the token behind it."""
 
     @property
     def flops_per_token(self) -> float:
@@ -126,6 +130,10 @@ class Plan:
             "training_memory_bytes_by_part": asdict(memory),
             "training": asdict(self.training),
             "serving": None if self.serving is None else asdict(self.serving),
+            "operators": {
+                phase: {each.name: _record_of(each) for each in found}
+                for phase, found in self.operators.items()
+            },
             "evidence": EVIDENCE,
         }
 
@@ -159,7 +167,15 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         fewest_devices=work.devices if fitting else _fewest(needs, work, context),
         training=_training(work, counts, per_token, context, fitting),
         serving=serving(model, work.hardware, context, work.precision, work.devices),
+        operators={
+            phase: operators(model, phase, texts=1, length=context, itemsize=BYTES[work.precision])
+            for phase in PHASES
+        },
     )
+
+
+def _record_of(each: Operator) -> dict[str, float]:
+    return {"flops": each.flops, "bytes": each.num_bytes, "intensity": each.intensity}
 
 
 def refuse_positions(spec: ModelSpec, context: int) -> None:

@@ -13,6 +13,7 @@ from archwright.planning.counts import part_of
 from archwright.spec.hardware import Hardware
 
 Phase = Literal["training", "prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("training", "prefill", "decode")
 PER_NORM = 7
 """FLOPs of a norm and the sum behind it, for each number of the stream."""
 MOVED_BY_NORM = 5

@@ -13,6 +13,8 @@ BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8":
 """Bytes of a weight by precision."""
 SERVER = 8
 """Devices of a server."""
+LENGTHS, SHORTEST = 10, 128
+"""Contexts that are looked at, each half as long as the next, and the shortest."""
 LARGEST = 2**20
 """Texts at once beyond which nobody serves."""
 
@@ -32,6 +34,10 @@ class Serving:
     """Of one text that is written after a context, alone."""
     decode_tokens_per_second_at_largest_batch: float
     """Of all texts of the largest batch."""
+    by_batch: tuple[tuple[int, float], ...] = ()
+    """Texts that are written at once, and tokens per second of all of them."""
+    by_context: tuple[tuple[int, float, float], ...] = ()
+    """Tokens of a text, and tokens per second that it is read with, and that it goes on with, alone."""
 
 
 def serving(
@@ -48,23 +54,33 @@ def serving(
         devices *= 2
     if devices > most_devices:
         return None
+    size = BYTES[precision]
     largest = LARGEST if not cache else min(LARGEST, int((devices * memory - weights) / cache))
     peak = devices * hardware.peak(precision)
     bandwidth = devices * hardware.memory_bandwidth
-    reading = sum(forward_flops(model, length).values()) * length / peak
 
-    def step(batch: int) -> float:
+    def reading(tokens: int) -> float:
+        """Return the seconds that a text is read in."""
+        computed = sum(forward_flops(model, tokens).values()) * tokens / peak
+        return max(computed, size * weights_read(model, tokens) / bandwidth)
+
+    def step(batch: int, tokens: int = length) -> float:
         """Return the seconds of one token for each text of a batch."""
-        read = BYTES[precision] * weights_read(model, batch) + batch * cache
-        return max(read / bandwidth, batch * next_token_flops(model, length) / peak)
+        kept = cache_bytes(model, tokens, itemsize=max(2, int(size)))
+        read = size * weights_read(model, batch) + batch * kept
+        return max(read / bandwidth, batch * next_token_flops(model, tokens) / peak)
 
+    batches = [2**i for i in range(LARGEST.bit_length()) if 2**i < largest]
+    contexts = [length // 2**i for i in range(LENGTHS) if length >> i >= SHORTEST] or [length]
     return Serving(
         devices,
         weights,
         largest,
-        length / max(reading, BYTES[precision] * weights_read(model, length) / bandwidth),
+        length / reading(length),
         1 / step(1),
         largest / step(largest),
+        tuple((n, n / step(n)) for n in (*batches, largest)),
+        tuple((n, n / reading(n), 1 / step(1, n)) for n in reversed(contexts)),
     )
 
 

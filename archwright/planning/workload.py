@@ -37,7 +37,7 @@ class Workload:
 
 def workload(
     *,
-    hardware: str = "h100",
+    hardware: str | Hardware = "h100",
     devices: int = 8,
     precision: str = "bf16",
     tokens: str = "20xparams",
@@ -54,7 +54,7 @@ def workload(
     lines: list[str] = []
     device = None
     try:
-        device = load_hardware(hardware)
+        device = hardware if isinstance(hardware, Hardware) else load_hardware(hardware)
         device.peak(precision)
     except UserError as error:
         lines += error.lines

@@ -1,0 +1,119 @@
+"""What `archwright plan` says of this machine: estimates from measured rates, beside what a run took."""
+
+from collections.abc import Iterator
+
+import torch
+
+from archwright import format as fmt
+from archwright.machine.allocator import tune_allocator
+from archwright.machine.decide import cpu_name, decide
+from archwright.machine.rates import Rates, measure_rates
+from archwright.planning.memory import total_memory
+from archwright.reporting.history import read_history
+from archwright.reporting.result import result_of
+from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
+from archwright.spec.hardware import Hardware
+from archwright.spec.run_spec import MachineSpec, RunSpec
+from archwright.training.step_memory import step_memory
+from archwright.training.step_time import reading_time, step_time, writing_time
+
+THIS = "this"
+LARGE = 2**22
+"""Elements of an operation whose speed is that of the memory."""
+Row = tuple[str, str, str]
+
+
+def this_machine() -> Hardware:
+    """Return this machine as a device: its memory, and the speeds that were measured on it, now or within a week."""
+    tune_allocator()
+    precision = _decided(MachineSpec(device="cpu")).precision
+    found = {name: measure_rates(name) for name in dict.fromkeys(("fp32", precision))}
+    return Hardware(
+        name=THIS,
+        title=cpu_name(),
+        source=f"measured{found['fp32'].age}",
+        memory_bytes=float(total_memory("cpu")),
+        memory_bandwidth=found["fp32"].moving("pointwise", LARGE),
+        peak_flops={name: _peak(rates) for name, rates in found.items()},  # type: ignore[misc]
+    )
+
+
+def _peak(rates: Rates) -> float:
+    return max(value for name, value in rates.values.items() if name.startswith("map "))
+
+
+def _decided(machine: MachineSpec) -> MachineSpec:
+    found = decide(machine).machine
+    torch.set_num_threads(int(found.threads))
+    return found
+
+
+def on_this_machine(run: RunSpec, context: int | None) -> Iterator[Row]:
+    """Yield rows of a run's steps on this machine, by its batch size: memory and time; and how fast it reads and
+    writes.
+
+    Raises:
+        UserError: a run whose steps depend on values, or more than this machine holds.
+    """
+    machine = _decided(run.machine.model_copy(update={"device": "cpu"}))
+    run = run.model_copy(update={"machine": machine})
+    if context is not None:
+        run = run.override(f"model.context_length={context}")
+    needed = step_memory(run)
+    share = fmt.percent(needed.process / total_memory("cpu"))
+    yield "step, memory", fmt.size(needed.process), f"estimated; {share} of this machine's"
+    yield "  tensors", fmt.size(needed.tensors), "counted, at the moment when there are most"
+    step = step_time(run)
+    at = f"estimated from rates measured{step.age or ' now'}"
+    yield "step, time", fmt.duration(step.seconds), f"{run.tokens_per_step:,} tokens; {at}"
+    yield "training", f"{fmt.count(step.tokens_per_second)} tokens/s", at
+    try:
+        length = run.model.context_length
+        reading, writing = reading_time(run, length), writing_time(run, max(1, length - 1))
+    except UserError:
+        return
+    yield (
+        "reading",
+        f"{fmt.count(reading.tokens_per_second)} tokens/s",
+        f"one text of {length:,}; {at}",
+    )
+    yield "writing", f"{fmt.count(writing.tokens_per_second)} tokens/s", f"one text; {at}"
+
+
+def beside_a_run(folder: RunFolder) -> Iterator[tuple[str, str, str, str]]:
+    """Yield what was estimated for a run's steps beside what they took, with the difference.
+
+    Raises:
+        UserError: a run whose steps depend on values.
+    """
+    result, spec = result_of(read_history(folder)), folder.spec
+    if result.tokens_per_second is None:
+        raise UserError(f"{folder.path}: no step was timed yet; expected a run that has trained")
+    machine = spec.machine
+    if machine.threads != "auto":
+        torch.set_num_threads(machine.threads)
+    tune_allocator()
+    took = spec.tokens_per_step / result.tokens_per_second
+    yield "", "estimated", "took", "difference"
+    time = step_time(spec).seconds
+    yield "a step", fmt.duration(time), fmt.duration(took), f"{time / took - 1:+.0%}"
+    if result.memory_bytes is not None:
+        memory = step_memory(spec).process + IDLE
+        yield (
+            "memory",
+            fmt.size(memory),
+            fmt.size(result.memory_bytes),
+            f"{memory / result.memory_bytes - 1:+.0%}",
+        )
+    steps = result.steps
+    yield (
+        "the run",
+        fmt.duration(steps * time),
+        fmt.duration(result.seconds),
+        f"{steps * time / max(result.seconds, 1e-9) - 1:+.0%}",
+    )
+
+
+IDLE = 260e6
+"""Bytes that a process holds which has loaded what a training needs."""

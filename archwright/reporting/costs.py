@@ -1,0 +1,212 @@
+"""The page of `archwright plan --html`: what bounds each part, what fills a device, and speed by batch and context."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from archwright import format as fmt
+from archwright.planning.advice import advice
+from archwright.planning.plans import Plan
+from archwright.planning.roofline import Phase, ridge
+from archwright.reporting.document import (
+    Bar,
+    Bars,
+    Block,
+    Chart,
+    Fact,
+    Facts,
+    Page,
+    Row,
+    Section,
+    Symbol,
+    Table,
+    Text,
+)
+
+MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
+    "training": ("training", "circle-open", "$series-1", 16),
+    "prefill": ("reading", "square", "$series-3", 8),
+    "decode": ("writing", "triangle-up", "$series-2", 10),
+}
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS: tuple[Symbol, ...] = ("circle", "square", "diamond", "triangle-up")
+FROM_ZERO = {"rangemode": "tozero"}
+TOKENS = {"type": "log", "dtick": 1}
+
+
+def cost_page(found: Mapping[str, Plan]) -> Page:
+    """Lay the costs of one model, or of several, out as a page."""
+    first = next(iter(found.values()))
+    work = first.workload
+    head, rest = _verdict(found)
+    devices = f"{work.devices:,} x {work.hardware.title}, {work.precision}"
+    return Page(
+        title=f"{', '.join(found)}: {head}",
+        kicker=f"archwright plan, {devices}",
+        verdict=head,
+        verdict_rest=rest,
+        sections=[
+            Section("In short", [*_facts(found)]),
+            Section("What fills a device", [*_memory(found)]),
+            Section("What bounds each part", [*_rooflines(found)]),
+            *([Section("Speed at best", charts)] if (charts := [*_speeds(found)]) else []),
+            Section("What to change first", [*_changes(found)]),
+        ],
+        footer="Made by archwright. One file, which requests nothing. Speeds and times are estimated or bounds; "
+        "docs/planning.md has the formulas.",
+    )
+
+
+def _verdict(found: Mapping[str, Plan]) -> tuple[str, str]:
+    fits = [name for name, each in found.items() if each.setup is not None]
+    if len(found) > 1:
+        return f"{len(fits)} of {len(found)} fit", "while they are trained on these devices."
+    (each,) = found.values()
+    hours = each.training.device_hours
+    span = f"{fmt.count(hours.least)} to {fmt.count(hours.most)} device hours"
+    if each.setup is None:
+        return "Does not fit", "while it is trained on these devices."
+    return span, f"for {fmt.count(each.training.tokens)} tokens, with {each.setup.split.name}."
+
+
+def _facts(found: Mapping[str, Plan]) -> Iterator[Block]:
+    yield Facts(
+        {
+            name: [
+                Fact("Parameters", fmt.count(each.counts.total), "counted"),
+                Fact("Active", fmt.count(each.counts.active), "counted, of one token"),
+                Fact("FLOPs per token", fmt.flops(each.flops_per_token), "counted, in training"),
+                Fact(
+                    "Cache per token",
+                    fmt.size(each.kv_cache_bytes_per_token),
+                    "counted, in 16 bits",
+                ),
+                Fact(
+                    "Cache per text",
+                    fmt.size(each.cache_bytes_per_text),
+                    f"of {each.context:,} tokens",
+                ),
+            ]
+            for name, each in found.items()
+        }
+    )
+
+
+def _memory(found: Mapping[str, Plan]) -> Iterator[Block]:
+    for name, each in found.items():
+        setup = each.setup or each.smallest
+        parts = {part: float(size) for part, size in asdict(setup.memory).items() if size}
+        bars = [Bar(part, size, _size(size)) for part, size in parts.items()]
+        limit = each.workload.hardware.memory_bytes
+        bars.append(Bar("all", setup.memory.total, _size(setup.memory.total), strong=True))
+        bars.append(Bar("the device", limit, _size(limit)))
+        how = f"{setup.split.name}, checkpointing {setup.checkpointing}"
+        yield Bars(f"{name}: bytes on each device, {how}, one text at a time", bars)
+
+
+def _size(num_bytes: float) -> str:
+    return fmt.size(num_bytes).replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def _rooflines(found: Mapping[str, Plan]) -> Iterator[Block]:
+    yield Text(
+        "A part below the bend waits for memory, one to the right of it for arithmetic. One text, or one token of it."
+    )
+    for number, (name, each) in enumerate(found.items()):
+        yield _roofline(number, name, each)
+
+
+def _roofline(number: int, name: str, each: Plan) -> Chart:
+    hardware, precision = each.workload.hardware, each.workload.precision
+    peak, bend = hardware.peak(precision), ridge(hardware, precision)
+    points = [o for found in each.operators.values() for o in found]
+    ends = [min(o.intensity for o in points) / 2, max(bend, *(o.intensity for o in points)) * 2]
+    x = [ends[0], bend, ends[1]]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "at best",
+            "x": x,
+            "y": [min(peak, i * hardware.memory_bandwidth) for i in x],
+            "line": {"color": "$muted", "width": 2},
+            "hoverinfo": "skip",
+        }
+    ]
+    for phase, operators in each.operators.items():
+        label, symbol, color, size = MARKS[phase]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": label,
+                "x": [o.intensity for o in operators],
+                "y": [o.attainable(hardware, precision) for o in operators],
+                "text": [o.name for o in operators],
+                "marker": {"symbol": symbol, "size": size, "color": color, "line": {"width": 2}},
+                "hovertemplate": "%{text}<br>%{x:.3s} FLOPs per byte<br>%{y:.3s}FLOP/s<extra></extra>",
+            }
+        )
+    slowest = max(each.operators["decode"], key=lambda o: o.seconds(hardware, precision))
+    return Chart(
+        name=f"roofline-{number}",
+        title=f"Roofline, {name}",
+        summary=f"The bend is at {bend:.0f} FLOPs per byte. In writing {slowest.name} takes longest.",
+        traces=traces,
+        layout={
+            "xaxis": {**TOKENS, "title": {"text": "FLOPs per byte"}},
+            "yaxis": {"type": "log", "dtick": 1, "tickformat": ".0s"},
+            "showlegend": True,
+        },
+        unit="FLOP/s of one device",
+        full_width=True,
+    )
+
+
+def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
+    serving = {name: each.serving for name, each in found.items() if each.serving is not None}
+    if not serving:
+        return
+    for name, title, x, y, summary in (
+        ("by-batch", "Writing, all texts", 0, 1, "texts at once"),
+        ("by-context", "Writing, one text", 0, 2, "tokens of the text"),
+        ("reading", "Reading, one text", 0, 1, "tokens of the text"),
+    ):
+        traces = []
+        for number, (model, each) in enumerate(serving.items()):
+            points = each.by_batch if name == "by-batch" else each.by_context
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "name": model,
+                    "x": [point[x] for point in points],
+                    "y": [point[y] for point in points],
+                    "line": {
+                        "color": f"$series-{1 + number % 7}",
+                        "dash": DASHES[number % len(DASHES)],
+                    },
+                    "marker": {"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 7},
+                    "hovertemplate": "%{x:,}<br>%{y:.3s} tokens/s<extra></extra>",
+                }
+            )
+        yield Chart(
+            name=name,
+            title=title,
+            summary=f"Tokens per second at best, by {summary}.",
+            traces=traces,
+            layout={
+                "xaxis": {**TOKENS, "title": {"text": summary}},
+                "yaxis": {"type": "log", "dtick": "D2"} if name == "by-batch" else FROM_ZERO,
+                "showlegend": len(serving) > 1,
+            },
+            unit="tokens per second",
+        )
+
+
+def _changes(found: Mapping[str, Plan]) -> Iterator[Block]:
+    rows = [Row((name, line)) for name, each in found.items() for line in advice(each)]
+    if rows:
+        yield Table("What stands out, the most pressing first.", ("model", "what"), rows)
+    else:
+        yield Text("Nothing stands out.")

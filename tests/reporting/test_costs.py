@@ -1,0 +1,52 @@
+"""The page of costs: all that a plan says is on it, and what it draws is what was counted."""
+
+import re
+
+import pytest
+
+from archwright.planning.plans import Plan, plan
+from archwright.planning.workload import workload
+from archwright.reporting.costs import cost_page
+from archwright.reporting.document import Bars, Chart
+from archwright.spec.read import load_run
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Plan]:
+    work = workload(hardware="h200", devices=8, context=4096)
+    return {name: plan(load_run(name), work) for name in ("llama-3-8b", "mixtral-8x7b")}
+
+
+def test_points_lie_on_the_roofline(found: dict[str, Plan]) -> None:
+    charts = {c.name: c for c in cost_page(found).charts}
+    hardware = found["llama-3-8b"].workload.hardware
+    for trace in charts["roofline-0"].traces[1:]:
+        for x, y in zip(trace["x"], trace["y"], strict=True):
+            assert y == pytest.approx(min(989.4e12, x * hardware.memory_bandwidth))
+
+
+def test_bars_are_the_memory_of_the_plan(found: dict[str, Plan]) -> None:
+    page = cost_page({"llama-3-8b": found["llama-3-8b"]})
+    (bars,) = [b for s in page.sections for b in s.blocks if isinstance(b, Bars)]
+    values = {bar.label: bar.value for bar in bars.bars}
+    setup = found["llama-3-8b"].setup
+    assert setup is not None
+    assert values["all"] == setup.memory.total
+    assert sum(v for k, v in values.items() if k not in ("all", "the device")) == pytest.approx(
+        values["all"]
+    )
+
+
+def test_speeds_end_with_those_of_the_plan(found: dict[str, Plan]) -> None:
+    charts: dict[str, Chart] = {c.name: c for c in cost_page(found).charts}
+    for trace, each in zip(charts["by-batch"].traces, found.values(), strict=True):
+        assert each.serving is not None
+        assert trace["x"][-1] == each.serving.largest_batch
+        assert trace["y"][0] == each.serving.decode_tokens_per_second
+        assert trace["y"][-1] == each.serving.decode_tokens_per_second_at_largest_batch
+
+
+def test_the_page_asks_for_nothing_and_escapes_names(found: dict[str, Plan]) -> None:
+    html = cost_page({"</script><b>": found["llama-3-8b"]}).html()
+    assert "<b>" not in html
+    assert not re.search(r'(?:src|href)="https?:', html)
