@@ -11,6 +11,7 @@ ABOUT = "Show what two models chose otherwise."
 EXAMPLES = """\
   archwright diff textbook modern
   archwright diff gemma-2-27b gemma-3-27b
+  archwright diff modern norm.kind=layer position.kind=alibi
   archwright diff modern mine.toml --values    every value that differs, by the path that sets it"""
 
 
@@ -20,7 +21,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "old", metavar="A", help="a model, a TOML file, a run, or a folder with config.json"
     )
-    parser.add_argument("new", metavar="B", help="another one")
+    parser.add_argument("new", metavar="B", help="another one, or a KEY=VALUE that changes A")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change in B")
     parser.add_argument("--values", action="store_true", help="print values, by path")
     options, _ = parser.parse_with_parts(words)
@@ -29,12 +30,14 @@ def run(words: Sequence[str]) -> int:
         from archwright.cli.models import load_model
         from archwright.spec.read import diff
 
-    old, new = load_model(options.old).spec, load_model(options.new).spec
-    new = new.override(*options.assignments)
+    changes_old = "=" in options.new  # diff modern norm.kind=layer: the model and its change
+    changes = [*([options.new] if changes_old else []), *options.assignments]
+    old = load_model(options.old).spec
+    new = (old if changes_old else load_model(options.new).spec).override(*changes)
     if options.values:
         print("\n".join(diff(old, new)) or "no difference")
     elif found := differences(old, new):
-        rows = [("", old.name, new.name), *found]
+        rows = [("", old.name, " ".join(changes) if changes_old else new.name), *found]
         print("\n".join(columns(rows, wrapped=(1, 2), width=terminal_width())))
     else:
         print("no difference")

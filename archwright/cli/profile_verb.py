@@ -139,12 +139,10 @@ def _requested(options: argparse.Namespace) -> "RunSpec":
         lines.append(f'"{options.model}" is a recipe; profile its model')
     if lines:
         raise UserError(*lines)
-    run_keys = [word for word in options.assignments if word.startswith(RUN_KEYS)]
-    model_keys = [word for word in options.assignments if word not in run_keys]
-    model = load(options.model).override(*(key.removeprefix("model.") for key in model_keys))
-    enforce(model)
-    run = RunSpec(model=model).override(*run_keys)
-    if run_keys:  # without, a model that sees what follows is measured, too
+    model = load(options.model)
+    run = RunSpec(model=model).override(*options.assignments)
+    enforce(run.model)
+    if run != RunSpec(model=run.model):  # without, a model that sees what follows is measured, too
         enforce_run(run)
     return run
 

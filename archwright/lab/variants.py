@@ -1,6 +1,5 @@
 """From a study's words to the runs that are compared: one per variant, equal but for what is varied."""
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +7,7 @@ from typing import Any
 
 from archwright.lab.scaling import RECIPE, scaled, with_fitting_masks
 from archwright.spec.errors import UserError
-from archwright.spec.model_spec import ModelSpec
-from archwright.spec.overrides import assigned
+from archwright.spec.overrides import assigned, full_path
 from archwright.spec.read import diff, load_run, preset_names
 from archwright.spec.run_rules import enforce_run
 from archwright.spec.run_spec import RunSpec
@@ -76,14 +74,8 @@ def is_variant(word: str) -> bool:
 
 def run_key(assignment: str) -> str:
     """Return a dotted key of a model or a run as one of a run: `norm.kind=layer` -> `model.norm.kind=layer`."""
-    first, _, rest = assignment.partition("=")[0].strip().partition(".")
-    if first in RunSpec.model_fields and not (first == "init" and rest != "from"):
-        return assignment
-    known = [*ModelSpec.model_fields, *RunSpec.model_fields]
-    near = difflib.get_close_matches(
-        first, known, n=1
-    )  # so that a typo is looked for in the right half
-    return f"model.{assignment}" if near and near[0] in ModelSpec.model_fields else assignment
+    key, equals, value = assignment.partition("=")
+    return ".".join(full_path(RunSpec, key.strip())) + equals + value
 
 
 def arms(study: StudySpec, size: float | None) -> Arms:

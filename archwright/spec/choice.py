@@ -52,6 +52,8 @@ class Spec(BaseModel):
 
     not_identity: ClassVar[frozenset[str]] = frozenset()
     """Fields that are no part of the hash: what something is called, or what a machine decides."""
+    table: ClassVar[str] = ""
+    """Field of a run that holds this spec, whose keys may be given with or without that name before them."""
 
     @model_validator(mode="after")
     def _within_float32(self) -> Self:

@@ -235,6 +235,7 @@ class ModelSpec(StackSpec):
     """
 
     not_identity: ClassVar[frozenset[str]] = frozenset({"name", "source", "sources"})
+    table: ClassVar[str] = "model"
     name: str = ""
     """Name of the model; no part of its identity."""
     source: str = ""

@@ -42,10 +42,27 @@ def assigned(cls: type[Spec], assignments: Iterable[str]) -> Values:
     found: Values = {}
     for assignment in assignments:
         name, _, text = assignment.partition("=")
-        path, whole = _today(cls, _keys(name.strip()), _value(text.strip()))
+        path, whole = _today(cls, full_path(cls, name.strip()), _value(text.strip()))
         for keys, value in _leaves(path, whole):
             found[".".join(keys)] = value
     return found
+
+
+def full_path(cls: type[Spec], key: str) -> Keys:
+    """Return the path of a dotted key, which may leave out the table of a model, or name it in a model alone:
+    `norm.kind` of a run is `model.norm.kind`, and `model.norm.kind` of a model is `norm.kind`."""
+    keys = _keys(key)
+    if cls.table and keys[0] == cls.table and len(keys) > 1 and cls.table not in cls.model_fields:
+        return keys[1:]
+    if _begins(cls, keys):
+        return keys
+    tables = (
+        name
+        for name, field in cls.model_fields.items()
+        if _is_spec(field.annotation) and field.annotation.table == name
+    )
+    inner = {name: cls.model_fields[name].annotation for name in tables}
+    return next(((name, *keys) for name, spec in inner.items() if _begins(spec, keys)), keys)
 
 
 def flatten(values: Values, prefix: str = "") -> Values:
@@ -105,7 +122,7 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
         except Unreadable as error:
             lines.append(f"{name}: {error}")
             continue
-        path, value = _today(type(spec), _keys(name), value)
+        path, value = _today(type(spec), full_path(type(spec), name), value)
         known = known or [*dict.fromkeys(paths(type(spec)))]
         if unknown := _unknown_path(".".join(path), known):
             lines.append(unknown)
@@ -120,6 +137,20 @@ def _keys(path: str) -> Keys:
     """Split a path at its dots, but leave the path whole that a source is given for."""
     before, found, value = path.rpartition("sources.")
     return (*before.split(".")[:-1], "sources", value) if found else tuple(path.split("."))
+
+
+def _begins(cls: type[Spec], keys: Keys) -> bool:
+    """Tell whether a path's first key, and its second within a plain table, is one of a spec."""
+    field = cls.model_fields.get(keys[0])
+    if field is None or len(keys) == 1:
+        return field is not None
+    inner = field.annotation
+    plain = _is_spec(inner) and not issubclass(inner, Choice)
+    return not plain or any(keys[1] == (f.alias or n) for n, f in inner.model_fields.items())
+
+
+def _is_spec(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Spec)
 
 
 def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, Any]]:
@@ -161,11 +192,8 @@ def _unknown_path(path: str, known: list[str]) -> str:
         return ""
     same_leaf = [k for k in known if k.endswith(f".{path}")]
     outermost = min(same_leaf, key=lambda k: k.count("."), default="")
-    inside = ".".join(
-        keys[1:]
-    )  # such as norm.kind, of who writes model.norm.kind for a model's own
-    found = outermost or (inside if inside in known else "")
-    hint = f' Did you mean "{found}"?' if found else nearest(path, known)
+    short = [k.partition(".")[2] for k in known if k.startswith("model.")]
+    hint = f' Did you mean "{outermost}"?' if outermost else nearest(path, [*short, *known])
     if not hint:
         hint = nearest(keys[-1], [k.split(".")[-1] for k in known])
     return f"{path}: unknown key.{hint}"

@@ -100,7 +100,7 @@ def test_a_model_that_sees_what_follows_writes_nothing(capsys: pytest.CaptureFix
             ['tokens: found "-1T"; expected a number such as 15T, 300B or 20xparams'],
         ),
         ("plan modern modern", ['"modern" is named twice']),
-        ("plan modern dmi=64", ['model.dmi: unknown key. Did you mean "model.dim"?']),
+        ("plan modern dmi=64", ['dmi: unknown key. Did you mean "dim"?']),
     ],
 )
 def test_a_mistake_is_one_line(

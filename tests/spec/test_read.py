@@ -282,11 +282,27 @@ class TestOverride:
             "attention.bias: given whole and, by attention.bias.query, in part",
         )
 
+    @pytest.mark.parametrize(
+        "key",
+        ["dim=256", "norm.kind=layer", "init.kind=gpt2", "layer_kinds.near.norm.eps=1e-4"],
+    )
+    def test_the_name_of_the_model_s_table_may_be_left_out_or_given(self, key: str) -> None:
+        run, model = RunSpec(), ModelSpec()
+        assert run.override(key) == run.override(f"model.{key}") != run
+        assert model.override(key) == model.override(f"model.{key}") == run.override(key).model
+
+    def test_a_key_that_both_have_is_the_run_s(self) -> None:
+        run = RunSpec().override("name=mine", "init.from=runs/other")
+        assert (run.name, run.model.name, run.init.from_) == ("mine", "", "runs/other")
+
+    def test_one_value_by_both_names_is_given_twice(self) -> None:
+        with pytest.raises(UserError, match=r"model\.dim: given twice, as 64 and as 128"):
+            RunSpec().override("dim=64", "model.dim=128")
+
     def test_a_key_of_the_model_is_found_in_a_run(self) -> None:
         with pytest.raises(UserError) as caught:
-            RunSpec().override("dim=256", "num_heads=4", "lr=0.1", "model.attention.num_heds=4")
+            RunSpec().override("num_heads=4", "lr=0.1", "model.attention.num_heds=4")
         assert lines(caught) == (
-            'dim: unknown key. Did you mean "model.dim"?',
             'num_heads: unknown key. Did you mean "model.attention.num_heads"?',
             'lr: unknown key. Did you mean "optimizer.lr"?',
             'model.attention.num_heds: unknown key. Did you mean "model.attention.num_heads"?',
