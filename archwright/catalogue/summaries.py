@@ -193,11 +193,11 @@ def differences(old: ModelSpec, new: ModelSpec) -> list[Difference]:
     around = model_words(new)
     for field, value in model_words(old).items():
         found += _choices(name_of(field), value, around[field])
-    of_decoder, encoders = _of_layers(old, new), (old.encoder_model, new.encoder_model)
-    if encoders[0] is None or encoders[1] is None:
+    of_decoder = _of_layers(old, new)
+    if (old_encoder := old.encoder_model) is None or (new_encoder := new.encoder_model) is None:
         return found + of_decoder
     # What changed alike in both stacks is said once, and a branch that only one has, without its name.
-    of_encoder, reading = _of_layers(*encoders), name_of("cross_attention")
+    of_encoder, reading = _of_layers(old_encoder, new_encoder), name_of("cross_attention")
     both = [d for d in of_decoder if d in of_encoder or d[0].endswith(reading)]
     found += both
     for stack, own in (("encoder", of_encoder), ("decoder", of_decoder)):

@@ -53,7 +53,7 @@ def counted(name: str, run: "RunSpec", batch_size: int, length: int | None) -> I
 
 
 def side_by_side(found: Mapping[str, "Profile"]) -> Iterator[str]:
-    """Yield the milliseconds of each part of a step in a column for each model, and what runs against its arithmetic."""
+    """Yield the milliseconds of each part in a column for each model, and what runs against its arithmetic."""
     names = list(dict.fromkeys(part.name for each in found.values() for part in each.parts))
     parts = {name: {part.name: part for part in each.parts} for name, each in found.items()}
     rows = [["ms", *found]]

@@ -155,7 +155,9 @@ def _settled(tokenizer: Tokenizer, has_source: bool, settings: Settings) -> tupl
     Raises:
         UserError: what draws a text, and what searches for the likeliest one, at once.
     """
-    asked = [settings.get(name) for name in ("num_beams", "length_penalty", "early_stopping")]
+    asked: list[Any] = [
+        settings.get(name) for name in ("num_beams", "length_penalty", "early_stopping")
+    ]
     drawing = _drawing(settings)
     draws = any(value is not None for value in drawing.values())
     search = searching(tokenizer, *asked)
