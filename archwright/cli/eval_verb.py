@@ -51,7 +51,7 @@ def run(words: Sequence[str]) -> int:
     _check(options)
     from archwright.runs import RunFolder
     from archwright.runs.load import open_run
-    from archwright.spec.objectives import SequenceToSequence
+    from archwright.spec.objectives import OF_PAIRS
     from archwright.training.evaluation import (
         evaluate_answers,
         evaluate_held_out,
@@ -88,7 +88,7 @@ def run(words: Sequence[str]) -> int:
         )
         print(f"nats per answer  {result.nats_per_token:.4f}")
         return 0
-    unit = (SequenceToSequence() if options.pairs else opened.spec.objective).loss_unit
+    unit = (OF_PAIRS if options.pairs else opened.spec.objective).loss_unit
     width = len(f"{unit}  ")
     print(f"{unit:{width}} {result.nats_per_token:.4f}")
     print(f"{'perplexity':{width}} {result.perplexity:.2f}   (e^{unit})")

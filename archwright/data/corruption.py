@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.spec.objectives import TextInfilling
-
 Row = NDArray[np.int64]
 """Tokens of one text."""
 
@@ -50,12 +48,14 @@ class Sentences:
         return np.concatenate([sentences[i] for i in generator.permutation(len(sentences))])
 
 
-def infilled(text: Row, spec: TextInfilling, mask_id: int, generator: np.random.Generator) -> Row:
+def infilled(
+    text: Row, share: float, mean_length: float, mask_id: int, generator: np.random.Generator
+) -> Row:
     """Return a text with one mask token in the place of each span, never longer than the text."""
-    out = round(spec.share * len(text))
+    out = round(share * len(text))
     if out == 0:
         return text
-    lengths = _poisson_lengths(out, spec.mean_length, generator)
+    lengths = _poisson_lengths(out, mean_length, generator)
     kept = len(text) - out
     # Between kept tokens, before and behind them is room for a span each.
     lengths = _merged(lengths, kept + 1)

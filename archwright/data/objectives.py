@@ -302,7 +302,7 @@ def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
 
     def pair(text: Row, generator: np.random.Generator) -> Pair:
         order = sentences.permuted(text, generator) if sentences else text
-        return infilled(order, spec, mask_id, generator), text
+        return infilled(order, spec.share, spec.mean_length, mask_id, generator), text
 
     return _of_texts(pair, spec.source_length, vocabulary.ends)
 

@@ -186,7 +186,8 @@ class Search:
             return True
         hopes = limits.early_stopping == "never" and limits.length_penalty > 0
         length = limits.max_tokens if hopes else self.length
-        return self.running[0].score / length**limits.length_penalty <= self.ended[-1].score
+        best: float = self.running[0].score / length**limits.length_penalty
+        return best <= self.ended[-1].score
 
 
 def _check(prompt: Tensor, max_tokens: int, num_beams: int, length_penalty: float) -> None:

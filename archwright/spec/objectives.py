@@ -353,6 +353,10 @@ class SequenceToSequence(Objective):
         return 2
 
 
+OF_PAIRS: Objective = SequenceToSequence()
+"""The objective that reads pairs of a source and a target."""
+
+
 def spans_of(length: int, share: float, mean_length: float, most: int) -> tuple[int, int]:
     """Return how many tokens are left out of a text of `length`, at most half of them, and in how many spans, at most
     `most`."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import tomli_w
+from pydantic.fields import FieldInfo
 
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
@@ -56,13 +57,11 @@ def full_path(cls: type[Spec], key: str) -> Keys:
         return keys[1:]
     if _begins(cls, keys):
         return keys
-    tables = (
-        name
-        for name, field in cls.model_fields.items()
-        if _is_spec(field.annotation) and field.annotation.table == name
-    )
-    inner = {name: cls.model_fields[name].annotation for name in tables}
-    return next(((name, *keys) for name, spec in inner.items() if _begins(spec, keys)), keys)
+    for name, field in cls.model_fields.items():
+        inner = _spec_of(field)
+        if inner is not None and inner.table == name and _begins(inner, keys):
+            return (name, *keys)
+    return keys
 
 
 def flatten(values: Values, prefix: str = "") -> Values:
@@ -144,13 +143,16 @@ def _begins(cls: type[Spec], keys: Keys) -> bool:
     field = cls.model_fields.get(keys[0])
     if field is None or len(keys) == 1:
         return field is not None
+    inner = _spec_of(field)
+    if inner is None or issubclass(inner, Choice):
+        return True
+    return any(keys[1] == (f.alias or n) for n, f in inner.model_fields.items())
+
+
+def _spec_of(field: FieldInfo) -> type[Spec] | None:
+    """Return the class of a field that is a table of its own; None of any other."""
     inner = field.annotation
-    plain = _is_spec(inner) and not issubclass(inner, Choice)
-    return not plain or any(keys[1] == (f.alias or n) for n, f in inner.model_fields.items())
-
-
-def _is_spec(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Spec)
+    return inner if isinstance(inner, type) and issubclass(inner, Spec) else None
 
 
 def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, Any]]:

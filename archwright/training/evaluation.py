@@ -26,7 +26,7 @@ from archwright.machine.precision import Precision
 from archwright.model.language_model import LanguageModel, Output
 from archwright.runs.load import OpenRun
 from archwright.spec.errors import UserError
-from archwright.spec.objectives import Objective, SequenceToSequence
+from archwright.spec.objectives import OF_PAIRS, Objective
 from archwright.text.corpus import Document, open_texts
 from archwright.text.pairs import read_pairs
 from archwright.text.tokenizer import Tokenizer
@@ -306,7 +306,7 @@ def evaluate_pairs(run: OpenRun, pairs: str) -> Evaluation:
         held_out_windows(
             pair_text(run, pairs),
             run.tokenizer,
-            SequenceToSequence(),
+            OF_PAIRS,
             run.spec.model.context_length,
         ),
         Precision("fp32", torch.device("cpu")),

@@ -324,12 +324,15 @@ def attend_in_chunks(
         2, (rounds, length)
     )  # [batch, heads, rounds, length, head_dim]
     if rounds == 1:
-        return mixed.squeeze(2)  # [batch, heads, length, head_dim]
+        only: Tensor = mixed.squeeze(2)  # [batch, heads, length, head_dim]
+        return only
     # [batch, heads, rounds, length]
     found = denominators.flatten(2).gather(-1, back).unflatten(2, (rounds, length))
     # As it is published: of a token that sees itself alone, float32 holds log 2 beside SELF to 0.004.
     shares = (found - found.logsumexp(2, keepdim=True)).exp()
-    return (mixed * shares[..., None].to(mixed.dtype)).sum(2)  # [batch, heads, length, head_dim]
+    # [batch, heads, length, head_dim]
+    weighed: Tensor = (mixed * shares[..., None].to(mixed.dtype)).sum(2)
+    return weighed
 
 
 def _normed(x: Tensor) -> Tensor:
