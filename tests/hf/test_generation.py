@@ -30,7 +30,7 @@ DECODERS = sorted(
 )
 EXCEPT = {
     "marian": "its random weights write too few texts that differ; marian_apart is of the same class",
-    "switch_transformers": "its random scores are too near one another; switch_transformers_biased is of the same class",
+    "switch_transformers": "its random scores are too near one another; switch_transformers_biased is of its class",
 }
 """Entries whose output is not compared, each with its reason."""
 
@@ -63,7 +63,8 @@ class Models:
         self.ours: LanguageModel = hf.load(save(self.theirs, folder)).model
         # What a config forces would say nothing of the models.
         self.theirs.generation_config = transformers.GenerationConfig()
-        self.num_tokens = int(self.ours.spec.vocab_size)
+        sizes = [spec.vocab_size for spec in (self.ours.spec, self.ours.spec.encoder_model) if spec]
+        self.num_tokens = min(int(size) for size in sizes)
 
     def sources(self, seed: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)
