@@ -54,7 +54,7 @@ BERT = (
     *("model.attention.num_heads=4", "model.feedforward.hidden_dim=384"),
     # Each text is read once or twice, so that nothing is learnt by heart.
     *("model.residual.dropout=0", "model.attention.dropout=0", "model.embedding.dropout=0"),
-    *("batch_size=32", "optimizer.lr=2e-2", "optimizer.adamw_lr=3e-3"),
+    *("batch_size=16", "optimizer.lr=1e-2", "optimizer.adamw_lr=5e-3"),
 )
 T5_CONFIG = {
     "d_model": 96,
