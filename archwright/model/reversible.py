@@ -35,7 +35,7 @@ def read_reversibly(
     parameters = [p for p in dict.fromkeys([*own, *shared]) if p.requires_grad]
     given = _Pass(layers, context, Replay(x.device) if training else None, parameters)
     memory = context.memory.output if context.has_memory else None
-    found: Tensor = _Reversed.apply(given, x, memory, *parameters)
+    found: Tensor = _Reversed.apply(given, x, memory, *parameters)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -80,7 +80,7 @@ class _Reversed(torch.autograd.Function):
         return x
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         given, (out, memory, *decisions) = ctx.given, ctx.saved_tensors
         given.context.decisions = dict(zip(ctx.deciders, decisions, strict=True))
