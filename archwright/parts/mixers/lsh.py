@@ -313,26 +313,25 @@ def attend_in_chunks(
     scores = scores.masked_fill(~visible, HIDDEN).masked_fill(here == there, SELF)
     denominators = scores.logsumexp(-1, keepdim=True)
     weights = F.dropout((scores - denominators).exp(), dropout, dropout > 0)
-    mixed = (weights.to(seen_v.dtype) @ seen_v).flatten(
-        2, 3
-    )  # [batch, heads, all places, head_dim]
+    # [batch, heads, all places, head_dim]
+    mixed = (weights.to(seen_v.dtype) @ seen_v).flatten(2, 3)
 
     back = torch.empty_like(order).scatter(-1, order, places)
     back = back + torch.arange(rounds, device=q.device)[:, None] * total
     back = back.flatten(2)  # [batch, heads, rounds * length]
-    mixed = _rows(mixed, back).unflatten(
-        2, (rounds, length)
-    )  # [batch, heads, rounds, length, head_dim]
+    # [batch, heads, rounds, length, head_dim]
+    mixed = _rows(mixed, back).unflatten(2, (rounds, length))
     if rounds == 1:
-        only: Tensor = mixed.squeeze(2)  # [batch, heads, length, head_dim]
-        return only
+        alone: Tensor = mixed.squeeze(2)  # [batch, heads, length, head_dim]
+        return alone
     # [batch, heads, rounds, length]
     found = denominators.flatten(2).gather(-1, back).unflatten(2, (rounds, length))
     # As it is published: of a token that sees itself alone, float32 holds log 2 beside SELF to 0.004.
     shares = (found - found.logsumexp(2, keepdim=True)).exp()
-    # [batch, heads, length, head_dim]
-    weighed: Tensor = (mixed * shares[..., None].to(mixed.dtype)).sum(2)
-    return weighed
+    out: Tensor = (mixed * shares[..., None].to(mixed.dtype)).sum(
+        2
+    )  # [batch, heads, length, head_dim]
+    return out
 
 
 def _normed(x: Tensor) -> Tensor:
