@@ -1,4 +1,4 @@
-"""What a heap grows to while tensors come and go, as glibc lays them out in a process whose allocator keeps freed memory.
+"""What a heap grows to while tensors come and go, as glibc lays them out where freed memory is kept.
 
 Each tensor is aligned: `posix_memalign` takes a piece that is larger, and gives what is before and behind back. Where
 something small settles there before the tensor is freed, the hole is too small for the next tensor of the same size.
