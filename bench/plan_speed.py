@@ -1,4 +1,4 @@
-"""Does a plan say how fast this machine trains, reads and writes? Shapes that no rate was fitted to, beside the estimate.
+"""Does a plan say how fast this machine trains, reads and writes? Shapes without a rate, beside estimates.
 
     python -m bench.plan_speed
 
