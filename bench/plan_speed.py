@@ -76,14 +76,15 @@ def _both(shape: str) -> tuple[float, float]:
     def read(cache: Any, tokens: torch.Tensor) -> None:
         model.head(model.hidden(tokens, cache=cache)[:, -1])
 
+    before = length - 64
+    estimate = reading_time(run, length) if what == "read" else writing_time(run, before)
     with torch.inference_mode():
         if what == "read":
             call: Callable[[], Any] = lambda: read(model.new_cache(), text)  # noqa: E731
-            return reading_time(run, length).seconds, fastest(call)
-        before = length - 64
+            return estimate.seconds, fastest(call)
         cache = model.new_cache()
         read(cache, text[:, :before])
-        return writing_time(run, before).seconds, fastest(lambda: read(cache, text[:, :1]))
+        return estimate.seconds, fastest(lambda: read(cache, text[:, :1]))
 
 
 def _write(rows: Sequence[Sequence[str]], summary: str) -> None:
