@@ -84,6 +84,14 @@ def serving(
     )
 
 
+def decode_seconds(model: LanguageModel, hardware: Hardware, length: int, precision: str) -> float:
+    """Return the seconds of one more token behind a text of `length` tokens on one device, at best."""
+    read = BYTES[precision] * weights_read(model, 1)
+    read += cache_bytes(model, length, itemsize=max(2, int(BYTES[precision])))
+    computed = next_token_flops(model, length) / hardware.peak(precision)
+    return max(read / hardware.memory_bandwidth, computed)
+
+
 def weights_read(model: LanguageModel, tokens: int) -> float:
     """Return how many weights `tokens` tokens meet together: of experts that each chooses at random with a share a,
     1 - (1 - a)^tokens. Of an embedding only rows are read."""

@@ -13,14 +13,15 @@ from torch.utils._pytree import tree_leaves
 
 from archwright.model.decoder import Decoder
 from archwright.spec.run_spec import RunSpec
+from archwright.training.heap import Heap
 from archwright.training.rehearsal import Rehearsal, Watch
 
 LIBRARIES = 34e6
 """Bytes that torch's libraries take in the first step, whatever the model."""
 COMPILER = 192e6
 """Bytes of the compiler, where layers are compiled."""
-LOST = 1.13
-"""Bytes of the heap for each byte of tensors: aligned memory of glibc leaves gaps that nothing fits into."""
+TAKEN = 0.1
+"""Share of tensors whose hole something small makes smaller; see `Heap`."""
 STEPS = 2
 """Steps that are rehearsed: the optimizer's state is there from the second on."""
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm", "convolution")
@@ -41,7 +42,7 @@ class StepMemory:
     tensors: int
     """Of all tensors at the moment when there are most."""
     process: float
-    """What a process grows by, once it has loaded its libraries; estimated from `tensors`."""
+    """What a process grows by, once it has loaded its libraries: estimated from all that comes and goes."""
 
 
 def step_memory(run: RunSpec) -> StepMemory:
@@ -56,7 +57,7 @@ def step_memory(run: RunSpec) -> StepMemory:
     with _as_compiled(rehearsal.model, watch) if compiled else nullcontext(), rehearsal.going_on():
         for _ in range(STEPS):
             rehearsal.step()
-    process = LIBRARIES + LOST * watch.most + COMPILER * compiled
+    process = LIBRARIES + watch.heap.most + COMPILER * compiled
     return StepMemory(weights, watch.live, watch.most, process)
 
 
@@ -66,6 +67,7 @@ class _Bytes(Watch):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.most = 0
+        self.heap = Heap(TAKEN)
         self.makers: dict[int, str] = {}
         """The operation that made each storage."""
 
@@ -81,10 +83,12 @@ class _Bytes(Watch):
         size, self.makers[storage._cdata] = storage.nbytes(), maker
         self.live += size
         self.most = max(self.most, self.live)
+        self.heap.allocate(storage._cdata, size)
         weakref.finalize(storage, self._drop, storage._cdata, size)
 
     def _drop(self, storage: int, size: int) -> None:
         self.live -= size
+        self.heap.free(storage)
         del self.makers[storage]
 
 

