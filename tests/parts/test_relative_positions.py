@@ -166,6 +166,10 @@ class TestTransformerXL:
         found = [n for n, _ in build(small).named_parameters() if "content_bias" in n]
         assert len(found) == 2
 
+    def test_flops_are_those_of_a_product_with_every_distance(self) -> None:
+        part = TransformerXL(spec.TransformerXL(), DIM, HEADS, HEAD_DIM, two_way=True)
+        assert part.flops_per_token(LENGTH) == 2 * HEADS * HEAD_DIM * len(range(1 - LENGTH, LENGTH))
+
 
 def by_loops(part: TransformerXL, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     matrix, u, v = (
