@@ -22,6 +22,7 @@ from archwright.spec.masks import Mask
 from archwright.spec.model_spec import Encoder, LayerSpec
 from archwright.spec.objectives import Objective
 from archwright.spec.overrides import flatten, toml_value
+from archwright.spec.positions import Position
 from archwright.spec.read import load_run
 from archwright.spec.rules import enforce
 from archwright.spec.run_rules import enforce_run
@@ -69,6 +70,7 @@ COMPANIONS: dict[str, type[Choice]] = {
     "model.attention.mask": Mask,
     "model.cross_attention": CrossAttention,
     "model.encoder": Encoder,
+    "model.position": Position,
 }
 """Axes whose choices take or give what others must have, by their places."""
 

@@ -467,7 +467,7 @@ class LSHAttention(MaskedAttention):
     kind: Literal["lsh"] = "lsh"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position", "attention_mask"}
     chooses_keys: ClassVar[bool] = True
-    num_heads: AutoCount = Field("auto", examples=[8])
+    num_heads: AutoCount = Field("auto", examples=[16])
     """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
     head_dim: AutoWidth = Field("auto", examples=[128])
     """Width of a head; auto: dim / num_heads."""
