@@ -2,9 +2,11 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from archwright.cli import main
 from archwright.machine import rates as rates_room
@@ -98,6 +100,12 @@ def test_a_model_that_sees_what_follows_writes_nothing(capsys: pytest.CaptureFix
                 "context: found 4096; expected at most 1024, where the learned positions of gpt-2 end"
             ],
         ),
+        (
+            "plan bart-base --context 4096",
+            [
+                "context: found 4096; expected at most 1024, where the learned positions of bart-base end"
+            ],
+        ),
         ("plan modern --devices 0", ["devices: found 0; expected 1 to 16,777,216"]),
         (
             "plan modern --tokens=-1T",
@@ -114,7 +122,8 @@ def test_a_model_that_sees_what_follows_writes_nothing(capsys: pytest.CaptureFix
         (
             "train modern data.text=none.txt budget=0xparams --dry-run",
             [
-                'budget: found "0xparams"; expected an amount with a unit, such as "3m", "400steps", "10Mtokens", "20xparams" or "1e15flops"'
+                'budget: found "0xparams"; expected an amount with a unit, such as "3m", "400steps", '
+                '"10Mtokens", "20xparams" or "1e15flops"'
             ],
         ),
         ("plan modern modern", ['"modern" is named twice']),
@@ -135,7 +144,7 @@ def test_an_unknown_device_is_one_line_with_the_nearest(
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine of 100 GFLOP/s and 10 GB/s, on which calls take a microsecond."""
     values = {f"{kind} 8x8x8": 1e11 for kind in ("map", "gradient", "batch")}
     values |= {f"{kind} 4096": 1e10 for kind in MOVING}
@@ -147,11 +156,15 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(room, "measure_rates", rates)
     monkeypatch.setattr("archwright.cli.plan_measured.measure_rates", rates)
     monkeypatch.setattr(step_time_room, "_seconds_of_a_call", lambda training: 1e-6)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 LITTLE = (
     "dim=32 num_layers=2 vocab_size=64 context_length=32 attention.num_heads=2 "
-    "attention.num_kv_heads=1 batch_size=4 machine.precision=fp32 machine.kernel=eager machine.compile=none machine.threads=1"
+    "attention.num_kv_heads=1 batch_size=4 machine.precision=fp32 "
+    "machine.kernel=eager machine.compile=none machine.threads=1"
 )
 
 

@@ -61,7 +61,7 @@ def test_products_of_a_step(speeds: dict[str, float]) -> None:
 
 
 def test_products_of_reading_and_writing(speeds: dict[str, float]) -> None:
-    """Of one text that is read the head is asked for the last token alone; a token behind it is what planning counts."""
+    """The head is asked for the last token of a text alone; a token behind it is what planning counts."""
     speeds["product"] = 1e9
     found, length = run(), 12
     model = build(found.model, device="meta")
