@@ -4,10 +4,18 @@ chose, one row each."""
 from collections.abc import Sequence
 from pathlib import Path
 
-from archwright.format import parameters
+from archwright.format import flops, parameters, size
 
 Record = dict[str, str]
 """A model in the table: its name as `model`, its cells by column, and what is `unpublished` of it."""
+
+IN_DIGITS = {
+    "parameters": parameters,
+    "cache_per_token": size,
+    "flops_per_token": flops,
+    "training_memory": size,
+}
+"""Columns of large numbers, and how these are read."""
 
 FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
@@ -57,9 +65,11 @@ def table(records: Sequence[Record]) -> str:
 
 
 def short(record: Record) -> Record:
-    """Return a record for reading, with the number of parameters in three digits."""
-    text = record["parameters"]
-    return record | {"parameters": parameters(int(text))} if text.isdigit() else record
+    """Return a record for reading, with large numbers in three digits."""
+    numbers = {name: record.get(name, "") for name in IN_DIGITS}
+    return record | {
+        name: IN_DIGITS[name](int(text)) for name, text in numbers.items() if text.isdigit()
+    }
 
 
 def _title(name: str) -> str:

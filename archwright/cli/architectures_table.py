@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from archwright.catalogue.architectures import Record, short, table
@@ -39,6 +40,17 @@ def print_architectures(models: dict[str, Any], format: str, *, all_columns: boo
         print(table(records), end="")
     else:
         print(json.dumps([*map(_numbers, records)], indent=2, ensure_ascii=False))
+
+
+def with_costs(models: dict[str, Any], costs: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """Return a listing of models with columns of their costs, before the one that says what is unpublished."""
+    names, rows = [*next(iter(costs.values()))], []
+    for record in models["rows"]:
+        own = costs.get(record["model"], {})
+        *cells, unpublished = record.items()
+        cells += [(name, str(own.get(name, ""))) for name in names]
+        rows.append(dict([*cells, unpublished]))
+    return {**models, "rows": rows}
 
 
 def _numbers(record: Record) -> dict[str, str | int]:

@@ -20,7 +20,13 @@ from archwright.spec.model_spec import GROUPS, LayerSpec, ModelSpec
 from archwright.spec.read import Origin
 
 
-def card(spec: ModelSpec, blame: Mapping[str, Origin], file: str, counts: Counts) -> Iterator[str]:
+def card(
+    spec: ModelSpec,
+    blame: Mapping[str, Origin],
+    file: str,
+    counts: Counts,
+    costs: Mapping[str, str],
+) -> Iterator[str]:
     """Yield the lines of a model's card; `file` is its own, whose sources need no name beside them."""
     encoder = spec.encoder_model
     if encoder is None:
@@ -34,6 +40,7 @@ def card(spec: ModelSpec, blame: Mapping[str, Origin], file: str, counts: Counts
     yield from _section("model", _around(spec))
     yield from _section("sources", _sources(blame, file))
     yield from _section("parameters", _parameters(counts))
+    yield from _section("costs", costs)
 
 
 def _stream(

@@ -6,12 +6,15 @@ from archwright.cli.parser import Parser, terminal_width
 from archwright.format import columns
 from archwright.machine.loading import loading
 
-ABOUT = "Show what two models chose otherwise."
+ABOUT = """\
+Show what two models chose otherwise, and what costs differ. Those of a model that is not published as it
+is are counted with --costs, which takes a second or two."""
 
 EXAMPLES = """\
   archwright diff textbook modern
   archwright diff gemma-2-27b gemma-3-27b
   archwright diff modern norm.kind=layer position.kind=alibi
+  archwright diff modern attention.num_kv_heads=1 --costs
   archwright diff modern mine.toml --values    every value that differs, by the path that sets it"""
 
 
@@ -24,9 +27,13 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("new", metavar="B", help="another one, or a KEY=VALUE that changes A")
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change in B")
     parser.add_argument("--values", action="store_true", help="print values, by path")
+    parser.add_argument(
+        "--costs", action="store_true", help="count cache, FLOPs and memory also of changed models"
+    )
     options, _ = parser.parse_with_parts(words)
     with loading():
         from archwright.catalogue.summaries import differences
+        from archwright.cli.cost_words import cost_differences
         from archwright.cli.models import load_model
         from archwright.spec.read import diff
 
@@ -37,6 +44,7 @@ def run(words: Sequence[str]) -> int:
     if options.values:
         print("\n".join(diff(old, new)) or "no difference")
     elif found := differences(old, new):
+        found += cost_differences(old, new, count=options.costs)
         rows = [("", old.name, " ".join(changes) if changes_old else new.name), *found]
         print("\n".join(columns(rows, wrapped=(1, 2), width=terminal_width())))
     else:

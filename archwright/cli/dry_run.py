@@ -7,7 +7,7 @@ from archwright import format as fmt
 from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
 from archwright.planning.cost import run_flops_per_token
-from archwright.planning.memory import cache_bytes, least_memory
+from archwright.planning.memory import cache_bytes_per_token, least_memory
 from archwright.planning.training_memory import split_one
 from archwright.reporting.terminal import print_resolved
 from archwright.spec.errors import UserError
@@ -103,8 +103,7 @@ def _cost(
         "training",
         f"{fmt.size(one)} to {fmt.size(most)} on one device, estimated for a text at a time",
     )
-    per_token = cache_bytes(model, 2) - cache_bytes(model, 1)
-    yield "cache", f"{fmt.size(per_token)} a token, in 16 bits"
+    yield "cache", f"{fmt.size(cache_bytes_per_token(model))} a token, in 16 bits"
     yield "a token", f"{fmt.count(flops)} FLOPs"
     yield "a step", f"{run.tokens_per_step:,} tokens"
     if num_steps:

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Sequence
 
-from archwright.cli.architectures_table import FORMATS, print_architectures
+from archwright.cli.architectures_table import FORMATS, print_architectures, with_costs
 from archwright.cli.choices_table import print_choices, print_choices_of
-from archwright.cli.listings import listing
+from archwright.cli.listings import listing, published_costs
 from archwright.cli.parser import Parser, print_table
 from archwright.machine.loading import loading
 from archwright.spec.errors import UserError, nearest
@@ -60,7 +60,8 @@ def run(words: Sequence[str]) -> int:
             f"list {what}: --wide and --format are for models; leave them out, or list models"
         )
     elif whole:
-        print_architectures(listing("models", resolve=joined), options.format, all_columns=True)
+        models = with_costs(listing("models", resolve=joined), published_costs())
+        print_architectures(models, options.format, all_columns=True)
     else:
         for each in [what] if what else ["models", "recipes", "studies"]:
             _print(each, joined)

@@ -18,4 +18,14 @@ def listing(name: str, *, resolve: bool = False) -> Any:
         from archwright.reporting.listings import LISTINGS
 
         return LISTINGS[name]()
+    return _read(name)
+
+
+def published_costs() -> dict[str, dict[str, int]]:
+    """Return the costs of each published model by column, which choices that joined leave as they are."""
+    found: dict[str, dict[str, int]] = _read("costs")
+    return found
+
+
+def _read(name: str) -> Any:
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from archwright.catalogue.parameter_counts import Counts, parameter_counts
 from archwright.cli.card import card
+from archwright.cli.cost_words import ABOUT, cost_words, costs_of
 from archwright.cli.models import load_model
 from archwright.format import columns, parameters
 from archwright.spec.errors import UserError
@@ -13,6 +14,10 @@ from archwright.spec.overrides import dump, flatten, override, toml_value
 from archwright.spec.read import Loaded, Origin, collapse_uniform, even_tables, preset_names
 from archwright.spec.rules import suspicions
 from archwright.spec.run_spec import RunSpec
+
+NOT_COUNTED = {
+    "all": "counted with --costs, which takes a second or two; archwright plan says more"
+}
 
 
 def print_model(options: argparse.Namespace) -> None:
@@ -33,7 +38,10 @@ def print_model(options: argparse.Namespace) -> None:
         lines = _values(spec, blame, options)
     else:
         blame = {**blame, **_set_here(options.assignments, flatten(spec.model_dump()))}
-        lines = card(spec, blame, f"{loaded.spec.name}.toml", counts)
+        costs = costs_of(spec, count=options.costs)
+        said = {} if costs is None else cost_words(costs)
+        told = {name: f"{text}, {ABOUT[name]}" for name, text in said.items()} or NOT_COUNTED
+        lines = card(spec, blame, f"{loaded.spec.name}.toml", counts, told)
     if options.exportable:
         lines = _exportable(spec)
     title = f"{spec.name}, {parameters(counts.total)} parameters"

@@ -9,7 +9,6 @@ from archwright import presets
 from archwright.cli.parser import Parser
 from archwright.format import columns
 from archwright.spec.errors import UserError
-from archwright.spec.read import is_run
 
 THIS = "this"
 
@@ -83,6 +82,7 @@ def run(words: Sequence[str]) -> int:
     from archwright.cli.plan_page import page, side_by_side
     from archwright.cli.plan_variants import variants
     from archwright.planning.plans import Plan, plan
+    from archwright.spec.read import is_run
 
     if len(options.what) == 1 and is_run(options.what[0]):
         return _beside(options.what[0])

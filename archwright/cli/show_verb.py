@@ -6,7 +6,8 @@ from archwright.cli.parser import Parser
 from archwright.machine.loading import loading
 
 ABOUT = """\
-Show what a model chose: its layers drawn, its choices with their sources, and where its parameters are.
+Show what a model chose: its layers drawn, its choices with their sources, where its parameters are, and what
+it costs.
 With --values, --all or --blame, show values by the paths that set them."""
 
 EXAMPLES = """\
@@ -16,6 +17,7 @@ EXAMPLES = """\
   archwright show modern --all               defaults, too, and what "auto" comes to
   archwright show modern --blame             which file and which source set each value
   archwright show modern dim=256 norm.kind=layer
+  archwright show modern dim=256 --costs     cache, FLOPs and memory of a model that is not published
   archwright show Llama-3.2-1B               a folder with a config.json, or that file
   archwright show modern norm.kind=layer --exportable    can transformers load it, and what blocks that"""
 
@@ -31,6 +33,9 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--values", action="store_true", help="show values, by path")
     parser.add_argument("--all", action="store_true", help="show defaults, too")
     parser.add_argument("--blame", action="store_true", help="say where each value comes from")
+    parser.add_argument(
+        "--costs", action="store_true", help="count cache, FLOPs and memory also of changed models"
+    )
     parser.add_argument(
         "--exportable", action="store_true", help="say as what a trained one can be exported"
     )

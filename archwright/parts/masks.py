@@ -3,7 +3,7 @@ sees. The dense mask, the block structure of fast kernels, what a cache keeps an
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -97,7 +97,26 @@ def united(ranges: Ranges, gap: int = 0) -> Ranges:
 
 def pairs(pattern: MaskPattern, length: int) -> float:
     """Return how many (query, key) pairs a text of `length` tokens has, in the mean of its heads."""
-    return float(pattern.num_keys(torch.arange(length), length).sum())
+    return _pairs(_Itself(pattern), length)
+
+
+@lru_cache(maxsize=256)
+def _pairs(of: "_Itself", length: int) -> float:
+    """Count once for all layers that share a pattern: a text may have ten million tokens."""
+    return float(of.pattern.num_keys(torch.arange(length), length).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class _Itself:
+    """A pattern that equals no other; one from outside may have no hash."""
+
+    pattern: MaskPattern
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.pattern is other.pattern
+
+    def __hash__(self) -> int:
+        return id(self.pattern)
 
 
 def as_seen(mask: spec.Mask, num_heads: int, length: int) -> spec.Mask:

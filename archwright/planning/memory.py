@@ -53,6 +53,11 @@ def cache_bytes(model: LanguageModel, length: int, itemsize: int = 2) -> int:
     return sum(mixer.state_bytes(length, itemsize) for mixer in model.mixers())
 
 
+def cache_bytes_per_token(model: LanguageModel) -> int:
+    """Return the bytes that another token takes in a cache of 16 bits, before any window ends."""
+    return cache_bytes(model, 2) - cache_bytes(model, 1)
+
+
 def logit_bytes(model: LanguageModel, rows: int) -> int:
     """Return the bytes of float32 logits of `rows` full rows."""
     assert model.spec.vocab_size != "auto"

@@ -8,7 +8,7 @@ from archwright.catalogue.parameter_counts import Counts
 from archwright.model.build import build
 from archwright.planning.cost import BACKWARD
 from archwright.planning.counts import counted, forward_flops_by_part
-from archwright.planning.memory import cache_bytes
+from archwright.planning.memory import cache_bytes, cache_bytes_per_token
 from archwright.planning.roofline import PHASES, Operator, Phase, operators
 from archwright.planning.serving import BYTES, Serving, serving
 from archwright.planning.training_memory import USABLE, Needs, Setup, setups
@@ -160,7 +160,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         context=context,
         counts=counts,
         forward_flops=forward,
-        kv_cache_bytes_per_token=cache_bytes(model, 2) - cache_bytes(model, 1),
+        kv_cache_bytes_per_token=cache_bytes_per_token(model),
         cache_bytes_per_text=cache_bytes(model, context),
         setup=fitting,
         smallest=smallest,

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, get_args
 
@@ -12,9 +13,10 @@ from archwright.catalogue.pages import named, used_by
 from archwright.catalogue.table import COLUMNS, rows
 from archwright.catalogue.usage import Usage
 from archwright.hf.families import FAMILIES
+from archwright.planning.model_costs import model_costs
 from archwright.spec.docstrings import field_docstrings
 from archwright.spec.model_spec import ModelSpec
-from archwright.spec.read import load_run, load_study, preset_names, study_names
+from archwright.spec.read import load, load_run, load_study, preset_names, study_names
 from archwright.spec.renamings import RENAMINGS
 from archwright.spec.run_spec import RunSpec
 from archwright.spec.schema import file_schema
@@ -36,6 +38,11 @@ def _models() -> dict[str, Any]:
         "brief": [name for name, column in COLUMNS.items() if column.brief],
         "rows": [row.record() for row in rows()],
     }
+
+
+def _costs() -> dict[str, dict[str, int]]:
+    """Return what each model costs, by column; apart from other columns, as models are built for it."""
+    return {name: asdict(model_costs(load(name))) for name in preset_names("models")}
 
 
 def _recipes() -> list[list[str]]:
@@ -124,6 +131,7 @@ def _study_options() -> dict[str, Any]:
 
 LISTINGS: dict[str, Callable[[], Any]] = {
     "models": _models,
+    "costs": _costs,
     "recipes": _recipes,
     "studies": _studies,
     "families": _families,

@@ -2,12 +2,18 @@
 
 import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
 from archwright.cli import main
+from archwright.machine import rates as rates_room
+from archwright.machine.rates import MOVING, Rates
+from archwright.training import step_time as step_time_room
 from tests.cli.typing_commands import said
-from tests.tiny import ROOT
+from tests.tiny import ROOT, tiny_words, write_text
 
 
 def out(capsys: pytest.CaptureFixture[str], words: str) -> str:
@@ -94,10 +100,31 @@ def test_a_model_that_sees_what_follows_writes_nothing(capsys: pytest.CaptureFix
                 "context: found 4096; expected at most 1024, where the learned positions of gpt-2 end"
             ],
         ),
+        (
+            "plan bart-base --context 4096",
+            [
+                "context: found 4096; expected at most 1024, where the learned positions of bart-base end"
+            ],
+        ),
         ("plan modern --devices 0", ["devices: found 0; expected 1 to 16,777,216"]),
         (
             "plan modern --tokens=-1T",
             ['tokens: found "-1T"; expected a number such as 15T, 300B or 20xparams'],
+        ),
+        (
+            "plan modern --tokens 0xparams",
+            ['tokens: found "0xparams"; expected a number such as 15T, 300B or 20xparams'],
+        ),
+        (
+            "plan modern --batch=-4M",
+            ['batch: found "-4M"; expected tokens of a step, such as 4M or 512k'],
+        ),
+        (
+            "train modern data.text=none.txt budget=0xparams --dry-run",
+            [
+                'budget: found "0xparams"; expected an amount with a unit, such as "3m", "400steps", '
+                '"10Mtokens", "20xparams" or "1e15flops"'
+            ],
         ),
         ("plan modern modern", ['"modern" is named twice']),
         ("plan modern dmi=64", ['dmi: unknown key. Did you mean "dim"?']),
@@ -114,3 +141,94 @@ def test_an_unknown_device_is_one_line_with_the_nearest(
 ) -> None:
     (line,) = said(capsys, "plan", "modern", "--hardware", "h20")
     assert line.endswith('Did you mean "h200"?')
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine of 100 GFLOP/s and 10 GB/s, on which calls take a microsecond."""
+    values = {f"{kind} 8x8x8": 1e11 for kind in ("map", "gradient", "batch")}
+    values |= {f"{kind} 4096": 1e10 for kind in MOVING}
+
+    def rates(precision: str) -> Rates:
+        return Rates(precision, values, ", as made up")
+
+    for room in (rates_room, step_time_room):
+        monkeypatch.setattr(room, "measure_rates", rates)
+    monkeypatch.setattr("archwright.cli.plan_measured.measure_rates", rates)
+    monkeypatch.setattr(step_time_room, "_seconds_of_a_call", lambda training: 1e-6)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+LITTLE = (
+    "dim=32 num_layers=2 vocab_size=64 context_length=32 attention.num_heads=2 "
+    "attention.num_kv_heads=1 batch_size=4 machine.precision=fp32 "
+    "machine.kernel=eager machine.compile=none machine.threads=1"
+)
+
+
+@pytest.mark.slow
+def test_this_machine(made_up: None, capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, f"plan modern {LITTLE} --hardware this --precision fp32")
+    page, _, here = text.partition("\non this machine\n")
+    assert re.match(r"modern: 1 x .+, fp32\n", page)
+    rows = {line[:22].strip(): line[22:].strip() for line in here.splitlines()}
+    assert [*rows] == ["step, memory", "tensors", "step, time", "training", "reading", "writing"]
+    assert "128 tokens; estimated from rates measured, as made up" in rows["step, time"]
+    record = json.loads(
+        out(capsys, f"plan modern {LITTLE} --hardware this --precision fp32 --json")
+    )
+    step = record["flops_per_token"] * 128 / 1e11
+    speed = re.match(r"([0-9.]+)([kM]?) tokens/s", rows["training"])
+    assert speed is not None
+    taken = 128 / (float(speed[1]) * {"": 1, "k": 1e3, "M": 1e6}[speed[2]])
+    assert step < taken < step + 0.1
+    assert record["training"]["bound"] == pytest.approx(4e6 * record["flops_per_token"] / 1e11)
+
+
+@pytest.mark.slow
+def test_a_run_beside_its_estimate(
+    made_up: None, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_text(place / "text.txt", 100)
+    words = [*tiny_words(text, "budget=12steps"), "name=small"]
+    assert main(words) == 0
+    capsys.readouterr()
+    head, *rows = out(capsys, "plan runs/small").splitlines()
+    assert head.split() == ["estimated", "took", "difference"]
+    assert [row[:8].strip() for row in rows] == ["a step", "memory", "the run"]
+    for row in rows:
+        assert re.search(r"[+-]\d+%$", row), row
+    records = [
+        json.loads(line) for line in (place / "runs/small/metrics.jsonl").read_text().splitlines()
+    ]
+    assert any("tokens_per_second" in record for record in records)
+
+
+def test_a_run_that_never_trained_is_one_line(
+    made_up: None, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from archwright.runs import RunFolder
+    from archwright.spec.run_spec import RunSpec
+
+    RunFolder.create(place / "runs" / "new", RunSpec())
+    (line,) = said(capsys, "plan", "runs/new")
+    assert line.endswith("no step was timed yet; expected a run that has trained")
+
+
+def test_a_training_of_twenty_tokens_for_each_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "budget=20xparams data.tokenizer.kind=bytes batch_size=8 model.context_length=64"
+    text = out(capsys, f"train modern --tiny data.text=none.txt {words} --dry-run")
+    parameters = int(re.search(r"parameters +([\d,]+)\n", text)[1].replace(",", ""))  # type: ignore[index]
+    steps = 20 * parameters // (8 * 64)
+    assert re.search(rf"the run +{steps:,} steps, {steps * 512:,} tokens", text)
+    assert re.search(r"text +none yet: .*none.txt", text)
+    assert re.search(r"training +\S+ [kMG]B to \S+ [kMG]B on one device", text)
+    assert re.search(r"cache +\S+ \S+ a token, in 16 bits", text)
+
+
+def test_a_dry_run_wants_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "train modern budget=100steps --dry-run")
+    assert "100 steps" in text
+    assert text.endswith("Nothing was trained.\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from archwright import format as fmt
 from archwright.cli import main
 from archwright.cli.main import VERBS
 from archwright.runs import RunFolder
@@ -300,7 +301,8 @@ def test_show_is_a_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert "attention softmax, 32/16 heads of 128, scale sqrt (width 168), QK-norm RMSNorm" in told
     assert "attention.qk_norm section 2: QK-norm replaces soft-capping" in told
     assert "norm.weight published code (gemma-7b.toml)" in told
-    assert told.endswith("feed-forward 21.5B 80 % all 27B")
+    assert "feed-forward 21.5B 80 % all 27B costs cache per token 508 kB, in 16 bits" in told
+    assert told.endswith("training memory 432 GB, weights, gradients and AdamW's moments")
     assert max(map(len, text.splitlines()[2:])) <= 100
 
 
@@ -336,6 +338,44 @@ def test_show_counts_what_was_changed(capsys: pytest.CaptureFixture[str]) -> Non
     assert f"feed-forward {experts / 1e3:.0f}k" in told
     assert f"all {total / 1e3:.0f}k active {active / 1e3:.0f}k of one token" in told
     assert "mixture of experts, 2 of 4, expert SwiGLU (hidden width 224)" in told
+
+
+def test_costs_are_those_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a published model as they were counted with the package, of a changed one when they are asked for."""
+    for words in (["mixtral-8x7b"], ["modern", "dim=256", "vocab_size=1000", "--costs"]):
+        shown = " ".join(out(capsys, "show", *words).split())
+        (model, *changes) = [word for word in words if word != "--costs"]
+        plan = json.loads(out(capsys, "plan", model, *changes, "--json"))
+        assert f"cache per token {fmt.size(plan['kv_cache_bytes_per_token'])}, in 16 bits" in shown
+        assert f"FLOPs per token {fmt.flops(plan['flops_per_token'])}, in training" in shown
+        assert f"training memory {fmt.size(16 * plan['parameters'])}, weights" in shown
+    assert "costs all counted with --costs" in " ".join(
+        out(capsys, "show", "modern", "dim=256").split()
+    )
+
+
+def test_costs_of_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama 3 8B: 2 * 32 layers * 8 heads * 128 in 16 bits; with a key for each query four times as many."""
+    change = "attention.num_kv_heads=32"
+    assert "cache" not in out(capsys, "diff", "llama-3-8b", change)
+    assert re.search(
+        r"cache per token +131 kB +524 kB", out(capsys, "diff", "llama-3-8b", change, "--costs")
+    )
+    assert re.search(
+        r"cache per token +131 kB +328 kB", out(capsys, "diff", "llama-3-8b", "llama-3-70b")
+    )
+    assert "cache" not in out(capsys, "diff", "llama-3-8b", "norm.eps=1e-3", "--costs")
+
+
+def test_a_wide_list_has_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "list", "models", "--wide").splitlines()
+    assert re.search(r"context +cache per token +flops per token +training memory$", text[0])
+    row = next(line for line in text if line.startswith("llama-3-8b "))
+    assert row.split()[-5:] == ["131", "kB", "5.15e10", "128", "GB"]
+    written = out(capsys, "list", "--format", "csv")
+    records = {record["model"]: record for record in csv.DictReader(io.StringIO(written))}
+    assert records["llama-3-8b"]["cache_per_token"] == "131072"
+    assert records["gpt-4"]["training_memory"] == ""
 
 
 def test_tiny_values_have_lost_their_source(capsys: pytest.CaptureFixture[str]) -> None:
@@ -486,8 +526,8 @@ def test_dry_run_of_a_time_budget(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_dry_run_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "modern", "data.text=none.txt", "--dry-run"]) == 2
-    assert 'no file or folder "none.txt"' in capsys.readouterr().err
+    found = out(capsys, "train", "modern", "data.text=none.txt", "--dry-run")
+    assert re.search(r'^text +none yet: .*no file or folder "none.txt"', found, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -321,6 +321,20 @@ def test_the_selection_bias_is_saved_and_has_no_gradient() -> None:
     assert not build(small).layers[0].feedforward.selection_bias.any()
 
 
+def test_what_is_computed_again_is_no_load() -> None:
+    part = made("deepseek v3", selection_bias_update_rate=0.5).train()
+    x = tokens()
+    part(x)
+    assert part.load is not None
+    before = part.load.clone()
+    part.first_pass = False
+    part(x)
+    assert torch.equal(part.load, before)
+    part.first_pass = True
+    part(x)
+    assert torch.equal(part.load, 2 * before)
+
+
 def test_experts_with_little_load_are_chosen_more_often() -> None:
     part = made("deepseek v3", selection_bias_update_rate=0.5)
     before = part.selection_bias.clone()

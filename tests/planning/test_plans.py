@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from archwright.cli.listings import published_costs
 from archwright.model import build
 from archwright.optim.groups import build_optimizers
 from archwright.parts.masks import pairs
@@ -27,6 +28,16 @@ from tests.tiny import ROOT, surroundings
 def planned(name: str, *changes: str, **asked: object) -> Plan:
     run = load_run(name)
     return plan(run.override(*changes), workload(**asked))  # type: ignore[arg-type]
+
+
+@pytest.mark.sampled(fast=5)
+@pytest.mark.parametrize("name", preset_names("models"))
+def test_listed_costs_are_those_of_plans(name: str) -> None:
+    costs, found = published_costs()[name], planned(name, devices=1)
+    assert costs["cache_per_token"] == found.kv_cache_bytes_per_token
+    assert costs["flops_per_token"] == pytest.approx(found.flops_per_token, rel=1e-9)
+    memory = found.smallest.memory
+    assert costs["training_memory"] == memory.weights + memory.gradients + memory.optimizer
 
 
 def test_gpt_3() -> None:

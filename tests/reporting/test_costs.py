@@ -1,5 +1,7 @@
 """The page of costs: all that a plan says is on it, and what it draws is what was counted."""
 
+from pathlib import Path
+
 import pytest
 
 from archwright.planning.plans import Plan, plan
@@ -7,6 +9,7 @@ from archwright.planning.workload import workload
 from archwright.reporting.costs import cost_page
 from archwright.reporting.document import Bars, Chart
 from archwright.spec.read import load_run
+from tests.visitor import Visitor, style
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +50,23 @@ def test_speeds_end_with_those_of_the_plan(found: dict[str, Plan]) -> None:
 def test_the_page_escapes_names(found: dict[str, Plan]) -> None:
     html = cost_page({"</script><script>x": found["llama-3-8b"]}).html()
     assert "<script>x" not in html
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1100, "dark")])
+def test_nothing_is_cut_off(
+    visitor: Visitor, tmp_path: Path, found: dict[str, Plan], width: int, scheme: str
+) -> None:
+    """On a phone and in the dark: no word is broken, nothing lies beside the page, charts take its colours."""
+    path = tmp_path / "costs.html"
+    path.write_text(cost_page(found).html())
+    tab = visitor.open(path, width, color_scheme=scheme)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    sizes = "[...document.querySelectorAll('.bars b')].map(b => [b.scrollWidth - b.clientWidth, b.clientHeight])"
+    beyond, heights = zip(*tab.evaluate(sizes), strict=True)
+    assert max(beyond) <= 0
+    assert len({*heights}) == 1
+    ground = style(tab, "body", "background-color")
+    assert style(tab, "#chart-roofline-0 .main-svg", "background-color") == ground
+    tab.close()
+    visitor.check()

@@ -1,0 +1,55 @@
+"""A model's costs in words: of a published model as they were counted when the package was made, so that nothing
+waits; of others counted now, where that is asked for."""
+
+from archwright import format as fmt
+from archwright.cli.listings import published_costs
+from archwright.machine.loading import loading
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load
+
+ABOUT = {
+    "cache per token": "in 16 bits",
+    "FLOPs per token": "in training on texts as long as the context",
+    "training memory": "weights, gradients and AdamW's moments",
+}
+"""What each cost is of."""
+
+Costs = dict[str, int]
+"""By column of `list --wide`."""
+
+
+def costs_of(spec: ModelSpec, *, count: bool) -> Costs | None:
+    """Return a model's costs; None of one that is not published as it is, where they are not to be counted.
+
+    Raises:
+        UserError: what rules between axes forbid, one line each.
+    """
+    published = published_costs()
+    if spec.name in published and spec == load(spec.name):
+        return published[spec.name]
+    if not count:
+        return None
+    with loading():
+        from dataclasses import asdict
+
+        from archwright.planning.model_costs import model_costs
+
+    return asdict(model_costs(spec))
+
+
+def cost_words(costs: Costs) -> dict[str, str]:
+    """Return what each cost is called, and how much it is."""
+    return {
+        "cache per token": fmt.size(costs["cache_per_token"]),
+        "FLOPs per token": fmt.flops(costs["flops_per_token"]),
+        "training memory": fmt.size(costs["training_memory"]),
+    }
+
+
+def cost_differences(old: ModelSpec, new: ModelSpec, *, count: bool) -> list[tuple[str, str, str]]:
+    """Return which costs of two models differ, in words; none where one's are not known."""
+    costs = costs_of(old, count=count), costs_of(new, count=count)
+    if costs[0] is None or costs[1] is None:
+        return []
+    one, other = cost_words(costs[0]), cost_words(costs[1])
+    return [(name, one[name], other[name]) for name in one if one[name] != other[name]]

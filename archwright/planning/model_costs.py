@@ -1,0 +1,37 @@
+"""What stands of a model's costs on one line: cache, FLOPs and memory of training."""
+
+from dataclasses import dataclass
+
+from archwright.model.build import build
+from archwright.planning.cost import flops_per_token
+from archwright.planning.memory import cache_bytes_per_token
+from archwright.planning.training_memory import PER_WEIGHT, optimizer_bytes
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import RunSpec
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """Costs that are counted from a model built without memory."""
+
+    cache_per_token: int
+    """Bytes that another token takes in 16 bits, before any window ends."""
+    flops_per_token: int
+    """Of training on a token in a text of the context, forward and backward."""
+    training_memory: int
+    """Bytes of weights, gradients and AdamW's moments in 32 bits, on one device."""
+
+
+def model_costs(spec: ModelSpec) -> ModelCosts:
+    """Return what a model costs, as `plan` counts it, with the default optimizer.
+
+    Raises:
+        UserError: what rules between axes forbid, one line each.
+    """
+    model = build(spec, device="meta")
+    weights = PER_WEIGHT * model.num_parameters()
+    return ModelCosts(
+        cache_bytes_per_token(model),
+        round(flops_per_token(model, model.spec.context_length)),
+        2 * weights + optimizer_bytes(RunSpec(model=model.spec), model),
+    )
