@@ -12,6 +12,8 @@ WORDS = {
     "layer": "LayerNorm",
     "rms": "RMSNorm",
     "dyt": "DyT",
+    "lsh": "LSH",
+    "longformer": "Longformer",
     "sandwich": "pre+post",
     "deepnorm": "DeepNorm",
     "rope": "RoPE",

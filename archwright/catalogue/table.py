@@ -16,7 +16,6 @@ from archwright.spec.choice import Spec
 from archwright.spec.feedforward import FeedForward
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.norms import Norm
-from archwright.spec.positions import Position
 from archwright.spec.read import load, preset_names
 from archwright.spec.residuals import Residual
 from archwright.spec.unpublished import unpublished
@@ -87,9 +86,10 @@ def _each(spec: ModelSpec, say: Callable[[LayerSpec], str]) -> str:
     return " + ".join(dict.fromkeys(filter(None, map(say, layers(spec)))))
 
 
-def _position(position: Position) -> str:
+def _position(layer: LayerSpec) -> str:
+    position = layer.position
     if position.is_none:
-        return "NoPE"
+        return word(layer.attention.kind) if layer.attention.knows_distances else "NoPE"
     fraction = _option(position, "fraction", 1.0)
     part = f" {Fraction(fraction).limit_denominator(99)}" if fraction < 1 else ""
     return word(position.kind) + part
@@ -97,6 +97,8 @@ def _position(position: Position) -> str:
 
 def _heads(attention: Attention) -> str:
     num_heads, num_kv_heads = (_option(attention, f"num_{name}heads") for name in ("", "kv_"))
+    if attention.knows_distances:  # its name stands for its positions
+        num_kv_heads = num_kv_heads or num_heads
     if num_heads and num_kv_heads:
         return f"{num_heads}/{num_kv_heads}"
     name = "MLA" if _option(attention, "kv_rank") else word(attention.kind)
@@ -224,7 +226,7 @@ COLUMNS = {
     ),
     "position": Column(
         "How a token knows its place, with the share of each head that RoPE turns; NoPE: layers with none.",
-        lambda spec: _each(spec, lambda layer: _position(layer.position)),
+        lambda spec: _each(spec, _position),
         brief=True,
     ),
     "heads": Column(

@@ -179,6 +179,8 @@ class Attention(Mixer):
     """The axis of attention branches: how tokens exchange information."""
 
     axis: ClassVar[str] = "attention"
+    knows_distances: ClassVar[bool] = False
+    """Whether its scores depend on distances by themselves, without a position encoding."""
 
 
 class NoAttention(Attention):
@@ -543,6 +545,7 @@ class DisentangledAttention(MaskedAttention):
     layers share (He et al., 2020, DeBERTa, section 3.1)."""
 
     kind: Literal["disentangled"] = "disentangled"
+    knows_distances: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position"}
     num_heads: AutoCount = Field("auto", examples=[16])
     """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""

@@ -148,7 +148,8 @@ def test_nothing_is_changed_where_nothing_is_to_be_equal() -> None:
 )
 def test_what_a_variant_sets_stays(word: str) -> None:
     base, other = pair(word)
-    held = assigned(RunSpec, word.strip(":").split(":"))
+    given = assigned(RunSpec, word.strip(":").split(":"))
+    held = {path.removeprefix("model."): value for path, value in given.items()}
     found, equal = matched(other, count(base, 1024), "non_embedding", 1024, held)
     assert equal
     assert abs(count(found, 1024).non_embedding / count(base, 1024).non_embedding - 1) <= TOLERANCE
