@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from archwright.spec.attention import Attention
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
+from archwright.spec.embeddings import NoSequenceHead
 from archwright.spec.masks import Longformer
 from archwright.spec.model_spec import (
     Arrangement,
@@ -140,7 +141,12 @@ def two_stack_specs() -> st.SearchStrategy[ModelSpec]:
     """Draw small models with an encoder that a decoder reads: layers of both have the same choices, over all axes and
     kinds, and see what their mask shows or all of the source. Angles do not follow the length of the text, which a
     cache knows too late."""
-    ranges = {**SMALL, "scaling": st.just(NoScaling()), "encoder": st.just(NoEncoder())}
+    ranges = {
+        **SMALL,
+        "scaling": st.just(NoScaling()),
+        "encoder": st.just(NoEncoder()),
+        "sequence_head": st.just(NoSequenceHead()),  # which judges the rows of an encoder alone
+    }
     drawn = (
         specs(ModelSpec, ranges),
         specs(SoftmaxCrossAttention, SMALL),
