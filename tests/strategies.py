@@ -171,7 +171,12 @@ def _with_encoder(
 
 def run_specs() -> st.SearchStrategy[RunSpec]:
     """Draw runs with any values that are legal by themselves, however large."""
-    known = {"parts": st.just(()), "budget": st.sampled_from(["3m", "1.5h", "1e15flops", "7steps"])}
+    of_axes = ("LSHAttention.num_buckets", "Axial.shape", "Axial.dims")
+    known = {name: SMALL[name] for name in of_axes}
+    known |= {
+        "parts": st.just(()),
+        "budget": st.sampled_from(["3m", "1.5h", "1e15flops", "7steps"]),
+    }
     return specs(RunSpec, known)
 
 
