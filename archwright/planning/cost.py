@@ -106,7 +106,9 @@ def _products(
     of_source, of_both = {*model.source_maps}, {*model.shared_maps}
     # A layer that is shared is gone through more than once.
     times = Counter(module for layer in model.all_layers for module in layer.modules())
+    of_row = set() if model.sequence_head is None else {*model.sequence_head.modules()}
     for name, m in model.named_modules():
         if isinstance(m, Linear):
             read = 1.0 if m in of_source else 1.0 + share if m in of_both else share
+            read = 1 / length if m in of_row else read
             yield name, read * m.active_fraction * m.weight.numel() * max(1, times[m])

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from archwright.model import build
 from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.model.language_model import LanguageModel
-from archwright.parts.mixers import AttentionMixer, LongformerAttention
+from archwright.parts.mixers import AttentionMixer, DisentangledAttention, LongformerAttention
 from archwright.parts.positions.relative import TransformerXL
 from archwright.planning.plans import plan
 from archwright.planning.workload import workload
@@ -84,6 +84,10 @@ def beside_the_plan(model: LanguageModel, length: int) -> float:
                 if isinstance(module, TransformerXL):
                     share = (2 * length - 1) / (ROWS * length) - 1
                     more += share * 2 * module.distance.weight.numel()
+            if isinstance(mixer, DisentangledAttention):
+                first, last = mixer.rows(torch.tensor([1 - length, length - 1])).tolist()
+                maps = 2 * mixer.spec.num_terms * mixer.num_heads * mixer.head_dim * mixer.dim
+                more -= maps * (last - first + 1) / length * (1 - 1 / ROWS)
     return more
 
 

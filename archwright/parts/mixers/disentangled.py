@@ -139,8 +139,7 @@ class DisentangledAttention(AttentionMixer):
     def flops_per_token(self, length: int) -> float:
         """Of the pairs; of each token and each row of the table that is in use; and of the table's maps, once for a
         text. Those of its own are counted among the maps of all tokens."""
-        ahead = 0 if self.pattern.value.lookahead == 0 else length - 1
-        first, last = self.rows(torch.tensor([-ahead, length - 1])).tolist()
+        first, last = self.rows(torch.tensor([1 - length, length - 1])).tolist()
         rows: int = last - first + 1
         width, terms = self.num_heads * self.head_dim, self.spec.num_terms
         of_table = rows / length - (1 if self.spec.distance_maps == "own" else 0)
