@@ -14,8 +14,8 @@ ABOUT = """\
 Measure a trained model on text. Every document starts from the token that begins a text (end-of-text, but for
 some imported models); a model of the next token predicts each token of the text once; bits per byte are its
 nats over its UTF-8 bytes and ln 2. A run on a task, such as data.text=mqar, is judged on held-out examples
-of it: the share of answers that are right, and nats per answer; one on pairs (data.pairs) on held-out pairs. Of
-two stacks, --pairs judges the targets, in nats per predicted token, and --answers what the model writes."""
+of it: the share of answers that are right, and nats per answer; one on pairs (data.pairs) on held-out pairs.
+Of two stacks, --pairs judges the targets, in nats per predicted token, and --answers what the model writes."""
 
 EXAMPLES = """\
   archwright eval runs/demo --text mine.txt

@@ -10,8 +10,8 @@ from archwright.spec.files import expanded, read_text
 
 ABOUT = """\
 Let a trained model write: one token after another, drawn from its distribution. Of two stacks, the encoder
-reads a source, and the likeliest answer is written unless you say otherwise. What the generation_config.json of an
-imported checkpoint says of temperature, top-k, top-p and beams is the default there.
+reads a source, and the likeliest answer is written unless you say otherwise. What the generation_config.json
+of an imported checkpoint says of temperature, top-k, top-p and beams is the default there.
 Control characters, which could steer a terminal, are printed as U+FFFD, also into files."""
 
 EXAMPLES = """\
