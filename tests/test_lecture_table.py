@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from archwright.catalogue.table import rows
-from archwright.spec.attention import LatentAttention, SoftmaxAttention
+from archwright.spec.attention import LatentAttention, MaskedAttention, SoftmaxAttention
 from archwright.spec.read import load, preset_names
 from archwright.spec.unpublished import unpublished
 
@@ -182,6 +182,9 @@ def test_every_model_has_its_year_and_the_widths_of_its_spec(name: str) -> None:
     assert cells["layers"] == str(spec.num_layers)
     if isinstance(spec.attention, LatentAttention):
         assert cells["heads"] == f"{spec.attention.num_heads} MLA"
-    else:
-        assert isinstance(spec.attention, SoftmaxAttention)
-        assert cells["heads"] == f"{spec.attention.num_heads}/{spec.attention.num_kv_heads}"
+    elif isinstance(spec.attention, SoftmaxAttention):
+        heads = f"{spec.attention.num_heads}/{spec.attention.num_kv_heads}"
+        assert cells["heads"].split(" + ")[0] == heads
+    else:  # whose heads share no keys
+        assert isinstance(spec.attention, MaskedAttention)
+        assert cells["heads"].replace("/", " ").split()[0] == str(spec.attention.num_heads)
