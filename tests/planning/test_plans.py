@@ -30,7 +30,7 @@ def planned(name: str, *changes: str, **asked: object) -> Plan:
     return plan(run.override(*changes), workload(**asked))  # type: ignore[arg-type]
 
 
-@pytest.mark.sampled(fast=5)
+@pytest.mark.sampled(fast=5, full=12)
 @pytest.mark.parametrize("name", preset_names("models"))
 def test_listed_costs_are_those_of_plans(name: str) -> None:
     costs, found = published_costs()[name], planned(name, devices=1)
