@@ -44,7 +44,7 @@ def test_a_key_is_no_variant() -> None:
         ("optimizer.lr=1", "optimizer.lr=1"),
         ("init.kind=gpt2", "model.init.kind=gpt2"),
         ("init.from=runs/a", "init.from=runs/a"),
-        ("nrom.kind=layer", "model.nrom.kind=layer"),
+        ("nrom.kind=layer", "nrom.kind=layer"),
         ("optimiser.lr=1", "optimiser.lr=1"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_given_size_is_kept() -> None:
     [
         (("modern", "modren"), {}, '"modren": no such preset'),
         (("modern", ":norm.kind=lyer"), {}, 'found "lyer"'),
-        (("modern", ":nrom.kind=layer"), {}, 'Did you mean "model.norm.kind"?'),
+        (("modern", ":nrom.kind=layer"), {}, 'Did you mean "norm.kind"?'),
         (("modern", "modern"), {}, "named twice"),
         (("modern", ":num_kv_heads=3"), {}, 'Did you mean "model.attention.num_kv_heads"?'),
         (("modern", ":context_length=64"), {}, "say it once for all, model.context_length=..."),
