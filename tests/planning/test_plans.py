@@ -80,10 +80,20 @@ def test_caches() -> None:
 
 
 NAMES = preset_names("models")
+PLAIN = [
+    name
+    for name in NAMES
+    if load(name).encoder.is_none
+    and not any(
+        layer.attention.chooses_keys or layer.attention.knows_distances
+        for layer in load(name).layers_by_kind.values()
+    )
+]
+"""Models of one stack whose attention is dense in plain code; others are in test_exact.py."""
 
 
 @pytest.mark.sampled(fast=10)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PLAIN)
 def test_torch_counts_the_same_of_every_preset(name: str) -> None:
     """Of dense attention all pairs are counted there, so they are here. In float64 experts are products of their own,
     which torch counts."""
