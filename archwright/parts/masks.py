@@ -77,7 +77,7 @@ class WholeTextPattern(Protocol):
         """Return how many times a key counts that is seen."""
 
 
-def key_ranges(pattern: MaskPattern, first: int, last: int, length: int) -> Ranges:
+def key_ranges(pattern: "MaskPattern | GivenMask", first: int, last: int, length: int) -> Ranges:
     """Return the ranges outside which queries first .. last of a text see no key."""
     if isinstance(pattern, ScatteredPattern):
         return pattern.ranges(first, last, length)
