@@ -827,7 +827,7 @@ class AttentionMask:
 
     def _within(self, begin: int, end: int, first: int, stop: int) -> Ranges:
         """Return what queries [first, stop) see of a text in columns [begin, end), in which they stand."""
-        seen = key_ranges(self.pattern, first - begin, stop - 1 - begin, end - begin)  # type: ignore[arg-type]
+        seen = key_ranges(self.pattern, first - begin, stop - 1 - begin, end - begin)
         return [(begin + start, begin + last) for start, last in seen]
 
     def _in_documents(self, begins: list[int], ends: list[int], first: int, stop: int) -> Ranges:
