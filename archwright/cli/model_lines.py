@@ -39,9 +39,11 @@ def print_model(options: argparse.Namespace) -> None:
     else:
         blame = {**blame, **_set_here(options.assignments, flatten(spec.model_dump()))}
         costs = costs_of(spec, count=options.costs)
-        said = {} if costs is None else cost_words(costs)
-        told = {name: f"{text}, {ABOUT[name]}" for name, text in said.items()} or NOT_COUNTED
-        lines = card(spec, blame, f"{loaded.spec.name}.toml", counts, told)
+        by_name = {} if costs is None else cost_words(costs)
+        costs_shown = {
+            name: f"{text}, {ABOUT[name]}" for name, text in by_name.items()
+        } or NOT_COUNTED
+        lines = card(spec, blame, f"{loaded.spec.name}.toml", counts, costs_shown)
     if options.exportable:
         lines = _exportable(spec)
     title = f"{spec.name}, {parameters(counts.total)} parameters"

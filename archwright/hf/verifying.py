@@ -141,18 +141,18 @@ def _compare(
     family = FAMILIES[own.family]
     if not family.counts_padding(family.config(own.spec)):
         real[1, max(1, length - PADDING) :] = False
-    told = {
+    arguments = {
         "attention_mask": real.long(),
         **family.further_inputs(own.spec, tokens),
     }
     with ExitStack() as hooks:
         seen, other = (hooks.enter_context(_outputs(m)) for m in _pairs(own, theirs))
         if own.spec.encoder_model is None:
-            found = own.model(tokens, padding_mask=real), theirs(tokens, **told)
+            found = own.model(tokens, padding_mask=real), theirs(tokens, **arguments)
         else:  # each text is the source of the other
             found = (
                 own.model(tokens, tokens.flip(0), padding_mask=real),
-                theirs(tokens, decoder_input_ids=tokens.flip(0), use_cache=False, **told),
+                theirs(tokens, decoder_input_ids=tokens.flip(0), use_cache=False, **arguments),
             )
         logits = [getattr(out, "prediction_logits", None) for out in found]
     ours, expected = (

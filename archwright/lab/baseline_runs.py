@@ -50,7 +50,7 @@ SHORTER = 0.95
 """Share of a run's tokens that time must still pay for after the search, else runs of the comparison are shorter."""
 
 OVERTIME = 1.1
-"""Times the wall time that the search was planned to take, beyond which no further setting is begun."""
+"""Times the wall time that the search was planned to take, beyond which no further setting is started."""
 
 BATCH, DECAY = "batch_size", "optimizer.weight_decay"
 
@@ -146,7 +146,7 @@ class Tuner(Runner):
     plateau: float = float("inf")
     """Loss above which the baseline learnt nothing."""
     allowed: float = float("inf")
-    """Wall time after which no further setting is begun."""
+    """Wall time after which no further setting is started."""
 
     def __post_init__(self) -> None:
         assert self.plan.tuning
@@ -181,9 +181,9 @@ class Tuner(Runner):
         runs = [Cell(self._name(setting), seed, k) for setting, seed, k in found.wanted]
         if not runs or self._cut_short:
             return []
-        begun = any(cell in self._started or self._folder(cell).started for cell in runs)
+        started = any(cell in self._started or self._folder(cell).started for cell in runs)
         each = self.run_seconds(runs[0].variant)
-        if not begun and self.spent + each * len(runs) / self.plan.workers > self.allowed:
+        if not started and self.spent + each * len(runs) / self.plan.workers > self.allowed:
             self._cut_short = bool(found.tried)
         return [] if self._cut_short else runs
 
