@@ -12,6 +12,7 @@ from archwright.cli.listings import published_costs
 from archwright.model import build
 from archwright.optim.groups import build_optimizers
 from archwright.parts.masks import pairs
+from archwright.parts.mixers import AttentionMixer
 from archwright.planning.advice import advice
 from archwright.planning.cost import flops_per_token, forward_flops, next_token_flops
 from archwright.planning.counts import counted, forward_flops_by_part
@@ -83,13 +84,12 @@ NAMES = preset_names("models")
 PLAIN = [
     name
     for name in NAMES
-    if load(name).encoder.is_none
-    and not any(
+    if not any(
         layer.attention.chooses_keys or layer.attention.knows_distances
         for layer in load(name).layers_by_kind.values()
     )
 ]
-"""Models of one stack whose attention is dense in plain code; others are in test_exact.py."""
+"""Models whose attention is dense in plain code; others are in test_exact.py."""
 
 
 @pytest.mark.sampled(fast=10)
@@ -102,11 +102,13 @@ def test_torch_counts_the_same_of_every_preset(name: str) -> None:
     model = build(spec).double().use_kernel("eager").eval()
     tokens = torch.randint(0, 256, (2, length))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(tokens)
+        model(*(tokens,) * (1 if spec.encoder.is_none else 2))
     by_part = forward_flops(model, length)
     hidden = sum(
         mixer.flops_per_pair * (length - pairs(mixer.pattern.value, length) / length)  # type: ignore[attr-defined]
-        for mixer in model.mixers()
+        for layer in model.all_layers
+        for mixer in layer.mixers().values()
+        if isinstance(mixer, AttentionMixer)
     )
     found = counter.get_total_flops() / tokens.numel()
     assert found == pytest.approx(sum(by_part.values()) + hidden, rel=0.01)
