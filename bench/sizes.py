@@ -10,7 +10,7 @@ number is not that of independent trials; bounds are bootstrapped over variants.
 import argparse
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -19,8 +19,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.lab.looks import PLACED
 from archwright.lab.statistics import t_interval
+from archwright.lab.sweep import Sweep, placing_error
 from archwright.spec.errors import UserError
 
 DECIDED = ("better", "worse", "equivalent")
@@ -41,6 +41,8 @@ class Study:
     """The rate that was found, the mean over seeds where each has its own."""
     outcomes: dict[str, tuple[str, float, float, float]]
     """Of each variant: outcome, mean difference, low and high end of the interval."""
+    placing: dict[str, float]
+    """By how much the loss of each variant may be too high for where its rate was placed."""
     core_hours: float
     runs: int
 
@@ -69,7 +71,8 @@ class Study:
         }
         found = {name: math.exp(fmean(map(math.log, values))) for name, values in lrs.items()}
         hours = sum(filter(math.isfinite, seconds)) / 3600
-        return cls(losses, found, outcomes, hours, len(runs))
+        placing = {name: _placing(name, runs, compared) for name, compared in losses.items()}
+        return cls(losses, found, outcomes, placing, hours, len(runs))
 
     def pairs(self, names: Sequence[str]) -> tuple[Matrix, Matrix]:
         """Return, for each two variants, the sign of the mean difference over the seeds that both have, and the same
@@ -79,10 +82,25 @@ class Study:
             one, other = (self.losses[names[at]] for at in (i, j))
             differences = [other[seed] - one[seed] for seed in sorted(one.keys() & other.keys())]
             if len(differences) >= 2:
-                interval = t_interval(differences, widen=PLACED)
+                placed = math.hypot(*(self.placing[names[at]] for at in (i, j)))
+                interval = t_interval(differences, shared_error=placed)
                 signs[i, j] = np.sign(fmean(differences))
                 known[i, j] = signs[i, j] * (not interval.low <= 0 <= interval.high)
         return signs, known
+
+
+def _placing(name: str, runs: Sequence[Mapping[str, str]], compared: Collection[int]) -> float:
+    """Return the error of a rate that was placed by the seeds that are not compared; 0 where there are none."""
+    tuning = {
+        (int(run["seed"]), float(run["lr"])): float(run["loss"])
+        for run in runs
+        if run["variant"] == name and run["counts"] == "True" and int(run["seed"]) not in compared
+    }
+    window = sorted({lr for _, lr in tuning})
+    seeds = [s for s in sorted({s for s, _ in tuning}) if all((s, lr) in tuning for lr in window)]
+    if not seeds:
+        return 0.0
+    return placing_error(tuning, Sweep(window, [], seeds, at_boundary=False))
 
 
 def _lines(file: Path) -> list[dict[str, str]]:

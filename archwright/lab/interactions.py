@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean
 
-from archwright.lab.looks import PLACED
 from archwright.lab.results import Interaction, Replicate, Unit
 from archwright.lab.statistics import paired_p_value, t_interval, text_error
 from archwright.spec.study_spec import StudySpec
@@ -17,6 +16,7 @@ def interactions(
     baseline: str,
     edges: Collection[str] = (),
     unit: Unit = "nats per token",
+    placing: Mapping[str, float] | None = None,
 ) -> list[Interaction]:
     """Return, for each two variants of which a third has the changes of both, the interaction: the difference that the
     second makes beside the first, minus the one that it makes alone, (both - first) - (second - baseline), over the
@@ -34,8 +34,8 @@ def interactions(
             continue
         seeds = sorted(set.intersection(*(set(by_seed[name]) for name in names)))
         if len(seeds) >= 2:
-            widen = PLACED if study.tune_lr else 1.0
-            results.append(_interaction(names, by_seed, seeds, widen, unit))
+            placed = math.hypot(*((placing or {}).get(name, 0.0) for name in names))
+            results.append(_interaction(names, by_seed, seeds, placed, unit))
     return results
 
 
@@ -54,7 +54,7 @@ def _interaction(
     names: tuple[str, str, str, str],
     by_seed: Mapping[str, Mapping[int, Replicate]],
     seeds: Sequence[int],
-    widen: float,
+    placing_error: float,
     unit: Unit,
 ) -> Interaction:
     base, one, other, both = ([by_seed[name][seed] for seed in seeds] for name in names)
@@ -63,16 +63,17 @@ def _interaction(
         for a, b, c, d in zip(base, one, other, both, strict=True)
     ]
     # The documents of the two differences are the same ones: at most the sum of both errors.
-    beside = sum(
+    documents = sum(
         text_error([(v.best.halves, w.best.halves) for v, w in zip(vs, ws, strict=True)])
         for vs, ws in ((both, one), (other, base))
     )
-    mean, interval = fmean(differences), t_interval(differences, widen=widen, text_error=beside)
+    shared = math.hypot(documents, placing_error)
+    mean, interval = fmean(differences), t_interval(differences, shared_error=shared)
     return Interaction(
         *names[1:],
         mean=mean,
         interval=interval,
-        p_value=paired_p_value(differences, widen, beside),
+        p_value=paired_p_value(differences, shared),
         seeds=tuple(seeds),
         differences=tuple(differences),
         sentence=_sentence(names, mean, unit, interval.low <= 0 <= interval.high),

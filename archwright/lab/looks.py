@@ -17,11 +17,12 @@ Floats = NDArray[np.float64]
 
 ALPHA = 0.05
 """Probability that any variant of a study is called better or worse than a baseline that is as good."""
-TextError = Callable[[str, int], float]
-"""(variant, pairs) -> standard error of the mean of so many pairs from the choice of held-out documents, in nats."""
+SharedError = Callable[[str, int], float]
+"""(variant, pairs) -> standard error of the mean of so many pairs from what they share, in nats: the choice of held-out
+documents, and where learning rates were placed."""
 
 
-def no_text_error(variant: str, pairs: int) -> float:
+def nothing_shared(variant: str, pairs: int) -> float:
     """Return 0: documents are not known."""
     return 0.0
 
@@ -29,15 +30,12 @@ def no_text_error(variant: str, pairs: int) -> float:
 KEPT_BACK = 0.2
 """Share of the error that a study keeps for pairs that are added after its end, which spend half of what is left
 each time."""
-FRACTIONS = (4 / 9, 6 / 9, 1.0)
+FRACTIONS = (0.4, 0.7, 1.0)
 """Shares of the seeds after which a study is looked at."""
 POINTS = 2001
 """Of the sums of pairs, between the bounds, at which densities are integrated."""
 FEWEST = 6
 """Seeds below which it is looked at once, at its end."""
-PLACED = 1.05
-"""Factor of standard errors where a learning rate was placed by other seeds: where it was placed is in all
-pairs alike, so that no pair shows it. Simulated: docs/calibration.md."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,6 @@ class Looks:
     """Pairs it was planned with, of which time may have left some out."""
     early: bool = True
     """Whether it is looked at before its end."""
-    widen: float = PLACED
-    """Factor of standard errors."""
     ends: tuple[int, ...] = ()
     """Pairs at which it ended, and at which it does with those that were added, each time."""
 
@@ -88,12 +84,12 @@ class Looks:
         return nominal_levels(alpha_spent(alpha, numbers, self.planned, added), numbers)
 
     def interval(
-        self, differences: Sequence[float], alpha: float, text_error: float = 0.0
+        self, differences: Sequence[float], alpha: float, shared_error: float = 0.0
     ) -> Interval:
         """Return the interval of the mean of some pairs that holds with probability 1 - alpha at all looks
         together."""
         level = 1 - self.level(alpha, len(differences))
-        return t_interval(differences, level, self.widen, text_error)
+        return t_interval(differences, level, shared_error)
 
 
 @cache
@@ -159,7 +155,7 @@ def decide(
     margins: Sequence[float],
     judged: Looks,
     alpha: float,
-    text_error: TextError = no_text_error,
+    shared_error: SharedError = nothing_shared,
 ) -> dict[str, Decision]:
     """Return what the pairs of each variant say, looked at as often as `looks` says: at a look all variants
     that are still open have all its pairs.
@@ -170,10 +166,9 @@ def decide(
 
     Args:
         differences: variant minus baseline of each pair that is finished, in the order of the seeds; NaN where
-        a run failed. margins: the margin after so many pairs, in the order of the seeds. text_error: the
-        standard error of a variant's mean over so many pairs from the choice of held-out documents. It is in all pairs
-        alike, so that looks depend on each other more than the levels take into account, which makes them rarer
-        to err.
+        a run failed. margins: the margin after so many pairs, in the order of the seeds. shared_error: the
+        standard error of a variant's mean over so many pairs from what they share. It is in all pairs alike, so that
+        looks depend on each other more than the levels take into account, which makes them rarer to err.
     """
     decided: dict[str, Decision] = {}
     for look, pairs in enumerate(judged.numbers):
@@ -182,8 +177,7 @@ def decide(
             break
         superior = sum(decision.outcome == "superior" for decision in decided.values())
         found = {
-            name: _mean_and_error(pair, judged.widen, text_error(name, pairs))
-            for name, pair in waiting.items()
+            name: _mean_and_error(pair, shared_error(name, pairs)) for name, pair in waiting.items()
         }
         for name in sorted(found, key=lambda name: -found[name].t):
             levels = judged.levels(alpha / (len(differences) - superior))
@@ -202,7 +196,7 @@ def decide(
 class _Pairs(NamedTuple):
     mean: float
     error: float
-    """Standard error of the mean, widened, and with that of the text."""
+    """Standard error of the mean, with what pairs share."""
     pairs: int
 
     @property
@@ -210,12 +204,12 @@ class _Pairs(NamedTuple):
         return abs(self.mean) / self.error if self.error else math.inf if self.mean else 0.0
 
 
-def _mean_and_error(differences: Sequence[float], widen: float, text_error: float) -> _Pairs:
+def _mean_and_error(differences: Sequence[float], shared_error: float) -> _Pairs:
     values = np.asarray(differences, float)
     values = values[np.isfinite(values)]
     if len(values) < 2:
         return _Pairs(0.0, math.inf, len(values))
-    error = math.hypot(widen * float(values.std(ddof=1)) / math.sqrt(len(values)), text_error)
+    error = math.hypot(float(values.std(ddof=1)) / math.sqrt(len(values)), shared_error)
     return _Pairs(float(values.mean()), error, len(values))
 
 

@@ -10,14 +10,20 @@ from typing import Any
 
 from archwright.lab.looks import (
     ALPHA,
-    PLACED,
     Decision,
     Looks,
-    TextError,
+    SharedError,
     decide,
-    no_text_error,
+    nothing_shared,
 )
-from archwright.lab.sweep import Losses, Sweep, plan_sweep, pooled_sweep, vertex
+from archwright.lab.sweep import (
+    Losses,
+    Sweep,
+    placing_error,
+    plan_sweep,
+    pooled_sweep,
+    vertex,
+)
 from archwright.spec.study_spec import StudySpec
 
 PAIRS = 4
@@ -42,11 +48,15 @@ class Standing:
     """Outcomes of the variants that are decided, each with its look."""
     looks: Looks | None = None
     """None: each seed sweeps for itself, and pairs are looked at once."""
+    placing: Mapping[str, float] = field(default_factory=dict)
+    """By how much the loss of each variant may be too high for where its rate was placed, in nats."""
 
     @property
     def judged(self) -> dict[str, Any]:
         """The arguments of `effects` beside losses."""
-        return {} if self.looks is None else {"decisions": self.decisions, "looks": self.looks}
+        if self.looks is None:
+            return {}
+        return {"decisions": self.decisions, "looks": self.looks, "placing": self.placing}
 
 
 def standing(
@@ -57,11 +67,11 @@ def standing(
     may_shift: bool = True,
     fill: bool = False,
     plateau: Mapping[str, float] | None = None,
-    text_error: TextError = no_text_error,
+    text_error: SharedError = nothing_shared,
 ) -> Standing:
     """Return where a study stands.
 
-    `tuning_seeds` seeds sweep the learning rate of each variant, and the vertex of their pooled losses places
+    `tuning_seeds` seeds at most sweep the learning rate of each variant, and the vertex of their pooled losses places
     it. Fresh seeds, paired with the baseline's, are then trained at that rate alone; after a few, some and all
     of them variants are looked at, and those that are decided are trained no further. Without tuning, every
     seed is trained at the rate that is given. With `procedure = "sweep"` each seed sweeps for itself and is
@@ -80,6 +90,7 @@ def standing(
         return _each_sweeps(study, losses, number, may_shift)
     sweeps: dict[str, Sweep] = {}
     powers: dict[str, float] = {}
+    placing: dict[str, float] = {}
     for name, known in losses.items():
         if not study.tune_lr:
             sweeps[name], powers[name] = Sweep(range(1), [], [], at_boundary=False), 0.0
@@ -93,6 +104,7 @@ def standing(
         )
         if sweeps[name].seeds and not sweeps[name].wanted:
             powers[name] = vertex(known, sweeps[name])
+            placing[name] = placing_error(known, sweeps[name])
     wanted = [(name, seed, k) for name, sweep in sweeps.items() for seed, k in sweep.wanted]
     compared: dict[str, dict[int, Sequence[float]]] = {name: {} for name in losses}
     for name, k in powers.items():
@@ -100,7 +112,8 @@ def standing(
             if not math.isnan(losses[name].get((seed, k), math.nan)):
                 compared[name][seed] = (k,)
     failed = {n for n, sweep in sweeps.items() if n not in powers and not sweep.wanted}
-    decisions = decided(study, losses, powers, number, failed, text_error)
+    shared = _with_placing(text_error, placing, next(iter(losses)))
+    decisions = decided(study, losses, powers, number, failed, shared)
     looks = looks_of(study, number)
     for pairs in looks.numbers:
         # Those that are open at this look, all where time is left, and the baseline while any is.
@@ -116,8 +129,18 @@ def standing(
             if name in powers and (seed, powers[name]) not in losses[name]
         ]
         if missing or wanted:
-            return Standing(sweeps, [*wanted, *missing], compared, decisions, looks)
-    return Standing(sweeps, wanted, compared, decisions, looks)
+            return Standing(sweeps, [*wanted, *missing], compared, decisions, looks, placing)
+    return Standing(sweeps, wanted, compared, decisions, looks, placing)
+
+
+def _with_placing(
+    text_error: SharedError, placing: Mapping[str, float], baseline: str
+) -> SharedError:
+    def shared(variant: str, pairs: int) -> float:
+        both = (placing.get(name, 0.0) for name in (variant, baseline))
+        return math.hypot(text_error(variant, pairs), *both)
+
+    return shared
 
 
 def shorter_runs(
@@ -147,7 +170,7 @@ def decided(
     powers: Mapping[str, float],
     number: int,
     failed: Collection[str] = (),
-    text_error: TextError = no_text_error,
+    shared_error: SharedError = nothing_shared,
 ) -> dict[str, Decision]:
     """Return what was decided of each variant at the looks that all seeds for are there."""
     baseline, *variants = losses
@@ -169,14 +192,13 @@ def decided(
         [study.equivalence_margin * fmean(losses) if losses else 0.0 for losses in known],
         looks_of(study, number),
         ALPHA,
-        text_error,
+        shared_error,
     )
 
 
 def looks_of(study: StudySpec, seeds: int) -> Looks:
     """Return after how many pairs a study is looked at."""
-    widen = PLACED if study.tune_lr else 1.0
-    return Looks(seeds, study.seeds, study.early_stopping, widen, study.ends)
+    return Looks(seeds, study.seeds, study.early_stopping, study.ends)
 
 
 def _finished(

@@ -206,6 +206,8 @@ class Effect:
     unit: Unit = "nats per token"
     text_error: float = 0.0
     """Standard error of the mean from the choice of held-out documents; 0 where it is not known."""
+    placing_error: float = 0.0
+    """Standard error of the mean from where the learning rates of both were placed; 0 where they were given."""
     baseline_loss: float = float("nan")
     """Mean of the baseline over the same seeds."""
     caveats: Sequence[str] = ()

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from archwright.lab.batching import Cell, cells_of
-from archwright.lab.looks import no_text_error
+from archwright.lab.looks import FRACTIONS, nothing_shared
 from archwright.lab.ngrams import Counted
 from archwright.lab.plan import horizons
 from archwright.lab.procedure import Standing, shorter_runs, standing
@@ -182,7 +182,7 @@ class Execution(Runner):
             may_shift=may_shift,
             fill=fill,
             plateau={name: found.plateau for name, found in self.counted.items()},
-            text_error=self._text_error if halved else no_text_error,
+            text_error=self._text_error if halved else nothing_shared,
         )
 
     def loss(self, run: RunResult, by_halves: bool) -> float:
@@ -217,7 +217,8 @@ class Execution(Runner):
             return self._takes_back()
         started = {cell.seed for cell in (*self.results, *cells_of(workers))}
         shortens = self._shorter_seconds(self.shorter_pairs) > 0
-        least = max(LEAST_SEEDS, 2 * self.plan.study.seeds // 3) if shortens else LEAST_SEEDS
+        second = math.ceil(round(FRACTIONS[1] * self.plan.study.seeds, 6))
+        least = max(LEAST_SEEDS, second) if shortens else LEAST_SEEDS
         if self.seeds[-1] not in started and len(self.seeds) > least:
             self.seeds.pop()
             return True

@@ -23,16 +23,17 @@ def paired_interval(differences: Sequence[float], level: float = 0.95) -> Interv
 
 
 def t_interval(
-    differences: Sequence[float], level: float = 0.95, widen: float = 1.0, text_error: float = 0.0
+    differences: Sequence[float], level: float = 0.95, shared_error: float = 0.0
 ) -> Interval:
-    """mean ± t sqrt((widen s)² / n + text_error²), t the quantile (1 + level) / 2 of Student's distribution with
-    n - 1 degrees of freedom, s the standard deviation of the differences.
+    """mean ± t sqrt(s² / n + shared_error²), t the quantile (1 + level) / 2 of Student's distribution with n - 1
+    degrees of freedom, s the standard deviation of the differences, and shared_error the standard error that is in all
+    of them alike.
 
-    Exact where differences are normal. Source: Student, 1908, The probable error of a mean.
+    Exact where differences are normal and share nothing. Source: Student, 1908, The probable error of a mean.
     """
     mean, error = _mean_and_error(differences)
     t = float(stats.t.ppf((1 + level) / 2, len(differences) - 1))
-    half = t * math.hypot(widen * error, text_error)
+    half = t * math.hypot(error, shared_error)
     return Interval(mean - half, mean + half, level, "t")
 
 
@@ -71,12 +72,10 @@ def equivalence_interval(differences: Sequence[float]) -> Interval:
     return t_interval(differences, 0.90)
 
 
-def paired_p_value(
-    differences: Sequence[float], widen: float = 1.0, text_error: float = 0.0
-) -> float:
+def paired_p_value(differences: Sequence[float], shared_error: float = 0.0) -> float:
     """Two-sided, of Student's t test that the mean difference is 0, with the standard error of `t_interval`."""
     mean, error = _mean_and_error(differences)
-    error = math.hypot(widen * error, text_error)
+    error = math.hypot(error, shared_error)
     if error == 0:
         return 1.0 if mean == 0 else 0.0
     return 2 * float(stats.t.sf(abs(mean) / error, len(differences) - 1))

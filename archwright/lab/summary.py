@@ -83,7 +83,9 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         seconds=execution.spent,
         command=command,
         unit=plan.unit,
-        interactions=interactions(plan.study, replicates, plan.baseline.name, edges, plan.unit),
+        interactions=interactions(
+            plan.study, replicates, plan.baseline.name, edges, plan.unit, now.placing
+        ),
         shorter_runs=[execution.shorter[cell] for cell in sorted(execution.shorter)],
         task=task,
         complete=complete,
@@ -112,11 +114,9 @@ def announcement(plan: Plan) -> str:
     stacked = f" stacks of up to {plan.stack}" if plan.stack > 1 else ""
     at_once = f"{plan.workers}{stacked} at a time with {threads} thread{'s' * (threads != 1)} each"
     tuning, seeds = plan.study.tuning_seed_numbers, plan.study.seed_numbers
-    tuned = (
-        f"learning rates tuned by seeds {fmt.listed([*map(str, tuning)])}, then"
-        if tuning
-        else "each for"
-    )
+    first, others = tuning[:1], [*map(str, tuning[1:])]
+    where_steep = f" (and {fmt.listed(others)} where losses are steep)" if others else ""
+    tuned = f"learning rates tuned by seed {first[0]}{where_steep}, then" if first else "each for"
     lines = [
         f"{plan.study.name}: about {plan.num_runs} runs, {at_once}, about {fmt.duration(plan.seconds)}",
         _each_run(plan),

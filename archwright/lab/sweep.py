@@ -11,11 +11,18 @@ MOVES = 4
 """How often the first seed may move the window of a variant."""
 SLIDES = 2
 """How often the mean over all seeds may move it after that."""
-FINER = (0.03, 0.05)
+FINER = (0.02, 0.05)
 """Rises of the pooled loss beside its lowest, as shares, above which rates are tried half as far apart, and
 half of that."""
 RISE = 0.05
 """Share of the lowest loss that a neighbour's may lie above it: what is higher is no parabola."""
+STEEP = 0.08
+"""Rise beside the lowest loss of the first seed, as a share, above which all seeds tune: where a valley is wide, the
+noise of one places the rate well enough. Simulated: docs/calibration.md."""
+PLACING = 0.06
+"""Share of the mean rise A beside the lowest loss by which the loss at a parabola's vertex may lie above the bottom: a
+cubic term A/2 x (x² - 1), which three losses one step x apart do not show, moves the bottom of A x² by about a quarter
+of the step and 0.06 A. That this is enough was simulated: docs/calibration.md."""
 
 Losses = Mapping[tuple[int, float], float]
 """(seed, k) -> held-out loss at the learning rate start * ratio^k; NaN where the run failed."""
@@ -93,18 +100,25 @@ def pooled_sweep(
     limits: tuple[int, int] | None = None,
     may_shift: bool = True,
     plateau: float = math.inf,
+    all_seeds: bool = False,
 ) -> Sweep:
-    """Return the window in which all seeds together tune one variant, and what must run before more can be said.
+    """Return the window in which seeds together tune one variant, and what must run before more can be said.
 
     The first seed places the window as in `plan_sweep`; where none of its losses is below `plateau`, on a
-    plateau, the window moves to lower rates. Then the mean over the seeds counts: while it is lowest at an
-    end, the window moves on, SLIDES times at most; where it rises by more than FINER says to either side of
-    its lowest, the window becomes one of half steps around that, once for each of FINER. A seed with a failed
-    run in the window does not count.
+    plateau, the window moves to lower rates. Where its losses rise by no more than STEEP beside its lowest, it is the
+    only seed, unless `all_seeds` are wanted; else the mean over all counts. While that is lowest at an end, the window
+    moves on, SLIDES times at most; where it rises by more than FINER says to either side of its lowest, the window
+    becomes one of half steps around that, once for each of FINER. A seed with a failed run in the window does not
+    count.
     """
     window, missing = _final_window(
         losses, seeds, _first_window(grid, limits), limits, refine=False, plateau=plateau
     )
+    if not missing and not all_seeds:
+        alive = (seed for seed in seeds if not _failed(losses, seed, window))
+        first = next(alive, None)
+        if first is not None and _is_wide(pooled(losses, [first], window)):
+            seeds = [first]
     slides = SLIDES if may_shift else 0
     for rise in (*FINER, math.inf):
         slides_left = slides
@@ -137,6 +151,18 @@ def vertex(losses: Losses, sweep: Sweep) -> float:
     return round(math.log(found.lr), 2)
 
 
+def placing_error(losses: Losses, sweep: Sweep) -> float:
+    """Return by how much the loss at the vertex may lie above the lowest one, in nats: PLACING times the mean of the
+    rises beside the lowest pooled loss, of which one above RISE counts as that much. All pairs that are compared at
+    that rate share it, so that they do not show it. 0 at an end, where nothing is compared.
+    """
+    means = pooled(losses, sweep.seeds, sweep.window)
+    best = lowest(means)
+    if best in (0, len(means) - 1):
+        return 0.0
+    return PLACING * math.fsum(_rises(means, best)) / 2
+
+
 def tuned(losses: Sequence[float], lrs: Sequence[float]) -> Tuned:
     """Return the vertex of the parabola in log(lr) through the lowest loss and its neighbours.
 
@@ -153,7 +179,7 @@ def tuned(losses: Sequence[float], lrs: Sequence[float]) -> Tuned:
     if best in (0, len(losses) - 1):
         return Tuned(loss, lr, at_boundary=True)
     u, v = (math.log(lrs[best + side] / lr) for side in (-1, 1))
-    a, b = (min(losses[best + side] - loss, RISE * abs(loss)) for side in (-1, 1))
+    a, b = _rises(losses, best)
     curvature = (b / v - a / u) / (v - u)
     slope = (a * v / u - b * u / v) / (v - u)
     if curvature <= 0:  # all three are equal
@@ -215,6 +241,18 @@ def _final_window(
                 return window, []
             window = moved
     return first, []
+
+
+def _rises(losses: Sequence[float], best: int) -> tuple[float, float]:
+    """Return how much higher the neighbours of the lowest loss are, to the left and to the right."""
+    most = RISE * abs(losses[best])
+    left, right = (min(losses[best + side] - losses[best], most) for side in (-1, 1))
+    return left, right
+
+
+def _is_wide(losses: Sequence[float]) -> bool:
+    """Return whether the lowest loss is at no end, and rises by no more than STEEP to both sides."""
+    return lowest(losses) not in (0, len(losses) - 1) and not is_sharp(losses, STEEP)
 
 
 def _halved(window: Window, losses: Sequence[float]) -> Window:

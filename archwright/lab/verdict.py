@@ -46,6 +46,7 @@ def effects(
     unit: Unit = "nats per token",
     decisions: Mapping[str, Decision] | None = None,
     looks: Looks | None = None,
+    placing: Mapping[str, float] | None = None,
     multiplier: Callable[[Effect], Multiplier | None] = lambda effect: None,
     advice: Callable[[Effect], str] = lambda effect: "",
 ) -> list[Effect]:
@@ -69,6 +70,7 @@ def effects(
     Args:
         learnt: the loss below which each variant has learnt; without it, all have.
         unit: of all losses.
+        placing: by how much the loss of each variant may be too high for where its learning rate was placed, in nats.
         multiplier: returns how much compute a difference is worth. advice: returns what to do about a variant that is
         undecided.
     """
@@ -77,7 +79,14 @@ def effects(
     by_seed = {n: {r.seed: r for r in replicates if r.variant == n} for n in [baseline, *names]}
     measured = [
         replace(
-            _measured(name, by_seed[name], by_seed[baseline], study.equivalence_margin, looks),
+            _measured(
+                name,
+                by_seed[name],
+                by_seed[baseline],
+                study.equivalence_margin,
+                looks,
+                math.hypot(*((placing or {}).get(n, 0.0) for n in (name, baseline))),
+            ),
             unit=unit,
         )
         for name in names
@@ -156,13 +165,14 @@ def _measured(
     baseline_by_seed: Mapping[int, Replicate],
     margin: float,
     looks: Looks | None,
+    placing_error: float,
 ) -> Effect:
     """Return the numbers of one pair; what depends on the others is still open."""
     seeds = sorted(variant_by_seed.keys() & baseline_by_seed.keys())
     pairs = [(variant_by_seed[seed], baseline_by_seed[seed]) for seed in seeds]
     differences = [variant.loss - baseline.loss for variant, baseline in pairs]
     baseline_loss = _mean([baseline.loss for _, baseline in pairs])
-    enough, beside = len(pairs) >= 2, 0.0
+    enough, beside, shared = len(pairs) >= 2, 0.0, 0.0
     endless = Interval(-math.inf, math.inf, 1 - ALPHA, "t")
     interval = student = endless
     equivalence = replace(endless, level=0.90)
@@ -171,8 +181,9 @@ def _measured(
         equivalence = equivalence_interval(differences)
     elif enough and looks is not None:
         beside = text_error([(variant.best.halves, base.best.halves) for variant, base in pairs])
-        interval = student = replace(looks.interval(differences, ALPHA, beside), level=1 - ALPHA)
-        equivalence = replace(looks.interval(differences, 2 * ALPHA, beside), level=1 - 2 * ALPHA)
+        shared = math.hypot(beside, placing_error)
+        interval = student = replace(looks.interval(differences, ALPHA, shared), level=1 - ALPHA)
+        equivalence = replace(looks.interval(differences, 2 * ALPHA, shared), level=1 - 2 * ALPHA)
     return Effect(
         variant=name,
         outcome="inconclusive",
@@ -182,10 +193,9 @@ def _measured(
         equivalence=equivalence,
         margin=margin * baseline_loss,
         noise=noise_floor([r.loss for r in baseline_by_seed.values()], len(pairs)),
-        p_value=paired_p_value(differences, looks.widen if looks else 1.0, beside)
-        if enough
-        else 1.0,
+        p_value=paired_p_value(differences, shared) if enough else 1.0,
         text_error=beside,
+        placing_error=placing_error,
         holm_p_value=1.0,
         differences=tuple(differences),
         seeds=tuple(seeds),

@@ -105,15 +105,16 @@ class StudySpec(Spec):
     procedure: Literal["confirm", "sweep"] = "confirm"
     """How learning rates are tuned: by a few seeds for all, whereupon fresh seeds are compared at the rate
     that was found; or by each seed that is compared for itself, at three times the cost of a seed."""
-    seeds: int = Field(9, ge=2, le=1000)
+    seeds: int = Field(10, ge=2, le=1000)
     """How many pairs of runs are compared, each from other initial values and in another order of data."""
     ends: Annotated[tuple[int, ...], Field(strict=False)] = ()
     """After how many pairs the study ended, and after how many it does with those that --add-seeds added. An end spends
     half of what is left of the error, so that all together err no more often than one."""
     tuning_seeds: int = Field(2, ge=1, le=1000)
-    """Seeds that tune the learning rates and are not compared, where procedure is "confirm"."""
+    """Seeds that tune the learning rates of a variant and are not compared, where procedure is "confirm": the first, or
+    all of them where its losses rise by more than 8 % beside the lowest."""
     early_stopping: bool = True
-    """Look at the study after four and six ninths of its seeds, too, and train no further what is decided by then."""
+    """Look at the study after four and seven tenths of its seeds, too, and train no further what is decided by then."""
     horizons: Annotated[tuple[Share, ...], BeforeValidator(_as_shares)] = (0.25, 0.5)
     """Shares of the steps for which the first four pairs are trained again, at the rate that was found: they show how
     a difference changes with tokens, and how much compute it is worth. "none": train none."""

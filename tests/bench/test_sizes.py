@@ -1,6 +1,7 @@
 """Two sizes of one study are compared by what their files say."""
 
 import csv
+import math
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,17 @@ def written(folder: Path, means: dict[str, float], outcomes: dict[str, str]) -> 
             for i, (name, mean) in enumerate(means.items())
             for seed in range(5)
         ],
-        "runs": [{"cpu_seconds": seconds} for seconds in (1800.0, 1800.0, float("nan"))],
+        "runs": [
+            {
+                **{"variant": "a", "seed": 9, "counts": True, "cpu_seconds": seconds},
+                **{"lr": lr, "loss": loss},
+            }
+            for seconds, lr, loss in (
+                (1800.0, 0.01, 4.0),
+                (1800.0, 0.03, 3.9),
+                (math.nan, 0.09, 4.1),
+            )
+        ],
         "effects": [
             {"variant": name, "outcome": outcome, "mean": 0.1, "low": 0.05, "high": 0.15}
             for name, outcome in outcomes.items()
@@ -54,6 +65,9 @@ def test_pairs_are_counted(studies: tuple[Study, Study]) -> None:
     small, large = studies
     assert small.core_hours == 1.0
     assert small.lrs["a"] == pytest.approx(0.16)
+    assert small.placing == {
+        n: pytest.approx(0.06 * (0.1 + 0.05 * 3.9) / 2 * (n == "a")) for n in small.losses
+    }
     names = [*small.losses]
     near, far = small.pairs(names), large.pairs(names)
     found = Agreement.of(near, far)

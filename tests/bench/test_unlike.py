@@ -39,8 +39,18 @@ def test_a_pool_is_read_by_seed_and_rate(tmp_path: Path) -> None:
     assert pool["one"].bottom - pool["other"].bottom == 2
     loss = pool["other"].surface(range(SEEDS), pool["other"].bottom, 0.01)
     assert loss(3, 0) == pytest.approx(4.3 * 1.01)
-    assert loss(3, 1.1) == pytest.approx(4.3 * 1.07)  # rounded to the lattice
+    # 4.4 rates above the bottom: two fifths of the way from 4 to 5 of them
+    between = 0.06 * (1 + 0.4 * ((5 / STEP) ** 2 - 1))
+    assert loss(3, 1.1) == pytest.approx(4.3 * (1.01 + between))
     assert loss(3, 99) == loss(3, 1.5)
+
+
+def test_a_seed_deviates_as_at_the_nearest_recorded_rate(tmp_path: Path) -> None:
+    found = read_pool(write(tmp_path / "pool.csv", noise=0.1))["one"]
+    loss = found.surface(range(SEEDS), found.bottom, 0.0)
+    at = [*found.powers].index(found.bottom)
+    deviations = [loss(s, 0.1) - loss(0, 0.1) for s in range(SEEDS)]
+    assert deviations == pytest.approx([*(found.losses[:, at] - found.losses[0, at])])
 
 
 def test_variants_made_equal_are_seldom_told_apart_and_effects_are_found(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_an_interval_with_the_texts_error_holds_for_other_documents():
     for _ in range(600):
         of_text = rng.normal(0, 0.01)
         differences = 0.2 + of_text + rng.normal(0, 0.01, size=9)
-        found = t_interval(differences, text_error=0.01)
+        found = t_interval(differences, shared_error=0.01)
         alone = t_interval(differences)
         held += found.low < 0.2 < found.high
         without += alone.low < 0.2 < alone.high

@@ -15,9 +15,11 @@ from archwright.lab.sweep import (
     SLIDES,
     Sweep,
     lowest,
+    placing_error,
     plan_sweep,
     replicate,
     tuned,
+    vertex,
 )
 from archwright.lab.verdict import effects
 from archwright.spec.study_spec import StudySpec
@@ -307,3 +309,25 @@ def test_a_replicate_is_a_sweep_or_its_only_run():
     assert (found.variant, found.seed, found.best) == ("a", 4, runs[2])
     alone = replicate(runs[:1])
     assert (alone.loss, alone.lr, alone.at_boundary, alone.best) == (3.1, 4.0, False, runs[0])
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_error_of_placing_is_that_of_a_cubic_term_that_three_losses_do_not_show(
+    sign: int,
+) -> None:
+    """f(x) = A (x² + sign x (x² - 1) / 2) is A x² at -1, 0 and 1; its bottom is lower."""
+    rise, grid = 0.08, np.linspace(-1, 1, 20_001)
+    curve = lambda x: 4.0 + rise * (x**2 + sign * x * (x**2 - 1) / 2)  # noqa: E731
+    losses = {(0, k): float(curve(k)) for k in (-1, 0, 1)}
+    sweep = Sweep((-1, 0, 1), [], [0], at_boundary=False)
+    assert vertex(losses, sweep) == 0.0
+    excess = 4.0 - float(curve(grid).min())
+    assert placing_error(losses, sweep) == pytest.approx(excess, rel=0.1)
+
+
+def test_the_error_of_placing_counts_a_cliff_as_a_steep_side_and_nothing_at_an_end() -> None:
+    losses = {(0, -1): 4.1, (0, 0): 4.0, (0, 1): 9.0}
+    sweep = Sweep((-1, 0, 1), [], [0], at_boundary=False)
+    assert placing_error(losses, sweep) == pytest.approx(0.06 * (0.1 + 0.05 * 4.0) / 2)
+    losses[0, 1] = 3.9
+    assert placing_error(losses, sweep) == 0.0

@@ -75,6 +75,7 @@ EFFECT = [
     "unit",
     "loss_per_bit_per_byte",
     "text_error",
+    "placing_error",
     "compute",
     "compute_low",
     "compute_high",

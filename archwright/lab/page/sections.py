@@ -143,7 +143,8 @@ def _study_facts(results: StudyResults) -> list[Fact]:
     study, baseline = results.study, results.variants[0]
     per_parameter = fmt.significant(results.tokens_per_run / baseline.non_embedding)
     tuning = len(study.tuning_seed_numbers)
-    whose = f"by {tuning} seeds that are not compared," if tuning else "for each seed"
+    seeds = "one seed" if tuning == 1 else f"up to {tuning} seeds"
+    whose = f"by {seeds}, not compared later," if tuning else "for each seed"
     lrs = f"tuned {whose} over {study.lr_grid_size} or more" if study.tune_lr else "fixed"
     return [
         Fact("Baseline", baseline.name),
