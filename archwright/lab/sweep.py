@@ -115,10 +115,11 @@ def pooled_sweep(
         losses, seeds, _first_window(grid, limits), limits, refine=False, plateau=plateau
     )
     if not missing and not all_seeds:
-        alive = (seed for seed in seeds if not _failed(losses, seed, window))
-        first = next(alive, None)
-        if first is not None and _is_wide(pooled(losses, [first], window)):
-            seeds = [first]
+        # The one that placed the window: those before it failed, and need not have all its runs.
+        placed = [s for s in seeds if not _missing(losses, [s], window)]
+        placed = [s for s in placed if not _failed(losses, s, window)][:1]
+        if placed and _is_wide(pooled(losses, placed, window)):
+            seeds = placed
     slides = SLIDES if may_shift else 0
     for rise in (*FINER, math.inf):
         slides_left = slides

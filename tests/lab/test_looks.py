@@ -67,7 +67,7 @@ def spread(mean: float, pairs: int, width: float = 0.02) -> list[float]:
 def test_a_large_difference_is_decided_at_once_and_a_small_one_later() -> None:
     margins = [0.04] * 9
     looks = Looks(9, 9)
-    for mean, pairs, look in ((0.5, 4, 4), (0.075, 4, 0), (0.075, 7, 7), (0.03, 9, 9)):
+    for mean, pairs, look in ((0.5, 4, 4), (0.075, 4, 0), (0.075, 7, 7), (0.02, 9, 9)):
         found = decide({"new": spread(mean, pairs)}, margins, looks, ALPHA)
         assert [d.look for d in found.values()] == [look] * bool(look), mean
         assert all(d.outcome == "superior" for d in found.values())
