@@ -82,8 +82,8 @@ def beside_the_plan(model: LanguageModel, length: int) -> float:
             more += mixer.flops_per_pair * (length - shown + again)
             for module in mixer.modules():
                 if isinstance(module, TransformerXL):
-                    share = (2 * length - 1) / (ROWS * length) - 1
-                    more += share * 2 * module.distance.weight.numel()
+                    number = (2 * length - 1) / length
+                    more -= 2 * module.distance.weight.numel() * number * (1 - 1 / ROWS)
             if isinstance(mixer, DisentangledAttention):
                 first, last = mixer.rows(torch.tensor([1 - length, length - 1])).tolist()
                 maps = 2 * mixer.spec.num_terms * mixer.num_heads * mixer.head_dim * mixer.dim

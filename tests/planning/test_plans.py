@@ -81,26 +81,17 @@ def test_caches() -> None:
 
 
 NAMES = preset_names("models")
-PLAIN = [
-    name
-    for name in NAMES
-    if not any(
-        layer.attention.chooses_keys or layer.attention.knows_distances
-        for layer in load(name).layers_by_kind.values()
-    )
-]
-"""Models whose attention is dense in plain code; others are in test_exact.py."""
 
 
 @pytest.mark.sampled(fast=10)
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", NAMES)
 def test_torch_counts_the_same_of_every_preset(name: str) -> None:
-    """Of dense attention all pairs are counted there, so they are here. In float64 experts are products of their own,
-    which torch counts."""
+    """Of dense attention all pairs are counted there, so they are here; of one text, as tables of distances are mapped
+    once for all of a batch. In float64 experts are products of their own, which torch counts."""
     length = 32
     spec = load(name).tiny().override("vocab_size=256", f"context_length={length}")
     model = build(spec).double().use_kernel("eager").eval()
-    tokens = torch.randint(0, 256, (2, length))
+    tokens = torch.randint(0, 256, (1, length))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(*(tokens,) * (1 if spec.encoder.is_none else 2))
     by_part = forward_flops(model, length)

@@ -121,8 +121,11 @@ class TransformerXL(ScorePosition):
         return query + u, _DistanceBias((query + v) * scale, r.to(query.dtype), at - least, keys)
 
     def flops_per_token(self, length: int) -> float:
-        """Of q r: a product of each query with all distances that a text has."""
-        return 2.0 * self.distance.d_out * (2 * length - 1)
+        """Of q r: a product of each query with all distances that a text has. And of mapping these, once for a text,
+        beside what is counted among the maps of all tokens."""
+        number = 2 * length - 1
+        of_map = (number / length - 1) * self.distance.weight.numel()
+        return 2.0 * (self.distance.d_out * number + of_map)
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.content_bias)
