@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from archwright.catalogue import axes as catalogue
 from archwright.model import build
+from archwright.model.language_model import Output
 from archwright.parts.norms import NORMS, RMSNorm
 from archwright.plugins import REGISTRIES, register
 from archwright.spec import norms
@@ -57,11 +58,16 @@ def spec_with(axis: str, choice: type[Choice]) -> ModelSpec:
 
 
 def logits(model: nn.Module, tokens: Tensor = TOKENS, **given: Any) -> Tensor:
-    """Return the logits of tokens, beside the same source each time where there is an encoder."""
+    """Return the logits of tokens."""
+    return outputs(model, tokens, **given).logits
+
+
+def outputs(model: nn.Module, tokens: Tensor = TOKENS, **given: Any) -> Output:
+    """Return what a model makes of tokens, beside the same source each time where there is an encoder."""
     inputs: tuple[Tensor, ...] = (tokens,)
     if not model.spec.encoder.is_none:  # type: ignore[union-attr]
         inputs = (TOKENS[: len(tokens)].to(tokens.device), tokens)
-    found: Tensor = model(*inputs, **given).logits
+    found: Output = model(*inputs, **given)
     return found
 
 
@@ -84,13 +90,14 @@ class TestEvery:
         self, axis: str, choice: type[Choice]
     ) -> None:
         model = build(spec_with(axis, choice))
+        found = outputs(model)
         loss = nn.functional.cross_entropy(
-            logits(model)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()
+            found.logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()
         )
+        if found.sequence_logits is not None:
+            loss = loss + nn.functional.cross_entropy(found.sequence_logits, TOKENS[:, 0] % 2)
         loss.backward()
         for name, parameter in model.named_parameters():
-            if name.startswith("sequence_head."):  # which judges rows, and no tokens
-                continue
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
             assert parameter.grad.any(), name
