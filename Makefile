@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # environment says: hundreds of processes would compile the package anew.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-fast test-slow laws mutants fuzz faults house check bench bench-full docs clean
+.PHONY: help demo test test-fast test-slow laws mutants fuzz faults house check bench bench-full docs site clean
 
 help:  ## list the verbs
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1@/' | column -t -s@
@@ -65,6 +65,10 @@ docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m archwright.reporting.listings
 	$(BIN)/python -m archwright.catalogue.pages
 	$(BIN)/python -m archwright.catalogue.architectures
+
+site: $(VENV)/.installed-dev  ## build the documentation as a site in build/site, and look for dead links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site/index.html; or with a server: $(BIN)/mkdocs serve"
 
 clean:  ## remove what make has made
 	rm -rf $(VENV) $(PEERS) build *.egg-info
