@@ -51,7 +51,7 @@ def test_no_link_is_dead(tmp_path: Path) -> None:
     ],
 )
 def test_a_dead_link_fails_the_build(tmp_path: Path, link: str, complaint: str) -> None:
-    for name in ("docs", "website", "archwright", "bench"):
+    for name in ("docs", "website", "archwright", "bench", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs").unlink()
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
