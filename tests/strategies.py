@@ -82,6 +82,8 @@ SMALL: Ranges = {
     "stride": st.integers(1, 6),
     "block_size": st.integers(1, 4),
     "local_blocks": st.integers(1, 3),
+    "BlockLocal.shift": st.integers(0, 3),
+    "BlockLocal.num_global": st.integers(0, 3),
     "BigBird.num_random": st.integers(0, 2),
     "BigBird.block_size": st.integers(1, 2),
     "num_summary": st.integers(1, 3),
