@@ -36,6 +36,8 @@ SMALL: Ranges = {
     ),
     "dim": st.sampled_from([8, 16, 16, 24, 32, 32, 48, 64]),
     "num_layers": st.integers(1, 3),
+    "global_tokens": st.sampled_from([0] * 7 + [1, 3]),
+    "global_norm": st.sampled_from([False] * 7 + [True]),
     "vocab_size": st.sampled_from([16, 33, 64]),
     "context_length": st.sampled_from([1, 2, 3, 5, 8, 12, 12, 16, 24]),
     "num_heads": st.sampled_from(["auto", 1, 2, 3, 4]),

@@ -60,6 +60,7 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
     parts = {
         "position": spec.position.num_absolute_parameters(sum_width, spec.context_length),
         "embedding_norm": spec.embedding.norm.num_parameters(sum_width),
+        "global_tokens": spec.global_tokens * dim,
         "relatives": _relatives(layers, dim),
         "norms": spec.norm.num_parameters(spec.output_dim) if layers[-1].residual.final_norm else 0,
         "embedding skip": 0,
@@ -73,7 +74,9 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
     for name, number in Counter({*kinds} if spec.layers.shared else kinds).items():
         layer = spec.layers_by_kind[name]
         attention, feedforward = layer.attention, layer.feedforward
-        norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
+        own = getattr(layer.residual, "global_norm", False) and not attention.is_none
+        norms = layer.residual.num_norms_of(layer.groups) + (own and spec.global_tokens > 0)
+        norms *= layer.norm.num_parameters(dim)
         position = 0 if layer.position.is_shared else _position(layer, dim)
         parts["norms"] += number * norms
         parts["embedding skip"] += number * layer.residual.num_parameters

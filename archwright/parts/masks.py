@@ -463,8 +463,8 @@ class BlockSparse(_Reaching):
 
 
 class BlockLocal(_Reaching):
-    """query and key in one block of `block_size`, counted behind the first `num_global` with a first one that is `shift`
-    shorter; or query or key among the first `num_global`."""
+    """query and key in one block of `block_size`, counted behind the first `num_global`, where the first block is
+    `shift` shorter; or query or key among the first `num_global`."""
 
     def __init__(self, spec: spec.BlockLocal) -> None:
         self.spec, self.offset = spec, spec.shift - spec.num_global

@@ -122,6 +122,9 @@ class PreNorm(Residual):
     skip_norm: Literal["none", "attention", "cross_attention", "feedforward"] = "none"
     """A branch that reads the stream as it is: the first attention of ModernBERT, as its embedding was
     normed already."""
+    global_norm: bool = False
+    """Norm the stack's `global_tokens`, where it has some, before attention by a norm of their own (Phang et al., 2022,
+    Pegasus-X's published code)."""
 
     def num_norms_of(self, groups: Groups) -> int:
         return len({*groups} - {self.skip_norm})

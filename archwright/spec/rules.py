@@ -215,6 +215,16 @@ def global_tokens_exist(spec: "ModelSpec") -> Iterator[str]:
             )
 
 
+@_rule("Global tokens before a text are none of the vocabulary.")
+def global_tokens_have_no_ids(spec: "ModelSpec") -> Iterator[str]:
+    for at, attention in _softmaxes(spec):
+        if spec.global_tokens and not attention.value_embedding.is_none:
+            yield (
+                f'{at}attention.value_embedding.kind: found "{attention.value_embedding.kind}" beside global_tokens = '
+                f'{spec.global_tokens}, which have no row in its table; expected "none"'
+            )
+
+
 @_rule("RoPE rotates pairs of coordinates.")
 def rope_needs_pairs(spec: "ModelSpec") -> Iterator[str]:
     for at, layer, attention in _attentions(spec):

@@ -44,7 +44,6 @@ REFUSED = {
     "glm_moe_dsa": "keys chosen by an indexer are not here",
     "deepseek_v32": "keys chosen by an indexer are not here",
     "deepseek_v4": "compressed attention and hyper-connections are not here",
-    "pegasus_x": "global tokens with a stream of their own beside the text's are not here",
     "doge": "masks that depend on values are not here",
 }
 """What this package does not run, and says so."""

@@ -23,6 +23,7 @@ BROKEN: dict[str, list[str]] = {
         "attention.value_embedding.channels=513",
     ],
     "global_tokens_exist": ["attention.kind=longformer", "attention.mask.kind=causal"],
+    "global_tokens_have_no_ids": ["global_tokens=2", "attention.value_embedding.kind=scaled"],
     "shared_layers_are_dense": ["layers.shared=true", "feedforward.kind=experts"],
     "distances_widen": [
         "position.kind=none",
