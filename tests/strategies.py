@@ -248,8 +248,10 @@ def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
 def _placed(layer: dict[str, Any]) -> dict[str, Any]:
     """Return the axes of a layer, without positions where its attention has some of its own."""
     kind = dict(layer.get("attention", {})).get("kind")
-    has_own = kind is not None and "position" not in Attention.kinds[kind].takes
     position = layer.get("position")
+    turns = dict(position or {}).get("kind", "rope") in ("rope", "transformer_xl")
+    has_own = kind is not None and "position" not in Attention.kinds[kind].takes
+    has_own = has_own or (kind == "transient_global" and turns)
     if not has_own or getattr(position, "absolute", False):
         return layer
     none = NoPosition()

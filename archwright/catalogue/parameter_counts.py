@@ -74,10 +74,12 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
     for name, number in Counter({*kinds} if spec.layers.shared else kinds).items():
         layer = spec.layers_by_kind[name]
         attention, feedforward = layer.attention, layer.feedforward
-        own = getattr(layer.residual, "global_norm", False) and not attention.is_none
-        norms = layer.residual.num_norms_of(layer.groups) + (own and spec.global_tokens > 0)
-        norms *= layer.norm.num_parameters(dim)
+        norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
+        if spec.global_tokens and layer.residual.norms_global_tokens and not attention.is_none:
+            norms += layer.norm.num_parameters(dim)
         position = 0 if layer.position.is_shared else _position(layer, dim)
+        if isinstance(attention, MaskedAttention):
+            position *= 1 + attention.further_positions
         parts["norms"] += number * norms
         parts["embedding skip"] += number * layer.residual.num_parameters
         parts["attention"] += number * (attention.num_parameters(dim) + position)
@@ -99,6 +101,8 @@ def _relatives(layers: list[LayerSpec], dim: int) -> int:
         if layer.position.is_shared and isinstance(attention, MaskedAttention):
             sizes = attention.heads(dim)["num_heads"], attention.key_dim(dim)
             found[layer.position, *sizes, attention.mask.causal] = _position(layer, dim)
+            if attention.further_positions:
+                found["further", layer.position, *sizes] = _position(layer, dim)
     return sum(found.values())
 
 

@@ -208,9 +208,8 @@ def _layer(spec: ModelSpec, index: int, sharing: Sharing, memory_dim: int | None
     takes = {name: choice.takes for name, choice in layer.mixers.items()}
     # The stream alone at first, as in nanochat.
     embedding_skip = WeightedSum(1.0, 0.0) if layer.residual.embedding_skip else None
-    has_own_norm = getattr(layer.residual, "global_norm", False) and "attention" in branches
     global_norm = None
-    if spec.global_tokens and has_own_norm:
+    if spec.global_tokens and layer.residual.norms_global_tokens and "attention" in branches:
         global_norm = GlobalNorm(_norm(layer.norm, dim), spec.global_tokens)
     return Layer(residual, branches, layer.groups, takes, embedding_skip, global_norm)
 

@@ -95,13 +95,14 @@ def _between(at: TokenLayout, number: int) -> tuple[Tensor, Tensor, TokenLayout]
     own = torch.arange(length, device=at.device)
     columns = own + documents * number
     longest = length + number * int(documents.max())
-    # Of each column before a document, the first token of that document: [batch, length, number].
+    # The columns before the first token of a document; of other tokens, one that is cut off: [batch, length, number].
     before = columns[..., None] - torch.arange(number, 0, -1, device=at.device)
-    before = before.masked_fill(~starts[..., None], longest).flatten(1)
-    places = torch.arange(number, device=at.device).expand(batch, length, number).flatten(1)
+    before = before.masked_fill(~starts[..., None], longest)
+    before = before.flatten(1)  # [batch, length * number]
+    places = torch.arange(number, device=at.device).repeat(batch, length)
 
     def laid(of_tokens: Tensor, of_others: Tensor, rest: int) -> Tensor:
-        """Return numbers of all columns; what documents do not begin with goes to one that is cut off."""
+        """Return numbers of all columns."""
         found = of_tokens.new_full((batch, longest + 1), rest)
         found.scatter_(1, before, of_others.to(found.dtype))
         return found.scatter_(1, columns, of_tokens)[:, :-1]

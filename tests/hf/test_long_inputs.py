@@ -28,7 +28,10 @@ from tests.hf.library import (
     save,
 )
 
-NAMES = ["longformer", "led", "big_bird_sparse", "longt5", "bigbird_pegasus_sparse", "pegasus_x"]
+NAMES = [
+    *("longformer", "led", "big_bird_sparse", "longt5", "longt5_global"),
+    *("bigbird_pegasus_sparse", "pegasus_x"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -252,10 +255,23 @@ def test_longt5_without_a_scale_of_logits_is_tied_all_the_same(tmp_path: Path) -
     assert apart(back, ours) < 2e-5
 
 
+@pytest.mark.parametrize(("block", "layers"), [(2, 1), (8, 2), (16, 3), (32, 2), (64, 2)])
+def test_longt5_has_sums_of_any_blocks(block: int, layers: int, tmp_path: Path) -> None:
+    """Texts of 48 and 39 tokens end within a block, or have one, or none."""
+    theirs = randomise(build("longt5_global", global_block_size=block, num_layers=layers))
+    ours = hf.load(save(theirs, tmp_path / "in"))
+    assert apart(theirs, ours) < 2e-5
+    hf.save(ours.model, tmp_path / "out")
+    back, wrong = reopen(tmp_path / "out", theirs)
+    assert not wrong
+    assert apart(back, ours) < 2e-5
+    assert read_config(tmp_path / "out")["global_block_size"] == block
+
+
 @pytest.mark.parametrize(
     ("name", "config", "said"),
     [
-        ("longt5", {"encoder_attention_type": "transient-global"}, "'transient-global'"),
+        ("longt5", {"encoder_attention_type": "global"}, "encoder_attention_type: found 'global'"),
         ("big_bird", {"attention_type": "sparse"}, "attention_type: found 'sparse'"),
         ("big_bird", {"is_decoder": True}, "is_decoder: found True"),
         ("bigbird_pegasus", {"attention_type": "full"}, "attention_type: found 'full'"),

@@ -16,6 +16,7 @@ from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
 from archwright.planning.counts import counted
+from archwright.spec.attention import TransientGlobalAttention
 from archwright.spec.cross_attention import CrossAttention
 from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import differing
@@ -300,6 +301,8 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
                         )
                         text = (len(heads), long, i + 1)
                         step[q, k] |= any(sees(mask, at, seen, head, *text) for head in heads)
+                        if isinstance(mixer, TransientGlobalAttention):  # sums have all tokens
+                            step[q, k] |= long >= mixer.block_size
         reach = (step.float() @ reach.float()) > 0
     return reach[own][:, own]
 

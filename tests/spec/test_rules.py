@@ -68,6 +68,7 @@ BROKEN: dict[str, list[str]] = {
     ],
     "mup_is_dense": ["feedforward.kind=experts", "init.kind=mup", "attention.scale.kind=inverse"],
     "positions_reach_attention": ["attention.kind=running_mean"],
+    "sums_have_distances": ["attention.kind=transient_global"],
     "absolute_positions_are_global": ["layer_kinds.local.position.kind=learned"],
     "layer_names_exist": ["layer_kinds.local.norm.kind=layer", 'layers.cycle=["locl", "default"]'],
     "arrangement_fits": [
