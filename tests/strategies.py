@@ -36,6 +36,8 @@ SMALL: Ranges = {
     ),
     "dim": st.sampled_from([8, 16, 16, 24, 32, 32, 48, 64]),
     "num_layers": st.integers(1, 3),
+    "global_tokens": st.sampled_from([0] * 7 + [1, 3]),
+    "global_norm": st.sampled_from([False] * 7 + [True]),
     "vocab_size": st.sampled_from([16, 33, 64]),
     "context_length": st.sampled_from([1, 2, 3, 5, 8, 12, 12, 16, 24]),
     "num_heads": st.sampled_from(["auto", 1, 2, 3, 4]),
@@ -82,6 +84,8 @@ SMALL: Ranges = {
     "stride": st.integers(1, 6),
     "block_size": st.integers(1, 4),
     "local_blocks": st.integers(1, 3),
+    "BlockLocal.shift": st.integers(0, 3),
+    "BlockLocal.num_global": st.integers(0, 3),
     "BigBird.num_random": st.integers(0, 2),
     "BigBird.block_size": st.integers(1, 2),
     "num_summary": st.integers(1, 3),
@@ -244,8 +248,10 @@ def _partial(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:
 def _placed(layer: dict[str, Any]) -> dict[str, Any]:
     """Return the axes of a layer, without positions where its attention has some of its own."""
     kind = dict(layer.get("attention", {})).get("kind")
-    has_own = kind is not None and "position" not in Attention.kinds[kind].takes
     position = layer.get("position")
+    turns = dict(position or {}).get("kind", "rope") in ("rope", "transformer_xl")
+    has_own = kind is not None and "position" not in Attention.kinds[kind].takes
+    has_own = has_own or (kind == "transient_global" and turns)
     if not has_own or getattr(position, "absolute", False):
         return layer
     none = NoPosition()

@@ -60,6 +60,7 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
     parts = {
         "position": spec.position.num_absolute_parameters(sum_width, spec.context_length),
         "embedding_norm": spec.embedding.norm.num_parameters(sum_width),
+        "global_tokens": spec.global_tokens * dim,
         "relatives": _relatives(layers, dim),
         "norms": spec.norm.num_parameters(spec.output_dim) if layers[-1].residual.final_norm else 0,
         "embedding skip": 0,
@@ -74,7 +75,11 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
         layer = spec.layers_by_kind[name]
         attention, feedforward = layer.attention, layer.feedforward
         norms = layer.residual.num_norms_of(layer.groups) * layer.norm.num_parameters(dim)
+        if spec.global_tokens and layer.residual.norms_global_tokens and not attention.is_none:
+            norms += layer.norm.num_parameters(dim)
         position = 0 if layer.position.is_shared else _position(layer, dim)
+        if isinstance(attention, MaskedAttention):
+            position *= 1 + attention.further_positions
         parts["norms"] += number * norms
         parts["embedding skip"] += number * layer.residual.num_parameters
         parts["attention"] += number * (attention.num_parameters(dim) + position)
@@ -96,6 +101,8 @@ def _relatives(layers: list[LayerSpec], dim: int) -> int:
         if layer.position.is_shared and isinstance(attention, MaskedAttention):
             sizes = attention.heads(dim)["num_heads"], attention.key_dim(dim)
             found[layer.position, *sizes, attention.mask.causal] = _position(layer, dim)
+            if attention.further_positions:
+                found["further", layer.position, *sizes] = _position(layer, dim)
     return sum(found.values())
 
 

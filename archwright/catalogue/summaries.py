@@ -144,8 +144,10 @@ def phrases(spec: Spec) -> dict[str, str]:
 
 
 def model_words(spec: ModelSpec) -> dict[str, Any]:
-    """Return what stands around the layers: numbers as words, choices as they are."""
+    """Return what stands around the layers: numbers as words, choices as they are; global tokens where there are
+    some."""
     fields = (
+        *(["global_tokens"] * (spec.global_tokens > 0)),
         "num_layers",
         "dim",
         "vocab_size",
@@ -167,6 +169,7 @@ def encoder_words(spec: ModelSpec) -> str:
     parts = [f"{encoder.num_layers} layers"]
     parts += [f"{name_of(field)} {_value(getattr(encoder, field))}" for field in own]
     parts += [] if spec.encoder.shares_embedding else ["embedding of its own"]
+    parts += [f"{encoder.global_tokens} global tokens"] if encoder.global_tokens else []
     return ", ".join(parts)
 
 
@@ -192,9 +195,9 @@ def differences(old: ModelSpec, new: ModelSpec) -> list[Difference]:
     found: list[Difference] = []
     if (standing := arrangement(old.layers)) != (standing_now := arrangement(new.layers)):
         found.append(("arrangement", standing, standing_now))
-    around = model_words(new)
-    for field, value in model_words(old).items():
-        found += _choices(name_of(field), value, around[field])
+    around, around_now = model_words(old), model_words(new)
+    for field in dict.fromkeys([*around, *around_now]):
+        found += _choices(name_of(field), *(words.get(field, 0) for words in (around, around_now)))
     of_decoder = _of_layers(old, new)
     if (old_encoder := old.encoder_model) is None or (new_encoder := new.encoder_model) is None:
         return found + of_decoder
@@ -326,4 +329,5 @@ def _stack_line(spec: ModelSpec) -> str:
         parts += [layer.feedforward.one_line] * (not layer.feedforward.is_none)
         layers.append(("" if kind == "default" else f"{kind}: ") + ", ".join(parts))
     shared = " that share their parameters" if spec.layers.shared else ""
-    return f"{spec.num_layers} layers{shared} of {'; '.join(layers)}"
+    beside = f", {spec.global_tokens} global tokens before each text" if spec.global_tokens else ""
+    return f"{spec.num_layers} layers{shared} of {'; '.join(layers)}{beside}"

@@ -11,6 +11,7 @@ from archwright.model.layer import Layer
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
+from archwright.parts.global_tokens import GlobalNorm, GlobalTokens
 from archwright.parts.init import INITS, Init, initialise, reset_buffers
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS, CROSS_ATTENTIONS, RECURRENCES
@@ -182,6 +183,7 @@ def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> 
         "position": position,
         "embedding_norm": _norm(spec.embedding.norm, sum_width),
         "project_in": project_in,
+        "global_tokens": GlobalTokens(spec.global_tokens, spec.dim) if spec.global_tokens else None,
         "layers": layers,
         "norm": nn.Identity() if ends_normed else _norm(spec.norm, spec.output_dim),
         "rotaries": sharing.rotaries,
@@ -206,7 +208,10 @@ def _layer(spec: ModelSpec, index: int, sharing: Sharing, memory_dim: int | None
     takes = {name: choice.takes for name, choice in layer.mixers.items()}
     # The stream alone at first, as in nanochat.
     embedding_skip = WeightedSum(1.0, 0.0) if layer.residual.embedding_skip else None
-    return Layer(residual, branches, layer.groups, takes, embedding_skip)
+    global_norm = None
+    if spec.global_tokens and layer.residual.norms_global_tokens and "attention" in branches:
+        global_norm = GlobalNorm(_norm(layer.norm, dim), spec.global_tokens)
+    return Layer(residual, branches, layer.groups, takes, embedding_skip, global_norm)
 
 
 def _norm(norm: Norm, dim: int) -> nn.Module:

@@ -13,9 +13,11 @@ from archwright.model.layer import Layer
 from archwright.model.stack import Stack
 from archwright.parts.context import Context
 from archwright.parts.embeddings import Head, TokenEmbedding
+from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.linear import Linear
 from archwright.parts.masks import MaskPattern
 from archwright.parts.token_layout import token_layout
+from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 
 
@@ -34,6 +36,7 @@ class Decoder(Stack, LanguageModel):
         position: nn.Module | None,
         embedding_norm: nn.Module,
         project_in: Linear | None,
+        global_tokens: GlobalTokens | None,
         layers: list[Layer],
         norm: nn.Module,
         head: Head,
@@ -46,7 +49,8 @@ class Decoder(Stack, LanguageModel):
         super().__init__()
         self.masks, self.lr_scales = dict(masks), dict(lr_scales)
         self.embedding: TokenEmbedding = embedding
-        self.assemble(spec, position, embedding_norm, project_in, rotaries, relatives, layers, norm)
+        before = (position, embedding_norm, project_in, global_tokens)
+        self.assemble(spec, *before, rotaries, relatives, layers, norm)
         self.head, self.sequence_head = head, sequence_head
 
     def forward(
@@ -110,14 +114,15 @@ class Decoder(Stack, LanguageModel):
 
     @property
     def can_cache(self) -> bool:
-        """Whether every mixer keeps what it has read; one from outside may not."""
-        return all(mixer.new_state(1) is not None for mixer in self.mixers())
+        """Whether every mixer keeps what it has read; one from outside may not, and nothing keeps global tokens."""
+        keep = all(mixer.new_state(1) is not None for mixer in self.mixers())
+        return keep and not self.spec.global_tokens
 
     @property
     def can_generate_indefinitely(self) -> bool:
         """Whether a text may go on for ever: the next token never costs more, and no position ends."""
         bounded = all(mixer.generates_indefinitely for mixer in self.mixers())
-        return bounded and not self.spec.position.absolute
+        return bounded and not self.spec.position.absolute and not self.spec.global_tokens
 
     @property
     def switch_lengths(self) -> tuple[int, ...]:
@@ -130,9 +135,15 @@ class Decoder(Stack, LanguageModel):
         """Return an empty cache, to be given to `forward`.
 
         Raises:
-            UserError: a mask that lets tokens see what follows, or a mixer that keeps no state.
+            UserError: a mask that lets tokens see what follows, a mixer that keeps no state, or global tokens.
         """
-        return Cache(self.masks, [layer.mixers() for layer in self.stack], self.switch_lengths)
+        cache = Cache(self.masks, [layer.mixers() for layer in self.stack], self.switch_lengths)
+        if self.spec.global_tokens:
+            raise UserError(
+                f"global_tokens: found {self.spec.global_tokens}, of which a cache keeps nothing; expected text as a "
+                "whole, without a cache"
+            )
+        return cache
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

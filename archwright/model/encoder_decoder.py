@@ -13,6 +13,7 @@ from archwright.model.layer import Layer
 from archwright.model.stack import Stack
 from archwright.parts.context import Context, Memory
 from archwright.parts.embeddings import TokenEmbedding
+from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.linear import Linear
 from archwright.parts.token_layout import token_layout
 from archwright.spec.errors import UserError
@@ -35,6 +36,7 @@ class Encoder(Stack):
         position: nn.Module | None,
         embedding_norm: nn.Module,
         project_in: Linear | None,
+        global_tokens: GlobalTokens | None,
         layers: list[Layer],
         norm: nn.Module,
         rotaries: Mapping[str, nn.Module],
@@ -42,7 +44,8 @@ class Encoder(Stack):
     ) -> None:
         super().__init__()
         self.embedding = embedding
-        self.assemble(spec, position, embedding_norm, project_in, rotaries, relatives, layers, norm)
+        before = (position, embedding_norm, project_in, global_tokens)
+        self.assemble(spec, *before, rotaries, relatives, layers, norm)
 
     def forward(
         self,

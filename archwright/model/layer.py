@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, cast
 
 from jaxtyping import Float
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from archwright.parts.branch import Branch
 from archwright.parts.context import Context
+from archwright.parts.global_tokens import GlobalNorm
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import Mixer
 from archwright.parts.residuals import Groups, Step
@@ -30,6 +32,7 @@ class Layer(nn.Module):
             a batch has beside its tokens.
         embedding_skip: what joins the stream and the one before the first layer; None: the layer begins with the
             stream as it is.
+        global_norm: what norms global tokens before attention; None: the norm of all others.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Layer(nn.Module):
         groups: Mapping[str, Collection[str]],
         mixers: Mapping[str, Collection[str]],
         embedding_skip: nn.Module | None = None,
+        global_norm: GlobalNorm | None = None,
     ) -> None:
         super().__init__()
         self.residual, self._groups, self._takes = residual, groups, mixers
@@ -46,7 +50,7 @@ class Layer(nn.Module):
         """Names of the branches, in order."""
         for name, branch in branches.items():
             self.add_module(name, branch)
-        self.embedding_skip = embedding_skip
+        self.embedding_skip, self.global_norm = embedding_skip, global_norm
 
     def forward(
         self,
@@ -70,8 +74,10 @@ class Layer(nn.Module):
             self._check(context)
         if self.embedding_skip is not None:
             x = self.embedding_skip(x, x if context.embedding is None else context.embedding)
-        again = () if context.replay is None else (context.replay,)
-        out: Tensor = self.residual(x, self._wired(context, states), *again)
+        more: tuple[Any, ...] = () if context.replay is None else (context.replay,)
+        if self.global_norm is not None:
+            more = (partial(self.global_norm, context.layout),)
+        out: Tensor = self.residual(x, self._wired(context, states), *more)
         return out
 
     def steps(self, context: Context) -> list[Step]:

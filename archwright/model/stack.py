@@ -13,8 +13,10 @@ from archwright.model.cache import Cache
 from archwright.model.layer import Layer, recomputed
 from archwright.model.reversible import read_reversibly
 from archwright.parts.context import Context
+from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import Mixer
+from archwright.parts.token_layout import rows_at
 from archwright.spec.model_spec import ModelSpec
 
 
@@ -26,6 +28,7 @@ class Stack(nn.Module):
     position: nn.Module | None
     embedding_norm: nn.Module
     project_in: Linear | None
+    global_tokens: GlobalTokens | None
     layers: nn.ModuleList
     """Those with parameters of their own: fewer than there are to go through where some are shared."""
     norm: nn.Module
@@ -38,6 +41,7 @@ class Stack(nn.Module):
         position: nn.Module | None,
         embedding_norm: nn.Module,
         project_in: Linear | None,
+        global_tokens: GlobalTokens | None,
         rotaries: Mapping[str, nn.Module],
         relatives: Mapping[str, nn.Module],
         layers: Iterable[Layer],
@@ -45,7 +49,7 @@ class Stack(nn.Module):
     ) -> None:
         """Take the parts of a stack, in the order in which they are registered."""
         self.spec, self.position, self.embedding_norm = spec, position, embedding_norm
-        self.project_in = project_in
+        self.project_in, self.global_tokens = project_in, global_tokens
         self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)
         self.layers, self.norm = nn.ModuleList(layers), norm
 
@@ -61,6 +65,9 @@ class Stack(nn.Module):
         x = F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
         if self.project_in is not None:
             x = self.project_in(x)
+        columns = None
+        if self.global_tokens is not None:
+            x, context, columns = self.global_tokens.before(x, context)
         context.embedding = x
         keeps_all = cache is not None or not torch.is_grad_enabled()
         if self.is_reversible:
@@ -75,6 +82,8 @@ class Stack(nn.Module):
                     x = recomputed(layer, x, context)
                 else:
                     x = layer(x, context, cache and cache.states(i))
+        if columns is not None:
+            x = rows_at(x, columns)
         if x.shape[-1] != self.spec.output_dim:
             x = x.unflatten(-1, (-1, self.spec.output_dim)).mean(-2)  # [batch, length, dim]
         normed: Tensor = self.norm(x)

@@ -86,6 +86,13 @@ class Context:
         """Return the context of vectors [batch, length, dim] whose rows are texts that begin at position 0."""
         return cls(TokenLayout(x.shape[1], x.device), x.shape[0], attention_mask=attention_mask)
 
+    def placed(self, layout: TokenLayout) -> "Context":
+        """Return the context of a pass without a cache whose tokens stand elsewhere, with others between them; their
+        ids are not known."""
+        found = Context(layout, self.batch)
+        found._memory = self._memory
+        return found
+
     @property
     def tokens(self) -> Tensor:
         """Ids of the tokens, [batch, length].

@@ -353,29 +353,10 @@ class LongformerKeys(Longformer):
         return self.ranges_of_windows(first, last, length)
 
 
-class Chunked(_Reaching):
-    """key <= query, with key's chunk of `size` tokens that of the query or one of the `chunks_before` it."""
-
-    def __init__(self, spec: spec.Chunked) -> None:
-        self.spec, self.lookback = spec, spec.size * (1 + spec.chunks_before) - 1
-
-    def visible(self, query: Tensor, key: Tensor) -> Tensor:
-        between = query // self.spec.size - key // self.spec.size
-        return (key <= query) & (between <= self.spec.chunks_before)
-
-    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
-        chunk = max(0, first // self.spec.size - self.spec.chunks_before)
-        return chunk * self.spec.size, min(last + 1, length)
-
-    def num_keys(self, query: Tensor, length: int) -> Tensor:
-        whole = (query // self.spec.size).clamp(max=self.spec.chunks_before)
-        return query % self.spec.size + 1 + whole * self.spec.size
-
-
 class SegmentMemory(_Reaching):
-    """start - memory <= key <= query, with the start of the query's segment of `size` tokens."""
+    """start - memory <= key <= query, with the start of the query's segment or chunk of `size` tokens."""
 
-    def __init__(self, spec: spec.SegmentMemory) -> None:
+    def __init__(self, spec: spec.SegmentMemory | spec.Chunked) -> None:
         self.spec, self.lookback = spec, spec.size - 1 + spec.memory
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
@@ -479,6 +460,39 @@ class BlockSparse(_Reaching):
         offset = self.step * torch.arange(self.num_heads, device=query.device)[:, None]
         columns = ((near + offset) // stride - offset // stride).double().mean(0)
         return query + 1 + (columns - near) * size
+
+
+class BlockLocal(_Reaching):
+    """query and key in one block of `block_size`, counted behind the first `num_global`, where the first block is
+    `shift` shorter; or query or key among the first `num_global`."""
+
+    def __init__(self, spec: spec.BlockLocal) -> None:
+        self.spec, self.offset = spec, spec.shift - spec.num_global
+        self.lookback = self.lookahead = None if spec.num_global else spec.block_size - 1
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        size, few = self.spec.block_size, self.spec.num_global
+        together = (query + self.offset) // size == (key + self.offset) // size
+        return together | (query < few) | (key < few)
+
+    def keys(self, first: int, last: int, length: int) -> tuple[int, int]:
+        found = self.ranges(first, last, length)
+        return found[0][0], found[-1][1]
+
+    def ranges(self, first: int, last: int, length: int) -> Ranges:
+        size, few = self.spec.block_size, self.spec.num_global
+        if first < few:
+            return [(0, length)]
+        start = (first + self.offset) // size * size - self.offset
+        stop = ((last + self.offset) // size + 1) * size - self.offset
+        near = (max(start, few), min(stop, length))
+        return united([(0, few), near]) if few else [near]
+
+    def num_keys(self, query: Tensor, length: int) -> Tensor:
+        size, few = self.spec.block_size, self.spec.num_global
+        start = (query + self.offset) // size * size - self.offset
+        own = (start + size).clamp(max=length) - start.clamp(min=few)
+        return torch.where(query < few, length, few + own)
 
 
 class BigBird(_Reaching):
@@ -666,12 +680,13 @@ MASKS = Registry(
         spec.SymmetricWindow: SymmetricWindow,
         spec.DilatedWindow: DilatedWindow,
         spec.Longformer: Longformer,
-        spec.Chunked: Chunked,
+        spec.Chunked: SegmentMemory,
         spec.SegmentMemory: SegmentMemory,
         spec.WindowGlobal: WindowGlobal,
         spec.Strided: Strided,
         spec.Fixed: Fixed,
         spec.BlockSparse: BlockSparse,
+        spec.BlockLocal: BlockLocal,
         spec.BigBird: BigBird,
     },
 )

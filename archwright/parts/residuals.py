@@ -94,14 +94,27 @@ class PostNorm(Wiring):
 
 
 class PreNorm(Wiring):
-    """x = x + f(norm(x)) for each group f in turn (Xiong et al., 2020, figure 1b); one may have no norm."""
+    """x = x + f(norm(x)) for each group f in turn (Xiong et al., 2020, figure 1b); one may have no norm, and global
+    tokens one of their own before attention (Phang et al., 2022, Pegasus-X)."""
 
     def __init__(self, spec: spec.PreNorm, groups: spec.Groups, new_norm: NewNorm) -> None:
         super().__init__(spec, [name for name in groups if name != spec.skip_norm], new_norm)
 
-    def forward(self, x: Stream, groups: Groups) -> Stream:
+    def forward(
+        self,
+        x: Stream,
+        groups: Groups,
+        norm_global: Callable[[Stream, Stream], Stream] | None = None,
+    ) -> Stream:
+        """Return the stream behind the layer.
+
+        Args:
+            norm_global: what attention reads, of the stream and its norm, where global tokens have one of their own.
+        """
         for name, branches in groups.items():
-            x = self.add(x, self.norms[name](x) if name in self.norms else x, branches)
+            h = self.norms[name](x) if name in self.norms else x
+            h = norm_global(x, h) if norm_global is not None and name == "attention" else h
+            x = self.add(x, h, branches)
         return x
 
 

@@ -63,7 +63,7 @@ class TokenLayout:
         real = real.expand(index.shape)
         if self.segment_ids is None:
             return real.sum(-1, keepdim=True).expand(index.shape)
-        document = _starts(self.segment_ids).cumsum(-1) - 1  # numbers of documents
+        document = document_starts(self.segment_ids).cumsum(-1) - 1  # numbers of documents
         totals = torch.zeros_like(document).scatter_add(-1, document, real)
         return totals.gather(-1, document)
 
@@ -80,7 +80,7 @@ class TokenLayout:
         if self.padding_mask is not None:
             ends = ends.masked_fill(~self.padding_mask, 0)
         # Positions rise within a document, so its end is the largest from here to its last token.
-        stretch = _starts(self.segment_ids).cumsum(-1)
+        stretch = document_starts(self.segment_ids).cumsum(-1)
         last = torch.zeros_like(stretch).scatter_reduce(-1, stretch - 1, ends, "amax")
         return last.gather(-1, stretch - 1)
 
@@ -147,6 +147,20 @@ def token_layout(
     )
 
 
+def rows_at(x: Tensor, at: Int[Tensor, "batch chosen"]) -> Tensor:
+    """Return the tokens of x [batch, length, ...] at some columns: [batch, chosen, ...]."""
+    # [batch, chosen, 1, ...], then as x is behind its second axis
+    where = at.view(*at.shape, *[1] * (x.ndim - 2)).expand(*at.shape, *x.shape[2:])
+    return x.gather(1, where)
+
+
+def document_starts(segment_ids: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch length"]:
+    """Return True where a document begins; the first token of a row begins one."""
+    starts = torch.ones_like(segment_ids, dtype=torch.bool)
+    starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
+    return starts
+
+
 def _check(
     tokens: Tensor,
     position_ids: Tensor | None,
@@ -185,16 +199,9 @@ def _index(
     carried = 0 if read is None else read.next_index[:, None]
     if segment_ids is None:
         return before + carried
-    starts = _starts(segment_ids)
+    starts = document_starts(segment_ids)
     if read is not None and read.document is not None:
         starts[:, 0] = (segment_ids[:, 0] != read.document) | (read.next_index == 0)
     started = starts.cumsum(-1) > 0
     first = torch.where(starts, before, 0).cummax(-1).values
     return before - first + torch.where(started, 0, carried)
-
-
-def _starts(segment_ids: Tensor) -> Tensor:
-    """Return True where a document begins; the first token of a row begins one."""
-    starts = torch.ones_like(segment_ids, dtype=torch.bool)
-    starts[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
-    return starts

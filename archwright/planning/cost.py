@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from archwright.model.language_model import LanguageModel
+from archwright.model.layer import Layer
 from archwright.parts.linear import Linear
 from archwright.spec.run_spec import RunSpec
 
@@ -77,6 +78,23 @@ def run_flops_per_token(run: RunSpec, model: LanguageModel) -> float:
     return flops_per_token(model, length, run.objective.target_length(length))
 
 
+def global_tokens(model: LanguageModel, layer: Layer) -> int:
+    """Return how many tokens go through a layer of a model with each text, beside the text's own."""
+    spec = model.spec if layer in {*model.stack} else model.spec.encoder_model
+    return 0 if spec is None else spec.global_tokens
+
+
+def global_tokens_read(model: LanguageModel) -> dict[nn.Module, int]:
+    """Return how many tokens each module in a branch reads with each text, beside the text's own."""
+    return {
+        module: global_tokens(model, layer)
+        for layer in model.all_layers
+        for branch in map(layer.branch, layer.branches)
+        for module in branch.modules()
+        if module not in branch.source_maps
+    }
+
+
 def branch_flops(model: LanguageModel, length: int, target_length: int | None = None) -> float:
     """Return the FLOPs per token of all branches beside their maps, such as scores and their use, forward."""
     return sum(number for _, number in _branches(model, length, target_length))
@@ -87,15 +105,15 @@ def _branches(
 ) -> Iterator[tuple[str, float]]:
     """Yield the FLOPs per token of each branch beside its maps."""
     target_length = target_length or length
-    share, decoder = target_length / length, {*model.stack}
+    decoder = {*model.stack}
     for layer in model.all_layers:
         in_decoder = layer in decoder
+        text = (target_length if in_decoder else length) + global_tokens(model, layer)
         for name in layer.branches:
             branch = layer.branch(name)
             # Cross-attention reads all of the source, other branches their own text.
-            own = target_length if in_decoder and not branch.source_maps else length
-            flops = branch.flops_per_token(own) * (share if in_decoder else 1.0)
-            yield f"{'' if in_decoder else 'encoder.'}layers.{name}", flops
+            flops = branch.flops_per_token(length if branch.source_maps else text)
+            yield f"{'' if in_decoder else 'encoder.'}layers.{name}", flops * (text / length)
 
 
 def _products(
@@ -107,8 +125,9 @@ def _products(
     # A layer that is shared is gone through more than once.
     times = Counter(module for layer in model.all_layers for module in layer.modules())
     of_row = set() if model.sequence_head is None else {*model.sequence_head.modules()}
+    more = global_tokens_read(model)
     for name, m in model.named_modules():
         if isinstance(m, Linear):
             read = 1.0 if m in of_source else 1.0 + share if m in of_both else share
-            read = 1 / length if m in of_row else read
+            read = 1 / length if m in of_row else read + more.get(m, 0) / length
             yield name, read * m.active_fraction * m.weight.numel() * max(1, times[m])

@@ -8,7 +8,7 @@ from typing import Literal
 from archwright.model.language_model import LanguageModel
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer, Mixer
-from archwright.planning.cost import BACKWARD
+from archwright.planning.cost import BACKWARD, global_tokens, global_tokens_read
 from archwright.planning.counts import part_of
 from archwright.spec.hardware import Hardware
 
@@ -67,7 +67,7 @@ def operators(
     passes = 1 + BACKWARD if phase == "training" else 1
     found: dict[str, list[float]] = {}
     for name, flops, numbers in (
-        *_products(model, tokens),
+        *_products(model, tokens, texts if phase != "decode" else 0),
         *_between(model, phase, texts, length, keeps_scores),
         *_norms(model, tokens),
     ):
@@ -77,15 +77,17 @@ def operators(
     return [Operator(name, *sums) for name, sums in found.items() if sums[1]]
 
 
-def _products(model: LanguageModel, tokens: int) -> Iterator[tuple[str, float, float]]:
-    """Yield each map's part, FLOPs, and numbers that it moves."""
+def _products(model: LanguageModel, tokens: int, texts: int) -> Iterator[tuple[str, float, float]]:
+    """Yield each map's part, FLOPs, and numbers that it moves, for so many tokens and those before `texts`."""
+    more = global_tokens_read(model)
     for name, m in model.named_modules():
         if isinstance(m, Linear):
             weight, share = m.weight.numel(), m.active_fraction
-            read = weight * (1 - (1 - share) ** tokens)
-            rows = tokens * share * weight / (m.d_in * m.d_out)
+            number = tokens + texts * more.get(m, 0)
+            read = weight * (1 - (1 - share) ** number)
+            rows = number * share * weight / (m.d_in * m.d_out)
             part = part_of(".".join(word for word in name.split(".") if not word.isdigit()))
-            yield part, 2.0 * tokens * share * weight, read + rows * (m.d_in + m.d_out)
+            yield part, 2.0 * number * share * weight, read + rows * (m.d_in + m.d_out)
 
 
 def _between(
@@ -97,11 +99,12 @@ def _between(
             continue  # the source was read before
         of_stack = "" if layer in decoder else "encoder: "
         for name, mixer in layer.mixers().items():
-            flops = texts * length * mixer.flops_per_token(length)
+            text = length + global_tokens(model, layer)
+            flops = texts * text * mixer.flops_per_token(length if mixer.source_maps else text)
             if phase == "decode":
                 before = (length - 1) * mixer.flops_per_token(length - 1) if length > 1 else 0.0
                 flops -= texts * before
-            numbers = _numbers(mixer, phase, texts, length)
+            numbers = _numbers(mixer, phase, texts, text)
             if keeps_scores and isinstance(mixer, AttentionMixer):
                 # Written, read by the softmax, written, and read to mix.
                 numbers += 4 * mixer.num_heads * flops / mixer.flops_per_pair

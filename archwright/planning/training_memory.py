@@ -163,11 +163,12 @@ def activation_bytes(model: LanguageModel, length: int, checkpointing: str) -> f
     for layer in model.all_layers:
         spec = model.spec if layer in decoder else of_source
         is_reversible = spec.residual.num_streams == 2
+        longer = length + spec.global_tokens
         if is_reversible or checkpointing == "full":
-            kept += 0 if is_reversible else spec.dim
-            again = max(again, _values(layer, spec.dim, length, "none"))
+            kept += 0 if is_reversible else spec.dim * longer / length
+            again = max(again, _values(layer, spec.dim, longer, "none") * longer / length)
         else:
-            kept += _values(layer, spec.dim, length, checkpointing)
+            kept += _values(layer, spec.dim, longer, checkpointing) * longer / length
     return PER_ACTIVATION * length * (kept + again)
 
 

@@ -21,7 +21,7 @@ from archwright.spec.choice import (
     Tokens,
     Width,
 )
-from archwright.spec.masks import Causal, Full, Longformer, Mask
+from archwright.spec.masks import Causal, Full, Longformer, Mask, SymmetricWindow
 from archwright.spec.mixers import ALL_INPUTS, Mixer
 from archwright.spec.norms import NoNorm, Norm, RMSNorm
 
@@ -192,6 +192,9 @@ class NoAttention(Attention):
 
 class MaskedAttention(Attention):
     """Attention of queries to keys through a mask: what has scores, and keeps what it has read in a cache."""
+
+    further_positions: ClassVar[int] = 0
+    """How many encodings of positions that act on scores it has beside that of its tokens, of the same parameters."""
 
     if TYPE_CHECKING:
         num_heads: AutoCount
@@ -624,6 +627,61 @@ class DisentangledAttention(MaskedAttention):
     def num_shared_parameters(self, dim: int) -> Mapping[Hashable, int]:
         key = (self.side, self.distance_norm)
         return {key: 2 * self.side * dim + self.distance_norm.num_parameters(dim)}
+
+
+class TransientGlobalAttention(MaskedAttention):
+    """Softmax attention to what the mask shows and to the sums of all whole blocks of the text, which are normed and
+    get keys and values by the maps of all tokens, in each layer anew (Guo et al., 2022, LongT5, section 3.1.2). Tokens
+    behind the last whole block belong to it; a text shorter than a block has no sum."""
+
+    kind: Literal["transient_global"] = "transient_global"
+    causal: ClassVar[bool] = False
+    takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"attention_mask"}
+    further_positions: ClassVar[int] = 1
+    num_heads: AutoCount = Field("auto", examples=[16])
+    """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
+    head_dim: AutoWidth = Field("auto", examples=[128])
+    """Width of a head; auto: dim / num_heads."""
+    bias: AttentionBias = Field(
+        default_factory=AttentionBias, validate_default=True, examples=[True]
+    )
+    """Biases of all four projections."""
+    scale: ScoreScale = SqrtScale()
+    """Factor of q k^T."""
+    softcap: OptionalFloat = Field("none", examples=[50.0])
+    """c tanh(s / c) over the scaled scores, before position biases and the mask."""
+    mask: Mask = Field(SymmetricWindow(radius=127), examples=[{"kind": "full"}])
+    """Which keys a query may see beside sums."""
+    block_size: Tokens = Field(16, examples=[8])
+    """Tokens of a block, which are summed up."""
+    norm: Norm = Field(RMSNorm(eps=1e-6), examples=[{"kind": "layer"}])
+    """Norm over sums."""
+    dropout: Probability = 0.0
+    """Share of attention weights dropped in training."""
+
+    def heads(self, dim: int) -> dict[str, int]:
+        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
+        return {
+            "num_heads": num_heads,
+            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
+        }
+
+    def key_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    def rotary_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    @property
+    def one_line(self) -> str:
+        heads = f"{self.num_heads} heads of {self.head_dim}"
+        return f"{self.mask.kind} attention with sums of {self.block_size} in {heads}"
+
+    def num_parameters(self, dim: int) -> int:
+        width = int(self.num_heads) * int(self.head_dim)
+        biases = self.bias.query + self.bias.key + self.bias.value
+        maps = 4 * dim * width + biases * width + self.bias.out * dim
+        return maps + self.norm.num_parameters(dim)
 
 
 def num_heads_of(number: AutoWidth, width: AutoWidth, dim: int) -> int:

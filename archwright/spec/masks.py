@@ -156,8 +156,13 @@ class Chunked(Mask):
     """How many chunks before its own a query sees whole."""
 
     @property
+    def memory(self) -> int:
+        """Tokens before a chunk that all of its own see."""
+        return self.size * self.chunks_before
+
+    @property
     def reach(self) -> int:
-        return self.size * (1 + self.chunks_before)
+        return self.size + self.memory
 
 
 class SegmentMemory(Mask):
@@ -229,6 +234,24 @@ class BlockSparse(Mask):
     @property
     def differs_by_head(self) -> bool:
         return self.per_head
+
+
+class BlockLocal(Mask):
+    """Blocks of b tokens that each see themselves whole, and global tokens, which see and are seen by all: (q - g + s)
+    // b = (k - g + s) // b, or q < g or k < g. Blocks are counted behind the g global tokens, and the first of them is
+    s tokens shorter, which moves all borders (Phang et al., 2022, Pegasus-X, section 3.1)."""
+
+    kind: Literal["block_local"] = "block_local"
+    causal: ClassVar[bool] = False
+    in_tokens: ClassVar[tuple[tuple[str, int], ...]] = (("block_size", 1), ("shift", 0))
+    extent: ClassVar[tuple[str, ...]] = ("block_size",)
+    block_size: Tokens = Field(512, examples=[16])
+    """Length b of a block, in tokens."""
+    shift: int = Field(0, ge=0, le=2**30, examples=[8])
+    """By how many tokens s all borders stand further ahead; half a block in every other layer lets neighbouring blocks
+    meet."""
+    num_global: int = Field(0, ge=0, le=2**30, examples=[32])
+    """How many tokens g at the start of a text are global."""
 
 
 class BigBird(Mask):

@@ -103,6 +103,10 @@ class StackSpec(LayerSpec):
     """Layers that differ from the default: name -> the values that differ."""
     layers: Arrangement = Arrangement()
     """Where each kind of layer stands."""
+    global_tokens: int = Field(0, ge=0, le=2**16, examples=[32])
+    """Learned vectors that stand before each text, go through the layers with it and are left out behind the last
+    (Phang et al., 2022, Pegasus-X, section 3.1). Masks count places from the first of them; what is added to the
+    embedding, and its norm and dropout, are those of the text alone."""
 
     def layer(self, index: int) -> LayerSpec:
         """Return the full spec of layer `index`."""

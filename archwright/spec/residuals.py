@@ -96,6 +96,11 @@ class Residual(Choice):
         return 1.0
 
     @property
+    def norms_global_tokens(self) -> bool:
+        """Whether attention reads global tokens behind a norm of their own, where there are some."""
+        return False
+
+    @property
     def num_parameters(self) -> int:
         """Number of parameters of a layer's wiring beside those of its norms."""
         return 2 * self.embedding_skip
@@ -122,6 +127,13 @@ class PreNorm(Residual):
     skip_norm: Literal["none", "attention", "cross_attention", "feedforward"] = "none"
     """A branch that reads the stream as it is: the first attention of ModernBERT, as its embedding was
     normed already."""
+    global_norm: bool = False
+    """Norm the stack's `global_tokens`, where it has some, before attention by a norm of their own (Phang et al., 2022,
+    Pegasus-X's published code)."""
+
+    @property
+    def norms_global_tokens(self) -> bool:
+        return self.global_norm
 
     def num_norms_of(self, groups: Groups) -> int:
         return len({*groups} - {self.skip_norm})

@@ -22,6 +22,7 @@ from archwright.spec.feedforward import XIELU, Experts, FeedForward, Hidden
 from archwright.spec.init import Glorot, MuP
 from archwright.spec.masks import Longformer, Prefix, Window
 from archwright.spec.positions import (
+    ALiBi,
     Axial,
     Learned,
     Llama3Scaling,
@@ -215,6 +216,16 @@ def global_tokens_exist(spec: "ModelSpec") -> Iterator[str]:
             )
 
 
+@_rule("Global tokens before a text are none of the vocabulary.")
+def global_tokens_have_no_ids(spec: "ModelSpec") -> Iterator[str]:
+    for at, attention in _softmaxes(spec):
+        if spec.global_tokens and not attention.value_embedding.is_none:
+            yield (
+                f'{at}attention.value_embedding.kind: found "{attention.value_embedding.kind}" beside global_tokens = '
+                f'{spec.global_tokens}, which have no row in its table; expected "none"'
+            )
+
+
 @_rule("RoPE rotates pairs of coordinates.")
 def rope_needs_pairs(spec: "ModelSpec") -> Iterator[str]:
     for at, layer, attention in _attentions(spec):
@@ -271,6 +282,7 @@ def t5_buckets_widen(spec: "ModelSpec") -> Iterator[str]:
         if not isinstance(layer.position, T5Bias):
             continue
         two_way = not attention.mask.causal or isinstance(attention.mask, Prefix)
+        two_way = two_way or attention.further_positions > 0
         number = layer.position.num_buckets // (2 if two_way else 1)
         if number < 2 or layer.position.max_distance <= number // 2:
             yield (
@@ -434,6 +446,17 @@ def positions_reach_attention(spec: "ModelSpec") -> Iterator[str]:
             yield (
                 f'{at}position.kind: found "{position.kind}", which acts inside attention, where {name}.kind '
                 f'"{mixer.kind}" leaves it out; expected "none", or one that is added to the embedding'
+            )
+
+
+@_rule("A sum of tokens stands in a block, from which distances are counted.")
+def sums_have_distances(spec: "ModelSpec") -> Iterator[str]:
+    for at, layer, attention in _attentions(spec):
+        counts = isinstance(layer.position, T5Bias | ALiBi) or layer.position.absolute
+        if attention.further_positions and not (counts or layer.position.is_none):
+            yield (
+                f'{at}position.kind: found "{layer.position.kind}" with attention.kind "{attention.kind}"; expected '
+                '"t5", "alibi", "none", or one that is added to the embedding'
             )
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from archwright import hf
+from archwright.hf.configs import read_config
 from archwright.hf.exporting import exportable
 from archwright.hf.families import FAMILIES
 from archwright.hf.verifying import verify
@@ -27,7 +28,10 @@ from tests.hf.library import (
     save,
 )
 
-NAMES = ["longformer", "led", "big_bird_sparse", "longt5", "bigbird_pegasus_sparse"]
+NAMES = [
+    *("longformer", "led", "big_bird_sparse", "longt5", "longt5_global"),
+    *("bigbird_pegasus_sparse", "pegasus_x"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +214,33 @@ class TestBigBird:
             exportable(spec, "big_bird")
 
 
+class TestPegasusX:
+    """Blocks, whose borders move in every other layer, and global tokens with a norm of their own."""
+
+    @pytest.mark.parametrize(("block", "moves"), [(8, False), (6, True), (5, False), (64, True)])
+    def test_any_blocks(self, block: int, moves: bool, tmp_path: Path) -> None:
+        sizes = {"block_size": block, "stagger_local_blocks": moves, "encoder_layers": 3}
+        theirs = randomise(build("pegasus_x", **sizes))
+        ours = hf.load(save(theirs, tmp_path / "in"))
+        assert apart(theirs, ours) < 1e-9
+        hf.save(ours.model, tmp_path / "out")
+        back, wrong = reopen(tmp_path / "out", theirs)
+        assert not wrong
+        assert apart(back, ours) < 1e-9
+        written = read_config(tmp_path / "out")
+        assert (written["block_size"], written["stagger_local_blocks"]) == (block, moves)
+
+    def test_borders_that_move_otherwise_are_not_written(self) -> None:
+        spec = FAMILIES["pegasus_x"].spec({"block_size": 8, "d_model": 64, "encoder_layers": 4})
+        assert exportable(spec).model_type == "pegasus_x"
+        with pytest.raises(UserError, match="shift"):
+            exportable(spec.override("encoder.attention.mask.shift=2"), "pegasus_x")
+
+    def test_blocks_that_cannot_be_halved_are_refused(self) -> None:
+        with pytest.raises(UserError, match="block_size: found 7 beside"):
+            FAMILIES["pegasus_x"].spec({"block_size": 7})
+
+
 def test_longt5_without_a_scale_of_logits_is_tied_all_the_same(tmp_path: Path) -> None:
     """As published: the key that denies it says of the class that logits are not scaled."""
     kind = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
@@ -224,10 +255,23 @@ def test_longt5_without_a_scale_of_logits_is_tied_all_the_same(tmp_path: Path) -
     assert apart(back, ours) < 2e-5
 
 
+@pytest.mark.parametrize(("block", "layers"), [(2, 1), (8, 2), (16, 3), (32, 2), (64, 2)])
+def test_longt5_has_sums_of_any_blocks(block: int, layers: int, tmp_path: Path) -> None:
+    """Texts of 48 and 39 tokens end within a block, or have one, or none."""
+    theirs = randomise(build("longt5_global", global_block_size=block, num_layers=layers))
+    ours = hf.load(save(theirs, tmp_path / "in"))
+    assert apart(theirs, ours) < 2e-5
+    hf.save(ours.model, tmp_path / "out")
+    back, wrong = reopen(tmp_path / "out", theirs)
+    assert not wrong
+    assert apart(back, ours) < 2e-5
+    assert read_config(tmp_path / "out")["global_block_size"] == block
+
+
 @pytest.mark.parametrize(
     ("name", "config", "said"),
     [
-        ("longt5", {"encoder_attention_type": "transient-global"}, "'transient-global'"),
+        ("longt5", {"encoder_attention_type": "global"}, "encoder_attention_type: found 'global'"),
         ("big_bird", {"attention_type": "sparse"}, "attention_type: found 'sparse'"),
         ("big_bird", {"is_decoder": True}, "is_decoder: found True"),
         ("bigbird_pegasus", {"attention_type": "full"}, "attention_type: found 'full'"),

@@ -16,6 +16,7 @@ from archwright.catalogue.parameter_counts import parameter_counts
 from archwright.losses import cross_entropy
 from archwright.model import Decoder, build
 from archwright.planning.counts import counted
+from archwright.spec.attention import TransientGlobalAttention
 from archwright.spec.cross_attention import CrossAttention
 from archwright.spec.errors import UserError
 from archwright.spec.fingerprint import differing
@@ -271,29 +272,39 @@ def visibility(case: Case) -> None:
 
 
 def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) -> Tensor:
-    """Compose the masks of all layers, each told by its sentence: [output, input]."""
+    """Compose the masks of all layers, each told by its sentence: [output, input]. Before each document stand global
+    tokens, through which what they saw is seen."""
     documents = given.get("segment_ids", torch.zeros(ROWS, length).long())[row].tolist()
     valid = given.get("padding_mask", torch.ones(ROWS, length).bool())[row].tolist()
-    reach = torch.eye(length, dtype=torch.bool)
+    first = [document for document in dict.fromkeys(documents) for _ in range(spec.global_tokens)]
+    # What is no input stands before all texts, in any order of documents.
+    order = sorted(range(len(first) + length), key=lambda n: (first + documents)[n])
+    own = [order.index(n) for n in range(len(first), len(order))]
+    documents = sorted(first + documents)
+    valid = [([True] * len(first) + valid)[n] for n in order]
+    number = len(order)
+    reach = torch.eye(number, dtype=torch.bool)
     for i in range(spec.num_layers):
-        step = torch.eye(length, dtype=torch.bool)
+        step = torch.eye(number, dtype=torch.bool)
         for mixer in spec.layer(i).mixers.values():
             if isinstance(mixer, CrossAttention):
                 continue  # which reads another text
             mask = getattr(mixer, "mask", Causal())  # a recurrence reads all that came before
-            for q in range(length):
-                for k in range(length):
+            for q in range(number):
+                for k in range(number):
                     if valid[q] and valid[k] and documents[q] == documents[k]:
                         start = documents.index(documents[q])
                         at, seen = (sum(valid[start:n]) for n in (q, k))
-                        heads = range(number := int(getattr(mixer, "num_heads", 1)))
+                        heads = range(int(getattr(mixer, "num_heads", 1)))
                         long = sum(
                             v for v, d in zip(valid, documents, strict=True) if d == documents[q]
                         )
-                        text = (number, long, i + 1)
+                        text = (len(heads), long, i + 1)
                         step[q, k] |= any(sees(mask, at, seen, head, *text) for head in heads)
+                        if isinstance(mixer, TransientGlobalAttention):  # sums have all tokens
+                            step[q, k] |= long >= mixer.block_size
         reach = (step.float() @ reach.float()) > 0
-    return reach
+    return reach[own][:, own]
 
 
 def alone_or_in_company(case: Case) -> None:

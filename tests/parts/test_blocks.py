@@ -10,6 +10,7 @@ from archwright.parts.kernels import blocks
 from archwright.parts.kernels.blocks import Block, Blocks, block_of, blocks_of
 from archwright.parts.masks import (
     AttentionMask,
+    BlockLocal,
     Causal,
     Full,
     Longformer,
@@ -29,6 +30,7 @@ PATTERNS: dict[str, MaskPattern] = {
     "full": Full(spec.Full()),
     "window and first keys": WindowGlobal(spec.WindowGlobal(size=3, num_global=2)),
     "windows and global tokens": Longformer(spec.Longformer(radius=2, num_global=2)),
+    "blocks and global tokens": BlockLocal(spec.BlockLocal(block_size=3, shift=1, num_global=2)),
 }
 SCATTERED = [name for name in PATTERNS if " and " in name]
 """Patterns of which a block of queries sees keys in several places."""

@@ -36,6 +36,7 @@ CHOICES: dict[str, spec.Mask] = {
         spec.Strided(stride=3),
         spec.Fixed(stride=4, num_summary=2),
         spec.BlockSparse(block_size=2, local_blocks=1, stride=3),
+        spec.BlockLocal(block_size=3, shift=1, num_global=2),
     )
 }
 PARTS = [

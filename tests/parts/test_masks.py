@@ -53,6 +53,10 @@ def sees(
             columns = [n for n in range(100) if (n + 1 + offset) % stride == 0]
             block = key // size
             return key <= query and (block > query // size - near or block in columns)
+        case spec.BlockLocal(block_size=size, shift=shift, num_global=few):
+            low, high = sorted((query, key))
+            borders = range(few - shift, high + 1, size)  # where blocks begin
+            return low < few or not any(low < border for border in borders)
         case spec.Causal():
             return key <= query
         case spec.Full():
@@ -121,6 +125,19 @@ CHOICES = [
             (3, 2, 2, True),
             (1, 2, 7, True),
             (40, 1, 2, True),
+        )
+    ],
+    *[
+        spec.BlockLocal(block_size=b, shift=s, num_global=g)
+        for b, s, g in (
+            (1, 0, 0),
+            (3, 0, 0),
+            (4, 2, 0),
+            (3, 7, 0),
+            (3, 0, 2),
+            (4, 2, 3),
+            (40, 20, 5),
+            (2, 1, 40),
         )
     ],
 ]

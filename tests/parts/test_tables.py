@@ -52,6 +52,8 @@ def spec_with(axis: str, choice: type[Choice]) -> ModelSpec:
         words.append("encoder.kind=stack")
     if axis == "attention" and "position" not in choice.takes:  # type: ignore[attr-defined]
         words.append("position.kind=none")
+    if kind == "transient_global":  # whose sums have no angles
+        words += ["position.kind=t5", "attention.block_size=4"]
     if kind == "disentangled":  # whose mask shows both sides by default
         words.append("attention.mask.kind=causal")
     return SMALL.override(*words)

@@ -12,6 +12,7 @@ from archwright.model.encoder_decoder import EncoderDecoder
 from archwright.model.language_model import LanguageModel
 from archwright.parts.mixers import AttentionMixer, DisentangledAttention, LongformerAttention
 from archwright.parts.positions.relative import TransformerXL
+from archwright.planning.cost import global_tokens
 from archwright.planning.plans import plan
 from archwright.planning.workload import workload
 from archwright.spec.errors import UserError
@@ -48,6 +49,18 @@ def test_flops_between_tokens_are_those_of_the_allowed_pairs(mask: Mask) -> None
     assert between * 24 == pytest.approx(2 * 4 * 64 * brute_pairs(mask, 24, 4), rel=1e-12)
 
 
+@pytest.mark.parametrize("own_norm", [False, True])
+def test_global_tokens_are_counted(own_norm: bool) -> None:
+    """Those of an encoder and of a decoder, which go through the layers of each with its texts."""
+    spec = ModelSpec(dim=32, num_layers=2, vocab_size=64, context_length=12).override(
+        *("attention.num_heads=2", "encoder.kind=stack", "encoder.num_layers=1"),
+        *("encoder.attention.num_heads=2", "cross_attention.kind=softmax", "global_tokens=2"),
+        *("encoder.attention.mask.kind=block_local", "encoder.attention.mask.block_size=4"),
+        *("encoder.global_tokens=3", f"encoder.residual.global_norm={str(own_norm).lower()}"),
+    )
+    agrees(spec, ready(spec), 12)
+
+
 def agrees(spec: ModelSpec, model: LanguageModel, length: int) -> None:
     """Hold the plan of a model against what it is, what torch counts, and what its cache takes."""
     found = plan(RunSpec(model=spec), workload(context=length))
@@ -71,23 +84,28 @@ def beside_the_plan(model: LanguageModel, length: int) -> float:
     """Return the FLOPs per token that the formula's plain code computes and a plan does not count: pairs that a mask
     hides, and Longformer's global tokens, which ask twice; less what it computes once for all rows of a batch and not
     for each token, the maps of distances."""
-    more = 0.0
-    for layer in model.all_layers:
-        for mixer in layer.mixers().values():
-            if not isinstance(mixer, AttentionMixer):
-                continue
-            pattern = mixer.pattern.value
-            shown = brute_pairs(pattern.spec, length, mixer.num_heads) / length  # type: ignore[attr-defined]
-            again = min(length, mixer.num_global) if isinstance(mixer, LongformerAttention) else 0
-            more += mixer.flops_per_pair * (length - shown + again)
-            for module in mixer.modules():
-                if isinstance(module, TransformerXL):
-                    number = (2 * length - 1) / length
-                    more -= 2 * module.distance.weight.numel() * number * (1 - 1 / ROWS)
-            if isinstance(mixer, DisentangledAttention):
-                first, last = mixer.rows(torch.tensor([1 - length, length - 1])).tolist()
-                maps = 2 * mixer.spec.num_terms * mixer.num_heads * mixer.head_dim * mixer.dim
-                more -= maps * (last - first + 1) / length * (1 - 1 / ROWS)
+    return sum(
+        beside_the_plan_of(mixer, text := length + global_tokens(model, layer)) * text / length
+        for layer in model.all_layers
+        for mixer in layer.mixers().values()
+        if isinstance(mixer, AttentionMixer)
+    )
+
+
+def beside_the_plan_of(mixer: AttentionMixer, length: int) -> float:
+    """Return the same of a mixer, per token of a text that has so many with its global tokens."""
+    pattern = mixer.pattern.value
+    shown = brute_pairs(pattern.spec, length, mixer.num_heads) / length  # type: ignore[attr-defined]
+    again = min(length, mixer.num_global) if isinstance(mixer, LongformerAttention) else 0
+    more: float = mixer.flops_per_pair * (length - shown + again)
+    for module in mixer.modules():
+        if isinstance(module, TransformerXL):
+            number = (2 * length - 1) / length
+            more -= 2 * module.distance.weight.numel() * number * (1 - 1 / ROWS)
+    if isinstance(mixer, DisentangledAttention):
+        first, last = mixer.rows(torch.tensor([1 - length, length - 1])).tolist()
+        maps = 2 * mixer.spec.num_terms * mixer.num_heads * mixer.head_dim * mixer.dim
+        more -= maps * (last - first + 1) / length * (1 - 1 / ROWS)
     return more
 
 

@@ -95,7 +95,10 @@ def test_numbers_for_each_branch_are_told_as_one_where_they_are_alike(
 ) -> None:
     spec = ModelSpec().override(f"residual.{override}")
     row = next(row for row in choices.model_rows(spec.resolved()) if row.cells[0] == "residual")
-    assert row.cells[2] == f"dropout 0, multiplier {expected}, embedding_skip no, skip_norm none"
+    assert (
+        row.cells[2]
+        == f"dropout 0, multiplier {expected}, embedding_skip no, skip_norm none, global_norm no"
+    )
     assert row.mark == ("" if expected == "1" else "default multiplier: 1")
 
 

@@ -23,6 +23,7 @@ BROKEN: dict[str, list[str]] = {
         "attention.value_embedding.channels=513",
     ],
     "global_tokens_exist": ["attention.kind=longformer", "attention.mask.kind=causal"],
+    "global_tokens_have_no_ids": ["global_tokens=2", "attention.value_embedding.kind=scaled"],
     "shared_layers_are_dense": ["layers.shared=true", "feedforward.kind=experts"],
     "distances_widen": [
         "position.kind=none",
@@ -67,6 +68,7 @@ BROKEN: dict[str, list[str]] = {
     ],
     "mup_is_dense": ["feedforward.kind=experts", "init.kind=mup", "attention.scale.kind=inverse"],
     "positions_reach_attention": ["attention.kind=running_mean"],
+    "sums_have_distances": ["attention.kind=transient_global"],
     "absolute_positions_are_global": ["layer_kinds.local.position.kind=learned"],
     "layer_names_exist": ["layer_kinds.local.norm.kind=layer", 'layers.cycle=["locl", "default"]'],
     "arrangement_fits": [

@@ -27,6 +27,7 @@ from archwright.hf.families import (
     modernbert,
     olmo,
     others,
+    pegasus_x,
     phi,
     qwen,
     reformer,
@@ -148,6 +149,7 @@ FAMILIES: dict[str, Family] = {
         bigbird_pegasus.BIGBIRD_PEGASUS,
         bart.MARIAN,
         bart.M2M_100,
+        pegasus_x.PEGASUS_X,
         bart.FSMT,
         reformer.REFORMER,
     )

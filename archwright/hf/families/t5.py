@@ -12,8 +12,10 @@ from archwright.hf.lenses import (
     Config,
     Field,
     Get,
+    Lens,
     Refuse,
     Set,
+    Switch,
     Table,
 )
 from archwright.hf.two_stacks import in_both
@@ -89,6 +91,16 @@ CROSS_ATTENTION = {
 }
 DECODER = {**_layer("layer.2"), **CROSS_ATTENTION}
 
+HEADS: tuple[Lens, ...] = (
+    Field("num_heads", tuple(f"{a}.num_heads" for a in ATTENTIONS)),
+    Field("d_kv", tuple(f"{a}.head_dim" for a in ATTENTIONS)),
+    Set({f"{a}.scale.kind": "none" for a in ATTENTIONS}),
+)
+DROPOUTS: tuple[Lens, ...] = (
+    Field("dropout_rate", ("embedding.dropout", "cross_attention.dropout")),
+    *in_both(Field("dropout_rate", tuple(f"{a}.dropout" for a in DROPPED))),
+)
+
 T5 = Family(
     "t5",
     "T5ForConditionalGeneration",
@@ -99,10 +111,7 @@ T5 = Family(
         Field("d_model", "dim"),
         Field("num_layers", "encoder.num_layers"),
         Field("num_decoder_layers", "num_layers", same_as="num_layers"),
-        Field("num_heads", tuple(f"{a}.num_heads" for a in ATTENTIONS)),
-        Field("d_kv", tuple(f"{a}.head_dim" for a in ATTENTIONS)),
-        Set({f"{a}.scale.kind": "none" for a in ATTENTIONS}),
-        Field("dropout_rate", ("embedding.dropout", "cross_attention.dropout")),
+        *HEADS,
         *in_both(
             Set({"attention.kind": "softmax", "residual.kind": "pre"}),
             Set({"norm.kind": "rms", "norm.weight": "plain", "norm.scale_in": "input_dtype"}),
@@ -113,8 +122,8 @@ T5 = Family(
             Set({"position.shared": True}),
             FEEDFORWARD,
             Field("d_ff", "feedforward.hidden_dim"),
-            Field("dropout_rate", tuple(f"{a}.dropout" for a in DROPPED)),
         ),
+        *DROPOUTS,
         Refuse("is_decoder", (False,)),
         Computed(_read_head, _write_head, "tie_word_embeddings"),
     ),
@@ -218,7 +227,7 @@ SWITCH_TRANSFORMERS = T5.derive(
 text by text, where it is asked for them."""
 
 
-LOCAL = "LocalSelfAttention"
+LOCAL, SUMS = "LocalSelfAttention", "TransientGlobalSelfAttention"
 
 
 def _read_scale(config: Config) -> Table:
@@ -231,13 +240,58 @@ def _write_scale(get: Get) -> dict[str, Any]:
     return {"tie_word_embeddings": get("head.logit_scale") != 1} if get("head.tied") else {}
 
 
+def _kind(encoder_attention: str) -> Set:
+    kind = {"encoder.attention.kind": encoder_attention}
+    return Set({**kind, "encoder.attention.mask.kind": "symmetric_window"})
+
+
+_SUMS: tuple[Lens, ...] = (
+    _kind("transient_global"),
+    Set({"encoder.attention.norm.kind": "rms", "encoder.attention.norm.weight": "plain"}),
+    Set({"encoder.attention.norm.scale_in": "input_dtype"}),
+    Field("layer_norm_epsilon", "encoder.attention.norm.eps"),
+    Field("global_block_size", "encoder.attention.block_size"),
+)
+
+
+def _long_encoder(ours: str, theirs: str) -> dict[str, Mapped]:
+    """Return the names within a layer where attention is of a kind; others stand in either."""
+    names = _layer("layer.1", theirs)
+    norm = {f"layer.0.{theirs}.global_input_layer_norm": "attention.norm"}
+    own = {name: held for name, held in (names | norm).items() if theirs in name}
+    return {name: When("attention.kind", ours, str(held)) for name, held in own.items()}
+
+
+def _tables(ours: str, **held: str) -> dict[str, Mapped]:
+    """Return the names of the first layer's tables, where attention is of a kind."""
+    return {
+        f"encoder.block.0.layer.0.{name}": When("encoder.attention.kind", ours, f"encoder.{table}")
+        for name, table in held.items()
+    }
+
+
+_RELATIVE = "relatives.relative_0.table"
 LONGT5 = T5.derive(
     "longt5",
     "LongT5ForConditionalGeneration",
-    Set({"encoder.attention.mask.kind": "symmetric_window"}),
-    Refuse("encoder_attention_type", ("local",)),
+    Switch("encoder_attention_type", {"local": _kind("softmax"), "transient-global": _SUMS}),
     Field("local_radius", "encoder.attention.mask.radius"),
+    *HEADS,
+    *DROPOUTS,
     Computed(_read_scale, _write_scale, "tie_word_embeddings"),
-    encoder_layer_keys=_layer("layer.1", LOCAL),
-    model_keys={f"encoder.block.0.{_bias(LOCAL)}": "encoder.relatives.relative_0.table"},
+    encoder_layer_keys={
+        **{name: held for name, held in _layer("layer.1").items() if SELF not in name},
+        **_long_encoder("softmax", LOCAL),
+        **_long_encoder("transient_global", SUMS),
+    },
+    model_keys={
+        **_tables("softmax", **{f"{LOCAL}.relative_attention_bias": _RELATIVE}),
+        **_tables(
+            "transient_global",
+            **{
+                f"{SUMS}.relative_attention_bias": _RELATIVE,
+                f"{SUMS}.global_relative_attention_bias": "relatives.sums_1.table",
+            },
+        ),
+    },
 )

@@ -77,7 +77,7 @@ def blocks_of(view: AttentionMask) -> Blocks:
     known: dict[str, Blocks] = view.__dict__.setdefault("blocks", {})
     if "cut" not in known:
         at = view.layout
-        alike = at.plain and at.index is None and at.start == 0
+        alike = at.plain and at.index is None and at.start == 0 and type(view) is AttentionMask
         if alike and isinstance(view.pattern, Hashable):
             known["cut"] = _cut_plain(view.pattern, at.length, at.device, BLOCK)
         else:

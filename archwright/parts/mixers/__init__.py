@@ -10,6 +10,9 @@ from archwright.parts.mixers.lsh import LSHAttention as LSHAttention
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES as QUERY_TEMPERATURES
 from archwright.parts.mixers.scales import SCORE_SCALES as SCORE_SCALES
 from archwright.parts.mixers.softmax import SoftmaxAttention as SoftmaxAttention
+from archwright.parts.mixers.transient_global import (
+    TransientGlobalAttention as TransientGlobalAttention,
+)
 from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS as VALUE_EMBEDDINGS
 from archwright.parts.registry import Registry
 from archwright.spec import attention as spec
@@ -26,6 +29,7 @@ ATTENTIONS = Registry(
         spec.LongformerAttention: LongformerAttention,
         spec.LSHAttention: LSHAttention,
         spec.DisentangledAttention: DisentangledAttention,
+        spec.TransientGlobalAttention: TransientGlobalAttention,
     },
 )
 """Modules, as `Mixer` describes them; `layer` is a `LayerInfo`."""

@@ -15,7 +15,7 @@ from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.positions import rotation
 from archwright.parts.sharing import LayerInfo, Shared
 from archwright.parts.states import KVCache
-from archwright.parts.token_layout import TokenLayout
+from archwright.parts.token_layout import TokenLayout, rows_at
 from archwright.spec import attention as spec
 
 
@@ -91,12 +91,12 @@ class LongformerAttention(AttentionMixer):
         mixed = self._mixed(q, k, v, mask, turning, turning)
 
         # [batch, num_global, heads, head_dim]
-        asked = self.query_global(_rows(x, at)).unflatten(-1, (self.num_heads, self.head_dim))
+        asked = self.query_global(rows_at(x, at)).unflatten(-1, (self.num_heads, self.head_dim))
         turned = None if self.rotary is None else rotation(self.rotary.value, few.layout)
         answered = self._mixed(asked, k_global, v_global, few, turned, turning)
         if few.layout.padding_mask is not None:  # rows with fewer global tokens than others
             real = few.layout.padding_mask[..., None, None]  # [batch, num_global, 1, 1]
-            answered = torch.where(real, answered, _rows(mixed, at))
+            answered = torch.where(real, answered, rows_at(mixed, at))
         where = at[..., None, None].expand(answered.shape)  # [batch, num_global, heads, head_dim]
         # [batch, length, dim]
         out: Tensor = self.out(mixed.scatter(1, where, answered.to(mixed.dtype)).flatten(-2))
@@ -180,10 +180,3 @@ def _chosen(layout: TokenLayout, num_global: int) -> tuple[Tensor, TokenLayout]:
         padding_mask=None if plain else of_chosen(chosen),
         lengths_so_far=of_chosen(layout.lengths_so_far_or_end()),
     )
-
-
-def _rows(x: Tensor, at: Tensor) -> Tensor:
-    """Return the tokens of x [batch, length, ...] at columns [batch, chosen]: [batch, chosen, ...]."""
-    # [batch, chosen, 1, ...], then as x is behind its second axis
-    where = at.view(*at.shape, *[1] * (x.ndim - 2)).expand(*at.shape, *x.shape[2:])
-    return x.gather(1, where)

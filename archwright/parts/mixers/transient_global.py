@@ -1,0 +1,271 @@
+"""LongT5's attention: what a mask shows, and the sums of all blocks of the text, made anew in each layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from archwright.parts.context import Context
+from archwright.parts.kernels import ScoreMods, prepare
+from archwright.parts.kernels.scores import Bias, RepeatedKeys
+from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.masks import WHOLE, AttentionMask, Ranges, united
+from archwright.parts.mixers.base import AttentionMixer
+from archwright.parts.mixers.scales import SCORE_SCALES
+from archwright.parts.norms import NORMS, upcast
+from archwright.parts.positions import POSITIONS
+from archwright.parts.sharing import LayerInfo, Shared
+from archwright.parts.states import KVCache
+from archwright.parts.token_layout import TokenLayout
+from archwright.spec import attention as spec
+
+
+class TransientGlobalAttention(AttentionMixer):
+    """out(concat_h(softmax(scale q_h [k_h; s_h]^T) [v_h; u_h])), with keys s = key(g) and values u = value(g) of sums
+    g_i = norm(x_ib + ... + x_(ib + b - 1)) of blocks of b tokens, which all tokens of the text see beside what the mask
+    shows.
+
+    Tokens behind the last whole block belong to it; a text shorter than a block has no sum. Positions that act on
+    scores tell distances of tokens, and by a table of their own those of blocks, that of a sum less that of the query.
+    Texts are read as a whole: there is no cache. Shapes: x and the result [batch, length, dim]; q, k and v [batch,
+    length, num_heads, head_dim]; g [batch, sums, dim]; s and u [batch, sums, num_heads, head_dim].
+
+    Guo et al., 2022, LongT5, section 3.1.2; the end of a text as in transformers, modeling_longt5.py.
+
+    Args:
+        spec: sizes that it leaves open follow from `dim`.
+        layer: where it stands; alone, it has no positions.
+    """
+
+    def __init__(
+        self, spec: spec.TransientGlobalAttention, dim: int, layer: LayerInfo | None = None
+    ) -> None:
+        layer, sizes = layer or LayerInfo(), spec.heads(dim)
+        num_heads, head_dim = sizes["num_heads"], sizes["head_dim"]
+        super().__init__(spec.mask, dim, layer, num_heads, key_dim=head_dim)
+        self.spec, self.dim, self.head_dim = spec.model_copy(update=sizes), dim, head_dim
+        self.scale: float = SCORE_SCALES.make(spec.scale, head_dim, layer.number)
+        width, bias = num_heads * head_dim, spec.bias
+        self.query = Linear(dim, width, bias=bias.query, deepnorm=False)
+        self.query.score_gain = self.scale * head_dim**0.5
+        self.key = Linear(dim, width, bias=bias.key, deepnorm=False)
+        self.value = Linear(dim, width, bias=bias.value)
+        self.out = Linear(width, dim, bias=bias.out, is_residual_output=True)
+        self.norm: nn.Module = NORMS.make(spec.norm, dim)
+        self.position = self.own_position
+        position, of_sums = layer.position, (dim, num_heads, head_dim)
+
+        def new() -> nn.Module:
+            made: nn.Module = POSITIONS.make(position, *of_sums, two_way=True)
+            return made
+
+        self.sum_relative: Shared[nn.Module] | None = None
+        if position.scores and position.is_shared:
+            self.sum_relative = layer.shared("sums", (position, *of_sums), new)
+        elif position.scores:
+            self.sum_relative = Shared("", new())
+        own = self.sum_relative is not None and not self.sum_relative.name
+        self.sum_position = self.sum_relative.value if own and self.sum_relative else None
+
+    @property
+    def inputs(self) -> list[Linear]:
+        return [self.query, self.key, self.value]
+
+    @property
+    def flops_per_pair(self) -> int:
+        return 4 * self.num_heads * self.head_dim
+
+    @property
+    def kept_per_token(self) -> int:
+        return 0
+
+    @property
+    def generates_indefinitely(self) -> bool:  # type: ignore[override]
+        return False
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch length dim"],
+        context: Context | None = None,
+        state: None = None,
+        projected: Sequence[Tensor] | None = None,
+    ) -> Float[Tensor, "batch length dim"]:
+        """Return what the heads make of x; alone, without a context, each row is a text that begins at position 0."""
+        if context is None:
+            context = Context.alone(x)
+        if projected is None:
+            projected = linears_joint_backward(to_autocast_dtype(x), self.inputs)
+        view = self._view(context)
+        sums = to_autocast_dtype(self.norm(view.summed(x)))  # [batch, sums, dim]
+        q, k, v = projected
+        # [batch, sums + length, width]
+        k, v = (
+            torch.cat((map_(sums).to(p.dtype), p), 1)
+            for map_, p in ((self.key, k), (self.value, v))
+        )
+        # [batch, length or sums + length, heads, head_dim]
+        q, k, v = (p.unflatten(-1, (self.num_heads, self.head_dim)) for p in (q, k, v))
+        of_tokens: Bias | None = None
+        of_sums: Bias | None = None
+        if self.relative is not None and self.sum_relative is not None:
+            q, of_tokens = self.relative.value(q, view.of_tokens, self.scale)
+            of_sums = self.sum_relative.value(q, view.of_sums, self.scale)[1]
+        if view.of_tokens.counts:
+            of_tokens = RepeatedKeys(view.of_tokens.log_times, of_tokens)
+        bias = None if of_tokens is None else _Beside(of_sums, of_tokens, view)
+        softcap = None if self.spec.softcap == "none" else self.spec.softcap
+        dropout = self.spec.dropout if self.training else 0.0
+        mods = ScoreMods(self.scale, dropout, softcap, bias)
+        mixed = self.kernel(q, k, v, view, mods)  # [batch, length, heads, head_dim]
+        out: Tensor = self.out(mixed.flatten(-2))  # [batch, length, dim]
+        return out
+
+    def _view(self, context: Context) -> "SumsMask":
+        """Return what tokens see, looked up once for all layers with the same mask and blocks."""
+        mask, name = context.mask(self.pattern, self.num_heads), f"sums_{self.spec.block_size}"
+        if name not in mask.__dict__:
+            mask.__dict__[name] = sums_mask(mask, self.spec.block_size)
+        found: SumsMask = mask.__dict__[name]
+        return found
+
+    def flops_per_token(self, length: int) -> float:
+        """Of the pairs, those with sums included, and of the maps of sums."""
+        sums = length // self.spec.block_size
+        maps = 2 * (self.key.weight.numel() + self.value.weight.numel()) / length
+        return super().flops_per_token(length) + sums * (self.flops_per_pair + maps)
+
+    def kept_values_per_token(self, length: int) -> float:
+        """Sums, before and behind their norm, and their keys and values."""
+        sums = length // self.spec.block_size
+        return sums / length * (2.0 * self.dim + self.key.d_out + self.value.d_out)
+
+    def new_state(self, batch: int) -> KVCache | None:  # type: ignore[override]
+        return None
+
+    def prepare(self, context: Context) -> None:
+        prepare(self.kernel, self._view(context))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads} heads of {self.head_dim}, sums of {self.spec.block_size}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumsMask(AttentionMask):
+    """A mask whose first keys are sums of blocks, which all tokens of their document see; behind them stand the tokens
+    themselves, as the pattern shows them. Where all rows are alike, there is 1."""
+
+    num_sums: int
+    """Of the row with most."""
+    sum_of: Int[Tensor, "rows length"]
+    """The column of the sum that each token is part of; `num_sums` where there is none."""
+    block_of: Int[Tensor, "rows length"]
+    """The number of that sum in its document."""
+    number: Int[Tensor, "rows sums"]
+    """The number of each sum in its document."""
+    document_of: Int[Tensor, "rows length"]
+    """The number of each token's document in its row, counted from 1; 0: padding."""
+    document: Int[Tensor, "rows sums"]
+    """The number of each sum's document; -1 where a row has fewer sums."""
+
+    def summed(self, x: Float[Tensor, "batch length dim"]) -> Float[Tensor, "batch sums dim"]:
+        """Return the sums of tokens, which are added in float32 or wider."""
+        wide = upcast(x)
+        where = self.sum_of[..., None].expand_as(wide)  # [batch, length, dim]
+        found = wide.new_zeros(len(x), self.num_sums + 1, x.shape[-1]).scatter_add(1, where, wide)
+        return found[:, :-1].to(x.dtype)
+
+    @cached_property
+    def of_tokens(self) -> AttentionMask:
+        """What tokens see of each other."""
+        return AttentionMask(self.pattern, self.layout)
+
+    @cached_property
+    def of_sums(self) -> AttentionMask:
+        """Where tokens and sums stand, counted in blocks."""
+        at = replace(self.layout, position_ids=self.block_of)
+        sums = TokenLayout(self.num_sums, self.layout.device, position_ids=self.number)
+        return AttentionMask(WHOLE, at, sums)
+
+    @property
+    def keys_at(self) -> TokenLayout:
+        return TokenLayout(self.num_sums + self.layout.length, self.layout.device)
+
+    @property
+    def is_plain_causal(self) -> bool:
+        return False
+
+    @property
+    def num_rows(self) -> int:
+        return self.of_tokens.num_rows
+
+    def allows(self, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = self.of_tokens.allows(row, head, query, (key - self.num_sums).clamp(min=0))
+        if not self.num_sums:
+            return seen
+        at = row if len(self.document) > 1 else 0
+        sums = self.document[at, key.clamp(max=self.num_sums - 1)]
+        return torch.where(key < self.num_sums, self.document_of[at, query] == sums, seen)
+
+    def ranges_of_rows(self, first: int, stop: int) -> list[Ranges]:
+        number, sums = self.num_sums, [(0, self.num_sums)] * (self.num_sums > 0)
+        rows = self.of_tokens.ranges_of_rows(first, stop)
+        return [united([*sums, *((a + number, b + number) for a, b in row)]) for row in rows]
+
+
+def sums_mask(mask: AttentionMask, size: int) -> SumsMask:
+    """Return a mask with sums of blocks of `size` tokens before its keys."""
+    at, index = mask.layout, mask.layout.index_or_range()
+    real = torch.ones_like(index).bool() if at.padding_mask is None else at.padding_mask
+    whole = at.text_lengths // size
+    block_of = torch.minimum(index // size, whole - 1)
+    starts = (index == 0) & real
+    documents, behind = starts.cumsum(-1), (whole * starts).cumsum(-1)
+    number = at.length // size if at.index is None else int(behind[:, -1].max())
+    sum_of = torch.where(real & (whole > 0), behind - whole + block_of, number)
+
+    def of_sums(of_tokens: Tensor, rest: int) -> Tensor:
+        """Return what the tokens of each sum have in common: [rows, sums]."""
+        found = of_tokens.new_full((len(index), number + 1), rest)
+        return found.scatter_(1, sum_of, of_tokens)[:, :-1]
+
+    return SumsMask(
+        mask.pattern,
+        at,
+        num_sums=number,
+        sum_of=sum_of,
+        block_of=block_of,
+        number=of_sums(block_of, 0),
+        document_of=documents * real,
+        document=of_sums(documents, -1),
+    )
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What positions add to the scores of sums and, behind them, of tokens."""
+
+    sums: Bias | None
+    tokens: Bias | None
+    view: SumsMask
+
+    def block(
+        self, first: int, stop: int, key_first: int, key_stop: int
+    ) -> Float[Tensor, "rows heads queries keys"]:
+        between, device = self.view.num_sums, self.view.layout.device
+        cuts = (
+            (self.sums, key_first, min(key_stop, between)),
+            (self.tokens, max(key_first - between, 0), key_stop - between),
+        )
+        parts = [
+            torch.zeros(1, 1, stop - first, end - start, device=device)
+            if bias is None
+            else bias.block(first, stop, start, end)
+            for bias, start, end in cuts
+            if start < end
+        ]
+        # [rows, heads], of which 1 stands for all
+        alike = torch.broadcast_shapes(*(part.shape[:2] for part in parts))
+        return torch.cat([part.expand(*alike, -1, -1) for part in parts], -1)
