@@ -53,6 +53,7 @@ ORDER = (
     "model.init",
     "model.layers",
     "model.encoder",
+    "model.generator",
     "data.task",
     "objective",
     "optimizer",

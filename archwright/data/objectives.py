@@ -18,6 +18,7 @@ from archwright.spec.objectives import (
     NextToken,
     Objective,
     PrefixLM,
+    ReplacedTokens,
     SequenceToSequence,
     SpanCorruption,
     TextInfilling,
@@ -200,6 +201,20 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
         hidden = np.where(how < spec.kept, tokens, replaced)
         inputs = replace(text, tokens=np.where(chosen, hidden, tokens))
         return Batch(inputs, np.where(chosen, tokens, IGNORE), judged)
+
+    return make
+
+
+def replaced_tokens(spec: ReplacedTokens, vocabulary: Vocabulary) -> MakeBatch:
+    """As of `masked_tokens`, all of them masked, with the number that the token of each place is drawn by."""
+    masks = MaskedTokens(share=spec.share, kept=0.0, random=0.0, mask_token=spec.mask_token)
+    masked = masked_tokens(masks, vocabulary)
+
+    def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        batch = masked(text, generator)
+        numbers = generator.random(batch.targets.shape, np.float32)
+        draws = np.where(batch.targets == IGNORE, np.float32(-1), numbers)
+        return replace(batch, inputs=replace(batch.inputs, draws=draws))
 
     return make
 
@@ -421,6 +436,7 @@ OBJECTIVES = Registry(
         NextToken: next_token,
         PrefixLM: prefix_lm,
         MaskedTokens: masked_tokens,
+        ReplacedTokens: replaced_tokens,
         SpanCorruption: span_corruption,
         Denoising: denoising,
         TextInfilling: text_infilling,

@@ -54,8 +54,8 @@ def forward_flops(
     model: LanguageModel, length: int, target_length: int | None = None
 ) -> dict[str, float]:
     """Return the FLOPs of a forward pass on one token by part, layers added up: of matrix products under the names of
-    `parameters_by_part`; of what branches do beside them, such as scores, under `layers.<branch>` or
-    `encoder.layers.<branch>`. See `flops_per_token`."""
+    `parameters_by_part`; of what branches do beside them, such as scores, under `layers.<branch>`,
+    `encoder.layers.<branch>` or `generator.layers.<branch>`. See `flops_per_token`."""
     found = {f"{name}.weight": 2.0 * n for name, n in _products(model, length, target_length)}
     by_part: dict[str, float] = {}
     for name, number in (*found.items(), *_branches(model, length, target_length)):
@@ -88,6 +88,7 @@ def _branches(
     """Yield the FLOPs per token of each branch beside its maps."""
     target_length = target_length or length
     share, decoder = target_length / length, {*model.stack}
+    beside = "encoder." if model.spec.generator.is_none else "generator."
     for layer in model.all_layers:
         in_decoder = layer in decoder
         for name in layer.branches:
@@ -95,7 +96,7 @@ def _branches(
             # Cross-attention reads all of the source, other branches their own text.
             own = target_length if in_decoder and not branch.source_maps else length
             flops = branch.flops_per_token(own) * (share if in_decoder else 1.0)
-            yield f"{'' if in_decoder else 'encoder.'}layers.{name}", flops
+            yield f"{'' if in_decoder else beside}layers.{name}", flops
 
 
 def _products(

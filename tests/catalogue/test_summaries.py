@@ -7,8 +7,8 @@ from archwright.catalogue.summaries import (
     arrangement,
     brief,
     differences,
-    encoder_words,
     layer_words,
+    stack_words,
 )
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Window
@@ -93,9 +93,9 @@ def test_what_changed_in_both_stacks_is_said_once() -> None:
 
 def test_what_stands_around_an_encoder() -> None:
     spec = load("t5-small")
-    assert (encoder_words(load("modern")), encoder_words(spec)) == ("none", "6 layers")
+    assert (stack_words(load("modern")), encoder_words(spec)) == ("none", "6 layers")
     own = ("encoder.dim=64", "encoder.embeddings=own", "encoder.context_length=2048")
-    assert encoder_words(spec.override(*own)) == (
+    assert stack_words(spec.override(*own)) == (
         "6 layers, width 64, context 2,048, embedding of its own"
     )
 
