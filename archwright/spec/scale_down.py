@@ -114,14 +114,14 @@ def _change(table: Table, changes: Table) -> None:
 
 
 def _stated(changes: Table, partial: Table, choice: Choice) -> Table:
-    """Return the changes of what a layer of another kind states itself: an option, or a kind with numbers of its own;
-    all else follows the layer that it is like."""
+    """Return the changes of what a layer of another kind states itself: an option, or a kind with numbers of its own
+    that are others now; all else follows the layer that it is like."""
     found = {}
     for name, value in changes.items():
         own = getattr(choice, name)
         if isinstance(value, dict):
             if inner := _stated(value, partial.get(name, {}), own):
                 found[name] = inner
-        elif name in partial or ("kind" in partial and type(own) is int):
+        elif name in partial or ("kind" in partial and type(own) is int and value != own):
             found[name] = value
     return found

@@ -35,6 +35,7 @@ BLOCKED = {
     "original-transformer-big": "embedding.scale",
     "palm-540b": "head.logit_divisor",
     "phi-3-small": "norm.kind",
+    "switch-xxl": "encoder.feedforward.kind",  # whose feed-forwards have gates
     "textbook": "embedding.scale",
 }
 """Presets that no class of the library can hold, and a choice that blocks the nearest one."""
@@ -46,6 +47,7 @@ OTHERWISE = {
     "nemotron-4-340b": "nemotron",
     "opt-175b": "opt",
     "phi-4": "llama",  # its class is phi3; without partial rotation it is a Llama, which comes first
+    "switch-c": "switch_transformers",  # of whose file no config is known for sure
     "qwen-14b": "qwen2",  # its class is not in the library
     **dict.fromkeys(("t5-3b", "t5-11b", "ul2"), "t5"),
     **dict.fromkeys(("t5-v1.1-base", "t5-v1.1-large", "t5-v1.1-xl", "t5-v1.1-xxl"), "t5"),
