@@ -63,7 +63,7 @@ BYTES = 128
 def words_of(objective: Objective) -> Vocabulary:
     """Return a vocabulary of bytes, with the special tokens of an objective above them."""
     special = {token: BYTES + i for i, token in enumerate(objective.special_tokens)}
-    return Vocabulary(BYTES, 0, special, lambda ids: chr(ids[0]))
+    return Vocabulary(BYTES, 0, special, lambda ids: "".join(map(chr, ids)))
 
 
 def lesson(objective: Objective, step: int) -> Batch:

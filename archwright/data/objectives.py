@@ -8,12 +8,13 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.data.corruption import Row, Sentences, corrupted, infilled
+from archwright.data.corruption import Row, Sentences, corrupted, infilled, principal
 from archwright.data.inputs import IGNORE, Array, Batch, Inputs
 from archwright.parts.registry import Registry
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.objectives import (
     Denoising,
+    GapSentences,
     MaskedTokens,
     NextToken,
     Objective,
@@ -322,6 +323,21 @@ def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
     return _of_texts(pair, spec.source_length, vocabulary.ends)
 
 
+def gap_sentences(spec: GapSentences, vocabulary: Vocabulary) -> MakeBatch:
+    """Source and target end with the token of the end of a text; nothing is drawn."""
+    mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
+    sentences = Sentences([vocabulary.decode([i]) for i in range(vocabulary.size)])
+
+    def pair(text: Row, generator: np.random.Generator) -> Pair:
+        parts = sentences.split(text)
+        texts = [vocabulary.decode(part.tolist()) for part in parts]
+        chosen = principal(texts, max(1, round(spec.share * len(parts))))
+        kept = [np.array([mask_id]) if i in chosen else part for i, part in enumerate(parts)]
+        return np.concatenate(kept), np.concatenate([parts[i] for i in chosen])
+
+    return _of_texts(pair, spec.source_length, vocabulary.ends)
+
+
 def sequence_to_sequence(spec: SequenceToSequence, vocabulary: Vocabulary) -> MakeBatch:
     """Source and target stand between what the tokenizer puts around them, such as the end of a text behind each."""
     ends = vocabulary.ends
@@ -440,6 +456,7 @@ OBJECTIVES = Registry(
         SpanCorruption: span_corruption,
         Denoising: denoising,
         TextInfilling: text_infilling,
+        GapSentences: gap_sentences,
         SequenceToSequence: sequence_to_sequence,
     },
 )

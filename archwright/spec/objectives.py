@@ -384,6 +384,42 @@ class TextInfilling(Objective):
         return 2
 
 
+class GapSentences(Objective):
+    """-ln p(y_(t+1) | y_1 ... y_t, source): the target is the principal sentences of a text, in their order; the source
+    is the text with a mask token in the place of each (Zhang et al., 2019, PEGASUS, section 3.1). Principal are those
+    whose words are most alike those of the rest: the largest F1 of ROUGE-1, each word counted once and each sentence
+    by itself ("Ind-Uniq", as in Guo et al., 2022, LongT5, section 3.2)."""
+
+    kind: Literal["gap_sentences"] = "gap_sentences"
+    causal: ClassVar[bool] = True
+    has_source: ClassVar[bool] = True
+    packs_documents: ClassVar[bool] = True
+    share: float = Field(0.2, gt=0, le=1, examples=[0.3])
+    """Share of the sentences that are principal ones, at least one; a sentence ends with ".", "!" or "?" before a
+    blank."""
+    mask_token: str = Field("<mask>", min_length=1, examples=["[MASK]"])
+    """The special token that stands for a sentence."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return (self.mask_token,)
+
+    def window_length(self, context_length: int) -> int:
+        return max(1, context_length - 1)
+
+    def target_length(self, context_length: int) -> int:
+        """Return how many tokens a decoder reads beside a source of so many, of sentences that are equally long."""
+        return math.ceil(self.share * self.window_length(context_length)) + 1
+
+    def source_length(self, length: int) -> int:
+        """Return the most tokens of a source that is made of a text of `length`, of which no target has more."""
+        return length + 1
+
+    @property
+    def least_context(self) -> int:
+        return 2
+
+
 class SequenceToSequence(Objective):
     """-ln p(y_(t+1) | y_1 ... y_t, source) at each token of the target, its end included, of pairs of a source and a
     target, such as a sentence and its translation (Sutskever et al., 2014, section 2; Vaswani et al., 2017)."""

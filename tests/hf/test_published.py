@@ -46,6 +46,7 @@ OTHERWISE = {
     "nemotron-4-340b": "nemotron",
     "opt-175b": "opt",
     "phi-4": "llama",  # its class is phi3; without partial rotation it is a Llama, which comes first
+    **dict.fromkeys(("longt5-large", "longt5-xl"), "longt5"),
     "switch-c": "switch_transformers",  # of whose file no config is known for sure
     "qwen-14b": "qwen2",  # its class is not in the library
     **dict.fromkeys(("t5-3b", "t5-11b", "ul2"), "t5"),
