@@ -443,7 +443,7 @@ ENCODER = ("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
         (
             [*ENCODER],
             'objective.kind: found "next_token", which makes no source for the encoder; expected "span_corruption", '
-            '"denoising", "text_infilling" or "sequence_to_sequence"',
+            '"denoising", "text_infilling", "gap_sentences" or "sequence_to_sequence"',
         ),
         (
             [*ENCODER, "objective.kind=sequence_to_sequence", "data.text=notes.txt"],
