@@ -126,4 +126,4 @@ def drawn(
     # Rounded sums end near 1, not at it.
     aims = draws[places, None].to(p.dtype) * up_to[:, -1:]
     found = torch.searchsorted(up_to, aims, right=True).clamp(max=p.shape[-1] - 1)
-    return tokens.masked_scatter(places, found.flatten())
+    return tokens.masked_scatter(places, found.squeeze(-1))
