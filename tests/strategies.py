@@ -16,9 +16,11 @@ from archwright.spec.masks import Longformer
 from archwright.spec.model_spec import (
     Arrangement,
     EncoderStack,
+    GeneratorStack,
     LayerSpec,
     ModelSpec,
     NoEncoder,
+    NoGenerator,
     StackSpec,
 )
 from archwright.spec.positions import NoPosition, NoScaling
@@ -69,6 +71,9 @@ SMALL: Ranges = {
     "PerBranch.feedforward": st.sampled_from([1.0, 0.5, 2.0]),
     "offset": st.integers(0, 2),
     "Head.logit_scale": st.floats(0.5, 2),
+    # One logit, and what proposes tokens beside it, have laws of their own.
+    "Head.predicts": st.just("tokens"),
+    "generator": st.just(NoGenerator()),
     "DeepNorm.alpha": st.just("auto") | st.floats(0.3, 2),
     "DeepNorm.gain": st.just("auto") | st.floats(0.3, 2),
     "logit_divisor": st.floats(0.5, 2),
@@ -189,7 +194,7 @@ def specs(cls: type[Spec], ranges: Ranges = {}) -> st.SearchStrategy[Any]:  # no
     fields = {
         name: field
         for name, field in cls.model_fields.items()
-        if name not in ("kind", "layer_kinds", "layers", "encoder")
+        if name not in ("kind", "layer_kinds", "layers", "encoder", "generator")
     }
     drawn = {
         field.alias or name: ranges.get(
@@ -198,15 +203,21 @@ def specs(cls: type[Spec], ranges: Ranges = {}) -> st.SearchStrategy[Any]:  # no
         for name, field in fields.items()
     }
     if cls is ModelSpec:
-        stack = st.deferred(lambda: specs(EncoderStack, ranges))
-        drawn["encoder"] = st.sampled_from([False] * 19 + [True]).flatmap(
-            lambda drawn: stack if drawn else st.just(NoEncoder())
-        )
+        drawn["encoder"] = _seldom(EncoderStack, NoEncoder(), ranges)
+        drawn["generator"] = ranges.get("generator", _seldom(GeneratorStack, NoGenerator(), ranges))
     values = st.fixed_dictionaries(drawn)
     if issubclass(cls, LayerSpec) and cls is not LayerSpec:
         values = st.tuples(values.map(_placed), _arranged(ranges))
         values = values.map(lambda both: both[0] | both[1])
     return values.map(cls.model_validate)
+
+
+def _seldom(stack: type[Spec], none: Spec, ranges: Ranges) -> st.SearchStrategy[Any]:
+    """Draw a stack beside the model's own, one time in twenty."""
+    drawn = st.deferred(lambda: specs(stack, ranges))
+    return st.sampled_from([False] * 19 + [True]).flatmap(
+        lambda there: drawn if there else st.just(none)
+    )
 
 
 def _arranged(ranges: Ranges) -> st.SearchStrategy[dict[str, Any]]:

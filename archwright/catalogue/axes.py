@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
@@ -53,6 +53,7 @@ ORDER = (
     "model.init",
     "model.layers",
     "model.encoder",
+    "model.generator",
     "data.task",
     "objective",
     "optimizer",
@@ -73,6 +74,14 @@ COMPANIONS: dict[str, type[Choice]] = {
     "model.position": Position,
 }
 """Axes whose choices take or give what others must have, by their places."""
+
+FELLOWS = (
+    "objective.kind=replaced_tokens",
+    "model.generator.kind=stack",
+    "model.head.predicts=replaced",
+    "model.attention.mask.kind=full",
+)
+"""Assignments of which none trains without the others."""
 
 UNLISTED = {"kind", "name", "source", "sources", "tensorboard", "parts"}
 """Fields that are named or recorded, not chosen."""
@@ -264,13 +273,14 @@ def _with_companion(asks: tuple[str, ...]) -> tuple[str, ...]:
         for path, axis in COMPANIONS.items()
         if path not in asked
     ]
-    wider = (
-        (*asks, *more)
+    wider = [
+        ((*asks, *more) for some in combinations(axes, number) for more in product(*some))
         for number in (1, 2)
-        for some in combinations(axes, number)
-        for more in product(*some)
-    )
-    return next((more for more in wider if not refusal(more)), asks)
+    ]
+    fellows = [ask for ask in FELLOWS if ask.partition(".kind=")[0] not in asked]
+    all_fellows = [(*asks, *fellows)] if {*asks} & {*FELLOWS} else []
+    tried = chain(wider[0], all_fellows, wider[1])
+    return next((more for more in tried if not refusal(more)), asks)
 
 
 @cache

@@ -42,6 +42,15 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
             behind = encoder.embedding.project == "normed"
             table = encoder.embedding.num_projection_parameters(encoder.dim) if behind else 0
         found["encoder"], idle = sum(below.values()) + table, idle + more
+    generator = spec.generator_model
+    if generator is not None:  # behind the embedding of the other, with its positions and norm
+        below, more = _of_stack(generator, generator.dim)
+        within = {
+            part: n for part, n in below.items() if part not in ("position", "embedding_norm")
+        }
+        width = generator.embedding.num_projection_parameters(generator.dim)
+        head = generator.head.num_parameters(generator.output_dim, generator.head_width, vocab_size)
+        found["generator"], idle = sum(within.values()) + width + head, idle + more
     found["head"] = spec.head.num_parameters(spec.output_dim, spec.head_width, vocab_size)
     found["sequence_head"] = spec.sequence_head.num_parameters(dim)
     found = {part: number for part, number in found.items() if number}

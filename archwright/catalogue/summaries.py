@@ -157,19 +157,23 @@ def model_words(spec: ModelSpec) -> dict[str, Any]:
         "sequence_head",
         "init",
     )
-    return {field: getattr(spec, field) for field in fields} | {"encoder": encoder_words(spec)}
+    beside = {
+        "encoder": stack_words(spec, spec.encoder_model),
+        "generator": stack_words(spec, spec.generator_model),
+    }
+    return {field: getattr(spec, field) for field in fields} | beside
 
 
-def encoder_words(spec: ModelSpec) -> str:
-    """Return what stands around the layers of an encoder, where it is no decoder's."""
-    encoder = spec.encoder_model
-    if encoder is None:
+def stack_words(spec: ModelSpec, stack: ModelSpec | None) -> str:
+    """Return what stands around the layers of an encoder or a generator, where it is not the model's."""
+    if stack is None:
         return "none"
-    own = [f for f in ("dim", "context_length") if getattr(encoder, f) != getattr(spec, f)]
-    parts = [f"{encoder.num_layers} layers"]
-    parts += [f"{name_of(field)} {_value(getattr(encoder, field))}" for field in own]
+    own = [f for f in ("dim", "context_length") if getattr(stack, f) != getattr(spec, f)]
+    parts = [f"{stack.num_layers} layers"]
+    parts += [f"{name_of(field)} {_value(getattr(stack, field))}" for field in own]
     parts += [] if spec.encoder.shares_embedding else ["embedding of its own"]
-    parts += [f"{encoder.global_tokens} global tokens"] if encoder.global_tokens else []
+    parts += [f"{stack.global_tokens} global tokens"] if stack.global_tokens else []
+    parts += [] if spec.generator.is_none else [f"head {brief(stack.head)}"]
     return ", ".join(parts)
 
 
@@ -200,7 +204,10 @@ def differences(old: ModelSpec, new: ModelSpec) -> list[Difference]:
         found += _choices(name_of(field), *(words.get(field, 0) for words in (around, around_now)))
     of_decoder = _of_layers(old, new)
     if (old_encoder := old.encoder_model) is None or (new_encoder := new.encoder_model) is None:
-        return found + of_decoder
+        of_generator: list[Difference] = []
+        if (before := old.generator_model) and (after := new.generator_model):
+            of_generator = _of_layers(before, after)
+        return found + of_decoder + [(f"generator: {at}", a, b) for at, a, b in of_generator]
     # What changed alike in both stacks is said once, and a branch that only one has, without its name.
     of_encoder, reading = _of_layers(old_encoder, new_encoder), name_of("cross_attention")
     both = [d for d in of_decoder if d in of_encoder or d[0].endswith(reading)]
@@ -309,10 +316,17 @@ def one_line(spec: ModelSpec, num_parameters: int) -> str:
     name = f"{spec.name}: " if spec.name else ""
     millions = num_parameters / 1e6
     size = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
-    encoder = (
-        "" if spec.encoder_model is None else f"encoder of {_stack_line(spec.encoder_model)}; "
+    beside = [
+        f"{name} of {_stack_line(stack)}; "
+        for name, stack in (("encoder", spec.encoder_model), ("generator", spec.generator_model))
+        if stack is not None
+    ]
+    outputs = f"{head} head of {spec.vocab_size}"
+    if spec.head.predicts == "replaced":
+        outputs = "head of replaced tokens"
+    return (
+        f"{name}{size} parameters, dim {spec.dim}, {''.join(beside)}{_stack_line(spec)}, {outputs}"
     )
-    return f"{name}{size} parameters, dim {spec.dim}, {encoder}{_stack_line(spec)}, {head} head of {spec.vocab_size}"
 
 
 def _stack_line(spec: ModelSpec) -> str:

@@ -29,7 +29,13 @@ def card(
 ) -> Iterator[str]:
     """Yield the lines of a model's card; `file` is its own, whose sources need no name beside them."""
     encoder = spec.encoder_model
-    if encoder is None:
+    generator = spec.generator_model
+    if generator is not None:
+        yield _stream(generator, "masked", ["head", "drawn tokens"])
+        yield _stream(spec, "drawn tokens", ["head", "replaced or not"])
+        yield from _layers(generator, "generator")
+        yield from _layers(spec, "detector")
+    elif encoder is None:
         yield _stream(spec)
         yield from _layers(spec)
     else:

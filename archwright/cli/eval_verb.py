@@ -97,9 +97,10 @@ def run(words: Sequence[str]) -> int:
     if result.token_accuracy is not None:
         print(f"{'tokens right':{width}} {fmt.accuracy(result.token_accuracy)}")
     if result.second_loss is not None and result.second_accuracy is not None:
-        second = opened.spec.objective.second_task
-        print(f"{second:{width}} {result.second_loss:.4f}   nats per row")
-        print(f"{'rows right':{width}} {fmt.accuracy(result.second_accuracy)}")
+        second, case = opened.spec.objective.second_task, opened.spec.objective.second_cases
+        right = "rows right" if case == "row" else "judged right"
+        print(f"{second:{width}} {result.second_loss:.4f}   nats per {case}")
+        print(f"{right:{width}} {fmt.accuracy(result.second_accuracy)}")
     print(f"{'text':{width}} {result.num_bytes:,} bytes, {result.num_tokens:,} tokens")
     if answers is not None:
         bleu = "sacrebleu is not installed" if answers.bleu is None else f"{answers.bleu:.2f}"

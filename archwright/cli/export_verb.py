@@ -22,12 +22,14 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
     parser.add_argument("--family", default="", metavar="NAME", help="where several would do")
     options, parts = parser.parse_with_parts(words)
-    from archwright.hf import FAMILIES, export_run
+    from archwright.hf import export_run
+    from archwright.hf.configs import read_config
     from archwright.runs import RunFolder
 
     check_parts(RunFolder.open(options.run), parts)
     before = Path(options.folder).is_dir() and any(Path(options.folder).iterdir())
     family = export_run(options.run, options.folder, options.family)
-    print(f"family  {family} ({FAMILIES[family].architecture})")
+    (architecture,) = read_config(Path(options.folder))["architectures"]
+    print(f"family  {family} ({architecture})")
     print(f"folder  {options.folder}{' (there already, value by value)' if before else ''}")
     return 0

@@ -1,5 +1,7 @@
 """How a text becomes a source: spans are left out, or masked, and sentences change places."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,6 +9,8 @@ from numpy.typing import NDArray
 
 Row = NDArray[np.int64]
 """Tokens of one text."""
+
+WORD = re.compile(r"[^\W_]+")
 
 
 def corrupted(
@@ -42,10 +46,34 @@ class Sentences:
 
     def permuted(self, text: Row, generator: np.random.Generator) -> Row:
         """Return a text with its sentences in random order, each order equally likely."""
+        sentences = self.split(text)
+        return np.concatenate([sentences[i] for i in generator.permutation(len(sentences))])
+
+    def split(self, text: Row) -> list[Row]:
+        """Return the sentences of a text."""
         before, behind = text[:-1], text[1:]
         at_end = self._ends[before] & (self._ends_blank[before] | self._begins_blank[behind])
-        sentences = np.split(text, np.flatnonzero(at_end) + 1)
-        return np.concatenate([sentences[i] for i in generator.permutation(len(sentences))])
+        return np.split(text, np.flatnonzero(at_end) + 1)
+
+
+def principal(sentences: Sequence[str], number: int) -> list[int]:
+    """Return which sentences of a text are most alike the rest, in their order: those with the largest F1 of ROUGE-1,
+    2 |S and R| / (|S| + |R|), of the set S of the words of a sentence and the set R of those of all others; of equals,
+    the first (Zhang et al., 2019, PEGASUS, section 3.1, "Ind" and "Uniq").
+
+    Args:
+        sentences: their texts; words are runs of letters and digits, in lower case.
+        number: how many are chosen.
+    """
+    words = [{*WORD.findall(sentence.lower())} for sentence in sentences]
+    in_how_many = Counter(word for own in words for word in own)
+    scores = []
+    for own in words:
+        shared = sum(in_how_many[word] > 1 for word in own)
+        rest = len(in_how_many) - (len(own) - shared)  # less those that no other sentence has
+        scores.append(2 * shared / max(1, len(own) + rest))
+    best = sorted(range(len(words)), key=lambda i: -scores[i])[:number]
+    return sorted(best)
 
 
 def infilled(

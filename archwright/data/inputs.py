@@ -30,6 +30,8 @@ class Inputs:
     """How many tokens of each row see each other whole, for prefix masks."""
     token_type_ids: Array | None = None
     """Which segment of its row each token is in: 0 or 1."""
+    draws: Array | None = None
+    """A uniform number of [0, 1) at each token that a generator proposes, by which it is drawn; -1 at others."""
     decoder_tokens: Array | None = None
     decoder_segment_ids: Array | None = None
     decoder_padding_mask: Array | None = None

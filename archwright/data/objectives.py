@@ -8,16 +8,18 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from archwright.data.corruption import Row, Sentences, corrupted, infilled
+from archwright.data.corruption import Row, Sentences, corrupted, infilled, principal
 from archwright.data.inputs import IGNORE, Array, Batch, Inputs
 from archwright.parts.registry import Registry
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.objectives import (
     Denoising,
+    GapSentences,
     MaskedTokens,
     NextToken,
     Objective,
     PrefixLM,
+    ReplacedTokens,
     SequenceToSequence,
     SpanCorruption,
     TextInfilling,
@@ -204,6 +206,20 @@ def masked_tokens(spec: MaskedTokens, vocabulary: Vocabulary) -> MakeBatch:
     return make
 
 
+def replaced_tokens(spec: ReplacedTokens, vocabulary: Vocabulary) -> MakeBatch:
+    """As of `masked_tokens`, all of them masked, with the number that the token of each place is drawn by."""
+    masks = MaskedTokens(share=spec.share, kept=0.0, random=0.0, mask_token=spec.mask_token)
+    masked = masked_tokens(masks, vocabulary)
+
+    def make(text: Inputs, generator: np.random.Generator) -> Batch:
+        batch = masked(text, generator)
+        numbers = generator.random(batch.targets.shape, np.float32)
+        draws = np.where(batch.targets == IGNORE, np.float32(-1), numbers)
+        return replace(batch, inputs=replace(batch.inputs, draws=draws))
+
+    return make
+
+
 def _chosen(
     shape: tuple[int, ...], spec: MaskedTokens, generator: np.random.Generator
 ) -> NDArray[np.bool_]:
@@ -303,6 +319,21 @@ def text_infilling(spec: TextInfilling, vocabulary: Vocabulary) -> MakeBatch:
     def pair(text: Row, generator: np.random.Generator) -> Pair:
         order = sentences.permuted(text, generator) if sentences else text
         return infilled(order, spec.share, spec.mean_length, mask_id, generator), text
+
+    return _of_texts(pair, spec.source_length, vocabulary.ends)
+
+
+def gap_sentences(spec: GapSentences, vocabulary: Vocabulary) -> MakeBatch:
+    """Source and target end with the token of the end of a text; nothing is drawn."""
+    mask_id = vocabulary.special_id(spec.mask_token, "objective.mask_token")
+    sentences = Sentences([vocabulary.decode([i]) for i in range(vocabulary.size)])
+
+    def pair(text: Row, generator: np.random.Generator) -> Pair:
+        parts = sentences.split(text)
+        texts = [vocabulary.decode(part.tolist()) for part in parts]
+        chosen = principal(texts, max(1, round(spec.share * len(parts))))
+        kept = [np.array([mask_id]) if i in chosen else part for i, part in enumerate(parts)]
+        return np.concatenate(kept), np.concatenate([parts[i] for i in chosen])
 
     return _of_texts(pair, spec.source_length, vocabulary.ends)
 
@@ -421,9 +452,11 @@ OBJECTIVES = Registry(
         NextToken: next_token,
         PrefixLM: prefix_lm,
         MaskedTokens: masked_tokens,
+        ReplacedTokens: replaced_tokens,
         SpanCorruption: span_corruption,
         Denoising: denoising,
         TextInfilling: text_infilling,
+        GapSentences: gap_sentences,
         SequenceToSequence: sequence_to_sequence,
     },
 )

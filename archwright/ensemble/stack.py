@@ -71,6 +71,8 @@ def why_not_ensembled(model: LanguageModel) -> str:
     """Return why models of this shape cannot be computed as one, in a sentence; empty where they can."""
     if model.sequence_head is not None:
         return "sequence_head judges rows as a whole, which a stack of models does not"
+    if not model.spec.generator.is_none:
+        return "generator proposes tokens, which a stack of models does not"
     for path, module in model.named_modules():
         place = f"{path} ({type(module).__name__})"
         if path.partition(".")[0] == "head":

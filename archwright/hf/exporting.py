@@ -67,10 +67,13 @@ def nearest_fit(spec: ModelSpec) -> Fit:
 
 
 def fit(spec: ModelSpec, family: Family) -> Fit:
-    """Write a resolved spec as a family's config, read it back, and return what is not the same."""
+    """Write a resolved spec as a family's config, read it back, and return what is not the same. Of a model beside a
+    generator, that is the model alone."""
+    spec = spec.detector
     try:
         back = family.biased(family.spec(family.config(spec)), spec.head.bias)
         back = family.judging(back, spec.sequence_head)
+        back = family.detecting(back, spec.head.predicts == "replaced")
     except UserError as error:
         return Fit(family, tuple(error.lines) * 1000)
     return Fit(family, tuple(dict.fromkeys(differences(spec, back))))

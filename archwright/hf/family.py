@@ -13,7 +13,7 @@ from archwright.hf.defaults import class_defaults, class_key_aliases
 from archwright.hf.layer_types import Layers, arranged, getter
 from archwright.hf.lenses import Config, Lens, Table, joined, lay, read_all, write_all
 from archwright.hf.weight_map import Constant, Fused, Mapped, Slot, StackKeys, When, slots
-from archwright.spec.embeddings import NoSequenceHead, SequenceHead
+from archwright.spec.embeddings import Head, NoSequenceHead, SequenceHead
 from archwright.spec.errors import UserError
 from archwright.spec.merge import validated
 from archwright.spec.model_spec import ModelSpec
@@ -40,9 +40,11 @@ class Family:
         layers: what the names of layer `{i}` begin with.
         layer_keys, model_keys: which of our tensors each of theirs holds; see `weight_map`.
         encoder_layers, encoder_layer_keys: the same of the encoder's layers, in families that have one.
-        pretraining_architecture: the same where rows are judged, too.
+        pretraining_architecture: the same where rows are judged, too, or replaced tokens are found.
         sequence_head: the tensor that a file has where rows are judged, which no config speaks of. It belongs to this
             family alone.
+        replaced_head: the same where the head finds replaced tokens.
+        read_replaced_head: what reads that head from a config.
         logits_bias: the tensor that is added to logits, which no config speaks of: a model has a bias where a
             file's is not zero.
         prefix: what the names of the body begin with, and some published files leave out.
@@ -68,6 +70,8 @@ class Family:
     encoder_groups: Sequence[Layers] = ()
     pretraining_architecture: str = ""
     sequence_head: str = ""
+    replaced_head: str = ""
+    read_replaced_head: Callable[[Config], Head] = lambda config: Head(predicts="replaced")
     logits_bias: str = ""
     prefix: str = "model."
     ignored: Sequence[str] = ()
@@ -117,6 +121,7 @@ class Family:
         ]
         renamed = partial(_renamed, old=self.prefix, new=changes.get("prefix", self.prefix))
         changes.setdefault("sequence_head", "")
+        changes.setdefault("replaced_head", "")
         changes.setdefault("pretraining_architecture", "")
         changes.setdefault("layers", renamed(self.layers))
         changes.setdefault("encoder_layers", renamed(self.encoder_layers))
@@ -166,7 +171,8 @@ class Family:
 
     def architecture_of(self, spec: ModelSpec) -> str:
         """Return the class that a model of this family is."""
-        if self.sequence_head and not spec.sequence_head.is_none:
+        judges = self.sequence_head and not spec.sequence_head.is_none
+        if judges or (self.replaced_head and spec.head.predicts == "replaced"):
             return self.pretraining_architecture
         masked = self.masked_architecture if spec.is_bidirectional else ""
         return masked or self.architecture
@@ -195,6 +201,14 @@ class Family:
         if not self.sequence_head:
             return spec
         return spec.model_copy(update={"sequence_head": head or NoSequenceHead()})
+
+    def detecting(self, spec: ModelSpec, detects: bool) -> ModelSpec:
+        """Return a spec that was read from a config, with a head that finds replaced tokens, or as it is, where only
+        tensors tell."""
+        if not self.replaced_head or not detects:
+            return spec
+        head = self.read_replaced_head({**self.defaults, **self.config(spec)})
+        return spec.model_copy(update={"head": head})
 
     def ignores(self, name: str, num_layers: int) -> bool:
         """Tell whether a tensor of a file is no part of a model of so many layers."""

@@ -99,6 +99,7 @@ def load(
         _check_sizes(spec, family, store, folder)
         spec = _biased_as_stored(spec, family, store)
         spec = _judging_as_stored(spec, family, store)
+        spec = _detecting_as_stored(spec, family, store)
         spec = _tied_as_stored(spec, family, store, folder)
         assert spec.vocab_size != "auto"
         names = _checked(family, spec, store, folder)
@@ -161,6 +162,11 @@ def _judging_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSp
     """Return the spec, with a head of rows where the file has one."""
     has_head = family.sequence_head in _aliases(family, store)
     return family.judging(spec, PooledHead() if has_head else None)
+
+
+def _detecting_as_stored(spec: ModelSpec, family: Family, store: Store) -> ModelSpec:
+    """Return the spec, with a head that finds replaced tokens where the file has one."""
+    return family.detecting(spec, family.replaced_head in _aliases(family, store))
 
 
 def _tied_as_stored(spec: ModelSpec, family: Family, store: Store, folder: Path) -> ModelSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from archwright.hf.family import Family
 from archwright.hf.loading import CAME_FROM, Origin, tensors_of
 from archwright.hf.weight_map import Slot
 from archwright.hf.weights_reader import INDEX
+from archwright.model.build import detector_of
 from archwright.model.language_model import LanguageModel
+from archwright.model.replaced_tokens import ReplacedTokenDetector
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.text.companions import DECODER_START, GENERATION, TOKEN_IDS, as_text, table
@@ -40,7 +43,8 @@ def save(
     """Write a model as a folder that `transformers` loads, and return the family it was written as.
 
     config.json, generation_config.json, safetensors and, if one is given, the tokenizer's files; tensors keep
-    their dtype. The folder appears whole or not at all; one that holds just that already is left as it is.
+    their dtype. The folder appears whole or not at all; one that holds just that already is left as it is. A generator
+    is left aside, as after its training (Clark et al., 2020, ELECTRA, section 2), and a warning says so.
 
     Args:
         family: which one, where several have all of the model's choices; by default the one that the model
@@ -51,6 +55,11 @@ def save(
             the folder is not empty.
     """
     folder = Path(folder)
+    if isinstance(model, ReplacedTokenDetector):
+        line = f"{folder}: what finds replaced tokens is written alone; left aside: its generator"
+        warnings.warn(line, stacklevel=2)
+        origin, model = _came_from(model), detector_of(model)
+        CAME_FROM[model] = origin
     chosen = exportable(model.spec, family or _came_from(model).family)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not _is_export(folder, model, chosen, tokenizer, max_shard_bytes):

@@ -156,7 +156,7 @@ def _compare(
             )
         logits = [getattr(out, "prediction_logits", None) for out in found]
     ours, expected = (
-        (out.logits if of_tokens is None else of_tokens)[real].double()
+        _whole(out.logits if of_tokens is None else of_tokens, real).double()
         for out, of_tokens in zip(found, logits, strict=True)
     )
     difference = (ours - expected).abs().max().item()
@@ -176,6 +176,13 @@ def _compare(
         relative <= TOLERANCE if exact is None else rounding <= ROUNDING,
     )
     return comparison, expected
+
+
+def _whole(logits: Tensor, real: Tensor) -> Tensor:
+    """Return the logits of real tokens; beside the log-odds of a replaced one, the logit of its own, which is 0."""
+    found = logits[real]  # [tokens, ...]
+    alone = found.ndim == 1 or found.shape[-1] == 1
+    return F.pad(found.reshape(-1, 1), (1, 0)) if alone else found
 
 
 def _pairs(own: Loaded, theirs: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:

@@ -138,6 +138,8 @@ def decide_kernel(decisions: Decisions, model: LanguageModel, run: RunSpec) -> N
 
 def decide_loss(decisions: Decisions, model: LanguageModel, run: RunSpec) -> None:
     """Compute the loss in chunks where the logits of a part of a batch are many."""
+    if decisions.machine.loss == "auto" and not run.model.generator.is_none:
+        decisions.decide("loss", "whole", "tokens are drawn from the logits of a generator")
     if decisions.machine.loss == "auto":
         logits = logit_bytes(model, -(-run.batch_size // run.grad_accum_steps))
         kind = "chunked" if logits > WHOLE_LOGITS else "whole"

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from archwright.model.decoder import Decoder
 from archwright.model.encoder_decoder import Encoder, EncoderDecoder
 from archwright.model.layer import Layer
+from archwright.model.replaced_tokens import Generator, ReplacedTokenDetector
 from archwright.parts.branch import Branch
 from archwright.parts.embeddings import SEQUENCE_HEADS, TRANSFORMS, Head, TokenEmbedding
 from archwright.parts.feedforward import FEEDFORWARDS
@@ -106,6 +107,15 @@ def build_uninitialized(
     return model
 
 
+def detector_of(model: ReplacedTokenDetector) -> Decoder:
+    """Return a model that finds replaced tokens without its generator, with copies of its weights."""
+    first = next(model.parameters())
+    alone = build_uninitialized(model.spec.detector, device=first.device, dtype=first.dtype)
+    weights = model.state_dict()
+    alone.load_state_dict({name: weights[name] for name in alone.state_dict()})
+    return alone.train(model.training)
+
+
 def _unset(
     spec: ModelSpec,
     init: Init,
@@ -138,19 +148,7 @@ def _take_memory(model: nn.Module, device: torch.device | str) -> None:
 def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     assert spec.vocab_size != "auto"
     embedding = TokenEmbedding(spec.embedding, spec.dim, spec.vocab_size)
-    table = embedding.weight if spec.head.tied else None
-    width, transform = spec.head_width, None
-    if not spec.head.transform.is_none:
-        transform = TRANSFORMS.make(spec.head.transform, spec.output_dim, width)
-    head = Head(
-        spec.head,
-        spec.output_dim,
-        spec.vocab_size,
-        table,
-        width=width,
-        transform=transform,
-        divisor=init.divisor,
-    )
+    head = _head(spec, embedding, init)
     encoder, sharing = spec.encoder_model, Sharing()
     memory_dim = None if encoder is None else encoder.output_dim
     decoder = _stack(spec, sharing, memory_dim)
@@ -158,6 +156,10 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     if not spec.sequence_head.is_none:
         decoder["sequence_head"] = SEQUENCE_HEADS.make(spec.sequence_head, spec.dim)
     decoder |= {"masks": sharing.patterns, "lr_scales": init.lr_scales}
+    if (beside := spec.generator_model) is not None:
+        parts = _stack(beside, Sharing()) | {"head": _head(beside, embedding, init)}
+        del parts["position"], parts["embedding_norm"]  # which are those of the other
+        return ReplacedTokenDetector(spec, generator=Generator(beside, **parts), **decoder)
     if encoder is None:
         return Decoder(spec, **decoder)
     own = None
@@ -165,6 +167,23 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
         own = TokenEmbedding(encoder.embedding, encoder.dim, int(encoder.vocab_size))
     reader = Encoder(encoder, embedding=own, **_stack(encoder, Sharing()))
     return EncoderDecoder(spec, encoder=reader, **decoder)
+
+
+def _head(spec: ModelSpec, embedding: TokenEmbedding, init: Init) -> Head:
+    """Return the head of a stack, which may share the table."""
+    table = embedding.weight if spec.head.tied else None
+    width, transform = spec.head_width, None
+    if not spec.head.transform.is_none:
+        transform = TRANSFORMS.make(spec.head.transform, spec.output_dim, width)
+    return Head(
+        spec.head,
+        spec.output_dim,
+        int(spec.vocab_size),
+        table,
+        width=width,
+        transform=transform,
+        divisor=init.divisor,
+    )
 
 
 def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.model.cache import Cache
@@ -22,9 +22,14 @@ class Output:
     """Model outputs."""
 
     logits: Float[Tensor, "batch length vocab"]
-    """Unnormalised log-probabilities of each token of the vocabulary."""
+    """Unnormalised log-probabilities of each token of the vocabulary; of a head that finds replaced tokens, one: the
+    log-odds that the token is one of these."""
     sequence_logits: Float[Tensor, "batch classes"] | None = None
     """Those of what each row is as a whole; None where the model has no head for that."""
+    replaced_logits: Float[Tensor, "batch length"] | None = None
+    """Beside a generator, whose are the logits above: the log-odds that each token was replaced."""
+    read: Int[Tensor, "batch length"] | None = None
+    """The tokens that these are of."""
 
 
 class LanguageModel(nn.Module, ABC):

@@ -60,9 +60,23 @@ class Stack(nn.Module):
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch length output_dim"]:
         """Return what the layers make of embedded tokens, after the last norm."""
+        return self.through_layers(self.summed(x, context), context, cache)
+
+    def summed(
+        self, x: Float[Tensor, "batch length width"], context: Context
+    ) -> Float[Tensor, "batch length width"]:
+        """Return embedded tokens with positions that are added, after the norm and the dropout of the sum."""
         if self.position is not None:
             x = x + self.position(context.layout).to(x.dtype)
-        x = F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
+        return F.dropout(self.embedding_norm(x), self.spec.embedding.dropout, self.training)
+
+    def through_layers(
+        self,
+        x: Float[Tensor, "batch length width"],
+        context: Context,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch length output_dim"]:
+        """Return what the layers make of what `summed` gives, after the last norm."""
         if self.project_in is not None:
             x = self.project_in(x)
         columns = None

@@ -126,7 +126,8 @@ class Head(Linear):
     g is the transform; without one it is x itself, or P x with P [width, dim] where the table has a width
     of its own.
 
-    Shapes: x [..., dim], W [vocab_size, width], b [vocab_size], logits [..., vocab_size].
+    Shapes: x [..., dim], W [vocab_size, width], b [vocab_size], logits [..., vocab_size]; where replaced tokens are
+    found, 1 stands for vocab_size (Clark et al., 2020, section 2).
     Press and Wolf, 2016 (tying); Gemma 2, section 2 (soft-cap); Lan et al., 2019, section 3.1 (P).
 
     Args:
@@ -149,7 +150,7 @@ class Head(Linear):
         divisor: float = 1.0,
     ) -> None:
         width = width or dim
-        super().__init__(width, vocab_size, bias=spec.bias)
+        super().__init__(width, spec.num_outputs(vocab_size), bias=spec.bias)
         self.transform = transform
         self.project_out = Linear(dim, width) if width != dim and transform is None else None
         self.logit_scale, self.logit_divisor = spec.logit_scale, spec.logit_divisor * divisor

@@ -55,8 +55,8 @@ def forward_flops(
     model: LanguageModel, length: int, target_length: int | None = None
 ) -> dict[str, float]:
     """Return the FLOPs of a forward pass on one token by part, layers added up: of matrix products under the names of
-    `parameters_by_part`; of what branches do beside them, such as scores, under `layers.<branch>` or
-    `encoder.layers.<branch>`. See `flops_per_token`."""
+    `parameters_by_part`; of what branches do beside them, such as scores, under `layers.<branch>`,
+    `encoder.layers.<branch>` or `generator.layers.<branch>`. See `flops_per_token`."""
     found = {f"{name}.weight": 2.0 * n for name, n in _products(model, length, target_length)}
     by_part: dict[str, float] = {}
     for name, number in (*found.items(), *_branches(model, length, target_length)):
@@ -106,6 +106,7 @@ def _branches(
     """Yield the FLOPs per token of each branch beside its maps."""
     target_length = target_length or length
     decoder = {*model.stack}
+    beside = "encoder." if model.spec.generator.is_none else "generator."
     for layer in model.all_layers:
         in_decoder = layer in decoder
         text = (target_length if in_decoder else length) + global_tokens(model, layer)
@@ -113,7 +114,7 @@ def _branches(
             branch = layer.branch(name)
             # Cross-attention reads all of the source, other branches their own text.
             flops = branch.flops_per_token(length if branch.source_maps else text)
-            yield f"{'' if in_decoder else 'encoder.'}layers.{name}", flops * (text / length)
+            yield f"{'' if in_decoder else beside}layers.{name}", flops * (text / length)
 
 
 def _products(

@@ -184,8 +184,8 @@ def refuse_positions(spec: ModelSpec, context: int) -> None:
     Raises:
         UserError: that it is.
     """
-    encoder = spec.encoder_model
-    for stack in (spec,) if encoder is None else (spec, encoder):
+    beside = (spec.encoder_model, spec.generator_model)
+    for stack in (spec, *(stack for stack in beside if stack is not None)):
         ends = {k.position.kind for k in stack.layers_by_kind.values() if k.position.ends}
         if ends and context > stack.context_length:
             raise UserError(

@@ -156,12 +156,12 @@ def activation_bytes(model: LanguageModel, length: int, checkpointing: str) -> f
     Of reversible layers, in any case what leaves the last, and all of one layer.
     """
     decoder = {*model.stack}
-    of_source = model.spec if model.spec.encoder_model is None else model.spec.encoder_model
+    beside = model.spec.encoder_model or model.spec.generator_model or model.spec
     kept = again = 0.0
-    for spec in {id(spec): spec for spec in (model.spec, of_source)}.values():
+    for spec in {id(spec): spec for spec in (model.spec, beside)}.values():
         kept += 2 * spec.dim * (spec.residual.num_streams == 2)
     for layer in model.all_layers:
-        spec = model.spec if layer in decoder else of_source
+        spec = model.spec if layer in decoder else beside
         is_reversible = spec.residual.num_streams == 2
         longer = length + spec.global_tokens
         if is_reversible or checkpointing == "full":

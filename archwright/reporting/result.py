@@ -99,18 +99,21 @@ def second_task(evaluation: Line, history: History) -> list[tuple[str, str, str]
     what it is of. Nothing where that is all."""
     if "second_loss" not in evaluation:
         return []
-    name = history.spec.objective.second_task
+    name, case = history.spec.objective.second_task, history.spec.objective.second_cases
+    right = ("rows right", f"{name}, half by guessing")
+    if case == "token":
+        right = ("judged right", "of tokens, as replaced or not")
     return [
         (
             "tokens right",
             fmt.accuracy(evaluation.get("token_accuracy", math.nan)),
             "of those predicted",
         ),
-        (name, fmt.loss(evaluation["second_loss"]), "nats per row"),
+        (name, fmt.loss(evaluation["second_loss"]), f"nats per {case}"),
         (
-            "rows right",
+            right[0],
             fmt.accuracy(evaluation.get("second_accuracy", math.nan)),
-            f"{name}, half by guessing",
+            right[1],
         ),
     ]
 

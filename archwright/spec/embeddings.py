@@ -114,8 +114,11 @@ class PooledHead(SequenceHead):
 
 class Head(Spec):
     """logits = (x weight^T + bias) * logit_scale / logit_divisor, with a weight of shape
-    [vocab_size, embedding.dim]."""
+    [vocab_size, embedding.dim], or [1, dim] where replaced tokens are found."""
 
+    predicts: Literal["tokens", "replaced"] = "tokens"
+    """What logits are of: each token of the vocabulary; or one logit, the log-odds that the token was replaced by
+    another (Clark et al., 2020, ELECTRA, section 2)."""
     tied: bool = False
     """Use the embedding's table as the head's weight (Press and Wolf, 2016)."""
     transform: Transform = NoTransform()
@@ -137,5 +140,10 @@ class Head(Spec):
     def num_parameters(self, dim: int, width: int, vocab_size: int) -> int:
         """Return the number of parameters between a stream of `dim` coordinates and the logits, those of a
         tied table of `width` left out."""
-        table = 0 if self.tied else vocab_size * width
-        return self.transform.num_parameters(dim, width) + table + self.bias * vocab_size
+        outputs = self.num_outputs(vocab_size)
+        table = 0 if self.tied else outputs * width
+        return self.transform.num_parameters(dim, width) + table + self.bias * outputs
+
+    def num_outputs(self, vocab_size: int) -> int:
+        """Return the number of logits of a token."""
+        return 1 if self.predicts == "replaced" else vocab_size

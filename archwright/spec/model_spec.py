@@ -186,21 +186,10 @@ class NoEncoder(Encoder):
     kind: Literal["none"] = "none"
 
 
-class EncoderStack(Encoder, StackSpec):
-    """A stack of layers that reads another text, the source, which layers of the decoder attend to by their
-    `cross_attention` (Vaswani et al., 2017, section 3.1). It has the axes of a layer, such as `encoder.norm`, and an
-    arrangement of its own. Scale, norm and dropout of its embedding are those of the decoder's."""
+class TwoWayStack(StackSpec):
+    """A stack beside the model's own, whose attention sees both sides unless its mask says otherwise."""
 
-    kind: Literal["stack"] = "stack"
     attention: Attention = SoftmaxAttention(mask=Full())
-    dim: AutoWidth = Field("auto", examples=[64])
-    """Width of the encoder's residual stream; auto: that of the decoder."""
-    context_length: AutoTokens = Field("auto", examples=[512])
-    """Longest source trained on, in tokens; auto: that of the decoder."""
-    embeddings: Literal["shared", "own"] = "shared"
-    """Read the source by the decoder's table of embeddings, or by one of its own (FSMT)."""
-    vocab_size: AutoWidth = Field("auto", examples=[32_000])
-    """Number of rows of a table of its own; auto: that of the decoder."""
 
     @model_validator(mode="before")
     @classmethod
@@ -214,6 +203,22 @@ class EncoderStack(Encoder, StackSpec):
             axis: merge(defaults[axis], table) if _is_of_kind(defaults[axis], table) else table
             for axis, table in tables.items()
         }
+
+
+class EncoderStack(Encoder, TwoWayStack):
+    """A stack of layers that reads another text, the source, which layers of the decoder attend to by their
+    `cross_attention` (Vaswani et al., 2017, section 3.1). It has the axes of a layer, such as `encoder.norm`, and an
+    arrangement of its own. Scale, norm and dropout of its embedding are those of the decoder's."""
+
+    kind: Literal["stack"] = "stack"
+    dim: AutoWidth = Field("auto", examples=[64])
+    """Width of the encoder's residual stream; auto: that of the decoder."""
+    context_length: AutoTokens = Field("auto", examples=[512])
+    """Longest source trained on, in tokens; auto: that of the decoder."""
+    embeddings: Literal["shared", "own"] = "shared"
+    """Read the source by the decoder's table of embeddings, or by one of its own (FSMT)."""
+    vocab_size: AutoWidth = Field("auto", examples=[32_000])
+    """Number of rows of a table of its own; auto: that of the decoder."""
 
     @property
     def shares_embedding(self) -> bool:
@@ -229,6 +234,45 @@ class EncoderStack(Encoder, StackSpec):
         if not self.shares_embedding and decoder.embedding_dim == decoder.dim:
             shared["embedding"] = decoder.embedding.model_copy(update={"dim": sizes["dim"]})
         return ModelSpec.model_construct(**own, **sizes, **shared)
+
+
+class Generator(Choice):
+    """The axis of generators: what proposes tokens, of which the model finds those that are not a text's own."""
+
+    axis: ClassVar[str] = "generator"
+
+    def model(self, detector: "ModelSpec") -> "ModelSpec | None":
+        """Return the generator as a model of its own, with what it has in common with the other; None where there is
+        none."""
+        return None
+
+
+class NoGenerator(Generator):
+    """No generator: texts are read as they are."""
+
+    kind: Literal["none"] = "none"
+
+
+class GeneratorStack(Generator, TwoWayStack):
+    """A stack of layers that fills in masked tokens: a token is drawn from what its head says of each, and the model's
+    own head, with `head.predicts = "replaced"`, finds those that are others (Clark et al., 2020, ELECTRA, section 2).
+    It has the axes of a layer, such as `generator.norm`, and an arrangement of its own. Both read one embedding, with
+    its positions and its norm (section 3.2)."""
+
+    kind: Literal["stack"] = "stack"
+    dim: AutoWidth = Field("auto", examples=[64])
+    """Width of the generator's residual stream; auto: that of the model."""
+    head: Head = Head()
+    """What predicts its tokens."""
+
+    def model(self, detector: "ModelSpec") -> "ModelSpec":
+        own = {name: getattr(self, name) for name in StackSpec.model_fields}
+        dim = detector.dim if self.dim == "auto" else self.dim
+        shared = {
+            name: getattr(detector, name) for name in ("context_length", "vocab_size", "init")
+        }
+        table = detector.embedding.model_copy(update={"dim": detector.embedding_dim})
+        return ModelSpec.model_construct(**own, **shared, dim=dim, embedding=table, head=self.head)
 
 
 class ModelSpec(StackSpec):
@@ -258,6 +302,8 @@ class ModelSpec(StackSpec):
     init: Init = Glorot()
     encoder: Encoder = NoEncoder()
     """A stack that reads another text; "none" for decoders."""
+    generator: Generator = NoGenerator()
+    """A stack that proposes tokens, of which the model finds those that are replaced; "none" for other models."""
 
     def identity(self) -> dict[str, Any]:
         """Return the fields the hash is made of; a table as wide as the model is one that is left to it."""
@@ -270,6 +316,22 @@ class ModelSpec(StackSpec):
     def encoder_model(self) -> "ModelSpec | None":
         """The encoder as a model of its own, with what it has in common with the decoder; None where there is none."""
         return self.encoder.model(self)
+
+    @cached_property
+    def generator_model(self) -> "ModelSpec | None":
+        """The generator as a model of its own, with what it has in common with the one that finds its tokens; None
+        where there is none."""
+        return self.generator.model(self)
+
+    @cached_property
+    def detector(self) -> "ModelSpec":
+        """The model without its generator, which finds replaced tokens by itself; itself where there is none."""
+        if self.generator.is_none:
+            return self
+        values = self.model_dump() | {"generator": {"kind": "none"}}
+        if self.embedding_dim == self.dim:  # nothing is projected by itself
+            values["embedding"] |= {"project": "table", "project_bias": False}
+        return validated(ModelSpec, values)
 
     @property
     def is_bidirectional(self) -> bool:
@@ -290,15 +352,16 @@ class ModelSpec(StackSpec):
     @property
     def is_reversible(self) -> bool:
         """Whether the layers of some stack are computed again in the backward pass."""
-        stacks = (self, self.encoder_model)
+        stacks = (self, self.encoder_model, self.generator_model)
         return any(stack.residual.num_streams == 2 for stack in stacks if stack is not None)
 
     @property
     def head_width(self) -> int:
         """Width of the table that gives logits: as wide as what the head reads, unless embeddings have a width of their
-        own or share the table."""
+        own or share the table; where replaced tokens are found, there is no such table."""
         follows = self.embedding_dim == self.dim and not self.head.tied
-        return self.output_dim if follows else self.embedding_dim
+        alone = self.head.predicts == "replaced"
+        return self.output_dim if follows or alone else self.embedding_dim
 
     def override(self, *assignments: str) -> "ModelSpec":
         """Return this spec with dotted values replaced: `spec.override("dim=256", "num_layers=4")`.
@@ -325,11 +388,12 @@ class ModelSpec(StackSpec):
         }
         if self.vocab_size == "auto":
             values["vocab_size"] = round_up(vocab_size or DEFAULT_VOCAB_SIZE, 64)
-        if self.encoder_model is not None:
-            encoder = self.encoder_model.resolved(vocab_size).model_dump()
-            values["encoder"] |= {
-                name: encoder[name] for name in values["encoder"].keys() & encoder.keys()
-            }
+        beside = {"encoder": self.encoder_model, "generator": self.generator_model}
+        for stack, model in beside.items():
+            if model is not None:
+                numbers = model.resolved(vocab_size).model_dump()
+                own = values[stack].keys() & numbers.keys()
+                values[stack] |= {name: numbers[name] for name in own}
         values["embedding"]["dim"] = self.embedding_dim
         if values["init"].get("embedding_std") == "auto":
             std = self.init.auto_embedding_std(self.embedding_dim, tied=self.head.tied)

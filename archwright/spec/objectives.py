@@ -28,6 +28,8 @@ class Objective(Choice):
     """Whether sources and targets are given as pairs, by data.pairs, and not made of a text."""
     packs_documents: ClassVar[bool] = False
     """Whether a source and a target are made of each document of a window where these do not see each other."""
+    has_generator: ClassVar[bool] = False
+    """Whether tokens are proposed by a generator, of which the model finds those that are replaced."""
     has_prefix: ClassVar[bool] = False
     """Whether each text begins with a prefix that is read whole, which takes a mask with one."""
 
@@ -40,6 +42,16 @@ class Objective(Choice):
     def judges_rows(self) -> bool:
         """Whether rows are two segments, of which the model says whether they belong together."""
         return False
+
+    @property
+    def second_weight(self) -> float:
+        """What the loss of that is multiplied by before it is added."""
+        return 1.0
+
+    @property
+    def second_cases(self) -> str:
+        """What that is learned of: each row, or each token."""
+        return "row"
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -159,6 +171,40 @@ class MaskedTokens(Objective):
                 f'separator_token: found "{self.separator_token}" beside mask_token = "{self.mask_token}" and '
                 f'class_token = "{self.class_token}"; expected three different tokens'
             )
+
+
+class ReplacedTokens(Objective):
+    """-ln p(x_t | the text with some of its tokens masked) by a generator at each masked token, and `weight` times
+    -ln p of whether a token is the text's own at all tokens of the text in which a token drawn from the generator
+    stands in each of these places. One that happens to be the text's own counts as its own; no gradient goes through
+    what was drawn (Clark et al., 2020, ELECTRA, section 2). Both losses are means over their tokens, as in the
+    published code."""
+
+    kind: Literal["replaced_tokens"] = "replaced_tokens"
+    causal: ClassVar[bool] = False
+    has_generator: ClassVar[bool] = True
+    share: float = Field(0.15, gt=0, le=1)
+    """Share of the tokens that the generator proposes."""
+    mask_token: str = Field("[MASK]", min_length=1)
+    """The special token that it reads in their places."""
+    weight: float = Field(50.0, gt=0)
+    """Factor of the second loss."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return (self.mask_token,)
+
+    @property
+    def second_task(self) -> str:
+        return "replaced tokens"
+
+    @property
+    def second_weight(self) -> float:
+        return self.weight
+
+    @property
+    def second_cases(self) -> str:
+        return "token"
 
 
 class SpanCorruption(Objective):
@@ -328,6 +374,42 @@ class TextInfilling(Objective):
 
     def window_length(self, context_length: int) -> int:
         return max(1, context_length - 1)
+
+    def source_length(self, length: int) -> int:
+        """Return the most tokens of a source that is made of a text of `length`, of which no target has more."""
+        return length + 1
+
+    @property
+    def least_context(self) -> int:
+        return 2
+
+
+class GapSentences(Objective):
+    """-ln p(y_(t+1) | y_1 ... y_t, source): the target is the principal sentences of a text, in their order; the source
+    is the text with a mask token in the place of each (Zhang et al., 2019, PEGASUS, section 3.1). Principal are those
+    whose words are most alike those of the rest: the largest F1 of ROUGE-1, each word counted once and each sentence
+    by itself ("Ind-Uniq", as in Guo et al., 2022, LongT5, section 3.2)."""
+
+    kind: Literal["gap_sentences"] = "gap_sentences"
+    causal: ClassVar[bool] = True
+    has_source: ClassVar[bool] = True
+    packs_documents: ClassVar[bool] = True
+    share: float = Field(0.2, gt=0, le=1, examples=[0.3])
+    """Share of the sentences that are principal ones, at least one; a sentence ends with ".", "!" or "?" before a
+    blank."""
+    mask_token: str = Field("<mask>", min_length=1, examples=["[MASK]"])
+    """The special token that stands for a sentence."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return (self.mask_token,)
+
+    def window_length(self, context_length: int) -> int:
+        return max(1, context_length - 1)
+
+    def target_length(self, context_length: int) -> int:
+        """Return how many tokens a decoder reads beside a source of so many, of sentences that are equally long."""
+        return math.ceil(self.share * self.window_length(context_length)) + 1
 
     def source_length(self, length: int) -> int:
         """Return the most tokens of a source that is made of a text of `length`, of which no target has more."""

@@ -67,13 +67,15 @@ def suspicions(spec: "ModelSpec") -> list[str]:
 
 
 def _broken(rules: list[Rule], spec: "ModelSpec") -> list[str]:
-    """Return the lines of a model's stacks, those of what an encoder has in common with the decoder once."""
+    """Return the lines of a model's stacks, those of what an encoder has in common with the decoder once,
+    and those of a generator."""
     lines = _distinct(line for rule in rules for line in rule.check(spec))
-    encoder = spec.encoder_model
-    if encoder is not None:
-        own = _distinct(line for rule in rules for line in rule.check(encoder))
-        fields = type(spec.encoder).model_fields
-        lines += [f"encoder.{e}" for e in own if e not in lines and PATH_HEAD.split(e)[0] in fields]
+    for name, stack in (("encoder", spec.encoder_model), ("generator", spec.generator_model)):
+        if stack is not None:
+            own = _distinct(line for rule in rules for line in rule.check(stack))
+            fields = type(getattr(spec, name)).model_fields
+            fresh = [line for line in own if line not in lines]
+            lines += [f"{name}.{e}" for e in fresh if PATH_HEAD.split(e)[0] in fields]
     return lines
 
 
@@ -554,6 +556,47 @@ def rows_are_judged_by_one_stack(spec: "ModelSpec") -> Iterator[str]:
         yield (
             f'sequence_head.kind: found "{spec.sequence_head.kind}" beside an encoder, whose decoder reads no '
             'segments; expected "none"'
+        )
+
+
+@_rule("A head that finds replaced tokens has a row of its own, and reads one stack.")
+def a_head_of_replaced_tokens_stands_alone(spec: "ModelSpec") -> Iterator[str]:
+    if spec.head.predicts != "replaced":
+        return
+    if spec.head.tied:
+        yield 'head.tied: found true beside head.predicts = "replaced", which reads no table; expected false'
+    for axis in ("encoder", "sequence_head"):
+        if not (choice := getattr(spec, axis)).is_none:
+            yield f'{axis}.kind: found "{choice.kind}" beside head.predicts = "replaced"; expected "none"'
+
+
+@_rule("A generator's tokens are found, in texts that both stacks read by one embedding.")
+def a_generator_is_found_out(spec: "ModelSpec") -> Iterator[str]:
+    generator = spec.generator_model
+    if generator is None:
+        return
+    kind = f'generator.kind = "{spec.generator.kind}"'
+    if spec.head.predicts != "replaced":
+        yield f'head.predicts: found "tokens" beside {kind}; expected "replaced"'
+    if generator.head.predicts != "tokens":
+        yield 'generator.head.predicts: found "replaced"; expected "tokens", which it proposes'
+    if not generator.is_bidirectional:
+        yield (
+            f"generator.attention.mask.kind: found a mask through which no token sees what follows it; {kind} expects "
+            'one such as "full"'
+        )
+    if (generator.position.absolute or spec.position.absolute) and (
+        generator.position != spec.position
+    ):
+        yield (
+            f'generator.position: found "{generator.position.kind}" beside position.kind = "{spec.position.kind}"; '
+            "expected positions that are added to the embedding to be alike in both"
+        )
+    widths = {spec.embedding_dim, spec.dim, generator.dim}
+    if spec.embedding.project == "table" and len(widths) > 1:
+        yield (
+            f'embedding.project: found "table" beside generator.dim = {generator.dim}, dim = {spec.dim} and an '
+            f'embedding of {spec.embedding_dim}; expected "normed", so that both can read it, or equal widths'
         )
 
 

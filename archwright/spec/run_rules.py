@@ -148,6 +148,7 @@ def _objective(run: RunSpec) -> Iterator[str]:
             yield f"{second}in rows of two segments; expected model.embedding.token_types=2"
         if run.data.packing != "concat":
             yield f'{second}in rows without packed documents; expected data.packing="concat"'
+    yield from _generator(run)
     reader = run.model.encoder_model
     if objective.has_source and reader is not None and reader.context_length < length:
         yield (
@@ -158,6 +159,25 @@ def _objective(run: RunSpec) -> Iterator[str]:
         yield (
             f'data.packing: found "{run.data.packing}"; objective.kind = "{objective.kind}" keeps no documents '
             'of a row apart: expected "concat"'
+        )
+
+
+def _generator(run: RunSpec) -> Iterator[str]:
+    """A generator is trained beside what finds its tokens, and both from whole logits."""
+    objective, generator = run.objective, run.model.generator
+    if objective.has_generator and generator.is_none:
+        yield (
+            f'objective.kind: found "{objective.kind}", in which a generator proposes tokens; expected '
+            "model.generator.kind=stack and model.head.predicts=replaced"
+        )
+    if not objective.has_generator and run.model.head.predicts == "replaced":
+        yield (
+            f'objective.kind: found "{objective.kind}" beside model.head.predicts = "replaced"; expected '
+            '"replaced_tokens"'
+        )
+    if run.machine.loss == "chunked" and not generator.is_none:
+        yield (
+            'machine.loss: found "chunked" beside a generator, whose logits tokens are drawn from; expected "whole"'
         )
 
 

@@ -52,7 +52,7 @@ def scaled_down(
 
     Groups of query heads keep their share, hidden layers their ratio, windows their share of the text. There
     are at most `num_experts` to choose from, of which a token chooses at most 2. An encoder keeps its share of the
-    decoder's layers, width and length.
+    decoder's layers, width and length, and so does a generator.
     """
     old = ModelSizes(spec.dim, spec.num_layers, spec.context_length)
     to = ScaleDown(old, dim, min(head_dim, dim), context_length, num_experts)
@@ -72,8 +72,9 @@ def scaled_down(
         # To leave room for the cycle, the ends have each kind once.
         for end in ("prefix", "suffix"):
             values["layers"][end] = tuple(dict.fromkeys(getattr(layers, end)))
-    if spec.encoder_model is not None:
-        values["encoder"] |= _encoder(spec, spec.encoder_model, to, head_dim, num_layers)
+    for name, stack in (("encoder", spec.encoder_model), ("generator", spec.generator_model)):
+        if stack is not None:
+            values[name] |= _beside(spec, name, stack, to, head_dim, num_layers)
     values |= {
         "dim": dim,
         "num_layers": num_layers,
@@ -83,18 +84,23 @@ def scaled_down(
     return validated(type(spec), values)
 
 
-def _encoder(
-    spec: "ModelSpec", encoder: "ModelSpec", to: ScaleDown, head_dim: int, num_layers: int
+def _beside(
+    spec: "ModelSpec",
+    name: str,
+    stack: "ModelSpec",
+    to: ScaleDown,
+    head_dim: int,
+    num_layers: int,
 ) -> Table:
-    """Return the values of the encoder of a smaller model."""
+    """Return the values of the encoder or the generator of a smaller model."""
     share = num_layers / spec.num_layers
-    layers = max(_few_layers(encoder) if share < 1 else 1, round(share * encoder.num_layers))
-    length = max(8, round(to.context_share * encoder.context_length))
-    dim = to.dim if encoder.dim == spec.dim else to.width(encoder.dim)
-    small = scaled_down(encoder, dim, head_dim, layers, length, to.num_experts)
+    layers = max(_few_layers(stack) if share < 1 else 1, round(share * stack.num_layers))
+    length = max(8, round(to.context_share * stack.context_length))
+    dim = to.dim if stack.dim == spec.dim else to.width(stack.dim)
+    small = scaled_down(stack, dim, head_dim, layers, length, to.num_experts)
     values = small.model_dump()
-    given = spec.encoder.model_dump()
-    # What follows the decoder goes on doing so.
+    given = getattr(spec, name).model_dump()
+    # What follows the model goes on doing so.
     return {name: values[name] for name in given.keys() & values.keys() if given[name] != "auto"}
 
 
@@ -108,14 +114,14 @@ def _change(table: Table, changes: Table) -> None:
 
 
 def _stated(changes: Table, partial: Table, choice: Choice) -> Table:
-    """Return the changes of what a layer of another kind states itself: an option, or a kind with numbers of its own;
-    all else follows the layer that it is like."""
+    """Return the changes of what a layer of another kind states itself: an option, or a kind with numbers of its own
+    that are others now; all else follows the layer that it is like."""
     found = {}
     for name, value in changes.items():
         own = getattr(choice, name)
         if isinstance(value, dict):
             if inner := _stated(value, partial.get(name, {}), own):
                 found[name] = inner
-        elif name in partial or ("kind" in partial and type(own) is int):
+        elif name in partial or ("kind" in partial and type(own) is int and value != own):
             found[name] = value
     return found

@@ -31,7 +31,7 @@ from archwright.text.corpus import Document, open_texts
 from archwright.text.pairs import read_pairs
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import pair_material, task_material
-from archwright.training.step import sequence_nats, to_device
+from archwright.training.step import second_answers, second_cases, to_device
 
 ROW_TOKENS = 8192
 """Tokens of a batch: enough for fast products, few enough for the logits to stay small."""
@@ -63,9 +63,9 @@ class Evaluation:
     token_accuracy: float | None = None
     """Share of the predicted tokens that have the largest probability; None unless more than tokens is learned."""
     second_loss: float | None = None
-    """Mean -ln p of what is learned beside tokens, in nats per row."""
+    """Mean -ln p of what is learned beside tokens, in nats per row or per token."""
     second_accuracy: float | None = None
-    """Share of the rows that are judged right."""
+    """Share of the rows or tokens that are judged right."""
 
     def record(self) -> dict[str, Any]:
         """Return the values as a metrics record has them, without those that are not defined."""
@@ -175,30 +175,31 @@ def evaluate_halves(
 
 @dataclass
 class _Second:
-    """What is learned beside tokens: sums over the rows seen so far, and the tokens predicted right."""
+    """What is learned beside tokens: sums over the rows or tokens seen so far, and the tokens predicted right."""
 
     nats: float = 0.0
-    rows: int = 0
+    cases: int = 0
     right: int = 0
     tokens_right: int = 0
 
     def add(self, out: Output, batch: Batch) -> None:
-        """Add a batch, if its rows are judged."""
-        if batch.sequence_targets is None or out.sequence_logits is None:
+        """Add a batch, if there is more to learn of it than tokens."""
+        if not (cases := second_cases(batch)):
             return
-        self.nats += sequence_nats(out.sequence_logits, batch.sequence_targets).sum().item()
-        self.rows += len(batch.sequence_targets)
-        self.right += int((out.sequence_logits.argmax(-1) == batch.sequence_targets).sum())
+        nats, right = second_answers(out, batch)
+        self.nats += nats.sum().item()
+        self.cases += cases
+        self.right += int(right.sum())
         self.tokens_right += int((out.logits.argmax(-1) == batch.targets).sum())
 
     def means(self, num_targets: int) -> dict[str, float]:
-        """Return the fields of an evaluation; none where rows are not judged."""
-        if not self.rows:
+        """Return the fields of an evaluation; none where tokens are all."""
+        if not self.cases:
             return {}
         return {
             "token_accuracy": self.tokens_right / max(1, num_targets),
-            "second_loss": self.nats / self.rows,
-            "second_accuracy": self.right / self.rows,
+            "second_loss": self.nats / self.cases,
+            "second_accuracy": self.right / self.cases,
         }
 
 

@@ -52,7 +52,8 @@ class Rehearsal:
 
     def __init__(self, run: RunSpec, watch: Watch) -> None:
         machine = run.machine
-        if run.model.encoder_model is not None or machine.precision == "fp8":
+        stacks = (run.model.encoder_model, run.model.generator_model)
+        if any(stack is not None for stack in stacks) or machine.precision == "fp8":
             raise UserError(
                 "rehearsal: steps of two stacks, or in 8 bits, depend on values; expected one stack in 16 or 32 bits"
             )

@@ -235,6 +235,7 @@ class Session:
             label_smoothing=self.run.label_smoothing,
             chunked=self.run.machine.loss == "chunked",
             grad_accum_steps=self.run.grad_accum_steps,
+            second_weight=self.run.objective.second_weight,
         )
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.data.inputs import IGNORE, Batch
 from archwright.losses import Loss, cross_entropy, linear_cross_entropy, pop_aux_losses
 from archwright.machine.liger import FusedHead, fused_cross_entropy
 from archwright.machine.precision import Precision
+from archwright.model.language_model import Output
 from archwright.optim import clip_gradients, set_learning_rates
 from archwright.parts.branch import Branch
 
@@ -30,7 +31,7 @@ class StepResult:
     router_loss: float = 0.0
     """Auxiliary losses of routers."""
     second_loss: float | None = None
-    """Of what is learned beside tokens, in nats per row; None where that is nothing."""
+    """Of what is learned beside tokens, in nats per row or per token; None where that is nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +56,24 @@ def train_step(
     label_smoothing: float = 0.0,
     grad_accum_steps: int = 1,
     chunked: bool = False,
+    second_weight: float = 1.0,
 ) -> StepResult:
     """Forward and backward over the parts of a batch, clip, update: `lr_scale` is the share of the peaks.
 
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
     gradients add up to the batch's. What routers ask for besides is computed on each part by itself, and
-    counts by its share of the rows. Where rows are judged as a whole, the mean of that loss is
-    added. A loss or a gradient that is not finite
+    counts by its share of the rows. Where rows are judged as a whole, or tokens as replaced or not, the
+    mean of that loss is added, times `second_weight`. A loss or a gradient that is not finite
     updates nothing. `chunked` logits never exist all at once. Branches then move
     what follows no gradient by `after_step`, by what they saw in all parts.
     """
     num_valid = valid_targets(batch)
     loss, z_term, router_loss = 0.0, 0.0, 0.0
-    second_loss = None if batch.sequence_targets is None else 0.0
+    num_cases = second_cases(batch)
+    second_loss = 0.0 if num_cases else None
     for part in batch.split(grad_accum_steps):
         loss_of = _chunked_loss if chunked else _whole_loss
-        part_loss, judged = loss_of(
+        part_loss, out = loss_of(
             model,
             part,
             precision,
@@ -81,10 +84,8 @@ def train_step(
         auxiliary = pop_aux_losses(model) * (len(part.targets) / len(batch.targets))
         total = part_loss.total + auxiliary
         if second_loss is not None:
-            assert judged is not None, "the rules of a run ask for a head of rows"
-            assert part.sequence_targets is not None, "parts have what their batch has"
-            own = sequence_nats(judged, part.sequence_targets).sum() / len(batch.targets)
-            total, second_loss = total + own, second_loss + own.item()
+            own = second_answers(out, part)[0].sum() / num_cases
+            total, second_loss = total + second_weight * own, second_loss + own.item()
         precision.scaled(total).backward()
         router_loss += auxiliary.item()
         loss += part_loss.nll_sum.item() / num_valid
@@ -135,29 +136,65 @@ def update(
     return StepResult(seen.loss, seen.z_loss, grad_norm, finite, seen.router_loss, seen.second_loss)
 
 
+def second_cases(batch: Batch) -> int:
+    """Return of how many cases something is learned beside tokens: rows, or tokens that may be replaced; 0 where that
+    is nothing."""
+    if batch.sequence_targets is not None:
+        return len(batch.sequence_targets)
+    if batch.inputs.draws is None:
+        return 0
+    real = batch.inputs.padding_mask
+    return batch.targets.numel() if real is None else int(real.sum())
+
+
+def second_answers(
+    out: Output, batch: Batch
+) -> tuple[Float[Tensor, " cases"], Bool[Tensor, " cases"]]:
+    """Return -ln p of each case of what is learned beside tokens, in float32 or wider, and whether the answer is right:
+    what each row is as a whole, or whether each real token is another than that of the text."""
+    if batch.sequence_targets is not None:
+        judged = out.sequence_logits
+        assert judged is not None, "the rules of a run ask for a head of rows"
+        nats = sequence_nats(judged, batch.sequence_targets)
+        return nats, judged.argmax(-1) == batch.sequence_targets
+    assert out.replaced_logits is not None, "the rules of a run ask for a generator"
+    assert out.read is not None, "what was judged is said beside the answer"
+    real = batch.inputs.padding_mask
+    real = torch.ones_like(batch.targets, dtype=torch.bool) if real is None else real
+    text = torch.where(batch.targets == IGNORE, batch.inputs.tokens, batch.targets)
+    replaced = out.read.ne(text)[real]  # [tokens]
+    logits = _widened(out.replaced_logits[real])
+    nats = F.binary_cross_entropy_with_logits(logits, replaced.to(logits.dtype), reduction="none")
+    return nats, (logits > 0) == replaced
+
+
 def sequence_nats(
     logits: Float[Tensor, "batch classes"], targets: Int[Tensor, " batch"]
 ) -> Float[Tensor, " batch"]:
     """Return -ln p of what each row is as a whole, in float32 or wider."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits, targets, reduction="none")
+    return F.cross_entropy(_widened(logits), targets, reduction="none")
+
+
+def _widened(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _whole_loss(
     model: nn.Module, part: Batch, precision: Precision, **settings: Any
-) -> tuple[Loss, Tensor | None]:
-    """Return the loss of tokens, and the logits of rows where the model judges them."""
+) -> tuple[Loss, Output]:
+    """Return the loss of tokens, and the logits."""
     with precision.autocast():
         out = model(**part.inputs.given())
-    return cross_entropy(out.logits, part.targets, **settings), out.sequence_logits
+    return cross_entropy(out.logits, part.targets, **settings), out
 
 
 def _chunked_loss(
     model: Any, part: Batch, precision: Precision, *, label_smoothing: float, **settings: Any
-) -> tuple[Loss, Tensor | None]:
+) -> tuple[Loss, Output]:
+    """Return the loss of tokens, and the logits of rows where the model judges them; those of tokens are none."""
     with precision.autocast():
         hidden = model.hidden(**part.inputs.given())
-        judged = model.sequence_logits(hidden, part.inputs.padding_mask)
+        judged = Output(hidden[..., :0], model.sequence_logits(hidden, part.inputs.padding_mask))
         # The fused kernel does not say the loss without label smoothing beside that with it.
         if isinstance(model.head, FusedHead) and not label_smoothing:
             return fused_cross_entropy(hidden, model.head, part.targets, **settings), judged

@@ -7,8 +7,8 @@ from archwright.catalogue.summaries import (
     arrangement,
     brief,
     differences,
-    encoder_words,
     layer_words,
+    model_words,
 )
 from archwright.spec.errors import UserError
 from archwright.spec.masks import Window
@@ -93,11 +93,23 @@ def test_what_changed_in_both_stacks_is_said_once() -> None:
 
 def test_what_stands_around_an_encoder() -> None:
     spec = load("t5-small")
-    assert (encoder_words(load("modern")), encoder_words(spec)) == ("none", "6 layers")
     own = ("encoder.dim=64", "encoder.embeddings=own", "encoder.context_length=2048")
-    assert encoder_words(spec.override(*own)) == (
-        "6 layers, width 64, context 2,048, embedding of its own"
-    )
+    found = [model_words(s)["encoder"] for s in (load("modern"), spec, spec.override(*own))]
+    assert found == [
+        "none",
+        "6 layers",
+        "6 layers, width 64, context 2,048, embedding of its own",
+    ]
+
+
+def test_what_stands_around_a_generator() -> None:
+    old, new = load("electra-small"), load("electra-base")
+    words = model_words(old)
+    assert words["encoder"] == "none"
+    assert words["generator"].startswith("12 layers, width 64, head tied, transform dense")
+    found = {at: (a, b) for at, a, b in differences(old, new)}
+    assert found["generator"][1].startswith("12 layers, width 256, head tied")
+    assert found["generator: feed-forward"] == ("hidden width 256", "hidden width 1,024")
 
 
 def test_arrangements() -> None:

@@ -16,6 +16,7 @@ from archwright.spec.objectives import (
     NextToken,
     Objective,
     PrefixLM,
+    ReplacedTokens,
     SpanCorruption,
 )
 from archwright.spec.read import load, load_run
@@ -167,6 +168,42 @@ class TestPrefixLM:
         batch = Examples(PrefixLM(shortest=0.5, longest=0.5), Vocabulary()).batch(text, 0)
         assert batch.inputs.prefix_lengths.tolist() == [4, 2]
         assert batch.targets[1].tolist() == [IGNORE, 11, 12, 13] + [IGNORE] * 4
+
+
+class TestReplacedTokens:
+    """Against section 2 of ELECTRA: a share of the tokens is masked, all of them, and proposed by a generator."""
+
+    def test_each_chosen_token_is_masked_and_has_a_number_to_be_drawn_by(self) -> None:
+        text = np.random.default_rng(1).integers(80, size=(400, 500))
+        text[:, 0] = END
+        real = np.arange(500) < np.where(np.arange(400) % 2, 500, 300)[:, None]
+        batch = Examples(ReplacedTokens(share=0.25), WORDS).batch(
+            Inputs(text, padding_mask=real), 7
+        )
+        tokens, draws, chosen = batch.inputs.tokens, batch.inputs.draws, batch.targets != IGNORE
+        assert chosen[:, 1:300].mean() == pytest.approx(0.25, abs=0.004)
+        assert not chosen[:, 0].any()
+        assert not chosen[~real].any()
+        assert (tokens[chosen] == MASK).all()
+        assert (batch.targets[chosen] == text[chosen]).all()
+        assert (tokens[~chosen] == text[~chosen]).all()
+        assert (draws[~chosen] == -1).all()
+        assert (np.sort(draws[chosen])[:: chosen.sum() // 8][:8] - np.arange(8) / 8).max() < 0.02
+        assert draws[chosen].min() >= 0
+        assert draws[chosen].max() < 1
+
+    def test_a_run_needs_a_generator_and_whole_logits(self) -> None:
+        run = load_run("electra-small")
+        enforce_run(run)
+        for keys, line in {
+            ("model.generator.kind=none",): "in which a generator proposes tokens",
+            ("objective.kind=masked_tokens",): 'expected "replaced_tokens"',
+            ("machine.loss=chunked",): "whose logits tokens are drawn from",
+        }.items():
+            with pytest.raises(UserError, match=line) as caught:
+                enforce_run(run.override(*keys))
+            assert len(caught.value.lines) == 1
+        assert run.tokenizer.special_tokens == ("[MASK]",)
 
 
 CLASS, SEPARATOR = 92, 93
@@ -406,7 +443,7 @@ ENCODER = ("model.encoder.kind=stack", "model.cross_attention.kind=softmax")
         (
             [*ENCODER],
             'objective.kind: found "next_token", which makes no source for the encoder; expected "span_corruption", '
-            '"denoising", "text_infilling" or "sequence_to_sequence"',
+            '"denoising", "text_infilling", "gap_sentences" or "sequence_to_sequence"',
         ),
         (
             [*ENCODER, "objective.kind=sequence_to_sequence", "data.text=notes.txt"],

@@ -99,9 +99,9 @@ def inputs(model: nn.Module, tokens: Tensor, real: Tensor) -> dict[str, Any]:
 
 
 def logits(model: nn.Module, tokens: Tensor, real: Tensor) -> Tensor:
-    """Return the library's logits."""
+    """Return the library's logits; one of each token where replaced tokens are found, on an axis of its own."""
     out: Tensor = model(**inputs(model, tokens, real)).logits
-    return out
+    return out if out.ndim == 3 else out[..., None]
 
 
 def own_logits(model: LanguageModel, tokens: Tensor, real: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from archwright import hf
 from archwright.hf.exporting import exportable
 from archwright.hf.families.bart import BART
 from archwright.hf.verifying import verify
+from archwright.model import build as make
 from archwright.spec.errors import UserError
+from archwright.spec.read import load as load_preset
 from tests.hf.library import batch, build, logits, own_logits, randomise, reopen, save
 
 WEIGHTS = "model.safetensors"
@@ -124,6 +126,21 @@ def test_old_files_of_marian_hold_the_shared_table_and_sines_again(tmp_path: Pat
     sines = {f"model.{stack}.embed_positions.weight": torch.zeros(64, 64) for stack in STACKS}
     change(folder, **repeated, **sines, **{"lm_head.weight": shared.clone()})
     assert apart(theirs, hf.load(folder)) < 2e-5
+
+
+def test_a_translator_by_its_preset_is_written_as_marian(tmp_path: Path) -> None:
+    """With the bias of logits that it learns, which no config speaks of."""
+    model = make(load_preset("marian-en-de").tiny().override("vocab_size=128"), seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    assert hf.save(model, tmp_path / "out") == "marian"
+    assert verify(tmp_path / "out").agrees
+    again = hf.load(tmp_path / "out")
+    assert again.spec.hash() == model.spec.hash()
+    assert again.model.head.bias is not None
+    assert model.head.bias is not None
+    assert again.model.head.bias.equal(model.head.bias)
 
 
 @pytest.mark.slow

@@ -113,15 +113,19 @@ def test_gradients_are_those_of_the_published_implementation(pair: Pair, tmp_pat
     labels = pair.tokens.masked_fill(~pair.real, -100)
     theirs = pair.theirs
     reversible = theirs.config.model_type == "reformer"  # which is trained in training mode alone
+    finds_replaced = "PreTraining" in type(theirs).__name__  # where labels are 0 and 1
+    if finds_replaced:
+        labels = labels.remainder(2).masked_fill(~pair.real, -100)
     loss = theirs.train(reversible)(**inputs(theirs, pair.tokens, pair.real), labels=labels).loss
     loss.backward()
     theirs.eval()
     ours = pair.ours.model
     # The loss of these is of the label at the token itself.
     fills_in = theirs.config.model_type == "xlnet" or "MaskedLM" in type(theirs).__name__
-    direct = fills_in or isinstance(ours, EncoderDecoder)
+    direct = fills_in or finds_replaced or isinstance(ours, EncoderDecoder)
     shifted = 0 if direct else 1
     found = own_logits(ours, pair.tokens, pair.real)
+    found = F.pad(found, (1, 0)) if finds_replaced else found
     found = found[:, : found.shape[1] - shifted].flatten(0, 1)
     own = F.cross_entropy(found, labels[:, shifted:].flatten())
     own.backward()
@@ -250,6 +254,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "bert": {},
     "albert": {},
     "electra_factored": {},
+    "electra_detector": {},
     "deberta": {},
     "deberta_v3": {},
 }
@@ -295,9 +300,13 @@ def steps(model: nn.Module, tokens: Tensor, lr: float = 1e-3) -> list[float]:
         elif isinstance(model, Decoder):
             ahead = 0 if model.spec.is_bidirectional else 1  # masked tokens are said where they are
             out = model(tokens).logits[:, : tokens.shape[1] - ahead].flatten(0, 1)
-            loss = F.cross_entropy(out, tokens[:, ahead:].flatten()) + pop_aux_losses(model)
+            labels = tokens
+            if model.spec.head.predicts == "replaced":
+                out, labels = F.pad(out, (1, 0)), tokens % 2
+            loss = F.cross_entropy(out, labels[:, ahead:].flatten()) + pop_aux_losses(model)
         else:
-            loss = model(**inputs(model, tokens, everything), labels=tokens).loss
+            labels = tokens % 2 if "PreTraining" in type(model).__name__ else tokens
+            loss = model(**inputs(model, tokens, everything), labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

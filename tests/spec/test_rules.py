@@ -82,6 +82,8 @@ BROKEN: dict[str, list[str]] = {
         "cross_attention.kind=softmax",
         "sequence_head.kind=pooled",
     ],
+    "a_head_of_replaced_tokens_stands_alone": ["head.predicts=replaced", "head.tied=true"],
+    "a_generator_is_found_out": ["generator.kind=stack"],
     "shared_tables_are_as_wide": [
         *("encoder.kind=stack", "cross_attention.kind=softmax", "encoder.dim=64"),
     ],

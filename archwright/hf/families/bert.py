@@ -34,7 +34,9 @@ from archwright.hf.lenses import (
 )
 from archwright.hf.weight_map import Constant, Fused, When, filled
 from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.embeddings import Head
 from archwright.spec.errors import UserError
+from archwright.spec.merge import validated
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -302,17 +304,35 @@ ALBERT = BERT.derive(
     ),
 )
 
+OF_TOKENS, OF_REPLACED = ("head.predicts", "tokens"), ("head.predicts", "replaced")
+"""Which of the two heads of ELECTRA's classes a file has, of a generator or of what finds its tokens."""
+
+
+def _read_replaced_head(config: Config) -> Head:
+    """Read the head that finds replaced tokens, whose function is that of the layers."""
+    act = config["hidden_act"]
+    if act not in HEAD_ACTIVATIONS:
+        raise UserError(refused("hidden_act", act, tuple(HEAD_ACTIVATIONS)))
+    dense = {"kind": "dense", "activation": HEAD_ACTIVATIONS[act], "norm": {"kind": "none"}}
+    return validated(Head, {"predicts": "replaced", "bias": True, "transform": dense})
+
+
 ELECTRA = BERT.derive(
     "electra",
     "ElectraForCausalLM",
     FACTORS,
     Set({"head.transform.activation": "gelu"}),
     masked_architecture="ElectraForMaskedLM",
+    pretraining_architecture="ElectraForPreTraining",
+    replaced_head="discriminator_predictions.dense_prediction.weight",
+    read_replaced_head=_read_replaced_head,
     model_keys={
         "electra.embeddings_project": "project_in",
-        "generator_predictions.dense": "head.transform.dense",
+        "generator_predictions.dense": When(*OF_TOKENS, "head.transform.dense"),
         "generator_predictions.LayerNorm": "head.transform.norm",
-        "generator_lm_head.bias": "head.bias",
+        "generator_lm_head.bias": When(*OF_TOKENS, "head.bias"),
+        "discriminator_predictions.dense": When(*OF_REPLACED, "head.transform.dense"),
+        "discriminator_predictions.dense_prediction": When(*OF_REPLACED, "head"),
     },
     prefix="electra.",
     ignored=(
