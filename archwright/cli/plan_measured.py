@@ -9,6 +9,7 @@ from archwright.machine.allocator import tune_allocator
 from archwright.machine.decide import cpu_name, decide
 from archwright.machine.rates import Rates, measure_rates
 from archwright.planning.memory import total_memory
+from archwright.reporting.estimates import Estimate
 from archwright.reporting.history import read_history
 from archwright.reporting.result import result_of
 from archwright.runs import RunFolder
@@ -81,11 +82,11 @@ def on_this_machine(run: RunSpec, context: int | None) -> Iterator[Row]:
     yield "writing", f"{fmt.count(writing.tokens_per_second)} tokens/s", f"one text; {at}"
 
 
-def beside_a_run(folder: RunFolder) -> Iterator[tuple[str, str, str, str]]:
-    """Yield what was estimated for a run's steps beside what they took, with the difference.
+def beside_a_run(folder: RunFolder) -> dict[str, Estimate]:
+    """Return what was estimated for a run's steps beside what they took, by key.
 
     Raises:
-        UserError: a run whose steps depend on values.
+        UserError: a run whose steps depend on values, or one that has not trained.
     """
     result, spec = result_of(read_history(folder)), folder.spec
     if result.tokens_per_second is None:
@@ -95,24 +96,13 @@ def beside_a_run(folder: RunFolder) -> Iterator[tuple[str, str, str, str]]:
         torch.set_num_threads(machine.threads)
     tune_allocator()
     took = spec.tokens_per_step / result.tokens_per_second
-    yield "", "estimated", "took", "difference"
     time = step_time(spec).seconds
-    yield "a step", fmt.duration(time), fmt.duration(took), f"{time / took - 1:+.0%}"
+    found = {"step": Estimate("a step", "seconds", time, took)}
     if result.memory_bytes is not None:
         memory = step_memory(spec).process + IDLE
-        yield (
-            "memory",
-            fmt.size(memory),
-            fmt.size(result.memory_bytes),
-            f"{memory / result.memory_bytes - 1:+.0%}",
-        )
-    steps = result.steps
-    yield (
-        "the run",
-        fmt.duration(steps * time),
-        fmt.duration(result.seconds),
-        f"{steps * time / max(result.seconds, 1e-9) - 1:+.0%}",
-    )
+        found["memory"] = Estimate("memory", "bytes", memory, result.memory_bytes)
+    found["run"] = Estimate("the run", "seconds", result.steps * time, result.seconds)
+    return found
 
 
 IDLE = 260e6

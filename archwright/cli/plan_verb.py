@@ -2,15 +2,24 @@
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from archwright import presets
 from archwright.cli.parser import Parser
 from archwright.format import columns
 from archwright.spec.errors import UserError
 
+if TYPE_CHECKING:
+    from archwright.reporting.document import Page
+
 THIS = "this"
+SERVER = 8
+"""Devices that a plan is for where none are given."""
+OF_A_PLAN = ("hardware", "devices", "precision", "tokens", "batch", "context", "mfu", "price")
+"""Options of what is to be planned, which a run that has trained has settled."""
 
 ABOUT = """\
 Say what a model costs before anything is spent: parameters, FLOPs, memory, whether a training fits and
@@ -28,8 +37,9 @@ DDP keeps all of a model on each device, FSDP its share; tensor parallel shares 
 Checkpointing computes again: selective norms, activations and gates, full whole layers. Keys of --json:
 docs/planning.md
 
-WHAT may be a run: what was estimated for its steps then stands beside what they took. With --hardware this,
-speeds are measured on this machine, kept for a week, and memory and time of its steps are estimated too.
+WHAT may be a run: what was estimated for its steps then stands beside what they took, and of the options --json
+and --html are for it. With --hardware this, speeds are measured on this machine, kept for a week, and memory
+and time of its steps are estimated too.
 
 devices: this, {devices}"""
 
@@ -50,7 +60,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("what", nargs="+", metavar="WHAT", help="models, variants, KEY=VALUE")
     add = parser.add_argument
     add("--hardware", default="h100", metavar="NAME", help="a device (default: h100)")
-    add("--devices", type=int, default=8, metavar="N", help="how many of them (default: 8)")
+    add("--devices", type=int, metavar="N", help="how many of them (default: 8)")
     add("--precision", default="bf16", metavar="P", help="of matrix products (default: bf16)")
     add("--tokens", default="20xparams", metavar="N", help="15T, 300B (default: 20xparams)")
     add("--batch", default="4M", metavar="N", help="tokens of a step (default: 4M)")
@@ -61,12 +71,22 @@ def run(words: Sequence[str]) -> int:
     add("--json", action="store_true", help="print JSON: of several models a list")
     options, _ = parser.parse_with_parts(words)
     from archwright.planning.workload import workload
+    from archwright.spec.read import is_run
 
+    if len(options.what) == 1 and is_run(options.what[0]):
+        _refuse_beside_a_run(options.what[0], options, parser)
+        return _beside(options.what[0], options)
     hardware = options.hardware
+    if options.devices is None:
+        options.devices = 1 if hardware == THIS else SERVER
     if hardware == THIS:
+        if options.devices != 1:
+            raise UserError(
+                f"devices: found {options.devices}; expected 1 with --hardware this, which measures one machine"
+            )
         from archwright.cli.plan_measured import this_machine
 
-        hardware, options.devices = this_machine(), 1
+        hardware = this_machine()
         if options.precision == "bf16" and "bf16" not in hardware.peak_flops:
             options.precision = "fp32"
     work = workload(
@@ -82,10 +102,7 @@ def run(words: Sequence[str]) -> int:
     from archwright.cli.plan_page import page, side_by_side
     from archwright.cli.plan_variants import variants
     from archwright.planning.plans import Plan, plan
-    from archwright.spec.read import is_run
 
-    if len(options.what) == 1 and is_run(options.what[0]):
-        return _beside(options.what[0])
     found: dict[str, Plan] = {}
     lines: list[str] = []
     runs = variants(options.what)
@@ -108,11 +125,9 @@ def run(words: Sequence[str]) -> int:
             lines += _rows("on this machine", on_this_machine(each, options.context))
         print("\n".join(lines))
     if options.html:
-        from archwright.files import atomic_write
         from archwright.reporting.costs import cost_page
 
-        atomic_write(Path(options.html), cost_page(found).html())
-        print(f"\npage  {options.html}", file=sys.stderr if options.json else sys.stdout)
+        _write(options, cost_page(found))
     return 0
 
 
@@ -120,10 +135,43 @@ def _rows(title: str, rows: Iterable[Sequence[str]]) -> list[str]:
     return ["", title, *(f"  {line}" for line in columns([*rows], first_width=20))]
 
 
-def _beside(name: str) -> int:
+def _beside(name: str, options: Namespace) -> int:
     """Print what was estimated for the steps of a run beside what they took."""
     from archwright.cli.plan_measured import beside_a_run
+    from archwright.machine.decide import cpu_name
+    from archwright.reporting.estimates import HEAD, estimates_page, record
     from archwright.runs import RunFolder
 
-    print("\n".join(columns([*beside_a_run(RunFolder.open(name))], right=(1, 2, 3))))
+    folder = RunFolder.open(name)
+    found = beside_a_run(folder)
+    if options.json:
+        print(json.dumps(record(name, found), indent=2))
+    else:
+        rows = [HEAD, *(each.row() for each in found.values())]
+        print("\n".join(columns(rows, right=(1, 2, 3))))
+    if options.html:
+        _write(options, estimates_page(name, cpu_name(), [*found.values()]))
     return 0
+
+
+def _refuse_beside_a_run(name: str, options: Namespace, parser: Parser) -> None:
+    """Refuse options that a run has settled.
+
+    Raises:
+        UserError: those that are given, on one line.
+    """
+    given = [f"--{key}" for key in OF_A_PLAN if getattr(options, key) != parser.get_default(key)]
+    if options.hardware == THIS and "--hardware" in given:
+        given.remove("--hardware")
+    if given:
+        raise UserError(
+            f"plan {name}: found {', '.join(given)}; expected none, as a run has trained: its steps stand beside their "
+            "estimate. A model, not its folder, is planned with them"
+        )
+
+
+def _write(options: Namespace, page: "Page") -> None:
+    from archwright.files import atomic_write
+
+    atomic_write(Path(options.html), page.html())
+    print(f"\npage  {options.html}", file=sys.stderr if options.json else sys.stdout)

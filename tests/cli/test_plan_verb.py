@@ -11,6 +11,8 @@ import torch
 from archwright.cli import main
 from archwright.machine import rates as rates_room
 from archwright.machine.rates import MOVING, Rates
+from archwright.runs import RunFolder
+from archwright.spec.run_spec import RunSpec
 from archwright.training import step_time as step_time_room
 from tests.cli.typing_commands import said
 from tests.tiny import ROOT, tiny_words, write_text
@@ -204,17 +206,46 @@ def test_a_run_beside_its_estimate(
         json.loads(line) for line in (place / "runs/small/metrics.jsonl").read_text().splitlines()
     ]
     assert any("tokens_per_second" in record for record in records)
+    found = json.loads(out(capsys, "plan runs/small --json --html run.html"))
+    assert [*found] == ["run", "step_seconds", "memory_bytes", "run_seconds", "evidence"]
+    for key in ("step_seconds", "memory_bytes", "run_seconds"):
+        each = found[key]
+        assert each["difference"] == pytest.approx(each["estimated"] / each["took"] - 1)
+    assert found["evidence"]["took"] == "measured"
+    page = (place / "run.html").read_text("utf-8")
+    for row in rows:
+        difference = row.split()[-1]
+        assert difference in page, row
 
 
 def test_a_run_that_never_trained_is_one_line(
     made_up: None, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from archwright.runs import RunFolder
-    from archwright.spec.run_spec import RunSpec
-
     RunFolder.create(place / "runs" / "new", RunSpec())
     (line,) = said(capsys, "plan", "runs/new")
     assert line.endswith("no step was timed yet; expected a run that has trained")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("--devices 4 --html costs.html", "--devices"),
+        ("--hardware this --mfu 0.4", "--mfu"),
+        ("--hardware h200 --tokens 1T", "--hardware, --tokens"),
+    ],
+)
+def test_a_run_takes_no_options_of_a_plan(
+    words: str, found: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunFolder.create(place / "runs" / "new", RunSpec())
+    (line,) = said(capsys, "plan", "runs/new", *words.split())
+    assert line.startswith(f"plan runs/new: found {found}; expected none, as a run has trained")
+    assert not (place / "costs.html").exists()
+
+
+def test_this_machine_is_one_device(made_up: None, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = said(capsys, "plan", "modern", "--hardware", "this", "--devices", "4")
+    assert line == "devices: found 4; expected 1 with --hardware this, which measures one machine"
 
 
 def test_a_training_of_twenty_tokens_for_each_parameter(capsys: pytest.CaptureFixture[str]) -> None:
