@@ -20,6 +20,8 @@ def page(found: Plan) -> Iterator[str]:
     yield from ("", *_parts(found))
     yield from _section("training", _training(found))
     yield from _section("memory on each device", _memory(found))
+    if len(found.ways) > 1 or found.workload.split is not None:
+        yield from ("", "ways to split", *_ways(found))
     yield from _section("serving, at best", _serving(found))
     if lines := [*advice(found)]:
         yield from ("", "change first")
@@ -88,6 +90,11 @@ def _training(found: Plan) -> Iterator[Row]:
     yield "step at the peak", fmt.duration(training.bound), "a bound, by FLOPs"
     if training.exchange is not None:
         yield "links in a step", fmt.duration(training.exchange), "a bound, inside one server"
+    if training.exchange_bytes:
+        sizes = (f"{name} {fmt.size(size)}" for name, size in training.exchange_bytes.items())
+        yield "sent in a step", ", ".join(sizes), "estimated, by a device"
+    if training.bubble:
+        yield "stages wait", fmt.percent(training.bubble), "estimated, of the time they compute"
     yield "step", _between(training.step, fmt.duration), f"{at} of the peak"
     yield "days", _between(training.days, fmt.significant), "estimated"
     yield "device hours", _between(training.device_hours, fmt.count), "estimated"
@@ -116,6 +123,28 @@ def _memory(found: Plan) -> Iterator[Row]:
     total = setup.memory.total
     share = fmt.percent(total / found.workload.hardware.memory_bytes)
     yield "all", fmt.size(total), f"{share} of {fmt.size(found.workload.hardware.memory_bytes)}"
+
+
+def _ways(found: Plan) -> Iterator[str]:
+    """Yield a table of the ways to split: bytes on the device with most, what a device sends, and which fit."""
+    rows = [("  split", "checkpointing", "state", "other", "all", "sent", "on links", "fits")]
+    for way in found.ways:
+        memory, sent = way.memory, sum(way.exchange.values())
+        state = memory.weights + memory.gradients + memory.optimizer
+        rows.append(
+            (
+                f"  {way.split.name}",
+                way.checkpointing,
+                fmt.size(state),
+                fmt.size(memory.total - state),
+                fmt.size(memory.total),
+                fmt.size(sent) if sent else "-",
+                "-" if (seconds := found.exchange(way)) is None else fmt.duration(seconds),
+                "yes" if found.fits(way) else "no",
+            )
+        )
+    yield from fmt.columns(rows, right=range(2, 7))
+    yield "  state: weights, gradients, optimizer, counted; other bytes, and those sent in a step, are estimated"
 
 
 def _serving(found: Plan) -> Iterator[Row]:

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 THIS = "this"
 SERVER = 8
 """Devices that a plan is for where none are given."""
-OF_A_PLAN = ("hardware", "devices", "precision", "tokens", "batch", "context", "mfu", "price")
+OF_A_PLAN = (
+    "hardware",
+    "devices",
+    "precision",
+    "tokens",
+    "batch",
+    "context",
+    "mfu",
+    "price",
+    "split",
+)
 """Options of what is to be planned, which a run that has trained has settled."""
 
 ABOUT = """\
@@ -33,9 +43,11 @@ times are estimated: times from the stated utilisation of published peaks (--mfu
 bounds, by the roofline: bytes over bandwidth and FLOPs over peak. Nothing is measured.
 
 Weights, gradients and moments are in 32 bits, activations in 16; a plan fills 90 % of a device's memory.
-DDP keeps all of a model on each device, FSDP its share; tensor parallel shares out layers and activations.
-Checkpointing computes again: selective norms, activations and gates, full whole layers. Keys of --json:
-docs/planning.md
+DDP keeps all of a model on each device, FSDP its share; tensor shares out the matrices of layers, experts those
+of mixtures, pipeline the layers, context the tokens of a text. The first of these that fits is named, or the one of
+--split is planned: tensor=N, pipeline=N, context=N and experts=N, one of ddp, zero1, zero2 and fsdp for the devices
+that are left, and no-sequence where norms are not shared by tokens. Checkpointing computes again: selective norms,
+activations and gates, full whole layers. Keys of --json: docs/planning.md
 
 WHAT may be a run: what was estimated for its steps then stands beside what they took, and of the options --json
 and --html are for it. With --hardware this, speeds are measured on this machine, kept for a week, and memory
@@ -48,6 +60,7 @@ EXAMPLES = """\
   archwright plan llama-3-8b --hardware rtx-4090 --devices 1 --tokens 20xparams --price 0.5
   archwright plan llama-3-70b :attention.num_kv_heads=64 :attention.num_kv_heads=1
   archwright plan llama-3-8b gemma-2-9b --html costs.html
+  archwright plan llama-3-405b --devices 16384 --batch 16M --split tensor=8,pipeline=16,fsdp
   archwright plan modern dim=256 num_layers=4 --hardware this
   archwright plan runs/modern
   archwright plan mine.toml optimizer.kind=muon --mfu 0.35-0.45 --json"""
@@ -67,6 +80,7 @@ def run(words: Sequence[str]) -> int:
     add("--context", type=int, metavar="N", help="tokens of a text (default: the model's)")
     add("--mfu", default="0.3-0.5", metavar="X", help="share of the peak (default: 0.3-0.5)")
     add("--price", type=float, metavar="X", help="of a device for an hour")
+    add("--split", default="auto", metavar="S", help="how to train (default: what fits first)")
     add("--html", metavar="FILE", help="write a page with charts, too")
     add("--json", action="store_true", help="print JSON: of several models a list")
     options, _ = parser.parse_with_parts(words)
@@ -98,6 +112,7 @@ def run(words: Sequence[str]) -> int:
         context=options.context,
         mfu=options.mfu,
         price=options.price,
+        split=options.split,
     )
     from archwright.cli.plan_page import page, side_by_side
     from archwright.cli.plan_variants import variants

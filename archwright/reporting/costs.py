@@ -48,6 +48,7 @@ def cost_page(found: Mapping[str, Plan]) -> Page:
         sections=[
             Section("In short", [*_facts(found)]),
             Section("What fills a device", [*_memory(found)]),
+            Section("Ways to split", [*_ways(found)]),
             Section("What bounds each part", [*_rooflines(found)]),
             *([Section("Speed at best", charts)] if (charts := [*_speeds(found)]) else []),
             Section("What to change first", [*_changes(found)]),
@@ -101,7 +102,29 @@ def _memory(found: Mapping[str, Plan]) -> Iterator[Block]:
         bars.append(Bar("all", setup.memory.total, _size(setup.memory.total), strong=True))
         bars.append(Bar("the device", limit, _size(limit)))
         how = f"{setup.split.name}, checkpointing {setup.checkpointing}"
-        yield Bars(f"{name}: bytes on each device, {how}, one text at a time", bars)
+        texts = "one text at a time" if setup.split.pipeline == 1 else "one forward, one backward"
+        yield Bars(f"{name}: bytes on each device, {how}, {texts}", bars)
+
+
+WAYS = ("split", "checkpointing", "bytes on a device", "sent in a step", "on full links", "fits")
+
+
+def _ways(found: Mapping[str, Plan]) -> Iterator[Block]:
+    for name, each in found.items():
+        rows = []
+        for way in each.ways:
+            sent, seconds = sum(way.exchange.values()), each.exchange(way)
+            cells = (
+                way.split.name,
+                way.checkpointing,
+                _size(way.memory.total),
+                _size(sent) if sent else "-",
+                "-" if seconds is None else fmt.duration(seconds),
+                "yes" if each.fits(way) else "no",
+            )
+            rows.append(Row(cells, "chosen" if way == each.setup else ""))
+        caption = f"{name}: one way of each sort, on the device with most. Estimated from counted weights."
+        yield Table(caption, WAYS, rows)
 
 
 def _size(num_bytes: float) -> str:

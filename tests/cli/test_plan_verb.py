@@ -43,6 +43,40 @@ def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.search(line, text), line
 
 
+def test_a_split_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3-8b --devices 64 --split tensor=4,pipeline=4,zero1"
+    text = out(capsys, words)
+    for line in (
+        r"fits +ZeRO-1, tensor 4, pipeline 4, checkpointing \w+ +estimated",
+        r"sent in a step +data [\d.]+ GB, tensor [\d.]+ GB, pipeline [\d.]+ GB +estimated, by a device",
+        r"stages wait +2.5 % +estimated, of the time they compute",
+        r"  split +checkpointing +state +other +all +sent +on links +fits",
+        r"  ZeRO-1, tensor 4, pipeline 4 +\w+ .* yes",
+    ):
+        assert re.search(line, text), line
+    record = json.loads(out(capsys, f"{words} --json"))
+    (way,) = record["ways"]
+    assert (way["data"], way["tensor"], way["pipeline"], way["fits"]) == ("zero1", 4, 4, True)
+    assert sum(way["memory_bytes_by_part"].values()) == pytest.approx(way["memory_bytes"])
+    assert sum(way["exchange_bytes"].values()) / 450e9 == pytest.approx(way["exchange"])
+    assert record["training"]["exchange_bytes"] == way["exchange_bytes"]
+
+
+def test_ways_to_split_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = out(capsys, "plan llama-3-70b --hardware h200 --devices 64").splitlines()
+    at = lines.index("ways to split")
+    rows = lines[at + 2 : at + 7]
+    assert [row.split("  ")[1] for row in rows] == [
+        "DDP",
+        "DDP, tensor 8",
+        "FSDP",
+        "FSDP, tensor 2",
+        "FSDP, tensor 8, pipeline 2",
+    ]
+    assert [row.split()[-1] for row in rows] == ["no", "no", "yes", "yes", "yes"]
+    assert "ways to split" not in out(capsys, "plan modern --devices 1")
+
+
 def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "plan llama-3-70b :attention.num_kv_heads=64 llama-3-8b")
     lines = {line[:20].strip(): line.split() for line in text.splitlines()}
@@ -126,6 +160,12 @@ def test_a_model_that_sees_what_follows_writes_nothing(capsys: pytest.CaptureFix
             [
                 'budget: found "0xparams"; expected an amount with a unit, such as "3m", "400steps", '
                 '"10Mtokens", "20xparams" or "1e15flops"'
+            ],
+        ),
+        (
+            "plan llama-3-8b --devices 24 --split tensor=3",
+            [
+                "split: found tensor=3; expected a number that goes into the 32 heads of attention.query, such as 2"
             ],
         ),
         ("plan modern modern", ['"modern" is named twice']),
