@@ -1,7 +1,7 @@
 """Output of `archwright plan`: a page on one model, or several side by side."""
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from archwright import format as fmt
 from archwright.cli.parser import terminal_width
@@ -24,11 +24,10 @@ def page(found: Plan) -> Iterator[str]:
         yield from ("", "ways to split", *_ways(found))
     yield from _section("serving, at best", _serving(found))
     if lines := [*advice(found)]:
-        yield from ("", "change first")
-        for line in lines:
-            yield from textwrap.wrap(
-                line, terminal_width(), initial_indent="  ", subsequent_indent="  "
-            )
+        yield from ("", "change first", *_wrapped(lines))
+    if found.suspicions:
+        lines = [each.line for each in found.suspicions]
+        yield from ("", "unusual, by rules of thumb", *_wrapped(lines))
 
 
 def side_by_side(found: Mapping[str, Plan]) -> Iterator[str]:
@@ -43,6 +42,8 @@ def side_by_side(found: Mapping[str, Plan]) -> Iterator[str]:
     table = [["", *found]]
     table += [[label, *(texts[name].get(label, "-") for name in found)] for label in labels]
     yield from fmt.columns(table, right=range(1, len(found) + 1))
+    if lines := [f"{name}: {s.line}" for name, each in found.items() for s in each.suspicions]:
+        yield from ("", "unusual, by rules of thumb", *_wrapped(lines))
 
 
 def _title(found: Plan, name: str | None = None) -> str:
@@ -172,6 +173,13 @@ def _serving(found: Plan) -> Iterator[Row]:
 def _between(found: Range, text: Callable[[float], str]) -> str:
     ends = dict.fromkeys((text(found.least), text(found.most)))
     return " to ".join(ends)
+
+
+def _wrapped(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield from textwrap.wrap(
+            line, terminal_width(), initial_indent="  ", subsequent_indent="    "
+        )
 
 
 def _section(title: str, rows: Iterator[Row]) -> Iterator[str]:

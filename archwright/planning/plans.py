@@ -11,6 +11,7 @@ from archwright.planning.cost import BACKWARD
 from archwright.planning.counts import counted, forward_flops_by_part
 from archwright.planning.memory import cache_bytes, cache_bytes_per_token
 from archwright.planning.roofline import PHASES, Operator, Phase, operators
+from archwright.planning.rules_of_thumb import Suspicion, suspicions
 from archwright.planning.serving import BYTES, Serving, serving
 from archwright.planning.splits import refuse_split
 from archwright.planning.stages import Needs
@@ -104,6 +105,8 @@ class Plan:
     """The fewest devices, the stated number doubled, on which some way fits; None: not even very many."""
     training: Training
     serving: Serving | None
+    suspicions: tuple[Suspicion, ...]
+    """What is unusual by rules of thumb, the strongest evidence first."""
     operators: dict[Phase, list[Operator]]
     """What each part computes and moves for one text of the context, or for the token behind it."""
 
@@ -152,6 +155,7 @@ class Plan:
             "ways": [self._record_of_way(way) for way in self.ways],
             "training": asdict(self.training),
             "serving": None if self.serving is None else asdict(self.serving),
+            "suspicions": [each.record() for each in self.suspicions],
             "operators": {
                 phase: {each.name: _record_of(each) for each in found}
                 for phase, found in self.operators.items()
@@ -206,6 +210,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         fewest_devices=work.devices if fitting else _fewest(needs, work, texts),
         training=_training(work, counts, per_token, fitting),
         serving=serving(model, work.hardware, context, work.precision, work.devices),
+        suspicions=tuple(suspicions(run, model, _tokens(work, counts))),
         operators={
             phase: operators(model, phase, texts=1, length=context, itemsize=BYTES[work.precision])
             for phase in PHASES
@@ -273,8 +278,12 @@ def _fewest(needs: Needs, work: Workload, texts: float) -> int | None:
     return None
 
 
+def _tokens(work: Workload, counts: Counts) -> float:
+    return work.tokens * (counts.total if work.per_parameter else 1)
+
+
 def _training(work: Workload, counts: Counts, per_token: float, setup: Setup | None) -> Training:
-    tokens = work.tokens * (counts.total if work.per_parameter else 1)
+    tokens = _tokens(work, counts)
     peak, flops = work.devices * work.hardware.peak(work.precision), per_token * tokens
     bound = per_token * work.batch_tokens / peak
     seconds = Range(flops / peak / work.mfu[1], flops / peak / work.mfu[0])

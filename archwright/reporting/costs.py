@@ -52,6 +52,7 @@ def cost_page(found: Mapping[str, Plan]) -> Page:
             Section("What bounds each part", [*_rooflines(found)]),
             *([Section("Speed at best", charts)] if (charts := [*_speeds(found)]) else []),
             Section("What to change first", [*_changes(found)]),
+            *([Section("Unusual", [table])] if (table := _suspicions(found)) else []),
         ],
         footer="Made by archwright. One file, which requests nothing. Speeds and times are estimated or bounds; "
         "docs/planning.md has the formulas.",
@@ -225,6 +226,18 @@ def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
             },
             unit="tokens per second",
         )
+
+
+def _suspicions(found: Mapping[str, Plan]) -> Table | None:
+    rows = [
+        Row((name, each.line, each.rule.strength))
+        for name, plan in found.items()
+        for each in plan.suspicions
+    ]
+    caption = (
+        "By rules of thumb; suspicions, no mistakes. What a published model chose is left out."
+    )
+    return Table(caption, ("model", "what", "evidence"), rows) if rows else None
 
 
 def _changes(found: Mapping[str, Plan]) -> Iterator[Block]:

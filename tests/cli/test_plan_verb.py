@@ -77,6 +77,24 @@ def test_ways_to_split_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ways to split" not in out(capsys, "plan modern --devices 1")
 
 
+UNUSUAL = "unusual, by rules of thumb"
+
+
+def test_what_is_unusual_is_said_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3-8b attention.num_kv_heads=1"
+    assert UNUSUAL not in out(capsys, "plan llama-3-8b")
+    text = " ".join(out(capsys, words).partition(UNUSUAL)[2].split())
+    line = (
+        "attention.num_kv_heads: the number of queries that share a key is 32, usually 1 to 16: groups of 8 lose "
+        "little, one key for all loses more (Ainslie et al., 2023; Shazeer, 2019; strong evidence)"
+    )
+    assert text == line
+    (record,) = json.loads(out(capsys, f"{words} --json"))["suspicions"]
+    assert (record["found"], record["least"], record["most"]) == (32, 1, 16)
+    beside = out(capsys, "plan llama-3-8b :attention.num_kv_heads=1").partition(UNUSUAL)[2]
+    assert " ".join(beside.split()) == f":attention.num_kv_heads=1: {line}"
+
+
 def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "plan llama-3-70b :attention.num_kv_heads=64 llama-3-8b")
     lines = {line[:20].strip(): line.split() for line in text.splitlines()}

@@ -49,6 +49,16 @@ def test_ways_to_split_are_those_of_the_plan(found: dict[str, Plan]) -> None:
         assert chosen == ([] if each.setup is None else [each.setup.split.name])
 
 
+def test_what_is_unusual_is_on_the_page(found: dict[str, Plan]) -> None:
+    assert "Unusual" not in {section.title for section in cost_page(found).sections}
+    run = load_run("llama-3-8b").override("model.attention.num_kv_heads=1")
+    each = plan(run, workload(hardware="h200", devices=8))
+    (section,) = [s for s in cost_page({"one": each}).sections if s.title == "Unusual"]
+    (table,) = section.blocks
+    assert isinstance(table, Table)
+    assert [row.cells for row in table.rows] == [("one", each.suspicions[0].line, "strong")]
+
+
 def test_speeds_end_with_those_of_the_plan(found: dict[str, Plan]) -> None:
     charts: dict[str, Chart] = {c.name: c for c in cost_page(found).charts}
     for trace, each in zip(charts["by-batch"].traces, found.values(), strict=True):
