@@ -2,7 +2,8 @@
 
 from archwright.planning.activations import on_a_device
 from archwright.planning.memory import PER_ACTIVATION
-from archwright.planning.splits import Split, share
+from archwright.planning.split import Split
+from archwright.planning.splits import share
 from archwright.planning.stages import PER_WEIGHT, Stage
 
 PER_WEIGHT_SENT = 2

@@ -7,7 +7,8 @@ from archwright.model.language_model import LanguageModel
 from archwright.planning.activations import CHECKPOINTING, on_a_device
 from archwright.planning.exchange import exchanged
 from archwright.planning.memory import PER_ACTIVATION, WHOLE_LOGITS
-from archwright.planning.splits import DATA, Split, share, splits
+from archwright.planning.split import DATA, Split
+from archwright.planning.splits import share, splits
 from archwright.planning.stages import PER_WEIGHT, Needs, Stage, Weights
 from archwright.spec.run_spec import RunSpec
 

@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from archwright.planning.splits import Split, parse_split
+from archwright.planning.split import Split, parse_split
 from archwright.spec.errors import UserError
 from archwright.spec.hardware import Hardware, load_hardware
 

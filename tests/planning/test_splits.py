@@ -8,7 +8,8 @@ from archwright.model import build
 from archwright.planning.activations import activation_bytes, on_a_device
 from archwright.planning.exchange import exchanged
 from archwright.planning.plans import Plan, plan
-from archwright.planning.splits import AXES, Degrees, Split, parse_split, problems, splits
+from archwright.planning.split import AXES, Split, parse_split
+from archwright.planning.splits import Degrees, problems, splits
 from archwright.planning.stages import Needs, layers_by_stage, optimizer_bytes
 from archwright.planning.training_memory import held, setup, setups, texts_kept
 from archwright.planning.workload import workload
