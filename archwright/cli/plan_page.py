@@ -17,6 +17,7 @@ def page(found: Plan) -> Iterator[str]:
     """Yield the lines of a page on one model."""
     yield _title(found)
     yield from _section("model", _model(found))
+    yield from _section("a device", _device(found))
     yield from ("", *_parts(found))
     yield from _section("training", _training(found))
     yield from _section("memory on each device", _memory(found))
@@ -63,6 +64,16 @@ def _model(found: Plan) -> Iterator[Row]:
     yield "cache per text", fmt.size(found.cache_bytes_per_text), "counted, in 16 bits"
 
 
+def _device(found: Plan) -> Iterator[Row]:
+    hardware, precision = found.workload.hardware, found.workload.precision
+    known = hardware.source if hardware.evidence == "measured" else hardware.evidence
+    yield "memory", fmt.size(hardware.memory_bytes), known.partition(",")[0]
+    yield "reads", f"{fmt.size(hardware.memory_bandwidth)}/s", known
+    yield "multiplies", fmt.rate(hardware.peak(precision)), f"{known}, {precision}"
+    if hardware.interconnect_bandwidth != "none":
+        yield "sends", f"{fmt.size(hardware.interconnect_bandwidth)}/s", known
+
+
 def _parts(found: Plan) -> Iterator[str]:
     """Yield a table of parts: parameters, and FLOPs per token forward and backward, with their shares."""
     total = sum(found.forward_flops.values())
@@ -86,9 +97,14 @@ def _training(found: Plan) -> Iterator[Row]:
     work, training = found.workload, found.training
     least, most = (fmt.percent(share) for share in work.mfu)
     at = f"estimated, at {least}" if least == most else f"estimated, at {most} to {least}"
+    peak = "measured peak" if work.hardware.evidence == "measured" else "peak"
     yield "tokens", fmt.count(training.tokens), f"{fmt.exact(training.steps)} steps"
     yield "FLOPs", fmt.flops(training.flops), "counted"
-    yield "step at the peak", fmt.duration(training.bound), "a bound, by FLOPs"
+    yield (
+        "step at the peak",
+        fmt.duration(training.bound),
+        f"a bound, by FLOPs and the {work.hardware.evidence} peak",
+    )
     if training.exchange is not None:
         yield "links in a step", fmt.duration(training.exchange), "a bound, inside one server"
     if training.exchange_bytes:
@@ -96,7 +112,7 @@ def _training(found: Plan) -> Iterator[Row]:
         yield "sent in a step", ", ".join(sizes), "estimated, by a device"
     if training.bubble:
         yield "stages wait", fmt.percent(training.bubble), "estimated, of the time they compute"
-    yield "step", _between(training.step, fmt.duration), f"{at} of the peak"
+    yield "step", _between(training.step, fmt.duration), f"{at} of the {peak}"
     yield "days", _between(training.days, fmt.significant), "estimated"
     yield "device hours", _between(training.device_hours, fmt.count), "estimated"
     if training.energy is not None:
@@ -158,6 +174,8 @@ def _serving(found: Plan) -> Iterator[Row]:
         f"{serving.devices:,}",
         f"weights: {fmt.size(serving.weight_bytes)}",
     )
+    is_measured = found.workload.hardware.evidence == "measured"
+    bound = "a bound, by measured rates" if is_measured else "a bound"
     speeds = {
         "reading": (serving.prefill_tokens_per_second, "one text"),
         "writing": (serving.decode_tokens_per_second, "one text, after the context"),
@@ -167,7 +185,7 @@ def _serving(found: Plan) -> Iterator[Row]:
         ),
     }
     for name, (speed, of) in speeds.items():
-        yield name, f"{fmt.count(speed)} tokens/s", f"a bound: {of}"
+        yield name, f"{fmt.count(speed)} tokens/s", f"{bound}: {of}"
 
 
 def _between(found: Range, text: Callable[[float], str]) -> str:

@@ -14,6 +14,7 @@ from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
     from archwright.reporting.document import Page
+    from archwright.reporting.estimates import Here
 
 THIS = "this"
 SERVER = 8
@@ -128,21 +129,27 @@ def run(words: Sequence[str]) -> int:
             lines += (line if len(runs) == 1 else f"{name}: {line}" for line in error.lines)
     if lines:
         raise UserError(*lines)
+    here: list[Here] = []
+    if options.hardware == THIS and len(found) == 1:
+        from archwright.cli.plan_measured import on_this_machine
+
+        here = [*on_this_machine(*runs.values(), options.context)]
     if options.json:
+        from archwright.reporting.estimates import record_of_this_machine
+
         records = [{**each.record(), "name": name} for name, each in found.items()]
+        if here:
+            records[0]["this_machine"] = record_of_this_machine(here)
         print(json.dumps(records if len(records) > 1 else records[0], indent=2))
     else:
         lines = [*(side_by_side(found) if len(found) > 1 else page(*found.values()))]
-        if options.hardware == THIS and len(found) == 1:
-            from archwright.cli.plan_measured import on_this_machine
-
-            (each,) = runs.values()
-            lines += _rows("on this machine", on_this_machine(each, options.context))
+        if here:
+            lines += _rows("on this machine", [each.row() for each in here])
         print("\n".join(lines))
     if options.html:
         from archwright.reporting.costs import cost_page
 
-        _write(options, cost_page(found))
+        _write(options, cost_page(found, here))
     return 0
 
 

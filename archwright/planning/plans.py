@@ -38,8 +38,10 @@ EVIDENCE = {
     "serving": "estimated",
     "operators": "counted",
 }
-"""How each number of a record was found: counted from the built model, or estimated from what is counted. Speeds are
-bounds of published peaks; nothing is measured."""
+"""How each number of a record was found: counted from the built model, or estimated from what is counted and from
+the speeds of the hardware."""
+TIMES = ("training", "serving")
+"""Keys whose numbers follow from speeds."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,15 @@ class Plan:
         nothing is sent, or no link is known."""
         return _seconds_on_links(self.workload, way)
 
+    @property
+    def evidence(self) -> dict[str, str]:
+        """How each number of a record was found: times follow from speeds that are published, or were measured."""
+        known = self.workload.hardware.evidence
+        found = EVIDENCE | {"hardware": known}
+        if known == "measured":
+            found |= dict.fromkeys(TIMES, "estimated from measured rates")
+        return found
+
     def record(self) -> dict[str, Any]:
         """Return all numbers as plain data."""
         memory = (self.setup or self.smallest).memory
@@ -160,7 +171,7 @@ class Plan:
                 phase: {each.name: _record_of(each) for each in found}
                 for phase, found in self.operators.items()
             },
-            "evidence": EVIDENCE,
+            "evidence": self.evidence,
         }
 
     def _record_of_way(self, way: Setup) -> dict[str, Any]:

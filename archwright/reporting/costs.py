@@ -1,6 +1,6 @@
 """The page of `archwright plan --html`: what bounds each part, what fills a device, and speed by batch and context."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +22,7 @@ from archwright.reporting.document import (
     Table,
     Text,
 )
+from archwright.reporting.estimates import Here, this_machine_section
 
 MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
     "training": ("training", "circle-open", "$series-1", 16),
@@ -34,8 +35,8 @@ FROM_ZERO = {"rangemode": "tozero"}
 TOKENS = {"type": "log", "dtick": 1}
 
 
-def cost_page(found: Mapping[str, Plan]) -> Page:
-    """Lay the costs of one model, or of several, out as a page."""
+def cost_page(found: Mapping[str, Plan], here: Sequence[Here] = ()) -> Page:
+    """Lay the costs of one model, or of several, out as a page; `here`: what there is of this machine."""
     first = next(iter(found.values()))
     work = first.workload
     head, rest = _verdict(found)
@@ -47,6 +48,7 @@ def cost_page(found: Mapping[str, Plan]) -> Page:
         verdict_rest=rest,
         sections=[
             Section("In short", [*_facts(found)]),
+            *([this_machine_section(here)] if here else []),
             Section("What fills a device", [*_memory(found)]),
             Section("Ways to split", [*_ways(found)]),
             Section("What bounds each part", [*_rooflines(found)]),

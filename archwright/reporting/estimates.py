@@ -32,6 +32,42 @@ class Estimate:
         return self.label, words(self.estimated), words(self.took), f"{self.difference:+.0%}"
 
 
+@dataclass(frozen=True)
+class Here:
+    """A number of this machine's own: what a step takes, or how fast it is."""
+
+    key: str
+    label: str
+    value: float
+    unit: Literal["seconds", "bytes", "tokens/s"]
+    note: str
+    evidence: str = "estimated"
+
+    def row(self) -> tuple[str, str, str]:
+        """Return its words: label, number, and what it is of and how it was found."""
+        words = {
+            "bytes": fmt.size,
+            "seconds": fmt.duration,
+            "tokens/s": lambda value: f"{fmt.count(value)} tokens/s",
+        }
+        note = "; ".join(filter(None, (self.note, self.evidence)))
+        return self.label, words[self.unit](self.value), note
+
+
+def record_of_this_machine(found: Sequence[Here]) -> dict[str, Any]:
+    """Return what there is of this machine as plain data, each number with its unit and how it was found."""
+    return {
+        each.key: {"value": each.value, "unit": each.unit, "evidence": each.evidence}
+        for each in found
+    }
+
+
+def this_machine_section(found: Sequence[Here]) -> Section:
+    """Return the section of a page that has what there is of this machine."""
+    rows = [Row((label.strip(), *rest)) for label, *rest in (each.row() for each in found)]
+    return Section("On this machine", [Table("A step, and speeds.", ("", "", "how"), rows)])
+
+
 def record(name: str, found: Mapping[str, Estimate]) -> dict[str, Any]:
     """Return the estimates of a run as plain data, by their keys."""
     numbers = {

@@ -36,6 +36,8 @@ def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
         r"tokens +15T +3,750,000 steps",
         r"device hours +3.78M to 6.31M +estimated",
         r"price +11.4M to 18.9M +estimated, at 3 an hour",
+        r"multiplies +989 TFLOP/s +published, bf16",
+        r"step at the peak .+ a bound, by FLOPs and the published peak",
         r"fits +FSDP, checkpointing full +estimated",
         r"feed-forward +56.4B +80 % +1.13e11 +2.25e11 +75 %",
         r"writing +\d+ tokens/s +a bound: one text, after the context",
@@ -229,17 +231,40 @@ LITTLE = (
 
 
 @pytest.mark.slow
-def test_this_machine(made_up: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine(made_up: None, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, f"plan modern {LITTLE} --hardware this --precision fp32")
     page, _, here = text.partition("\non this machine\n")
     assert re.match(r"modern: 1 x .+, fp32\n", page)
     rows = {line[:22].strip(): line[22:].strip() for line in here.splitlines()}
     assert [*rows] == ["step, memory", "tensors", "step, time", "training", "reading", "writing"]
     assert "128 tokens; estimated from rates measured, as made up" in rows["step, time"]
-    record = json.loads(
-        out(capsys, f"plan modern {LITTLE} --hardware this --precision fp32 --json")
-    )
+    for line in (
+        r"reads +10 GB/s +measured, as made up",
+        r"multiplies +100 GFLOP/s +measured, as made up, fp32",
+        r"step at the peak .+ a bound, by FLOPs and the measured peak",
+        r"step +\S.* estimated, at 50 % to 30 % of the measured peak",
+        r"writing +\S.* a bound, by measured rates: one text, after the context",
+    ):
+        assert re.search(line, page), line
+    words = f"plan modern {LITTLE} --hardware this --precision fp32 --json --html this.html"
+    record = json.loads(out(capsys, words))
+    html = (place / "this.html").read_text("utf-8")
+    assert "On this machine" in html
+    assert "estimated from rates measured, as made up" in html
     step = record["flops_per_token"] * 128 / 1e11
+    assert {"training", "serving"} == {
+        key for key, how in record["evidence"].items() if how == "estimated from measured rates"
+    }
+    assert record["evidence"]["hardware"] == "measured"
+    numbers = record["this_machine"]
+    assert [*numbers] == [
+        "step_memory",
+        "step_tensors",
+        "step_time",
+        *("training", "reading", "writing"),
+    ]
+    for key in ("step_time", "training", "reading", "writing"):
+        assert numbers[key]["evidence"] == "estimated from rates measured, as made up"
     speed = re.match(r"([0-9.]+)([kM]?) tokens/s", rows["training"])
     assert speed is not None
     taken = 128 / (float(speed[1]) * {"": 1, "k": 1e3, "M": 1e6}[speed[2]])

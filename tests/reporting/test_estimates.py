@@ -2,7 +2,15 @@
 
 import pytest
 
-from archwright.reporting.estimates import Estimate, estimates_page, record
+from archwright.reporting.document import Table
+from archwright.reporting.estimates import (
+    Estimate,
+    Here,
+    estimates_page,
+    record,
+    record_of_this_machine,
+    this_machine_section,
+)
 
 FOUND = {
     "step": Estimate("a step", "seconds", 0.9, 1.2),
@@ -33,3 +41,13 @@ def test_the_page_has_every_row_and_escapes_names() -> None:
     for each in FOUND.values():
         for cell in each.row():
             assert cell in html
+
+
+def test_numbers_of_this_machine_say_how_they_were_found() -> None:
+    here = Here("training", "training", 1500.0, "tokens/s", "", "estimated from rates measured now")
+    assert here.row() == ("training", "1.5k tokens/s", "estimated from rates measured now")
+    record = {"value": 1500.0, "unit": "tokens/s", "evidence": here.evidence}
+    assert record_of_this_machine([here]) == {"training": record}
+    (table,) = this_machine_section([here]).blocks
+    assert isinstance(table, Table)
+    assert table.rows[0].cells == here.row()
