@@ -133,7 +133,7 @@ def run(words: Sequence[str]) -> int:
     if options.hardware == THIS and len(found) == 1:
         from archwright.cli.plan_measured import on_this_machine
 
-        here = [*on_this_machine(*runs.values(), options.context)]
+        here = [*on_this_machine(next(iter(runs.values())), options.context)]
     if options.json:
         from archwright.reporting.estimates import record_of_this_machine
 

@@ -3,7 +3,7 @@ that is written."""
 
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from archwright.spec.errors import UserError, nearest
 
@@ -71,7 +71,9 @@ def parse_split(text: str, devices: int) -> Split:
         UserError: words that are none, or numbers that do not go into that of the devices, one line each.
     """
     lines: list[str] = []
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
+    name: str
+    value: object
     for item in text.split(","):
         match = ITEM.fullmatch(item)
         if match and match[1] in AXES and int(match[2]) > 0:
@@ -93,7 +95,7 @@ def parse_split(text: str, devices: int) -> Split:
         values[name] = value
     if lines:
         raise UserError(*lines)
-    split = Split(devices, **values)  # type: ignore[arg-type]
+    split = Split(devices, **values)
     group = split.tensor * split.pipeline * split.context
     if devices % group:
         raise UserError(

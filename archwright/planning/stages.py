@@ -121,7 +121,10 @@ class Needs:
             self.model.spec.dim,
             2 - is_first - is_last,
             _added_up(weights),
-            max((_added_up(self._weights[layer]) for layer in unique), key=lambda c: c.total()),
+            max(
+                (_added_up(self._weights[layer]) for layer in unique),
+                key=lambda weights: sum(weights.values()),
+            ),
             {name: kept for name, (kept, _) in values.items()},
             {name: again for name, (_, again) in values.items()},
             self.logits if is_last else 0.0,

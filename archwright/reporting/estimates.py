@@ -45,13 +45,12 @@ class Here:
 
     def row(self) -> tuple[str, str, str]:
         """Return its words: label, number, and what it is of and how it was found."""
-        words = {
-            "bytes": fmt.size,
-            "seconds": fmt.duration,
-            "tokens/s": lambda value: f"{fmt.count(value)} tokens/s",
-        }
+        if self.unit == "tokens/s":
+            number = f"{fmt.count(self.value)} tokens/s"
+        else:
+            number = (fmt.size if self.unit == "bytes" else fmt.duration)(self.value)
         note = "; ".join(filter(None, (self.note, self.evidence)))
-        return self.label, words[self.unit](self.value), note
+        return self.label, number, note
 
 
 def record_of_this_machine(found: Sequence[Here]) -> dict[str, Any]:
