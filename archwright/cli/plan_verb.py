@@ -13,6 +13,7 @@ from archwright.format import columns
 from archwright.spec.errors import UserError
 
 if TYPE_CHECKING:
+    from archwright.planning.workload import Workload
     from archwright.reporting.document import Page
     from archwright.reporting.estimates import Here
 
@@ -69,52 +70,14 @@ EXAMPLES = """\
 
 def run(words: Sequence[str]) -> int:
     """Print a model's costs, or those of several side by side."""
-    devices = sorted(path.stem for path in (presets.FOLDER / "hardware").glob("*.toml"))
-    parser = Parser("plan", ABOUT.format(devices=", ".join(devices)), EXAMPLES)
-    parser.add_argument("what", nargs="+", metavar="WHAT", help="models, variants, KEY=VALUE")
-    add = parser.add_argument
-    add("--hardware", default="h100", metavar="NAME", help="a device (default: h100)")
-    add("--devices", type=int, metavar="N", help="how many of them (default: 8)")
-    add("--precision", default="bf16", metavar="P", help="of matrix products (default: bf16)")
-    add("--tokens", default="20xparams", metavar="N", help="15T, 300B (default: 20xparams)")
-    add("--batch", default="4M", metavar="N", help="tokens of a step (default: 4M)")
-    add("--context", type=int, metavar="N", help="tokens of a text (default: the model's)")
-    add("--mfu", default="0.3-0.5", metavar="X", help="share of the peak (default: 0.3-0.5)")
-    add("--price", type=float, metavar="X", help="of a device for an hour")
-    add("--split", default="auto", metavar="S", help="how to train (default: what fits first)")
-    add("--html", metavar="FILE", help="write a page with charts, too")
-    add("--json", action="store_true", help="print JSON: of several models a list")
+    parser = _parser()
     options, _ = parser.parse_with_parts(words)
-    from archwright.planning.workload import workload
     from archwright.spec.read import is_run
 
     if len(options.what) == 1 and is_run(options.what[0]):
         _refuse_beside_a_run(options.what[0], options, parser)
         return _beside(options.what[0], options)
-    hardware = options.hardware
-    if options.devices is None:
-        options.devices = 1 if hardware == THIS else SERVER
-    if hardware == THIS:
-        if options.devices != 1:
-            raise UserError(
-                f"devices: found {options.devices}; expected 1 with --hardware this, which measures one machine"
-            )
-        from archwright.cli.plan_measured import this_machine
-
-        hardware = this_machine()
-        if options.precision == "bf16" and "bf16" not in hardware.peak_flops:
-            options.precision = "fp32"
-    work = workload(
-        hardware=hardware,
-        devices=options.devices,
-        precision=options.precision,
-        tokens=options.tokens,
-        batch=options.batch,
-        context=options.context,
-        mfu=options.mfu,
-        price=options.price,
-        split=options.split,
-    )
+    work = _workload(options)
     from archwright.cli.plan_page import page, side_by_side
     from archwright.cli.plan_variants import variants
     from archwright.planning.plans import Plan, plan
@@ -151,6 +114,59 @@ def run(words: Sequence[str]) -> int:
 
         _write(options, cost_page(found, here))
     return 0
+
+
+def _parser() -> Parser:
+    devices = sorted(path.stem for path in (presets.FOLDER / "hardware").glob("*.toml"))
+    parser = Parser("plan", ABOUT.format(devices=", ".join(devices)), EXAMPLES)
+    parser.add_argument("what", nargs="+", metavar="WHAT", help="models, variants, KEY=VALUE")
+    add = parser.add_argument
+    add("--hardware", default="h100", metavar="NAME", help="a device (default: h100)")
+    add("--devices", type=int, metavar="N", help="how many of them (default: 8)")
+    add("--precision", default="bf16", metavar="P", help="of matrix products (default: bf16)")
+    add("--tokens", default="20xparams", metavar="N", help="15T, 300B (default: 20xparams)")
+    add("--batch", default="4M", metavar="N", help="tokens of a step (default: 4M)")
+    add("--context", type=int, metavar="N", help="tokens of a text (default: the model's)")
+    add("--mfu", default="0.3-0.5", metavar="X", help="share of the peak (default: 0.3-0.5)")
+    add("--price", type=float, metavar="X", help="of a device for an hour")
+    add("--split", default="auto", metavar="S", help="how to train (default: what fits first)")
+    add("--html", metavar="FILE", help="write a page with charts, too")
+    add("--json", action="store_true", help="print JSON: of several models a list")
+    return parser
+
+
+def _workload(options: Namespace) -> "Workload":
+    """Return what a plan is for.
+
+    Raises:
+        UserError: what cannot be, one line each.
+    """
+    from archwright.planning.workload import workload
+
+    hardware = options.hardware
+    if options.devices is None:
+        options.devices = 1 if hardware == THIS else SERVER
+    if hardware == THIS:
+        if options.devices != 1:
+            raise UserError(
+                f"devices: found {options.devices}; expected 1 with --hardware this, which measures one machine"
+            )
+        from archwright.cli.plan_measured import this_machine
+
+        hardware = this_machine()
+        if options.precision == "bf16" and "bf16" not in hardware.peak_flops:
+            options.precision = "fp32"
+    return workload(
+        hardware=hardware,
+        devices=options.devices,
+        precision=options.precision,
+        tokens=options.tokens,
+        batch=options.batch,
+        context=options.context,
+        mfu=options.mfu,
+        price=options.price,
+        split=options.split,
+    )
 
 
 def _rows(title: str, rows: Iterable[Sequence[str]]) -> list[str]:

@@ -108,7 +108,7 @@ class Plan:
     training: Training
     serving: Serving | None
     suspicions: tuple[Suspicion, ...]
-    """What is unusual by rules of thumb, the strongest evidence first."""
+    """Numbers that are unusual by rules of thumb, the strongest evidence first."""
     operators: dict[Phase, list[Operator]]
     """What each part computes and moves for one text of the context, or for the token behind it."""
 
@@ -216,7 +216,7 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         kv_cache_bytes_per_token=cache_bytes_per_token(model),
         cache_bytes_per_text=cache_bytes(model, context),
         setup=fitting,
-        ways=_of_each_sort(ways, work, texts),
+        ways=_first_by_sort(ways, work, texts),
         smallest=smallest,
         fewest_devices=work.devices if fitting else _fewest(needs, work, texts),
         training=_training(work, counts, per_token, fitting),
@@ -249,7 +249,7 @@ def refuse_positions(spec: ModelSpec, context: int) -> None:
             )
 
 
-def _of_each_sort(ways: list[Setup], work: Workload, texts: float) -> tuple[Setup, ...]:
+def _first_by_sort(ways: list[Setup], work: Workload, texts: float) -> tuple[Setup, ...]:
     """Return one way to train of each sort, in order: those whose splits share the same things."""
     sorts: dict[tuple[str, ...], list[Setup]] = {}
     for way in ways:

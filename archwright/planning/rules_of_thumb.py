@@ -23,7 +23,7 @@ sources disagree."""
 
 @dataclass(frozen=True)
 class Subject:
-    """What rules are held against: a run, its model, built without memory, and the tokens that it is to read."""
+    """A run that rules are held against, its model, built without memory, and the tokens that it is to read."""
 
     run: RunSpec
     model: LanguageModel

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 from archwright.spec.errors import UserError, nearest
 
 Data = Literal["ddp", "zero1", "zero2", "fsdp"]
-"""What devices that read different tokens share: nothing; moments; gradients, too; weights, too (Rajbhandari et al.,
-2019, ZeRO, section 5)."""
+"""State that devices which read different tokens share out: none; moments; gradients, too; weights, too (Rajbhandari et
+al., 2019, ZeRO, section 5)."""
 DATA: tuple[Data, ...] = get_args(Data)
 TITLES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "fsdp": "FSDP"}
 AXES = ("tensor", "pipeline", "context", "experts")
@@ -56,7 +56,7 @@ class Split:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
         if self.devices == 1:
             return "one device"
         words = [TITLES[self.data]] if self.replicas > 1 else []

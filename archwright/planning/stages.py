@@ -1,4 +1,4 @@
-"""What each stage of a pipeline has, before it is split otherwise; one stage is the whole model."""
+"""The stages of a pipeline, before they are split otherwise; one stage is the whole model."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -77,7 +77,7 @@ class Stage:
 
 
 class Needs:
-    """What a training keeps in all, before it is split, counted from a model that may be a meta one."""
+    """All that a training keeps, before it is split, counted from a model that may be a meta one."""
 
     def __init__(self, run: RunSpec, model: LanguageModel, length: int) -> None:
         self.model, self.length = model, length

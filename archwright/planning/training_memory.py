@@ -100,7 +100,7 @@ def stage_memory(
 ) -> TrainingMemory:
     """Return the bytes on one device of a stage that keeps `texts` texts at once."""
     level = DATA.index(split.data)  # each level shards one thing more
-    of_device, tensor = needs.length / split.context, split.tensor
+    tokens, tensor = needs.length / split.context, split.tensor
     kept, again = (
         on_a_device(values[checkpointing], tensor, sequence=split.sequence)
         for values in (stage.kept, stage.again)
@@ -110,7 +110,7 @@ def stage_memory(
         gradients=PER_WEIGHT * held(stage.weights, split, sharded=level >= 2),
         optimizer=held(stage.weights, split, sharded=level >= 1, optimizer=True),
         gathered=_gathered(needs, stage, split),
-        activations=PER_ACTIVATION * of_device * (texts * kept + again),
+        activations=PER_ACTIVATION * tokens * (texts * kept + again),
         logits=min(stage.logits / split.context, WHOLE_LOGITS) / tensor,
     )
 

@@ -1,4 +1,4 @@
-"""What was estimated for the steps of a run beside what they took: as rows, as data, and as a page."""
+"""Estimates of the steps of a run beside what they took: as rows, as data, and as a page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
