@@ -11,7 +11,7 @@ from archwright.model.build import build
 from archwright.model.language_model import LanguageModel
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer
-from archwright.planning.cost import parameters_by_part
+from archwright.planning.cost import active_parameters, parameters_by_part
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.read import load_run, preset_names
 from archwright.spec.run_spec import RunSpec
@@ -205,7 +205,7 @@ def _depth(subject: Subject) -> Found:
 
 def _vocabulary(subject: Subject) -> Found:
     """Yield the parameters of a table of the vocabulary over the best ones, 216,000 * 8192 for the 69 billion others of
-    Llama 2 70B, and for other models as the others to the power of 0.84."""
+    Llama 2 70B, and for other models as the others, of which experts count that a token meets, to the power of 0.84."""
     spec = subject.spec
     assert spec.vocab_size != "auto"
     tables = sum(
@@ -213,7 +213,7 @@ def _vocabulary(subject: Subject) -> Found:
         for part, number in parameters_by_part(subject.model).items()
         if part in ("embedding", "head")
     )
-    others = subject.model.num_parameters() - tables
+    others = active_parameters(subject.model) - tables
     best = 216e3 * 8192 * (others / 68.7e9) ** 0.84
     yield "vocab_size", spec.vocab_size * spec.embedding_dim / best
 
