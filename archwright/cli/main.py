@@ -24,6 +24,7 @@ VERBS = {
     "profile": "measure where the time of a training step goes, part by part",
     "report": "write a run's page of curves and numbers",
     "list": "list published models, recipes, runs, or all choices of every axis",
+    "explain": "explain a choice: formula, source, users, and numbers that show what it does",
     "show": "show what a model chose, and where each value comes from",
     "diff": "show what differs between two models",
     "cache": "show what is kept to be used again, or empty it",

@@ -9,6 +9,7 @@ from archwright.machine.allocator import tune_allocator
 from archwright.machine.decide import cpu_name, decide
 from archwright.machine.rates import Rates, measure_rates
 from archwright.planning.memory import total_memory
+from archwright.reporting.estimates import Estimate, Here
 from archwright.reporting.history import read_history
 from archwright.reporting.result import result_of
 from archwright.runs import RunFolder
@@ -21,7 +22,6 @@ from archwright.training.step_time import reading_time, step_time, writing_time
 THIS = "this"
 LARGE = 2**22
 """Elements of an operation whose speed is that of the memory."""
-Row = tuple[str, str, str]
 
 
 def this_machine() -> Hardware:
@@ -33,6 +33,7 @@ def this_machine() -> Hardware:
         name=THIS,
         title=cpu_name(),
         source=f"measured{found['fp32'].age}",
+        evidence="measured",
         memory_bytes=float(total_memory("cpu")),
         memory_bandwidth=found["fp32"].moving("pointwise", LARGE),
         peak_flops={name: _peak(rates) for name, rates in found.items()},  # type: ignore[misc]
@@ -49,8 +50,8 @@ def _decided(machine: MachineSpec) -> MachineSpec:
     return found
 
 
-def on_this_machine(run: RunSpec, context: int | None) -> Iterator[Row]:
-    """Yield rows of a run's steps on this machine, by its batch size: memory and time; and how fast it reads and
+def on_this_machine(run: RunSpec, context: int | None) -> Iterator[Here]:
+    """Yield what a run's steps take on this machine, by its batch size: memory and time; and how fast it reads and
     writes.
 
     Raises:
@@ -62,30 +63,29 @@ def on_this_machine(run: RunSpec, context: int | None) -> Iterator[Row]:
         run = run.override(f"model.context_length={context}")
     needed = step_memory(run)
     share = fmt.percent(needed.process / total_memory("cpu"))
-    yield "step, memory", fmt.size(needed.process), f"estimated; {share} of this machine's"
-    yield "  tensors", fmt.size(needed.tensors), "counted, at the moment when there are most"
+    yield Here("step_memory", "step, memory", needed.process, "bytes", f"{share} of this machine's")
+    moment = "at the moment when there are most"
+    yield Here("step_tensors", "  tensors", needed.tensors, "bytes", moment, "counted")
     step = step_time(run)
-    at = f"estimated from rates measured{step.age or ' now'}"
-    yield "step, time", fmt.duration(step.seconds), f"{run.tokens_per_step:,} tokens; {at}"
-    yield "training", f"{fmt.count(step.tokens_per_second)} tokens/s", at
+    how = f"estimated from rates measured{step.age or ' now'}"
+    tokens = f"{run.tokens_per_step:,} tokens"
+    yield Here("step_time", "step, time", step.seconds, "seconds", tokens, how)
+    yield Here("training", "training", step.tokens_per_second, "tokens/s", "", how)
     try:
         length = run.model.context_length
         reading, writing = reading_time(run, length), writing_time(run, max(1, length - 1))
     except UserError:
         return
-    yield (
-        "reading",
-        f"{fmt.count(reading.tokens_per_second)} tokens/s",
-        f"one text of {length:,}; {at}",
-    )
-    yield "writing", f"{fmt.count(writing.tokens_per_second)} tokens/s", f"one text; {at}"
+    one = f"one text of {length:,}"
+    yield Here("reading", "reading", reading.tokens_per_second, "tokens/s", one, how)
+    yield Here("writing", "writing", writing.tokens_per_second, "tokens/s", "one text", how)
 
 
-def beside_a_run(folder: RunFolder) -> Iterator[tuple[str, str, str, str]]:
-    """Yield what was estimated for a run's steps beside what they took, with the difference.
+def beside_a_run(folder: RunFolder) -> dict[str, Estimate]:
+    """Return what was estimated for a run's steps beside what they took, by key.
 
     Raises:
-        UserError: a run whose steps depend on values.
+        UserError: a run whose steps depend on values, or one that has not trained.
     """
     result, spec = result_of(read_history(folder)), folder.spec
     if result.tokens_per_second is None:
@@ -95,24 +95,13 @@ def beside_a_run(folder: RunFolder) -> Iterator[tuple[str, str, str, str]]:
         torch.set_num_threads(machine.threads)
     tune_allocator()
     took = spec.tokens_per_step / result.tokens_per_second
-    yield "", "estimated", "took", "difference"
     time = step_time(spec).seconds
-    yield "a step", fmt.duration(time), fmt.duration(took), f"{time / took - 1:+.0%}"
+    found = {"step": Estimate("a step", "seconds", time, took)}
     if result.memory_bytes is not None:
         memory = step_memory(spec).process + IDLE
-        yield (
-            "memory",
-            fmt.size(memory),
-            fmt.size(result.memory_bytes),
-            f"{memory / result.memory_bytes - 1:+.0%}",
-        )
-    steps = result.steps
-    yield (
-        "the run",
-        fmt.duration(steps * time),
-        fmt.duration(result.seconds),
-        f"{steps * time / max(result.seconds, 1e-9) - 1:+.0%}",
-    )
+        found["memory"] = Estimate("memory", "bytes", memory, result.memory_bytes)
+    found["run"] = Estimate("the run", "seconds", result.steps * time, result.seconds)
+    return found
 
 
 IDLE = 260e6

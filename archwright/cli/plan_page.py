@@ -1,7 +1,7 @@
 """Output of `archwright plan`: a page on one model, or several side by side."""
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from archwright import format as fmt
 from archwright.cli.parser import terminal_width
@@ -17,16 +17,18 @@ def page(found: Plan) -> Iterator[str]:
     """Yield the lines of a page on one model."""
     yield _title(found)
     yield from _section("model", _model(found))
+    yield from _section("a device", _device(found))
     yield from ("", *_parts(found))
     yield from _section("training", _training(found))
     yield from _section("memory on each device", _memory(found))
+    if len(found.ways) > 1 or found.workload.split is not None:
+        yield from ("", "ways to split", *_ways(found))
     yield from _section("serving, at best", _serving(found))
     if lines := [*advice(found)]:
-        yield from ("", "change first")
-        for line in lines:
-            yield from textwrap.wrap(
-                line, terminal_width(), initial_indent="  ", subsequent_indent="  "
-            )
+        yield from ("", "change first", *_wrapped(lines))
+    if found.suspicions:
+        lines = [each.line for each in found.suspicions]
+        yield from ("", "unusual, by rules of thumb", *_wrapped(lines))
 
 
 def side_by_side(found: Mapping[str, Plan]) -> Iterator[str]:
@@ -41,6 +43,8 @@ def side_by_side(found: Mapping[str, Plan]) -> Iterator[str]:
     table = [["", *found]]
     table += [[label, *(texts[name].get(label, "-") for name in found)] for label in labels]
     yield from fmt.columns(table, right=range(1, len(found) + 1))
+    if lines := [f"{name}: {s.line}" for name, each in found.items() for s in each.suspicions]:
+        yield from ("", "unusual, by rules of thumb", *_wrapped(lines))
 
 
 def _title(found: Plan, name: str | None = None) -> str:
@@ -58,6 +62,16 @@ def _model(found: Plan) -> Iterator[Row]:
     yield "FLOPs per token", fmt.flops(found.flops_per_token), "counted, forward and backward"
     yield "cache per token", fmt.size(found.kv_cache_bytes_per_token), "counted, in 16 bits"
     yield "cache per text", fmt.size(found.cache_bytes_per_text), "counted, in 16 bits"
+
+
+def _device(found: Plan) -> Iterator[Row]:
+    hardware, precision = found.workload.hardware, found.workload.precision
+    known = hardware.source if hardware.evidence == "measured" else hardware.evidence
+    yield "memory", fmt.size(hardware.memory_bytes), known.partition(",")[0]
+    yield "reads", f"{fmt.size(hardware.memory_bandwidth)}/s", known
+    yield "multiplies", fmt.rate(hardware.peak(precision)), f"{known}, {precision}"
+    if hardware.interconnect_bandwidth != "none":
+        yield "sends", f"{fmt.size(hardware.interconnect_bandwidth)}/s", known
 
 
 def _parts(found: Plan) -> Iterator[str]:
@@ -83,12 +97,22 @@ def _training(found: Plan) -> Iterator[Row]:
     work, training = found.workload, found.training
     least, most = (fmt.percent(share) for share in work.mfu)
     at = f"estimated, at {least}" if least == most else f"estimated, at {most} to {least}"
+    peak = "measured peak" if work.hardware.evidence == "measured" else "peak"
     yield "tokens", fmt.count(training.tokens), f"{fmt.exact(training.steps)} steps"
     yield "FLOPs", fmt.flops(training.flops), "counted"
-    yield "step at the peak", fmt.duration(training.bound), "a bound, by FLOPs"
+    yield (
+        "step at the peak",
+        fmt.duration(training.bound),
+        f"a bound, by FLOPs and the {work.hardware.evidence} peak",
+    )
     if training.exchange is not None:
         yield "links in a step", fmt.duration(training.exchange), "a bound, inside one server"
-    yield "step", _between(training.step, fmt.duration), f"{at} of the peak"
+    if training.exchange_bytes:
+        sizes = (f"{name} {fmt.size(size)}" for name, size in training.exchange_bytes.items())
+        yield "sent in a step", ", ".join(sizes), "estimated, by a device"
+    if training.bubble:
+        yield "stages wait", fmt.percent(training.bubble), "estimated, of the time they compute"
+    yield "step", _between(training.step, fmt.duration), f"{at} of the {peak}"
     yield "days", _between(training.days, fmt.significant), "estimated"
     yield "device hours", _between(training.device_hours, fmt.count), "estimated"
     if training.energy is not None:
@@ -118,6 +142,28 @@ def _memory(found: Plan) -> Iterator[Row]:
     yield "all", fmt.size(total), f"{share} of {fmt.size(found.workload.hardware.memory_bytes)}"
 
 
+def _ways(found: Plan) -> Iterator[str]:
+    """Yield a table of the ways to split: bytes on the device with most, what a device sends, and which fit."""
+    rows = [("  split", "checkpointing", "state", "other", "all", "sent", "on links", "fits")]
+    for way in found.ways:
+        memory, sent = way.memory, sum(way.exchange.values())
+        state = memory.weights + memory.gradients + memory.optimizer
+        rows.append(
+            (
+                f"  {way.split.name}",
+                way.checkpointing,
+                fmt.size(state),
+                fmt.size(memory.total - state),
+                fmt.size(memory.total),
+                fmt.size(sent) if sent else "-",
+                "-" if (seconds := found.exchange(way)) is None else fmt.duration(seconds),
+                "yes" if found.fits(way) else "no",
+            )
+        )
+    yield from fmt.columns(rows, right=range(2, 7))
+    yield "  state: weights, gradients, optimizer, counted; other bytes, and those sent in a step, are estimated"
+
+
 def _serving(found: Plan) -> Iterator[Row]:
     serving = found.serving
     if serving is None:
@@ -128,6 +174,8 @@ def _serving(found: Plan) -> Iterator[Row]:
         f"{serving.devices:,}",
         f"weights: {fmt.size(serving.weight_bytes)}",
     )
+    is_measured = found.workload.hardware.evidence == "measured"
+    bound = "a bound, by measured rates" if is_measured else "a bound"
     speeds = {
         "reading": (serving.prefill_tokens_per_second, "one text"),
         "writing": (serving.decode_tokens_per_second, "one text, after the context"),
@@ -137,12 +185,19 @@ def _serving(found: Plan) -> Iterator[Row]:
         ),
     }
     for name, (speed, of) in speeds.items():
-        yield name, f"{fmt.count(speed)} tokens/s", f"a bound: {of}"
+        yield name, f"{fmt.count(speed)} tokens/s", f"{bound}: {of}"
 
 
 def _between(found: Range, text: Callable[[float], str]) -> str:
     ends = dict.fromkeys((text(found.least), text(found.most)))
     return " to ".join(ends)
+
+
+def _wrapped(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield from textwrap.wrap(
+            line, terminal_width(), initial_indent="  ", subsequent_indent="    "
+        )
 
 
 def _section(title: str, rows: Iterator[Row]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from archwright.model.layer import Layer
 from archwright.model.stack import Stack
 from archwright.parts.context import Context
 from archwright.parts.embeddings import Head
+from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.linear import Linear
 from archwright.parts.token_layout import token_layout
 from archwright.spec.model_spec import ModelSpec
@@ -30,6 +31,7 @@ class Generator(Stack):
         spec: ModelSpec,
         *,
         project_in: Linear | None,
+        global_tokens: GlobalTokens | None,
         layers: list[Layer],
         norm: nn.Module,
         head: Head,
@@ -38,7 +40,8 @@ class Generator(Stack):
     ) -> None:
         super().__init__()
         nothing = nn.Identity()
-        self.assemble(spec, None, nothing, project_in, rotaries, relatives, layers, norm)
+        before = (None, nothing, project_in, global_tokens)
+        self.assemble(spec, *before, rotaries, relatives, layers, norm)
         self.head = head
 
 

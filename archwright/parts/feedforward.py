@@ -12,7 +12,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.parts.branch import Branch
-from archwright.parts.linear import GroupedLinear, Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.linear import (
+    GroupedLinear,
+    Linear,
+    linears_joint_backward,
+    set_blocks,
+    to_autocast_dtype,
+)
 from archwright.parts.norms import NORMS, upcast, without_autocast
 from archwright.parts.registry import Registry
 from archwright.parts.routing import ROUTINGS, Router
@@ -130,6 +136,7 @@ class Experts(Branch):
         )
         self.shared: nn.Module | None = None
         self.shared_gate = Linear(dim, 1, deepnorm=False) if spec.shared == "gated" else None
+        set_blocks(1, self.router, self.shared_gate)
         if spec.shared != "none":
             width = spec.shared_hidden_dim
             if width == "auto":

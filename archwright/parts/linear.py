@@ -26,6 +26,8 @@ class Linear(nn.Module):
         transposed_backward: whether its backward pass may transpose a factor beforehand where it is compiled, which
             some compilers do wrongly.
         can_join: whether `fused_linears` may compute it with others from its weight alone.
+        num_blocks: equal blocks of d_out, or of d_in where it writes into the stream, that stay whole where devices
+            share the map: heads; 1: all of it on each device; None: of one column, or row, each.
     """
 
     score_gain = 1.0
@@ -33,6 +35,7 @@ class Linear(nn.Module):
     active_fraction = 1.0
     transposed_backward = False
     can_join = True
+    num_blocks: int | None = None
 
     def __init__(
         self,
@@ -120,6 +123,13 @@ class TokenTable(Embedding):
     """A table of token ids, which every row of a batch has in its own: so several models' tables are one."""
 
     holds_tokens = True
+
+
+def set_blocks(number: int, *maps: Linear | None) -> None:
+    """Let devices share maps by `number` equal blocks, such as heads; 1: not at all."""
+    for m in maps:
+        if m is not None:
+            m.num_blocks = number
 
 
 def linear(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from archwright.model.build import build
 from archwright.planning.cost import flops_per_token
 from archwright.planning.memory import cache_bytes_per_token
-from archwright.planning.training_memory import PER_WEIGHT, optimizer_bytes
+from archwright.planning.stages import PER_WEIGHT, optimizer_bytes
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import RunSpec
 

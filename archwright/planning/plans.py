@@ -1,7 +1,8 @@
 """What a model costs, before anything is spent: counted from the model built without memory, and from there on
 estimated."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from archwright.catalogue.parameter_counts import Counts
@@ -10,8 +11,11 @@ from archwright.planning.cost import BACKWARD
 from archwright.planning.counts import counted, forward_flops_by_part
 from archwright.planning.memory import cache_bytes, cache_bytes_per_token
 from archwright.planning.roofline import PHASES, Operator, Phase, operators
+from archwright.planning.rules_of_thumb import Suspicion, suspicions
 from archwright.planning.serving import BYTES, Serving, serving
-from archwright.planning.training_memory import USABLE, Needs, Setup, setups
+from archwright.planning.splits import refuse_split
+from archwright.planning.stages import Needs
+from archwright.planning.training_memory import USABLE, Setup, setups, setups_of
 from archwright.planning.workload import Workload
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -19,6 +23,8 @@ from archwright.spec.run_spec import RunSpec
 
 MOST_ASKED = 2**17
 """Devices beyond which no way to train is looked for."""
+MOST_BUBBLE = 1.0
+"""Most time that stages of a pipeline may wait, over the time that they compute."""
 EVIDENCE = {
     "parameters": "counted",
     "active_parameters": "counted",
@@ -27,12 +33,15 @@ EVIDENCE = {
     "cache_bytes_per_text": "counted",
     "training_flops": "counted",
     "training_memory_bytes": "estimated",
+    "ways": "estimated",
     "training": "estimated",
     "serving": "estimated",
     "operators": "counted",
 }
-"""How each number of a record was found: counted from the built model, or estimated from what is counted. Speeds are
-bounds of published peaks; nothing is measured."""
+"""How each number of a record was found: counted from the built model, or estimated from what is counted and from
+the speeds of the hardware."""
+TIMES = ("training", "serving")
+"""Keys whose numbers follow from speeds."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,12 @@ class Training:
     bound: float
     """Seconds of a step at the peak."""
     exchange: float | None
-    """Seconds of a step in which weights and gradients pass between devices of one server, if all links are full;
-    None: one device, no way to train, or no published link."""
+    """Seconds of a step in which a device sends what others need, if all links are full, as inside one server; None:
+    one device, no way to train, or no published link."""
+    exchange_bytes: dict[str, float]
+    """Bytes that a device sends in a step, by what they are exchanged for."""
+    bubble: float
+    """Time that stages of a pipeline wait for each other, over the time that they compute."""
     step: Range
     """Seconds of a step at the stated utilisation."""
     device_hours: Range
@@ -86,12 +99,16 @@ class Plan:
     """Bytes that a text of the context takes in 16 bits."""
     setup: Setup | None
     """The first way to train that fits; None: none does."""
+    ways: tuple[Setup, ...]
+    """One way to train of each sort: the first that fits, or else the one that takes least memory."""
     smallest: Setup
     """The way to train that takes least memory on each device."""
     fewest_devices: int | None
     """The fewest devices, the stated number doubled, on which some way fits; None: not even very many."""
     training: Training
     serving: Serving | None
+    suspicions: tuple[Suspicion, ...]
+    """Numbers that are unusual by rules of thumb, the strongest evidence first."""
     operators: dict[Phase, list[Operator]]
     """What each part computes and moves for one text of the context, or for the token behind it."""
 
@@ -104,6 +121,24 @@ class Plan:
     def memory(self) -> float:
         """Bytes that a device may be filled with."""
         return USABLE * self.workload.hardware.memory_bytes
+
+    def fits(self, way: Setup) -> bool:
+        """Tell whether a way to train fits."""
+        return fits(way, self.workload, max(1.0, self.workload.batch_tokens / self.context))
+
+    def exchange(self, way: Setup) -> float | None:
+        """Return the seconds of a step in which a device sends what others need, if all links are full; None where
+        nothing is sent, or no link is known."""
+        return _seconds_on_links(self.workload, way)
+
+    @property
+    def evidence(self) -> dict[str, str]:
+        """How each number of a record was found: times follow from speeds that are published, or were measured."""
+        known = self.workload.hardware.evidence
+        found = EVIDENCE | {"hardware": known}
+        if known == "measured":
+            found |= dict.fromkeys(TIMES, "estimated from measured rates")
+        return found
 
     def record(self) -> dict[str, Any]:
         """Return all numbers as plain data."""
@@ -128,13 +163,29 @@ class Plan:
             "checkpointing": (self.setup or self.smallest).checkpointing,
             "training_memory_bytes": memory.total,
             "training_memory_bytes_by_part": asdict(memory),
+            "ways": [self._record_of_way(way) for way in self.ways],
             "training": asdict(self.training),
             "serving": None if self.serving is None else asdict(self.serving),
+            "suspicions": [each.record() for each in self.suspicions],
             "operators": {
                 phase: {each.name: _record_of(each) for each in found}
                 for phase, found in self.operators.items()
             },
-            "evidence": EVIDENCE,
+            "evidence": self.evidence,
+        }
+
+    def _record_of_way(self, way: Setup) -> dict[str, Any]:
+        return {
+            "split": way.split.name,
+            **{key: value for key, value in asdict(way.split).items() if key != "devices"},
+            "checkpointing": way.checkpointing,
+            "layers": way.layers,
+            "memory_bytes": way.memory.total,
+            "memory_bytes_by_part": asdict(way.memory),
+            "exchange_bytes": way.exchange,
+            "exchange": self.exchange(way),
+            "bubble": way.bubble,
+            "fits": self.fits(way),
         }
 
 
@@ -149,9 +200,11 @@ def plan(run: RunSpec, work: Workload) -> Plan:
     refuse_positions(spec, context)
     model = build(spec, device="meta")
     counts, forward = counted(model), forward_flops_by_part(model, context)
-    needs = Needs.of(run, model, context)
-    ways = [*setups(needs, work.devices)]
-    fitting = next((way for way in ways if _fits(way, work, context)), None)
+    if work.split is not None:
+        refuse_split(work.split, model, context)
+    needs, texts = Needs(run, model, context), max(1.0, work.batch_tokens / context)
+    ways = [*_ways(needs, work, work.devices, texts)]
+    fitting = next((way for way in ways if fits(way, work, texts)), None)
     smallest = min(ways, key=lambda way: way.memory.total)
     per_token = (1 + BACKWARD) * sum(forward.values())
     return Plan(
@@ -163,10 +216,12 @@ def plan(run: RunSpec, work: Workload) -> Plan:
         kv_cache_bytes_per_token=cache_bytes_per_token(model),
         cache_bytes_per_text=cache_bytes(model, context),
         setup=fitting,
+        ways=_first_by_sort(ways, work, texts),
         smallest=smallest,
-        fewest_devices=work.devices if fitting else _fewest(needs, work, context),
-        training=_training(work, counts, per_token, context, fitting),
+        fewest_devices=work.devices if fitting else _fewest(needs, work, texts),
+        training=_training(work, counts, per_token, fitting),
         serving=serving(model, work.hardware, context, work.precision, work.devices),
+        suspicions=tuple(suspicions(run, model, _tokens(work, counts))),
         operators={
             phase: operators(model, phase, texts=1, length=context, itemsize=BYTES[work.precision])
             for phase in PHASES
@@ -194,27 +249,52 @@ def refuse_positions(spec: ModelSpec, context: int) -> None:
             )
 
 
-def _fits(way: Setup, work: Workload, context: int) -> bool:
-    """Tell whether a way to train fits into memory, and each group of devices has a text to read in a step."""
-    texts = max(1.0, work.batch_tokens / context)
-    fits = way.memory.total <= USABLE * work.hardware.memory_bytes
-    return fits and way.split.ranks <= texts
+def _first_by_sort(ways: list[Setup], work: Workload, texts: float) -> tuple[Setup, ...]:
+    """Return one way to train of each sort, in order: those whose splits share the same things."""
+    sorts: dict[tuple[str, ...], list[Setup]] = {}
+    for way in ways:
+        sorts.setdefault((way.split.data, *way.split.axes), []).append(way)
+    return tuple(
+        next(
+            (way for way in each if fits(way, work, texts)),
+            min(each, key=lambda way: way.memory.total),
+        )
+        for each in sorts.values()
+    )
 
 
-def _fewest(needs: Needs, work: Workload, context: int) -> int | None:
+def fits(way: Setup, work: Workload, texts: float) -> bool:
+    """Tell whether a way to train fits into memory, each group of devices has a text to read in a step, and stages do
+    not wait longer than they compute, unless just that way is asked for."""
+    in_memory = way.memory.total <= USABLE * work.hardware.memory_bytes
+    keeps_busy = way.bubble <= MOST_BUBBLE or work.split is not None
+    return in_memory and keeps_busy and way.split.ranks <= texts
+
+
+def _ways(needs: Needs, work: Workload, devices: int, texts: float) -> Iterator[Setup]:
+    """Yield the ways to train on so many devices: all, or those with the split that is asked for."""
+    if work.split is None:
+        yield from setups(needs, devices, texts)
+    else:
+        yield from setups_of(needs, replace(work.split, devices=devices), texts)
+
+
+def _fewest(needs: Needs, work: Workload, texts: float) -> int | None:
     """Return the stated number of devices, doubled until some way to train fits."""
     devices = 2 * work.devices
     while devices <= MOST_ASKED:
-        if any(_fits(way, work, context) for way in setups(needs, devices)):
+        if any(fits(way, work, texts) for way in _ways(needs, work, devices, texts)):
             return devices
         devices *= 2
     return None
 
 
-def _training(
-    work: Workload, counts: Counts, per_token: float, context: int, setup: Setup | None
-) -> Training:
-    tokens = work.tokens * (counts.total if work.per_parameter else 1)
+def _tokens(work: Workload, counts: Counts) -> float:
+    return work.tokens * (counts.total if work.per_parameter else 1)
+
+
+def _training(work: Workload, counts: Counts, per_token: float, setup: Setup | None) -> Training:
+    tokens = _tokens(work, counts)
     peak, flops = work.devices * work.hardware.peak(work.precision), per_token * tokens
     bound = per_token * work.batch_tokens / peak
     seconds = Range(flops / peak / work.mfu[1], flops / peak / work.mfu[0])
@@ -225,7 +305,9 @@ def _training(
         flops=flops,
         steps=tokens / work.batch_tokens,
         bound=bound,
-        exchange=None if setup is None else _exchange(work, counts.total, context, setup),
+        exchange=None if setup is None else _seconds_on_links(work, setup),
+        exchange_bytes={} if setup is None else setup.exchange,
+        bubble=0.0 if setup is None else setup.bubble,
         step=Range(bound / work.mfu[1], bound / work.mfu[0]),
         device_hours=device_hours,
         days=seconds.times(1 / 86400),
@@ -234,16 +316,9 @@ def _training(
     )
 
 
-def _exchange(work: Workload, parameters: int, context: int, setup: Setup) -> float | None:
-    """Return the seconds that a step's weights and gradients take between devices.
-
-    FSDP gathers weights in 16 bits before each forward and each backward pass, and adds up gradients in float32; DDP
-    adds gradients up and gives the sums back (Rajbhandari et al., 2019, section 7).
-    """
-    links, split = work.hardware.interconnect_bandwidth, setup.split
-    if links == "none" or split.ranks < 2:
+def _seconds_on_links(work: Workload, setup: Setup) -> float | None:
+    """Return the seconds in which a device sends what it does in a step; None where nothing is, or no link is known."""
+    links = work.hardware.interconnect_bandwidth
+    if links == "none" or not setup.exchange:
         return None
-    passes = max(1.0, work.batch_tokens / context / split.ranks)
-    per_parameter = 2 * 2 * passes + 4 if split.sharded else 2 * 4
-    sent = parameters / split.tensor_parallel * (1 - 1 / split.ranks)
-    return sent * per_parameter / links
+    return sum(setup.exchange.values()) / links

@@ -3,50 +3,19 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-import torch
-
 from archwright.model.language_model import LanguageModel
-from archwright.model.layer import Layer
-from archwright.optim.groups import build_optimizers
-from archwright.optim.muon import Muon
-from archwright.parts.linear import Linear
-from archwright.planning.memory import PER_ACTIVATION, WHOLE_LOGITS, logit_bytes
+from archwright.planning.activations import CHECKPOINTING, on_a_device
+from archwright.planning.exchange import exchanged
+from archwright.planning.memory import PER_ACTIVATION, WHOLE_LOGITS
+from archwright.planning.split import DATA, Split
+from archwright.planning.splits import share, splits
+from archwright.planning.stages import PER_WEIGHT, Needs, Stage, Weights
 from archwright.spec.run_spec import RunSpec
 
-PER_WEIGHT = 4
-"""Bytes: a weight, a gradient, or a moment, in float32."""
 PER_GATHERED = 2 * 2 + 4
 """Bytes for each weight of a layer that FSDP gathers: in 16 bits, as well as the next one, and its gradient."""
 USABLE = 0.9
 """Share of a device's memory that a plan fills; the rest is for kernels and what is lost between tensors."""
-CHECKPOINTING = ("none", "selective", "full")
-"""What is computed again in the backward pass: nothing; norms, activations and gates; all of a layer."""
-TENSOR_PARALLEL = (1, 2, 4, 8)
-"""Numbers of devices that share a layer: those inside one server."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """How a training is spread over devices."""
-
-    devices: int
-    sharded: bool = False
-    """Each device holds its share of weights, gradients and moments (FSDP, ZeRO-3) in place of all of them (DDP)."""
-    tensor_parallel: int = 1
-    """Devices that share each layer and its activations, which are also cut up along the text."""
-
-    @property
-    def ranks(self) -> int:
-        """Groups of devices that read texts of their own."""
-        return self.devices // self.tensor_parallel
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        data = "one device" if self.devices == 1 else "FSDP" if self.sharded else "DDP"
-        if self.tensor_parallel == 1:
-            return data
-        return f"{data if self.ranks > 1 else ''} tensor parallel {self.tensor_parallel}".strip()
 
 
 @dataclass(frozen=True)
@@ -57,7 +26,7 @@ class TrainingMemory:
     gradients: float
     optimizer: float
     gathered: float
-    """Of the layers that FSDP holds whole for a while."""
+    """Of what other devices have and is held for a while: layers, gradients, and keys and values."""
     activations: float
     logits: float
 
@@ -69,124 +38,105 @@ class TrainingMemory:
 
 @dataclass(frozen=True)
 class Setup:
-    """A way to train, and what it takes."""
+    """A way to train, and what it takes on the device that takes most."""
 
     split: Split
     checkpointing: str
     memory: TrainingMemory
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a training keeps in all, before it is split."""
-
-    parameters: int
-    largest_layer: int
-    """Parameters of the layer with most."""
-    optimizer: float
-    activations: dict[str, float]
-    """Bytes of one text, by what is computed again."""
-    logits: float
-
-    @classmethod
-    def of(cls, run: RunSpec, model: LanguageModel, length: int) -> "Needs":
-        """Return what a step on one text of `length` tokens needs."""
-        logits = logit_bytes(model, 1) * length / model.spec.context_length
-        return cls(
-            model.num_parameters(),
-            max(sum(p.numel() for p in layer.parameters()) for layer in model.all_layers),
-            optimizer_bytes(run, model),
-            {name: activation_bytes(model, length, name) for name in CHECKPOINTING},
-            min(logits, WHOLE_LOGITS),
-        )
+    exchange: dict[str, float]
+    """Bytes that a device sends in a step, by what they are exchanged for."""
+    layers: tuple[int, ...]
+    """Of each stage."""
+    bubble: float
+    """Time that a device waits for other stages, over the time that it computes: (p - 1) / m with p stages and m texts
+    one after another (Narayanan et al., 2021, section 2.2.1)."""
 
 
 def split_one(run: RunSpec, model: LanguageModel, checkpointing: str) -> float:
     """Return the bytes of training on one device, with a text of the context at a time."""
-    needs = Needs.of(run, model, model.spec.context_length)
-    return next(s.memory.total for s in setups(needs, 1) if s.checkpointing == checkpointing)
+    needs = Needs(run, model, model.spec.context_length)
+    return setup(needs, Split(1), checkpointing, texts=1.0).memory.total
 
 
-def setups(needs: Needs, devices: int) -> Iterator[Setup]:
-    """Yield ways to train, those first that exchange and compute least."""
-    for split in _splits(devices):
-        shards = devices if split.sharded else split.tensor_parallel
-        per_part = PER_WEIGHT * needs.parameters / shards
-        for checkpointing, activations in needs.activations.items():
-            memory = TrainingMemory(
-                weights=per_part,
-                gradients=per_part,
-                optimizer=needs.optimizer / shards,
-                gathered=split.sharded * PER_GATHERED * needs.largest_layer / split.tensor_parallel,
-                activations=activations / split.tensor_parallel,
-                logits=needs.logits / split.tensor_parallel,
-            )
-            yield Setup(split, checkpointing, memory)
+def setups(needs: Needs, devices: int, texts: float) -> Iterator[Setup]:
+    """Yield ways to train on steps of `texts` texts, those first that exchange and compute least."""
+    for split in splits(devices, needs.degrees):
+        yield from setups_of(needs, split, texts)
 
 
-def _splits(devices: int) -> Iterator[Split]:
-    yield Split(devices)
-    for tensor_parallel in TENSOR_PARALLEL:
-        if devices % tensor_parallel == 0 and devices > 1:
-            yield Split(devices, devices > tensor_parallel, tensor_parallel)
+def setups_of(needs: Needs, split: Split, texts: float) -> Iterator[Setup]:
+    """Yield the ways to train with a split, by what is computed again."""
+    for checkpointing in CHECKPOINTING:
+        yield setup(needs, split, checkpointing, texts)
 
 
-def optimizer_bytes(run: RunSpec, model: LanguageModel) -> int:
-    """Return the bytes of an optimizer's state: a mean of gradients for each parameter that Muon moves, and one of
-    their squares beside it for others, in float32."""
-    return sum(
-        PER_WEIGHT * (1 if isinstance(optimizer, Muon) else 2) * parameter.numel()
-        for optimizer in build_optimizers(model, run.optimizer, precision=torch.bfloat16).values()
-        for group in optimizer.param_groups
-        for parameter in group["params"]
+def setup(needs: Needs, split: Split, checkpointing: str, texts: float) -> Setup:
+    """Return what a way to train takes on the device that takes most."""
+    stages = needs.stages(split.pipeline)
+    passes = max(1.0, texts / split.ranks)
+    memories = [
+        stage_memory(needs, stage, split, checkpointing, texts_kept(split.pipeline, at, passes))
+        for at, stage in enumerate(stages)
+    ]
+    sent = [exchanged(stage, split, checkpointing, passes, needs.length) for stage in stages]
+    return Setup(
+        split,
+        checkpointing,
+        max(memories, key=lambda memory: memory.total),
+        max(sent, key=lambda sizes: sum(sizes.values())),
+        tuple(stage.num_layers for stage in stages),
+        (split.pipeline - 1) / passes,
     )
 
 
-def activation_bytes(model: LanguageModel, length: int, checkpointing: str) -> float:
-    """Return the bytes of what a text of `length` tokens leaves for the backward pass, in 16 bits.
-
-    Per token, with attention whose kernel keeps no scores, and norms, activations and gates that are fused:
-
-        none        what enters each norm and each branch, the result of each map, and what enters the maps that
-                    write into the stream: 32 dim for a layer of GPT (Korthikanti et al., 2022, section 4.1, less
-                    scores and dropout)
-        selective   as none, without what norms, activations and gates give
-        full        what enters each layer; and all of one layer, while it is computed again
-
-    Of reversible layers, in any case what leaves the last, and all of one layer.
-    """
-    decoder = {*model.stack}
-    beside = model.spec.encoder_model or model.spec.generator_model or model.spec
-    kept = again = 0.0
-    for spec in {id(spec): spec for spec in (model.spec, beside)}.values():
-        kept += 2 * spec.dim * (spec.residual.num_streams == 2)
-    for layer in model.all_layers:
-        spec = model.spec if layer in decoder else beside
-        is_reversible = spec.residual.num_streams == 2
-        longer = length + spec.global_tokens
-        if is_reversible or checkpointing == "full":
-            kept += 0 if is_reversible else spec.dim * longer / length
-            again = max(again, _values(layer, spec.dim, longer, "none") * longer / length)
-        else:
-            kept += _values(layer, spec.dim, longer, checkpointing) * longer / length
-    return PER_ACTIVATION * length * (kept + again)
+def texts_kept(pipeline: int, stage: int, passes: float) -> int:
+    """Return how many texts a stage keeps at once, which come one forward, one backward (Narayanan et al., 2021,
+    section 2.2.1): the first as many as there are stages, the last one."""
+    return max(1, min(pipeline - stage, int(passes)))
 
 
-def _values(layer: Layer, dim: int, length: int, checkpointing: str) -> float:
-    """Return the values per token that a layer leaves."""
-    kept = float(len(layer.branches) * dim)  # what enters the norms, or the branches
-    for name in layer.branches:
-        is_mixer = name in layer.mixers()
-        kept += layer.branch(name).kept_values_per_token(length)
-        if checkpointing == "none":
-            kept += dim
-        for module in layer.branch(name).modules():
-            if not isinstance(module, Linear):
-                continue
-            # Of experts, those that a token goes through.
-            times = module.active_fraction * module.weight.numel() / (module.d_in * module.d_out)
-            if not module.is_residual_output:
-                kept += times * module.d_out
-            elif is_mixer or checkpointing == "none":
-                kept += times * module.d_in
-    return kept
+def stage_memory(
+    needs: Needs, stage: Stage, split: Split, checkpointing: str, texts: int
+) -> TrainingMemory:
+    """Return the bytes on one device of a stage that keeps `texts` texts at once."""
+    level = DATA.index(split.data)  # each level shards one thing more
+    tokens, tensor = needs.length / split.context, split.tensor
+    kept, again = (
+        on_a_device(values[checkpointing], tensor, sequence=split.sequence)
+        for values in (stage.kept, stage.again)
+    )
+    return TrainingMemory(
+        weights=PER_WEIGHT * held(stage.weights, split, sharded=level >= 3),
+        gradients=PER_WEIGHT * held(stage.weights, split, sharded=level >= 2),
+        optimizer=held(stage.weights, split, sharded=level >= 1, optimizer=True),
+        gathered=_gathered(needs, stage, split),
+        activations=PER_ACTIVATION * tokens * (texts * kept + again),
+        logits=min(stage.logits / split.context, WHOLE_LOGITS) / tensor,
+    )
+
+
+def held(weights: Weights, split: Split, *, sharded: bool, optimizer: bool = False) -> float:
+    """Return how many weights a device has of a stage's, or how many bytes of the optimizer; `sharded`: those that
+    devices with the same part of the model share out once more."""
+    return sum(
+        (kind.optimizer if optimizer else 1)
+        * number
+        * share(kind.blocks, split.tensor)
+        / (split.replicas if sharded else split.experts if kind.is_expert else 1)
+        for kind, number in weights.items()
+    )
+
+
+def _gathered(needs: Needs, stage: Stage, split: Split) -> float:
+    """Return the bytes of what a device holds for a while of what others have."""
+    per_weight = {"fsdp": PER_GATHERED, "zero2": PER_WEIGHT}.get(split.data, 0)
+    shared = {  # experts of which a device has all that it needs are not gathered
+        kind: number
+        for kind, number in stage.largest.items()
+        if split.replicas > (split.experts if kind.is_expert else 1)
+    }
+    found = per_weight * held(shared, split, sharded=False)
+    if split.context > 1:
+        keys = on_a_device(stage.most_keys, split.tensor, sequence=False)
+        found += PER_ACTIVATION * needs.length * (1 - 1 / split.context) * keys
+    return found

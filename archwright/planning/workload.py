@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from archwright.planning.split import Split, parse_split
 from archwright.spec.errors import UserError
 from archwright.spec.hardware import Hardware, load_hardware
 
@@ -33,6 +34,8 @@ class Workload:
     """Least and most share of the peak that a training reaches."""
     price: float | None
     """Of a device for an hour."""
+    split: Split | None = None
+    """How the training is split; None: the first way that fits."""
 
 
 def workload(
@@ -45,6 +48,7 @@ def workload(
     context: int | None = None,
     mfu: str = "0.3-0.5",
     price: float | None = None,
+    split: str = "auto",
 ) -> Workload:
     """Return what is asked for.
 
@@ -73,12 +77,26 @@ def workload(
     shares = [_share(text) for text in mfu.split("-")]
     if len(shares) > 2 or not all(0 < share <= 1 for share in shares) or shares != sorted(shares):
         lines.append(f'mfu: found "{mfu}"; expected a share of the peak such as 0.4, or 0.3-0.5')
+    given = None
+    try:
+        given = None if split == "auto" else parse_split(split, max(1, devices))
+    except UserError as error:
+        lines += error.lines
     if lines or device is None:
         raise UserError(*lines)
     by_parameter = tokens.endswith(PER_PARAMETER)
     limits = shares[0], shares[-1]
     return Workload(
-        device, devices, precision, amount, by_parameter, batch_tokens, context, limits, price
+        device,
+        devices,
+        precision,
+        amount,
+        by_parameter,
+        batch_tokens,
+        context,
+        limits,
+        price,
+        given,
     )
 
 

@@ -1,6 +1,6 @@
 """The page of `archwright plan --html`: what bounds each part, what fills a device, and speed by batch and context."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +22,7 @@ from archwright.reporting.document import (
     Table,
     Text,
 )
+from archwright.reporting.estimates import Here, this_machine_section
 
 MARKS: Mapping[Phase, tuple[str, str, str, int]] = {
     "training": ("training", "circle-open", "$series-1", 16),
@@ -34,8 +35,8 @@ FROM_ZERO = {"rangemode": "tozero"}
 TOKENS = {"type": "log", "dtick": 1}
 
 
-def cost_page(found: Mapping[str, Plan]) -> Page:
-    """Lay the costs of one model, or of several, out as a page."""
+def cost_page(found: Mapping[str, Plan], here: Sequence[Here] = ()) -> Page:
+    """Lay the costs of one model, or of several, out as a page; `here`: what there is of this machine."""
     first = next(iter(found.values()))
     work = first.workload
     head, rest = _verdict(found)
@@ -47,10 +48,13 @@ def cost_page(found: Mapping[str, Plan]) -> Page:
         verdict_rest=rest,
         sections=[
             Section("In short", [*_facts(found)]),
+            *([this_machine_section(here)] if here else []),
             Section("What fills a device", [*_memory(found)]),
+            Section("Ways to split", [*_ways(found)]),
             Section("What bounds each part", [*_rooflines(found)]),
             *([Section("Speed at best", charts)] if (charts := [*_speeds(found)]) else []),
             Section("What to change first", [*_changes(found)]),
+            *([Section("Unusual", [table])] if (table := _suspicions(found)) else []),
         ],
         footer="Made by archwright. One file, which requests nothing. Speeds and times are estimated or bounds; "
         "docs/planning.md has the formulas.",
@@ -101,7 +105,29 @@ def _memory(found: Mapping[str, Plan]) -> Iterator[Block]:
         bars.append(Bar("all", setup.memory.total, _size(setup.memory.total), strong=True))
         bars.append(Bar("the device", limit, _size(limit)))
         how = f"{setup.split.name}, checkpointing {setup.checkpointing}"
-        yield Bars(f"{name}: bytes on each device, {how}, one text at a time", bars)
+        texts = "one text at a time" if setup.split.pipeline == 1 else "one forward, one backward"
+        yield Bars(f"{name}: bytes on each device, {how}, {texts}", bars)
+
+
+WAYS = ("split", "checkpointing", "bytes on a device", "sent in a step", "on full links", "fits")
+
+
+def _ways(found: Mapping[str, Plan]) -> Iterator[Block]:
+    for name, each in found.items():
+        rows = []
+        for way in each.ways:
+            sent, seconds = sum(way.exchange.values()), each.exchange(way)
+            cells = (
+                way.split.name,
+                way.checkpointing,
+                _size(way.memory.total),
+                _size(sent) if sent else "-",
+                "-" if seconds is None else fmt.duration(seconds),
+                "yes" if each.fits(way) else "no",
+            )
+            rows.append(Row(cells, "chosen" if way == each.setup else ""))
+        caption = f"{name}: one way of each sort, on the device with most. Estimated from counted weights."
+        yield Table(caption, WAYS, rows)
 
 
 def _size(num_bytes: float) -> str:
@@ -202,6 +228,18 @@ def _speeds(found: Mapping[str, Plan]) -> Iterator[Block]:
             },
             unit="tokens per second",
         )
+
+
+def _suspicions(found: Mapping[str, Plan]) -> Table | None:
+    rows = [
+        Row((name, each.line, each.rule.strength))
+        for name, plan in found.items()
+        for each in plan.suspicions
+    ]
+    caption = (
+        "By rules of thumb; suspicions, no mistakes. What a published model chose is left out."
+    )
+    return Table(caption, ("model", "what", "evidence"), rows) if rows else None
 
 
 def _changes(found: Mapping[str, Plan]) -> Iterator[Block]:

@@ -24,6 +24,8 @@ class Hardware(Spec):
     """Name of the device, as its maker writes it."""
     source: str = Field("none", examples=["NVIDIA H200 Tensor Core GPU, data sheet"])
     """Where the values come from."""
+    evidence: Literal["published", "measured"] = "published"
+    """How its speeds are known: as the maker publishes them, or measured on it."""
     memory_bytes: float = Field(80e9, gt=0)
     """Memory of the device, in bytes."""
     memory_bandwidth: float = Field(2e12, gt=0)

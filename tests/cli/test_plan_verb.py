@@ -11,6 +11,8 @@ import torch
 from archwright.cli import main
 from archwright.machine import rates as rates_room
 from archwright.machine.rates import MOVING, Rates
+from archwright.runs import RunFolder
+from archwright.spec.run_spec import RunSpec
 from archwright.training import step_time as step_time_room
 from tests.cli.typing_commands import said
 from tests.tiny import ROOT, tiny_words, write_text
@@ -34,11 +36,65 @@ def test_a_page(capsys: pytest.CaptureFixture[str]) -> None:
         r"tokens +15T +3,750,000 steps",
         r"device hours +3.78M to 6.31M +estimated",
         r"price +11.4M to 18.9M +estimated, at 3 an hour",
+        r"multiplies +989 TFLOP/s +published, bf16",
+        r"step at the peak .+ a bound, by FLOPs and the published peak",
         r"fits +FSDP, checkpointing full +estimated",
         r"feed-forward +56.4B +80 % +1.13e11 +2.25e11 +75 %",
         r"writing +\d+ tokens/s +a bound: one text, after the context",
     ):
         assert re.search(line, text), line
+
+
+def test_a_split_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3-8b --devices 64 --split tensor=4,pipeline=4,zero1"
+    text = out(capsys, words)
+    for line in (
+        r"fits +ZeRO-1, tensor 4, pipeline 4, checkpointing \w+ +estimated",
+        r"sent in a step +data [\d.]+ GB, tensor [\d.]+ GB, pipeline [\d.]+ GB +estimated, by a device",
+        r"stages wait +2.5 % +estimated, of the time they compute",
+        r"  split +checkpointing +state +other +all +sent +on links +fits",
+        r"  ZeRO-1, tensor 4, pipeline 4 +\w+ .* yes",
+    ):
+        assert re.search(line, text), line
+    record = json.loads(out(capsys, f"{words} --json"))
+    (way,) = record["ways"]
+    assert (way["data"], way["tensor"], way["pipeline"], way["fits"]) == ("zero1", 4, 4, True)
+    assert sum(way["memory_bytes_by_part"].values()) == pytest.approx(way["memory_bytes"])
+    assert sum(way["exchange_bytes"].values()) / 450e9 == pytest.approx(way["exchange"])
+    assert record["training"]["exchange_bytes"] == way["exchange_bytes"]
+
+
+def test_ways_to_split_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = out(capsys, "plan llama-3-70b --hardware h200 --devices 64").splitlines()
+    at = lines.index("ways to split")
+    rows = lines[at + 2 : at + 7]
+    assert [row.split("  ")[1] for row in rows] == [
+        "DDP",
+        "DDP, tensor 8",
+        "FSDP",
+        "FSDP, tensor 2",
+        "FSDP, tensor 8, pipeline 2",
+    ]
+    assert [row.split()[-1] for row in rows] == ["no", "no", "yes", "yes", "yes"]
+    assert "ways to split" not in out(capsys, "plan modern --devices 1")
+
+
+UNUSUAL = "unusual, by rules of thumb"
+
+
+def test_what_is_unusual_is_said_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3-8b attention.num_kv_heads=1"
+    assert UNUSUAL not in out(capsys, "plan llama-3-8b")
+    text = " ".join(out(capsys, words).partition(UNUSUAL)[2].split())
+    line = (
+        "attention.num_kv_heads: the number of queries that share a key is 32, usually 1 to 16: groups of 8 lose "
+        "little, one key for all loses more (Ainslie et al., 2023; Shazeer, 2019; strong evidence)"
+    )
+    assert text == line
+    (record,) = json.loads(out(capsys, f"{words} --json"))["suspicions"]
+    assert (record["found"], record["least"], record["most"]) == (32, 1, 16)
+    beside = out(capsys, "plan llama-3-8b :attention.num_kv_heads=1").partition(UNUSUAL)[2]
+    assert " ".join(beside.split()) == f":attention.num_kv_heads=1: {line}"
 
 
 def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +182,12 @@ def test_a_model_that_sees_what_follows_writes_nothing(capsys: pytest.CaptureFix
                 '"10Mtokens", "20xparams" or "1e15flops"'
             ],
         ),
+        (
+            "plan llama-3-8b --devices 24 --split tensor=3",
+            [
+                "split: found tensor=3; expected a number that goes into the 32 heads of attention.query, such as 2"
+            ],
+        ),
         ("plan modern modern", ['"modern" is named twice']),
         ("plan modern dmi=64", ['dmi: unknown key. Did you mean "dim"?']),
     ],
@@ -169,17 +231,40 @@ LITTLE = (
 
 
 @pytest.mark.slow
-def test_this_machine(made_up: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine(made_up: None, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, f"plan modern {LITTLE} --hardware this --precision fp32")
     page, _, here = text.partition("\non this machine\n")
     assert re.match(r"modern: 1 x .+, fp32\n", page)
     rows = {line[:22].strip(): line[22:].strip() for line in here.splitlines()}
     assert [*rows] == ["step, memory", "tensors", "step, time", "training", "reading", "writing"]
     assert "128 tokens; estimated from rates measured, as made up" in rows["step, time"]
-    record = json.loads(
-        out(capsys, f"plan modern {LITTLE} --hardware this --precision fp32 --json")
-    )
+    for line in (
+        r"reads +10 GB/s +measured, as made up",
+        r"multiplies +100 GFLOP/s +measured, as made up, fp32",
+        r"step at the peak .+ a bound, by FLOPs and the measured peak",
+        r"step +\S.* estimated, at 50 % to 30 % of the measured peak",
+        r"writing +\S.* a bound, by measured rates: one text, after the context",
+    ):
+        assert re.search(line, page), line
+    words = f"plan modern {LITTLE} --hardware this --precision fp32 --json --html this.html"
+    record = json.loads(out(capsys, words))
+    html = (place / "this.html").read_text("utf-8")
+    assert "On this machine" in html
+    assert "estimated from rates measured, as made up" in html
     step = record["flops_per_token"] * 128 / 1e11
+    assert {"training", "serving"} == {
+        key for key, how in record["evidence"].items() if how == "estimated from measured rates"
+    }
+    assert record["evidence"]["hardware"] == "measured"
+    numbers = record["this_machine"]
+    assert [*numbers] == [
+        "step_memory",
+        "step_tensors",
+        "step_time",
+        *("training", "reading", "writing"),
+    ]
+    for key in ("step_time", "training", "reading", "writing"):
+        assert numbers[key]["evidence"] == "estimated from rates measured, as made up"
     speed = re.match(r"([0-9.]+)([kM]?) tokens/s", rows["training"])
     assert speed is not None
     taken = 128 / (float(speed[1]) * {"": 1, "k": 1e3, "M": 1e6}[speed[2]])
@@ -204,17 +289,46 @@ def test_a_run_beside_its_estimate(
         json.loads(line) for line in (place / "runs/small/metrics.jsonl").read_text().splitlines()
     ]
     assert any("tokens_per_second" in record for record in records)
+    found = json.loads(out(capsys, "plan runs/small --json --html run.html"))
+    assert [*found] == ["run", "step_seconds", "memory_bytes", "run_seconds", "evidence"]
+    for key in ("step_seconds", "memory_bytes", "run_seconds"):
+        each = found[key]
+        assert each["difference"] == pytest.approx(each["estimated"] / each["took"] - 1)
+    assert found["evidence"]["took"] == "measured"
+    page = (place / "run.html").read_text("utf-8")
+    for row in rows:
+        difference = row.split()[-1]
+        assert difference in page, row
 
 
 def test_a_run_that_never_trained_is_one_line(
     made_up: None, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from archwright.runs import RunFolder
-    from archwright.spec.run_spec import RunSpec
-
     RunFolder.create(place / "runs" / "new", RunSpec())
     (line,) = said(capsys, "plan", "runs/new")
     assert line.endswith("no step was timed yet; expected a run that has trained")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("--devices 4 --html costs.html", "--devices"),
+        ("--hardware this --mfu 0.4", "--mfu"),
+        ("--hardware h200 --tokens 1T", "--hardware, --tokens"),
+    ],
+)
+def test_a_run_takes_no_options_of_a_plan(
+    words: str, found: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunFolder.create(place / "runs" / "new", RunSpec())
+    (line,) = said(capsys, "plan", "runs/new", *words.split())
+    assert line.startswith(f"plan runs/new: found {found}; expected none, as a run has trained")
+    assert not (place / "costs.html").exists()
+
+
+def test_this_machine_is_one_device(made_up: None, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = said(capsys, "plan", "modern", "--hardware", "this", "--devices", "4")
+    assert line == "devices: found 4; expected 1 with --hardware this, which measures one machine"
 
 
 def test_a_training_of_twenty_tokens_for_each_parameter(capsys: pytest.CaptureFixture[str]) -> None:

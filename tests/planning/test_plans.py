@@ -13,13 +13,14 @@ from archwright.model import build
 from archwright.optim.groups import build_optimizers
 from archwright.parts.masks import pairs
 from archwright.parts.mixers import AttentionMixer
+from archwright.planning.activations import activation_bytes
 from archwright.planning.advice import advice
 from archwright.planning.cost import flops_per_token, forward_flops, next_token_flops
 from archwright.planning.counts import counted, forward_flops_by_part
 from archwright.planning.memory import cache_bytes
 from archwright.planning.plans import Plan, plan
 from archwright.planning.serving import weights_read
-from archwright.planning.training_memory import activation_bytes, optimizer_bytes
+from archwright.planning.stages import optimizer_bytes
 from archwright.planning.workload import workload
 from archwright.spec.errors import UserError
 from archwright.spec.read import load, load_run, preset_names

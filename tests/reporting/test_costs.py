@@ -7,7 +7,7 @@ import pytest
 from archwright.planning.plans import Plan, plan
 from archwright.planning.workload import workload
 from archwright.reporting.costs import cost_page
-from archwright.reporting.document import Bars, Chart
+from archwright.reporting.document import Bars, Chart, Table
 from archwright.spec.read import load_run
 from tests.visitor import Visitor, style
 
@@ -36,6 +36,27 @@ def test_bars_are_the_memory_of_the_plan(found: dict[str, Plan]) -> None:
     assert sum(v for k, v in values.items() if k not in ("all", "the device")) == pytest.approx(
         values["all"]
     )
+
+
+def test_ways_to_split_are_those_of_the_plan(found: dict[str, Plan]) -> None:
+    page = cost_page(found)
+    (section,) = [s for s in page.sections if s.title == "Ways to split"]
+    for table, each in zip(section.blocks, found.values(), strict=True):
+        assert isinstance(table, Table)
+        assert [row.cells[0] for row in table.rows] == [way.split.name for way in each.ways]
+        assert [row.cells[-1] == "yes" for row in table.rows] == [*map(each.fits, each.ways)]
+        chosen = [row.cells[0] for row in table.rows if row.mark]
+        assert chosen == ([] if each.setup is None else [each.setup.split.name])
+
+
+def test_what_is_unusual_is_on_the_page(found: dict[str, Plan]) -> None:
+    assert "Unusual" not in {section.title for section in cost_page(found).sections}
+    run = load_run("llama-3-8b").override("model.attention.num_kv_heads=1")
+    each = plan(run, workload(hardware="h200", devices=8))
+    (section,) = [s for s in cost_page({"one": each}).sections if s.title == "Unusual"]
+    (table,) = section.blocks
+    assert isinstance(table, Table)
+    assert [row.cells for row in table.rows] == [("one", each.suspicions[0].line, "strong")]
 
 
 def test_speeds_end_with_those_of_the_plan(found: dict[str, Plan]) -> None:

@@ -111,6 +111,11 @@ class AttentionMixer(Mixer):
         """Numbers that a cache keeps of a token."""
 
     @property
+    def kept_blocks(self) -> int:
+        """Equal blocks of them that devices may share: heads; 1: all heads read all of them."""
+        return self.num_heads
+
+    @property
     def own_position(self) -> nn.Module | None:
         """Module that adds to scores, if layers do not share it; a mixer registers it as `position`, after its maps."""
         return None if self.relative is None or self.relative.name else self.relative.value

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import KERNELS, ScoreMods, prepare
-from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
 from archwright.parts.mixers.base import Heads, Mixer
 from archwright.parts.mixers.scales import SCORE_SCALES
 from archwright.parts.norms import NORMS
@@ -49,6 +49,8 @@ class SoftmaxCrossAttention(Mixer):
         self.out = Linear(
             self.num_heads * head_dim, dim, bias=spec.bias.out, is_residual_output=True
         )
+        set_blocks(self.num_heads, self.query, self.out)
+        set_blocks(self.num_kv_heads, self.key, self.value)
         self.query_norm: nn.Module = NORMS.make(spec.qk_norm, head_dim)
         self.key_norm: nn.Module = NORMS.make(spec.qk_norm, head_dim)
         self.kernel = KERNELS["sdpa"]

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
-from archwright.parts.linear import Embedding, Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.linear import (
+    Embedding,
+    Linear,
+    linears_joint_backward,
+    set_blocks,
+    to_autocast_dtype,
+)
 from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
@@ -75,6 +81,8 @@ class DisentangledAttention(AttentionMixer):
                 (bias.query, self.position_to_content),
             )
         )
+        set_blocks(num_heads, self.query, self.key, self.value, self.out)
+        set_blocks(num_heads, self.distance_key, self.distance_query)
         rows, norm = 2 * spec.side, spec.distance_norm
         new_table = lambda: DistanceTable(rows, dim, norm)  # noqa: E731
         self.distances = layer.shared("distances", (rows, dim, norm), new_table)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
-from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
 from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
@@ -52,11 +52,14 @@ class LatentAttention(AttentionMixer):
         self.query_norm: nn.Module | None = None
         if spec.query_rank == "none":
             self.query = Linear(dim, width, deepnorm=False)
+            set_blocks(num_heads, self.query)
         else:
             bias = spec.bias.query_down
             self.query_down = Linear(dim, spec.query_rank, bias=bias, deepnorm=False)
             self.query_up = Linear(spec.query_rank, width, deepnorm=False)
             self.query_norm = NORMS.make(spec.norm, spec.query_rank)
+            set_blocks(1, self.query_down)
+            set_blocks(num_heads, self.query_up)
         self.latent = Linear(dim, self.rank, bias=spec.bias.latent, deepnorm=False)
         self.latent_norm: nn.Module = NORMS.make(spec.norm, self.rank)
         self.rope_key = Linear(dim, self.widths[1], bias=spec.bias.rope_key, deepnorm=False)
@@ -65,6 +68,9 @@ class LatentAttention(AttentionMixer):
         self.out = Linear(
             num_heads * self.value_dim, dim, bias=spec.bias.out, is_residual_output=True
         )
+        # Heads share the latent, so that devices which share heads each make all of it.
+        set_blocks(1, self.latent, self.rope_key)
+        set_blocks(num_heads, self.key_up, self.value_up, self.out)
         self.position = self.own_position
 
     @property
@@ -79,6 +85,10 @@ class LatentAttention(AttentionMixer):
     @property
     def kept_per_token(self) -> int:
         return self.rank + self.widths[1]
+
+    @property
+    def kept_blocks(self) -> int:
+        return 1
 
     def forward(
         self,

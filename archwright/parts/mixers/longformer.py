@@ -8,7 +8,7 @@ from torch import Tensor
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods, prepare
-from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
 from archwright.parts.masks import AttentionMask, num_global, without_global_queries
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import SCORE_SCALES
@@ -55,6 +55,8 @@ class LongformerAttention(AttentionMixer):
         self.key_global = Linear(dim, width, bias=spec.bias.key, deepnorm=False)
         self.value_global = Linear(dim, width, bias=spec.bias.value)
         self.out = Linear(width, dim, bias=spec.bias.out, is_residual_output=True)
+        set_blocks(num_heads, self.query, self.key, self.value, self.out)
+        set_blocks(num_heads, self.query_global, self.key_global, self.value_global)
         self.position = self.own_position
 
     @property

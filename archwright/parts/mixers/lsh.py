@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from archwright.parts.context import Context
-from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
 from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import Mixer
 from archwright.parts.mixers.scales import SCORE_SCALES
@@ -70,6 +70,7 @@ class LSHAttention(Mixer):
         self.query_key = Linear(dim, width, deepnorm=False)
         self.value = Linear(dim, width)
         self.out = Linear(width, dim, is_residual_output=True)
+        set_blocks(self.num_heads, self.query_key, self.value, self.out)
         self._rotations: Tensor | None = None
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods
-from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
 from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import AttentionMixer, Heads
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES, SCORE_SCALES, Temperature
@@ -54,6 +54,8 @@ class SoftmaxAttention(AttentionMixer):
         self.out = Linear(width, dim, bias=spec.bias.out, is_residual_output=True)
         gates = {"none": 0, "head": num_heads, "value": width}[spec.gate]
         self.gate = Linear(dim, gates) if gates else None
+        set_blocks(num_heads, self.query, self.out, self.gate)
+        set_blocks(num_kv_heads, self.key, self.value)
         self.query_norm = self._norm_of_heads(spec.qk_norm, num_heads)
         self.key_norm = self._norm_of_heads(spec.qk_norm, num_kv_heads)
         self.value_norm: nn.Module = NORMS.make(spec.v_norm, value_dim)
@@ -81,6 +83,10 @@ class SoftmaxAttention(AttentionMixer):
     @property
     def kept_per_token(self) -> int:
         return self.key.d_out + self.value.d_out
+
+    @property
+    def kept_blocks(self) -> int:
+        return self.num_kv_heads
 
     def forward(
         self,

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from archwright.parts.linear import Linear
+from archwright.parts.linear import Linear, set_blocks
 from archwright.parts.registry import Registry
 from archwright.parts.weighted_sum import WeightedSum
 from archwright.spec import attention as spec
@@ -42,6 +42,7 @@ class GatedValueEmbedding(nn.Module):
         self.channels = spec.width(dim)
         self.gate = Linear(self.channels, num_kv_heads, deepnorm=False)
         self.gate.init_gain = 0.0
+        set_blocks(num_kv_heads, self.gate)
 
     def forward(self, v: Values, e: Values, x: Float[Tensor, "batch length dim"]) -> Values:
         # [batch, length, num_kv_heads, 1]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.kernels.scores import Bias, ElementwiseBias
-from archwright.parts.linear import Embedding, Linear
+from archwright.parts.linear import Embedding, Linear, set_blocks
 from archwright.parts.masks import AttentionMask
 from archwright.parts.positions.absolute import sines
 from archwright.spec import positions as spec
@@ -106,6 +106,7 @@ class TransformerXL(ScorePosition):
         super().__init__()
         self.theta, self.dim, self.heads = spec.theta, dim, (num_heads, head_dim)
         self.distance = Linear(dim, num_heads * head_dim)
+        set_blocks(num_heads, self.distance)
         self.content_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
         self.distance_bias = nn.Parameter(torch.zeros(num_heads * head_dim))
 

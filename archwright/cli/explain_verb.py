@@ -1,0 +1,143 @@
+"""archwright explain"""
+
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from archwright.cli.choices_table import Section
+from archwright.cli.listings import listing
+from archwright.cli.parser import Parser, print_table, terminal_width
+from archwright.machine.loading import loading
+from archwright.spec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from archwright.inspection.explain import Numbers
+
+ABOUT = """\
+Explain a choice: what it is, the formula, the source, who uses it, and a few numbers that show what it does,
+computed on the spot."""
+
+EXAMPLES = """\
+  archwright explain rope
+  archwright explain rmsnorm
+  archwright explain swiglu
+  archwright explain gqa
+  archwright explain mask.window       a kind of one axis, where several have one of that name"""
+
+WORDS = {
+    "gqa": "attention.num_kv_heads",
+    "mqa": "attention.num_kv_heads",
+    "mha": "attention.num_kv_heads",
+    "grouped-query attention": "attention.num_kv_heads",
+    "mla": "attention.latent",
+    "nope": "position.none",
+    "rotary": "position.rope",
+    "layernorm": "norm.layer",
+    "rmsnorm": "norm.rms",
+    "pre-norm": "residual.pre",
+    "prenorm": "residual.pre",
+    "post-norm": "residual.post",
+    "postnorm": "residual.post",
+    "sandwich-norm": "residual.sandwich",
+    "sliding window": "mask.window",
+    "swa": "mask.window",
+    "moe": "feedforward.experts",
+    "mixture of experts": "feedforward.experts",
+    "qk-norm": "attention.qk_norm",
+    "tying": "head.tied",
+    "weight tying": "head.tied",
+    "soft-cap": "attention.softcap",
+    "mup": "init.mup",
+    "mlm": "objective.masked_tokens",
+    "nsp": "objective.segments",
+}
+"""What the field calls choices and options that are called otherwise here, or that are found by more than a kind."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Print what a word means, once for each axis that has it."""
+    parser = Parser("explain", ABOUT, EXAMPLES)
+    parser.add_argument("word", metavar="WORD", help="a kind or an option, as rope, layer, gqa")
+    options, parts = parser.parse_with_parts(words)
+    with loading():
+        found = list(_found(options.word, listing("choices", resolve=bool(parts))))
+        for lines, numbers in found:
+            print("\n".join(lines))
+            if numbers:
+                print()
+                print("\n".join(_wrapped(numbers.about)))
+                print_table(numbers.rows)
+            print()
+    return 0
+
+
+def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "Numbers | None"]]:
+    """Yield the text and the numbers of each kind of that name, or of each option where no kind has it.
+
+    Raises:
+        UserError: nothing has it.
+    """
+    wanted = word.strip().lower().replace("=", ".").replace(".kind.", ".")
+    axis, _, name = WORDS.get(wanted, wanted).removeprefix("model.").rpartition(".")
+    here = [s for s in known if not axis or axis in _names(s)]
+    kinds = [(s, kind) for s in here for kind in s["kinds"] if kind["name"] == name]
+    options = {
+        path: about
+        for section in here
+        for asks, about in _options(section)
+        if (path := asks.split()[-1].partition("=")[0]).rpartition(".")[2] == name
+    }
+    if not kinds and not options:
+        names = [kind["name"] for s in known for kind in s["kinds"]]
+        raise UserError(
+            f'explain "{word}": expected a kind or an option, such as rope, rms, swiglu or gqa; '
+            f"archwright list choices has all of them.{nearest(word, [*names, *WORDS])}"
+        )
+    for section, kind in kinds:
+        yield _of_kind(section, kind)
+    if not kinds:
+        from archwright.inspection.explain import numbers_of_option
+
+        for path, about in options.items():
+            yield [path.removeprefix("model."), *_wrapped(about)], numbers_of_option(name)
+
+
+def _of_kind(section: Section, kind: dict[str, Any]) -> tuple[list[str], "Numbers | None"]:
+    from archwright.inspection.explain import formula, numbers_of_kind
+
+    choice = _choice(section["name"], kind["name"])
+    lines = [f"{section['name']}: {kind['name']}", *_wrapped(kind["about"])]
+    if choice and (text := formula(choice)):
+        lines += ["", *_wrapped(text)]
+    lines += ["", *(line for text in kind["users"] for line in _wrapped(text))]
+    words = shlex.split(kind["command"])[3:]  # archwright train modern KEY=VALUE ...
+    numbers = None
+    if choice and not kind["refusal"]:
+        numbers = numbers_of_kind(choice, [word.removeprefix("model.") for word in words])
+    lines += [kind["command"]]
+    if kind["options"]:
+        number = len(kind["options"])
+        lines += [f"{number} option{'s' * (number > 1)}: archwright list choices {kind['name']}"]
+    return lines, numbers
+
+
+def _choice(axis: str, kind: str) -> Any:
+    from archwright.plugins import REGISTRIES
+
+    known = {r.base.axis: r.base.kinds for r in REGISTRIES}
+    return known.get(axis, {}).get(kind)
+
+
+def _names(section: Section) -> list[str]:
+    paths = section["paths"]
+    return [section["name"], *(path.removeprefix("model.") for path in paths)]
+
+
+def _options(section: Section) -> Iterator[tuple[str, str]]:
+    for group in (section, *section["families"], *section["kinds"]):
+        yield from group["options"]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, max(40, terminal_width()))

@@ -1,0 +1,298 @@
+"""What a choice does, in a few numbers, and the formula of the part that computes it.
+
+Numbers are computed when they are asked for, from small random tensors.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archwright.format import count, size
+from archwright.model import build
+from archwright.optim.schedules import learning_rate
+from archwright.parts.feedforward import ACTIVATIONS
+from archwright.parts.kernels import ScoreMods
+from archwright.parts.masks import AttentionMask, pattern_of
+from archwright.parts.mixers import AttentionMixer
+from archwright.parts.norms import NORMS
+from archwright.planning.cost import forward_flops
+from archwright.planning.memory import cache_bytes
+from archwright.plugins import REGISTRIES
+from archwright.spec.choice import Choice
+from archwright.spec.errors import UserError
+from archwright.spec.masks import Mask
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import RunSpec
+
+Grid = Sequence[Sequence[str]]
+"""Rows of cells, the head first."""
+
+TEXT = 16
+"""Tokens of the texts that numbers are taken from."""
+SHIFT = 7
+"""Places by which all tokens of a text are moved."""
+DEPTHS = (1, 2, 4, 8, 16)
+"""Layers behind which the stream is looked at."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A table that shows what a choice does."""
+
+    about: str
+    rows: Grid
+
+
+_ARGUMENTS = re.compile(r"^(?:Args|Raises):", re.MULTILINE)
+
+Words = Sequence[str]
+"""Assignments that ask for a choice, by paths of a model."""
+
+
+def formula(choice: type[Choice]) -> str:
+    """Return the docstring of what computes a choice, less its list of arguments; empty where it has no part."""
+    for registry in REGISTRIES:
+        for base in choice.__mro__:
+            if base in registry and issubclass(choice, registry.base):
+                part = registry[base]
+                part = part.func if isinstance(part, partial) else part
+                return " ".join(_ARGUMENTS.split(inspect.getdoc(part) or "")[0].split())
+    return ""
+
+
+def numbers_of_kind(choice: type[Choice], words: Words) -> Numbers | None:
+    """Return what shows a choice, asked for by these words; None where its axis has no table, or where it does not go
+    with the small model that is looked at."""
+    if choice.axis not in AXES:
+        return None
+    try:
+        return AXES[choice.axis](choice, words)
+    except UserError:
+        return None
+
+
+def numbers_of_option(name: str) -> Numbers | None:
+    """Return what shows an option, or None."""
+    return OPTIONS[name]() if name in OPTIONS else None
+
+
+def small(*words: str) -> ModelSpec:
+    """Return a model that is built in a moment, with some choices."""
+    plain = ModelSpec(dim=64, num_layers=1, vocab_size=128, context_length=64)
+    return plain.override("attention.num_heads=4", *words)
+
+
+def scores_of(model: Any, tokens: Tensor, **given: Tensor) -> Tensor:
+    """Return the scores of the first layer's attention, before masks and softmax, [batch, heads, queries, keys]."""
+    seen: list[Tensor] = []
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, view: AttentionMask, mods: ScoreMods) -> Tensor:
+        # [batch, heads, tokens, d]
+        q, k = (x.transpose(1, 2) for x in (q, k))
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        scores = q @ k.mT * mods.scale
+        if mods.bias is not None:
+            scores = scores + mods.bias.block(0, q.shape[2], 0, k.shape[2])
+        seen.append(scores)
+        groups = q.shape[1] // v.shape[2]
+        v = v.repeat_interleave(groups, dim=2).transpose(1, 2)  # [batch, heads, tokens, d]
+        return (scores.softmax(-1) @ v).transpose(1, 2)
+
+    for mixer in model.modules():
+        if isinstance(mixer, AttentionMixer):
+            mixer.kernel = kernel
+    with torch.no_grad():
+        model(tokens, **given)
+    return seen[0]
+
+
+def position(choice: type[Choice], words: Words) -> Numbers:
+    """Move all tokens of a text, and look what becomes of its scores."""
+    spec = small(*words)
+    model = build(spec, seed=0).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 128, (1, TEXT), generator=generator)
+    with torch.no_grad():
+        for weight in model.parameters():  # what is zero at the start would show nothing
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(0.3 * noise)
+    here = torch.arange(TEXT)[None]
+    first, moved = (scores_of(model, tokens, position_ids=here + by) for by in (0, SHIFT))
+    swapped = scores_of(model, tokens, position_ids=here.flip(-1))
+    spread = float(first.std())
+
+    def largest(other: Tensor) -> str:
+        return f"{float((other - first).abs().max()) / spread:.2g}"
+
+    return Numbers(
+        f"Scores of a query with a key, {TEXT} random tokens, random weights. Largest change, in standard deviations "
+        "of the scores:",
+        [
+            ("what happens", "largest change"),
+            (f"all positions grow by {SHIFT}", largest(moved)),
+            ("positions are reversed", largest(swapped)),
+        ],
+    )
+
+
+def norm(choice: type[Choice], words: Words) -> Numbers:
+    """Scale and shift what a norm reads, and look what becomes of its result."""
+    spec = small(*words)
+    part = NORMS.make(spec.norm, 64).double()
+    x = 1 + 2 * torch.randn(512, 64, generator=torch.Generator().manual_seed(0)).double()
+    with torch.no_grad():
+        y, scaled, shifted = part(x), part(3 * x), part(x + 5)
+
+    def moments(t: Tensor) -> tuple[str, str]:
+        return f"{float(t.mean()):.3g}", f"{float(t.square().mean().sqrt()):.3g}"
+
+    def change(t: Tensor) -> str:
+        return f"{float((t - y).abs().max()):.2g}"
+
+    return Numbers(
+        "512 vectors of width 64, normal with mean 1 and standard deviation 2, at the start of training:",
+        [
+            ("", "mean", "root mean square", "largest change of the result"),
+            ("what it reads, x", *moments(x), ""),
+            ("its result", *moments(y), ""),
+            ("of 3 x", *moments(scaled), change(scaled)),
+            ("of x + 5", *moments(shifted), change(shifted)),
+        ],
+    )
+
+
+def mask(choice: type[Choice], words: Words) -> Numbers:
+    """Draw which keys a query sees."""
+    fields = choice.model_fields
+    sizes = {"size": 5, "radius": 3, "stride": 4, "memory": 4, "num_global": 2, "block_size": 4}
+    asked = {name: number for name, number in sizes.items() if name in fields}
+    asked_for = choice.model_validate(asked)
+    assert isinstance(asked_for, Mask)
+    pattern = pattern_of(asked_for, 1)
+    at = torch.arange(TEXT)
+    seen = pattern.visible(at[:, None], at[None, :]).reshape(-1, TEXT, TEXT)[0]
+    said = ", ".join(f"{name}={number}" for name, number in asked.items())
+    rows = [
+        ("query", "keys 0 to 15"),
+        *((str(i), _drawn(row)) for i, row in enumerate(seen.tolist())),
+    ]
+    shown = int(seen.sum())
+    about = f"Keys that each query sees{f', with {said}' if said else ''}: {shown} of {TEXT * TEXT} pairs."
+    return Numbers(about, rows)
+
+
+def _drawn(row: Sequence[bool]) -> str:
+    return " ".join("■" if seen else "·" for seen in row)
+
+
+def residual(choice: type[Choice], words: Words) -> Numbers:
+    """Look how large the stream is behind some layers, before anything is learnt."""
+    model = build(small(*words).override(f"num_layers={DEPTHS[-1]}"), seed=0).eval()
+    tokens = torch.randint(0, 128, (4, 64), generator=torch.Generator().manual_seed(0))
+    found: list[float] = []
+
+    def look(module: Any, given: Any, out: Any) -> None:
+        stream = out if isinstance(out, Tensor) else out[0]
+        found.append(float(stream.float().square().mean().sqrt()))
+
+    hooks = [layer.register_forward_hook(look) for layer in model.layers]
+    with torch.no_grad():
+        model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return Numbers(
+        "Root mean square of the stream of 64 random tokens, before training:",
+        [
+            ("behind layer", *map(str, DEPTHS)),
+            ("stream", *(f"{found[depth - 1]:.3g}" for depth in DEPTHS)),
+        ],
+    )
+
+
+def feedforward(choice: type[Choice], words: Words) -> Numbers:
+    """Count what it costs."""
+    model = build(small(*words, "dim=512"), device="meta")
+    if not (branch := getattr(model.layers[0], "feedforward", None)):
+        raise UserError("it has no feed-forward")
+    spec = model.spec.resolved().layers_by_kind["default"].feedforward
+    parameters = sum(p.numel() for p in branch.parameters())
+    costs = forward_flops(model, TEXT).items()
+    flops = sum(value for name, value in costs if name.startswith("layers.feedforward"))
+    return Numbers(
+        "At width 512, with the sizes that follow from it:",
+        [
+            ("hidden width", "parameters of a layer", "FLOPs per token, forward"),
+            (str(spec.model_dump().get("hidden_dim", "")), count(parameters), count(flops)),
+        ],
+    )
+
+
+def activation(choice: type[Choice], words: Words) -> Numbers:
+    """Tabulate a function and its slope."""
+    x = torch.tensor([-4.0, -2, -1, -0.5, 0, 0.5, 1, 2, 4], dtype=torch.float64, requires_grad=True)
+    y = ACTIVATIONS.make(choice())(x)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+
+    def numbers(values: Tensor) -> list[str]:
+        return [f"{value:.3g}" for value in values.tolist()]
+
+    return Numbers(
+        "The function and its slope:",
+        [("x", *numbers(x)), ("f(x)", *numbers(y)), ("f'(x)", *numbers(slope))],
+    )
+
+
+def schedule(choice: type[Choice], words: Words) -> Numbers:
+    """Tabulate the learning rate over a run."""
+    run = RunSpec(model=small()).override(*words, "optimizer.lr=1")
+    shares = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
+    steps = 1000
+    rates = [learning_rate(run.schedule, min(steps - 1, round(s * steps)), steps) for s in shares]
+    return Numbers(
+        "Share of the peak learning rate over a run of 1,000 steps:",
+        [
+            ("done", *(f"{s:.0%}" for s in shares)),
+            ("rate", *(f"{rate:.3g}" for rate in rates)),
+        ],
+    )
+
+
+def kv_heads() -> Numbers:
+    """Count caches and parameters of a model of 7B."""
+    plain = ModelSpec(dim=4096, num_layers=32, vocab_size=32000, context_length=4096)
+    rows: list[Sequence[str]] = [
+        (
+            "heads",
+            "key and value heads",
+            "parameters",
+            "cache per token, 16 bits",
+            "of 4,096 tokens",
+        )
+    ]
+    for heads in (32, 8, 4, 1):
+        spec = plain.override("attention.num_heads=32", f"attention.num_kv_heads={heads}")
+        model = build(spec, device="meta")
+        number = sum(p.numel() for p in model.parameters())
+        cached = [cache_bytes(model, length) for length in (1, 4096)]
+        rows.append(("32", str(heads), count(number), *map(size, cached)))
+    return Numbers("32 layers of width 4,096; MHA has 32, GQA fewer, MQA one:", rows)
+
+
+AXES: dict[str, Callable[[type[Choice], Words], Numbers]] = {
+    "position": position,
+    "norm": norm,
+    "mask": mask,
+    "residual": residual,
+    "feedforward": feedforward,
+    "activation": activation,
+    "schedule": schedule,
+}
+"""What shows the choices of an axis."""
+OPTIONS: dict[str, Callable[[], Numbers]] = {"num_kv_heads": kv_heads}
+"""What shows an option."""

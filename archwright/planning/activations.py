@@ -1,0 +1,122 @@
+"""Numbers that a forward pass leaves for the backward pass, and how devices share them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from archwright.model.language_model import LanguageModel
+from archwright.model.layer import Layer
+from archwright.parts.linear import Linear
+from archwright.parts.mixers import AttentionMixer
+from archwright.planning.memory import PER_ACTIVATION
+from archwright.planning.splits import blocks_of, share
+from archwright.spec.model_spec import ModelSpec
+
+CHECKPOINTING = ("none", "selective", "full")
+"""What is computed again in the backward pass: nothing; norms, activations and gates; all of a layer."""
+STREAM = 0
+"""Stands in place of blocks where numbers are those of the stream: devices share them by tokens, or each has all."""
+Values = Mapping[int, float]
+"""Numbers per token by the blocks that devices share them by, such as heads; see `STREAM`."""
+
+
+def activation_bytes(model: LanguageModel, length: int, checkpointing: str) -> float:
+    """Return the bytes of what a text of `length` tokens leaves for the backward pass, in 16 bits.
+
+    Per token, with attention whose kernel keeps no scores, and norms, activations and gates that are fused:
+
+        none        what enters each norm and each branch, the result of each map, and what enters the maps that
+                    write into the stream: 32 dim for a layer of GPT (Korthikanti et al., 2022, section 4.1, less
+                    scores and dropout)
+        selective   as none, without what norms, activations and gates give
+        full        what enters each layer; and all of one layer, while it is computed again
+
+    Of reversible layers, in any case what leaves the last, and all of one layer.
+    """
+    kept, again = activations([*layers_of(model)], length, checkpointing)
+    return PER_ACTIVATION * length * (amount(kept) + amount(again))
+
+
+def layers_of(model: LanguageModel) -> Iterator[tuple[Layer, ModelSpec]]:
+    """Yield each layer with the model that it belongs to: an encoder and a generator are models of their own."""
+    decoder = {*model.stack}
+    beside = model.spec.encoder_model or model.spec.generator_model or model.spec
+    for layer in model.all_layers:
+        yield layer, model.spec if layer in decoder else beside
+
+
+def activations(
+    layers: Sequence[tuple[Layer, ModelSpec]], length: int, checkpointing: str
+) -> tuple[Values, Values]:
+    """Return the numbers per token that layers keep, and those of the one with most that is computed again."""
+    specs = {id(spec): spec for _, spec in layers}.values()
+    ends = sum(2 * spec.dim for spec in specs if spec.residual.num_streams == 2)
+    kept: list[Values] = [{STREAM: ends}]
+    again: Values = {}
+    for layer, spec in layers:
+        is_reversible = spec.residual.num_streams == 2
+        longer = length + spec.global_tokens
+        times = longer / length  # of numbers for each token of the text
+        if is_reversible or checkpointing == "full":
+            kept.append({STREAM: 0 if is_reversible else spec.dim * times})
+            values = layer_values(layer, spec.dim, longer, "none")
+            again = max(again, _scaled(values, times), key=amount)
+        else:
+            values = layer_values(layer, spec.dim, longer, checkpointing)
+            kept.append(_scaled(values, times))
+    return added(kept), again
+
+
+def _scaled(values: Values, times: float) -> Values:
+    return {blocks: number * times for blocks, number in values.items()}
+
+
+def layer_values(layer: Layer, dim: int, length: int, checkpointing: str) -> Values:
+    """Return the numbers per token that a layer leaves, `checkpointing` being none or selective."""
+    kept: dict[int, float] = defaultdict(float)
+    kept[STREAM] += len(layer.branches) * dim  # what enters the norms, or the branches
+    mixers = layer.mixers()
+    for name in layer.branches:
+        branch, mixer = layer.branch(name), mixers.get(name)
+        heads = mixer.num_heads if isinstance(mixer, AttentionMixer) else STREAM
+        kept[heads] += branch.kept_values_per_token(length)
+        if checkpointing == "none":
+            kept[STREAM] += dim
+        for module in branch.modules():
+            if not isinstance(module, Linear):
+                continue
+            # Of experts, those that a token goes through.
+            times = module.active_fraction * module.weight.numel() / (module.d_in * module.d_out)
+            # Each device makes what is not shared of its own tokens, as the stream is.
+            blocks = STREAM if module.num_blocks == 1 else blocks_of(module)
+            if not module.is_residual_output:
+                kept[blocks] += times * module.d_out
+            elif mixer is not None or checkpointing == "none":
+                kept[blocks] += times * module.d_in
+    return kept
+
+
+def added(values: Iterable[Values]) -> Values:
+    """Return sums of numbers by their blocks."""
+    sums: dict[int, float] = defaultdict(float)
+    for each in values:
+        for blocks, number in each.items():
+            sums[blocks] += number
+    return sums
+
+
+def amount(values: Values) -> float:
+    """Return how many numbers there are in all."""
+    return float(sum(values.values()))
+
+
+def on_a_device(values: Values, tensor: int, *, sequence: bool) -> float:
+    """Return the numbers per token of one of the devices that share a layer.
+
+    Without sequence parallelism each has the stream; of a layer of GPT that makes s b h (8 + 24 / t) bytes, and with it
+    32 s b h / t (Korthikanti et al., 2022, equations 2 and 4, without scores and dropout).
+    """
+    stream = 1 / tensor if sequence else 1.0
+    return sum(
+        number * (stream if blocks == STREAM else share(blocks, tensor))
+        for blocks, number in values.items()
+    )

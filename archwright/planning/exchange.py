@@ -1,0 +1,71 @@
+"""Bytes that a device sends in a step of training, by what they are exchanged for."""
+
+from archwright.planning.activations import on_a_device
+from archwright.planning.memory import PER_ACTIVATION
+from archwright.planning.split import Split
+from archwright.planning.splits import share
+from archwright.planning.stages import PER_WEIGHT, Stage
+
+PER_WEIGHT_SENT = 2
+"""Bytes of a weight that FSDP gathers."""
+
+
+def exchanged(
+    stage: Stage, split: Split, checkpointing: str, passes: float, length: int
+) -> dict[str, float]:
+    """Return the bytes that a device of a stage sends in a step of `passes` texts of `length` tokens.
+
+    Each of n devices that exchange what makes N bytes in all sends N (n - 1) / n to gather it, and as much to add it up
+    and keep a share (Rajbhandari et al., 2019, section 7); adding up what all keep takes both.
+
+        data      DDP and ZeRO add gradients up, 4 bytes each, and give the sums or the new weights back; FSDP gathers
+                  weights in 16 bits before each forward and each backward pass, and adds gradients up once a step
+        tensor    for each branch two sums of s h, of activations and of their gradients (Shoeybi et al., 2019, figure
+                  4); with sequence parallelism as many bytes, and one gathering more (Korthikanti et al., 2022,
+                  section 4.2.2)
+        pipeline  s h to a neighbour, and as much back (Narayanan et al., 2021, section 3.2)
+        context   keys and values of the others, in both passes, and their gradients
+        experts   each token to its experts and back, in both passes
+
+    What is computed again is exchanged again.
+    """
+    tokens, again = length / split.context, checkpointing == "full"
+    stream = tokens / (split.tensor if split.sequence else 1)
+    per_pass = passes * PER_ACTIVATION
+    keys = on_a_device(stage.keys, split.tensor, sequence=False)
+    sizes = {
+        "data": _data(stage, split, passes),
+        "tensor": per_pass
+        * tokens
+        * stage.branch_width
+        * ((5 if split.sequence else 4) + 2 * again)
+        * _to_others(split.tensor),
+        "pipeline": per_pass * stream * stage.dim * stage.num_neighbours,
+        "context": per_pass * length * keys * (3 + again) * _to_others(split.context),
+        "experts": per_pass
+        * stream
+        * stage.sent_to_experts
+        * (4 + 2 * again)
+        * _to_others(split.experts),
+    }
+    return {name: size for name, size in sizes.items() if size}
+
+
+def _data(stage: Stage, split: Split, passes: float) -> float:
+    per_weight = 2.0 * PER_WEIGHT
+    if split.data == "fsdp":
+        per_weight = 2 * PER_WEIGHT_SENT * passes + PER_WEIGHT
+    return sum(
+        per_weight
+        * number
+        * share(kind.blocks, split.tensor)
+        / devices
+        * _to_others(split.replicas // devices)
+        for kind, number in stage.weights.items()
+        for devices in (split.experts if kind.is_expert else 1,)
+    )
+
+
+def _to_others(devices: int) -> float:
+    """Return the share of what devices exchange that each sends."""
+    return 1 - 1 / devices

@@ -1,0 +1,383 @@
+"""Rules of thumb: usual ranges of a model's numbers, with their sources and how strong the evidence is. What lies
+outside is a suspicion, not a mistake."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from archwright import format as fmt
+from archwright.model.build import build
+from archwright.model.language_model import LanguageModel
+from archwright.parts.linear import Linear
+from archwright.parts.mixers import AttentionMixer
+from archwright.planning.cost import active_parameters, parameters_by_part
+from archwright.spec.model_spec import LayerSpec, ModelSpec
+from archwright.spec.read import load_run, preset_names
+from archwright.spec.run_spec import RunSpec
+
+Strength = Literal["strong", "moderate", "weak"]
+"""strong: repeated by others, or follows from arithmetic; moderate: measured once, or at some scales; weak: a habit, or
+sources disagree."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run that rules are held against, its model, built without memory, and the tokens that it is to read."""
+
+    run: RunSpec
+    model: LanguageModel
+    tokens: float | None = None
+    """None: not known."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's architecture, with numbers alone."""
+        return self.run.model.resolved()
+
+
+Found = Iterator[tuple[str, float]]
+"""Dotted paths, and the number that each has."""
+
+
+@dataclass(frozen=True)
+class RuleOfThumb:
+    """A usual range of a number, ends included."""
+
+    name: str
+    quantity: str
+    numbers: Callable[[Subject], Found]
+    least: float
+    most: float
+    reason: str
+    source: str
+    strength: Strength
+
+    @property
+    def usual(self) -> str:
+        """The range in words."""
+        least, most = (fmt.significant(end) for end in (self.least, self.most))
+        if self.least == self.most:
+            return least
+        if math.isinf(self.most):
+            return f"at least {least}"
+        return f"{least} to {most}" if self.least > 0 else f"at most {most}"
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A number outside its usual range."""
+
+    rule: RuleOfThumb
+    path: str
+    found: float
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The rule, and what of a model it is about."""
+        return self.rule.name, self.path
+
+    @property
+    def beyond(self) -> float:
+        """How far the number lies outside; the difference alone counts."""
+        return max(self.rule.least - self.found, self.found - self.rule.most)
+
+    @property
+    def line(self) -> str:
+        """The suspicion as a sentence."""
+        rule = self.rule
+        return (
+            f"{self.path}: {rule.quantity} is {fmt.significant(self.found)}, usually {rule.usual}: {rule.reason} "
+            f"({rule.source}; {rule.strength} evidence)"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return it as plain data; an end that is open is null."""
+        rule = self.rule
+        return {
+            "rule": rule.name,
+            "path": self.path,
+            "quantity": rule.quantity,
+            "found": self.found,
+            "least": rule.least,
+            "most": None if math.isinf(rule.most) else rule.most,
+            "reason": rule.reason,
+            "source": rule.source,
+            "strength": rule.strength,
+        }
+
+
+def suspicions(run: RunSpec, model: LanguageModel, tokens: float | None = None) -> list[Suspicion]:
+    """Return what is unusual of a run and its model, those of the strongest evidence first.
+
+    Left out is what the published model of this name has, too, or has more of: who published it chose that.
+    """
+    found = {each.key: each for each in _unusual(Subject(run, model, tokens))}
+    if not found:
+        return []
+    published = _published(run)
+    if published is not None:
+        for each in _unusual(published):
+            if each.key in found and found[each.key].beyond <= each.beyond + 1e-9:
+                del found[each.key]
+    order = ("strong", "moderate", "weak")
+    return sorted(found.values(), key=lambda each: order.index(each.rule.strength))
+
+
+def _unusual(subject: Subject) -> Iterator[Suspicion]:
+    for rule in RULES_OF_THUMB:
+        for path, found in rule.numbers(subject):
+            if not rule.least <= found <= rule.most:
+                yield Suspicion(rule, path, found)
+
+
+def _published(run: RunSpec) -> Subject | None:
+    """Return the preset that a run has its name from; None where there is none."""
+    name = run.model.name
+    if name not in preset_names("models"):
+        return None
+    published = load_run(name)
+    model = build(published.model, device="meta")
+    assert isinstance(model, LanguageModel)
+    return Subject(published, model)
+
+
+def _layers(subject: Subject) -> Iterator[tuple[str, LayerSpec, int]]:
+    """Yield each kind of layer with the prefix of its paths and the index of the first one."""
+    names = subject.spec.layers.names(subject.spec.num_layers)
+    for name, layer in subject.spec.layers_by_kind.items():
+        if name in names:
+            prefix = "" if name == "default" else f"layer_kinds.{name}."
+            yield prefix, layer, names.index(name)
+
+
+def _widths(subject: Subject) -> Found:
+    """Yield the width that a token meets in feed-forwards, over the usual one: of experts those that it goes through,
+    and shared ones."""
+    layers = [*subject.model.stack]
+    for at, spec, index in _layers(subject):
+        if spec.feedforward.hidden_layer is None:
+            continue
+        width = sum(
+            m.active_fraction * m.weight.numel() / m.d_out
+            for m in layers[index].branch("feedforward").modules()
+            if isinstance(m, Linear) and m.is_residual_output
+        )
+        ratio = width / subject.spec.dim / spec.feedforward.hidden_layer.usual_ratio
+        yield f"{at}feedforward", ratio
+
+
+def _heads(subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the options of attention in heads of one width."""
+    for at, spec, _ in _layers(subject):
+        options = dict(spec.attention)
+        if {"num_heads", "head_dim"} <= options.keys():
+            yield f"{at}attention", options
+
+
+def _heads_over_dim(subject: Subject) -> Found:
+    for path, options in _heads(subject):
+        yield path, options["num_heads"] * options["head_dim"] / subject.spec.dim
+
+
+def _head_dims(subject: Subject) -> Found:
+    for path, options in _heads(subject):
+        yield f"{path}.head_dim", options["head_dim"]
+
+
+def _queries_of_a_key(subject: Subject) -> Found:
+    for path, options in _heads(subject):
+        if "num_kv_heads" in options:
+            yield f"{path}.num_kv_heads", options["num_heads"] / options["num_kv_heads"]
+
+
+def _shape(subject: Subject) -> Found:
+    yield "num_layers", subject.spec.dim / subject.spec.num_layers
+
+
+def _depth(subject: Subject) -> Found:
+    """Yield the depth over the one up to which a layer more is worth more than a wider model, (ln dim - 5.039) /
+    0.0555, which was measured for widths from about 200 on."""
+    spec = subject.spec
+    if spec.dim >= 256:
+        yield "num_layers", spec.num_layers * 0.0555 / (math.log(spec.dim) - 5.039)
+
+
+def _vocabulary(subject: Subject) -> Found:
+    """Yield the parameters of a table of the vocabulary over the best ones, 216,000 * 8192 for the 69 billion others of
+    Llama 2 70B, and for other models as the others, of which experts count that a token meets, to the power of 0.84."""
+    spec = subject.spec
+    assert spec.vocab_size != "auto"
+    tables = sum(
+        number
+        for part, number in parameters_by_part(subject.model).items()
+        if part in ("embedding", "head")
+    )
+    others = active_parameters(subject.model) - tables
+    best = 216e3 * 8192 * (others / 68.7e9) ** 0.84
+    yield "vocab_size", spec.vocab_size * spec.embedding_dim / best
+
+
+def _tokens(subject: Subject) -> Found:
+    if subject.tokens is not None:
+        yield "tokens", subject.tokens / subject.model.num_parameters()
+
+
+def _decay(subject: Subject) -> Found:
+    options = dict(subject.run.optimizer)
+    if "weight_decay" in options:
+        yield "optimizer.weight_decay", options["weight_decay"]
+
+
+def _dropout(subject: Subject) -> Found:
+    spec = subject.spec
+    yield "embedding.dropout", spec.embedding.dropout
+    for at, layer, _ in _layers(subject):
+        for name in ("attention", "feedforward", "residual"):
+            options = dict(getattr(layer, name))
+            if "dropout" in options:
+                yield f"{at}{name}.dropout", options["dropout"]
+
+
+def _reach(subject: Subject) -> Found:
+    """Yield how far the last layer sees through windows, over the context; nothing where a layer sees all."""
+    reach = 0
+    for mixer in subject.model.mixers():
+        back = mixer.pattern.value.lookback if isinstance(mixer, AttentionMixer) else None
+        if back is None:
+            return
+        reach += back
+    yield "attention.mask", reach / (subject.spec.context_length - 1)
+
+
+def _balance(subject: Subject) -> Found:
+    for at, layer, _ in _layers(subject):
+        options = dict(layer.feedforward)
+        if {"balance_loss", "selection_bias_update_rate"} <= options.keys():
+            ways = (options["balance_loss"] > 0) + (options["selection_bias_update_rate"] > 0)
+            yield f"{at}feedforward", ways
+
+
+RULES_OF_THUMB: tuple[RuleOfThumb, ...] = (
+    RuleOfThumb(
+        "hidden width",
+        "the width over 4 dim, or 8/3 dim where gated,",
+        _widths,
+        0.25,
+        2.5,
+        "the loss has a broad valley around this width, and more is lost further off",
+        "Kaplan et al., 2020, figure 5; Shazeer, 2020",
+        "moderate",
+    ),
+    RuleOfThumb(
+        "shape",
+        "dim / num_layers",
+        _shape,
+        24,
+        320,
+        "published models lie near 100; at equal parameters the loss hardly moves within a factor of 10",
+        "Kaplan et al., 2020, figure 5; Tay et al., 2021",
+        "weak",
+    ),
+    RuleOfThumb(
+        "depth for its width",
+        "the depth over the one that this width supports",
+        _depth,
+        0,
+        1.5,
+        "beyond, a wider model learns more from as many parameters; small models were published that disagree",
+        "Levine et al., 2020; Liu et al., 2024, MobileLLM",
+        "weak",
+    ),
+    RuleOfThumb(
+        "heads over dim",
+        "num_heads * head_dim over dim",
+        _heads_over_dim,
+        0.5,
+        2,
+        "published models lie near 1, though heads need no such width",
+        "Bhojanapalli et al., 2020",
+        "weak",
+    ),
+    RuleOfThumb(
+        "width of heads",
+        "the width",
+        _head_dims,
+        32,
+        256,
+        "scores of a head have at most this rank, so that narrow heads cannot tell many keys apart; kernels end at 256",
+        "Bhojanapalli et al., 2020; Amsel et al., 2024",
+        "moderate",
+    ),
+    RuleOfThumb(
+        "queries of a key",
+        "the number of queries that share a key",
+        _queries_of_a_key,
+        1,
+        16,
+        "groups of 8 lose little, one key for all loses more",
+        "Ainslie et al., 2023; Shazeer, 2019",
+        "strong",
+    ),
+    RuleOfThumb(
+        "vocabulary",
+        "its parameters over the best for this size",
+        _vocabulary,
+        0.1,
+        10,
+        "the best vocabulary grows with the model, more slowly than it does",
+        "Tao et al., 2024",
+        "moderate",
+    ),
+    RuleOfThumb(
+        "tokens for a parameter",
+        "the number for each parameter",
+        _tokens,
+        5,
+        2000,
+        "20 give the lowest loss for the compute, more a smaller model that is cheaper to serve",
+        "Hoffmann et al., 2022; Sardana et al., 2023",
+        "strong",
+    ),
+    RuleOfThumb(
+        "weight decay",
+        "the factor",
+        _decay,
+        0.01,
+        0.5,
+        "0.1 lowers the final loss where the learning rate decays, and keeps weights from growing",
+        "D'Angelo et al., 2023; Loshchilov and Hutter, 2017",
+        "moderate",
+    ),
+    RuleOfThumb(
+        "dropout",
+        "the share",
+        _dropout,
+        0,
+        0,
+        "where no text is read twice, it only slows learning",
+        "Liu, Bauer and Manning, 2025",
+        "strong",
+    ),
+    RuleOfThumb(
+        "reach of windows",
+        "the reach of all layers over context_length",
+        _reach,
+        1,
+        math.inf,
+        "no layer sees the whole text, and what is further away is lost",
+        "Jiang et al., 2023, Mistral 7B, section 2; Arora et al., 2023",
+        "strong",
+    ),
+    RuleOfThumb(
+        "balance of experts",
+        "the number of ways in which experts are balanced",
+        _balance,
+        1,
+        math.inf,
+        "without balance_loss or selection_bias_update_rate few experts get all tokens",
+        "Shazeer et al., 2017, section 4; Wang et al., 2024",
+        "strong",
+    ),
+)
+"""All rules, in the order of a model's parts."""

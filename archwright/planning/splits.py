@@ -1,0 +1,144 @@
+"""Which splits over devices cut a model evenly, and in which order they are looked at."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from archwright.model.language_model import LanguageModel
+from archwright.parts.linear import GroupedLinear, Linear
+from archwright.planning.split import Split
+from archwright.spec.errors import UserError
+
+IN_SERVER = (2, 4, 8)
+"""Devices inside one server that share a layer."""
+SHORTEST = 8192
+"""Tokens of a device below which no split of the context is looked for."""
+
+
+def refuse_split(split: Split, model: LanguageModel, length: int) -> None:
+    """Refuse a split that a model cannot be cut by.
+
+    Raises:
+        UserError: what cannot be cut, one line each.
+    """
+    if lines := [*problems(split, model, length)]:
+        raise UserError(*lines)
+
+
+def problems(split: Split, model: LanguageModel, length: int) -> Iterator[str]:
+    """Yield a line for each way in which a model cannot be cut so."""
+    layers = [*model.all_layers]
+    if uneven := next(_uneven_blocks(split.tensor, model), ""):
+        even = next(n for n in range(split.tensor - 1, 0, -1) if not any(_uneven_blocks(n, model)))
+        yield (
+            f"split: found tensor={split.tensor}; expected a number that goes into {uneven}, such as {even}"
+        )
+    if split.pipeline > 1:
+        yield from pipeline_problems(split.pipeline, model)
+    if length % split.context:
+        yield _uneven("context", split.context, f"the {length:,} tokens of a text", length)
+    if split.experts > 1:
+        numbers = {len(m.weight) for m in model.modules() if isinstance(m, GroupedLinear)}
+        common = math.gcd(*numbers) if numbers else 1
+        if not numbers:
+            yield f"split: found experts={split.experts}; expected 1, as none of the {len(layers)} layers has experts"
+        elif common % split.experts:
+            yield _uneven("experts", split.experts, f"the {common} experts of a layer", common)
+        elif split.replicas % split.experts:
+            what = f"the {split.replicas:,} devices with the same part of the model"
+            yield _uneven("experts", split.experts, what, split.replicas)
+
+
+def _uneven(axis: str, found: int, what: str, number: int) -> str:
+    near = next(n for n in range(min(found, number), 0, -1) if number % n == 0)
+    return f"split: found {axis}={found}; expected a number that goes into {what}, such as {near}"
+
+
+def _uneven_blocks(tensor: int, model: LanguageModel) -> Iterator[str]:
+    """Yield what of a model so many devices cannot share out evenly, each number of heads or columns once."""
+    seen: set[int] = set()
+    for layer in dict.fromkeys(model.all_layers):
+        for name, m in layer.named_modules():
+            if not isinstance(m, Linear) or (blocks := blocks_of(m)) in seen:
+                continue
+            seen.add(blocks)
+            # Fewer heads than devices are held by several of them.
+            if blocks % tensor and (m.num_blocks is None or tensor % blocks):
+                what = "columns" if m.num_blocks is None else "heads"
+                yield f"the {blocks:,} {what} of {name}"
+
+
+def pipeline_problems(pipeline: int, model: LanguageModel) -> Iterator[str]:
+    """Yield a line for each reason why a model has no such stages."""
+    layers = [*model.all_layers]
+    if model.spec.encoder_model is not None:
+        yield f"split: found pipeline={pipeline}; expected 1, as stages of two stacks are not planned"
+    elif len(set(layers)) < len(layers):
+        yield f"split: found pipeline={pipeline}; expected 1, as layers share their weights"
+    elif pipeline > len(layers):
+        yield f"split: found pipeline={pipeline}; expected at most {len(layers)}, the number of layers"
+
+
+def blocks_of(m: Linear) -> int:
+    """Return the equal blocks of a map that devices may share out: rows where it writes into the stream."""
+    return m.num_blocks or (m.d_in if m.is_residual_output else m.d_out)
+
+
+def share(blocks: int, tensor: int) -> float:
+    """Return the share of equal blocks that each of some devices holds: of fewer than devices one each; where they do
+    not share out evenly, as a vocabulary, that of the device with most."""
+    return -(-blocks // tensor) / blocks
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """How many devices may share what of a model."""
+
+    tensor: tuple[int, ...]
+    pipeline: tuple[int, ...]
+    context: tuple[int, ...]
+    experts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: LanguageModel, length: int) -> "Degrees":
+        """Return those that cut a model evenly: tensor parallelism inside a server, others by powers of two."""
+        numbers = {len(m.weight) for m in model.modules() if isinstance(m, GroupedLinear)}
+        common = math.gcd(*numbers) if numbers else 1
+        powers = [2**i for i in range(1, 12)]
+        return cls(
+            tuple(n for n in IN_SERVER if not any(_uneven_blocks(n, model))),
+            tuple(n for n in powers if not any(pipeline_problems(n, model))),
+            tuple(n for n in powers if length % n == 0 and length // n >= SHORTEST),
+            tuple(n for n in powers if common % n == 0),
+        )
+
+
+def splits(devices: int, degrees: Degrees) -> Iterator[Split]:
+    """Yield ways to split, those first that exchange least or ask for least: devices that hold all; groups inside one
+    server, of experts or of matrices; shards of everything (FSDP); both; stages; and last parts of a text."""
+    yield Split(devices)
+    if devices == 1:
+        return
+    experts = [n for n in degrees.experts if devices % n == 0]
+    tensor = [n for n in degrees.tensor if devices % n == 0]
+    yield from (Split(devices, experts=n) for n in experts if n in IN_SERVER)
+    yield from (Split(devices, tensor=n) for n in tensor)
+    yield Split(devices, "fsdp")
+    yield from (Split(devices, "fsdp", experts=n) for n in experts)
+    inside = [Split(devices, "fsdp", tensor=n) for n in tensor if devices > n]
+    yield from (_spread(each, degrees) for each in inside)
+    # Whole servers share a layer before its neighbours go elsewhere.
+    last = inside[-1] if inside else Split(devices, "fsdp")
+    group = last.tensor
+    staged = [replace(last, pipeline=n) for n in degrees.pipeline if devices % (group * n) == 0]
+    yield from (_spread(each, degrees) for each in staged)
+    for context in degrees.context:
+        for each in (last, *staged):
+            if each.replicas % context == 0:
+                yield _spread(replace(each, context=context), degrees)
+
+
+def _spread(split: Split, degrees: Degrees) -> Split:
+    """Return a split whose experts are spread over as many replicas as share them evenly."""
+    most = max((n for n in degrees.experts if split.replicas % n == 0), default=1)
+    return replace(split, experts=most)

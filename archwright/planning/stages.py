@@ -1,0 +1,236 @@
+"""The stages of a pipeline, before they are split otherwise; one stage is the whole model."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from archwright.model.language_model import LanguageModel
+from archwright.model.layer import Layer
+from archwright.optim.groups import build_optimizers
+from archwright.optim.muon import Muon
+from archwright.parts.linear import Embedding, GroupedLinear, Linear
+from archwright.parts.mixers import AttentionMixer
+from archwright.planning.activations import (
+    CHECKPOINTING,
+    STREAM,
+    Values,
+    activations,
+    added,
+    amount,
+    layers_of,
+)
+from archwright.planning.memory import logit_bytes
+from archwright.planning.splits import Degrees, blocks_of
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.run_spec import RunSpec
+
+PER_WEIGHT = 4
+"""Bytes: a weight, a gradient, or a moment, in float32."""
+
+
+class Kind(NamedTuple):
+    """How devices share weights, and what an optimizer keeps of each."""
+
+    blocks: int
+    """Equal blocks that tensor parallelism shares out; 1: each device has all."""
+    is_expert: bool
+    """Whether they are those of experts, which devices share, too."""
+    optimizer: int
+    """Bytes of the optimizer for each."""
+
+
+Weights = Mapping[Kind, int]
+"""Numbers of weights by kind."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a pipeline: some of the layers, the first with the embedding, the last with the head."""
+
+    num_layers: int
+    dim: int
+    """Width of the stream."""
+    num_neighbours: int
+    """Stages that it exchanges activations with."""
+    weights: Weights
+    largest: Weights
+    """Of the layer with most."""
+    kept: Mapping[str, Values]
+    """Numbers per token that stay until the backward pass, by what is computed again."""
+    again: Mapping[str, Values]
+    """Numbers per token of the layer with most, while it is computed again."""
+    logits: float
+    """Bytes of one text."""
+    branch_width: float
+    """Sum of the widths of what the branches give, which devices that share them add up."""
+    keys: Values
+    """Numbers per token of keys and values of all layers, which devices that share a text pass on."""
+    most_keys: Values
+    """Those of the layer with most."""
+    sent_to_experts: float
+    """Numbers per token that go to experts: in each layer the width times top_k."""
+
+
+class Needs:
+    """All that a training keeps, before it is split, counted from a model that may be a meta one."""
+
+    def __init__(self, run: RunSpec, model: LanguageModel, length: int) -> None:
+        self.model, self.length = model, length
+        self.degrees = Degrees.of(model, length)
+        self._optimizer = optimizer_bytes_by_parameter(run, model)
+        self.logits = logit_bytes(model, 1) * length / model.spec.context_length
+        self._stages: dict[int, tuple[Stage, ...]] = {}
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return self.model.num_parameters()
+
+    def stages(self, pipeline: int) -> tuple[Stage, ...]:
+        """Return the stages of a pipeline, or the one that is the whole model."""
+        if pipeline not in self._stages:
+            self._stages[pipeline] = tuple(self._cut(pipeline))
+        return self._stages[pipeline]
+
+    def _cut(self, pipeline: int) -> Iterator[Stage]:
+        layers = [*layers_of(self.model)]
+        numbers, start = layers_by_stage(len(layers), pipeline), 0
+        for place, number in enumerate(numbers):
+            inside = layers[start : start + number]
+            start += number
+            yield self._stage(inside, is_first=place == 0, is_last=place == pipeline - 1)
+
+    def _stage(
+        self, layers: list[tuple[Layer, ModelSpec]], *, is_first: bool, is_last: bool
+    ) -> Stage:
+        unique = dict.fromkeys(layer for layer, _ in layers)
+        weights: dict[int, tuple[Kind, int]] = {}
+        for layer in unique:
+            weights |= self._weights[layer]
+        weights |= self._first if is_first else {}
+        weights |= self._last if is_last else {}
+        values = {name: activations(layers, self.length, name) for name in CHECKPOINTING}
+        keys = [_keys(layer) for layer, _ in layers]
+        return Stage(
+            len(layers),
+            self.model.spec.dim,
+            2 - is_first - is_last,
+            _added_up(weights),
+            max(
+                (_added_up(self._weights[layer]) for layer in unique),
+                key=lambda weights: sum(weights.values()),
+            ),
+            {name: kept for name, (kept, _) in values.items()},
+            {name: again for name, (_, again) in values.items()},
+            self.logits if is_last else 0.0,
+            float(sum(spec.dim * len(layer.branches) for layer, spec in layers)),
+            added(keys),
+            max(keys, key=amount),
+            sum(_sent_to_experts(layer) for layer, _ in layers),
+        )
+
+    @cached_property
+    def _weights(self) -> dict[Layer, dict[int, tuple[Kind, int]]]:
+        """The parameters of each layer by their identity, so that one in two places counts once."""
+        return {
+            layer: self._kinds(layer, in_layer=True)
+            for layer in dict.fromkeys(self.model.all_layers)
+        }
+
+    @cached_property
+    def _last(self) -> dict[int, tuple[Kind, int]]:
+        """Parameters behind the layers; a tied table stands on both ends."""
+        found: dict[int, tuple[Kind, int]] = {}
+        for module in (self.model.norm, self.model.head, self.model.sequence_head):
+            if module is not None:
+                found |= self._kinds(module, in_layer=False)
+        return found
+
+    @cached_property
+    def _first(self) -> dict[int, tuple[Kind, int]]:
+        """Parameters before the layers, and what all layers share."""
+        tables = {id(m.weight) for m in self.model.modules() if isinstance(m, Embedding)}
+        behind = {at for at in self._last if at not in tables}
+        inside = {at for found in self._weights.values() for at in found}
+        every = self._kinds(self.model, in_layer=False)
+        return {at: each for at, each in every.items() if at not in behind | inside}
+
+    def _kinds(self, module: nn.Module, *, in_layer: bool) -> dict[int, tuple[Kind, int]]:
+        found: dict[int, tuple[Kind, int]] = {}
+        for m in module.modules():
+            for name, parameter in m.named_parameters(recurse=False):
+                blocks = _blocks(m, name, in_layer=in_layer)
+                kind = Kind(
+                    blocks, isinstance(m, GroupedLinear), self._optimizer.get(id(parameter), 0)
+                )
+                found.setdefault(id(parameter), (kind, parameter.numel()))
+        return found
+
+
+def layers_by_stage(num_layers: int, stages: int) -> list[int]:
+    """Return how many layers each stage has: as many as others, or one less, the last and the first before others, as
+    they have a head and an embedding besides (Grattafiori et al., 2024, section 3.3.2)."""
+    most = -(-num_layers // stages)
+    found = [most] * stages
+    places = [at for i in range(stages) for at in dict.fromkeys((stages - 1 - i, i))]
+    for at in places[: most * stages - num_layers]:
+        found[at] -= 1
+    return found
+
+
+def optimizer_bytes(run: RunSpec, model: LanguageModel) -> int:
+    """Return the bytes of an optimizer's state: a mean of gradients for each parameter that Muon moves, and one of
+    their squares beside it for others, in float32."""
+    kept = optimizer_bytes_by_parameter(run, model)
+    return sum(kept.get(id(p), 0) * p.numel() for p in model.parameters())
+
+
+def optimizer_bytes_by_parameter(run: RunSpec, model: LanguageModel) -> dict[int, int]:
+    """Return the bytes of an optimizer's state for each number of a parameter, by its identity."""
+    optimizers = build_optimizers(model, run.optimizer, precision=torch.bfloat16)
+    return {
+        id(parameter): PER_WEIGHT * (1 if isinstance(optimizer, Muon) else 2)
+        for optimizer in optimizers.values()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def _added_up(weights: Mapping[int, tuple[Kind, int]]) -> Weights:
+    found: Counter[Kind] = Counter()
+    for kind, number in weights.values():
+        found[kind] += number
+    return found
+
+
+def _blocks(m: nn.Module, name: str, *, in_layer: bool) -> int:
+    """Return the equal blocks of a module's parameter that devices may share out; 1 where nothing says any."""
+    if isinstance(m, Embedding):
+        return len(m.weight) if m.holds_tokens and name == "weight" else 1
+    if not isinstance(m, Linear) or not (in_layer or m.is_lm_head):
+        return 1
+    return 1 if name == "bias" and m.is_residual_output else blocks_of(m)
+
+
+def _keys(layer: Layer) -> Values:
+    """Return the numbers of keys and values for a token, by the blocks that devices share them by."""
+    mixers = layer.mixers().values()
+    return added(
+        {STREAM if m.kept_blocks == 1 else m.kept_blocks: m.kept_per_token}
+        for m in mixers
+        if isinstance(m, AttentionMixer)
+    )
+
+
+def _sent_to_experts(layer: Layer) -> float:
+    """Return the numbers of a token that go to experts: its width, as often as it is sent."""
+    return sum(
+        m.active_fraction * len(m.weight) * m.d_out
+        for m in layer.modules()
+        if isinstance(m, GroupedLinear) and m.is_residual_output
+    )

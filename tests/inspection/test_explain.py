@@ -1,0 +1,86 @@
+"""What explanations compute, beside what is known of each choice."""
+
+import math
+
+import pytest
+
+from archwright.inspection.explain import AXES, Numbers, formula, numbers_of_kind, numbers_of_option
+from archwright.plugins import REGISTRIES
+from archwright.spec.choice import Choice
+
+KINDS = {
+    (registry.base.axis, kind): choice
+    for registry in REGISTRIES
+    for kind, choice in registry.base.kinds.items()
+    if registry.base.axis in AXES
+}
+PATHS = {"mask": "attention.mask", "activation": "feedforward.gate"}
+
+
+def numbers(axis: str, kind: str, *words: str) -> Numbers:
+    found = numbers_of_kind(KINDS[axis, kind], [f"{PATHS.get(axis, axis)}.kind={kind}", *words])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kind", ["none", "rope", "alibi", "t5", "transformer_xl"])
+def test_scores_of_relative_positions_stay_where_all_move(kind: str) -> None:
+    _, (_, moved), (_, reversed_) = numbers("position", kind).rows
+    assert float(moved) < 1e-9
+    assert (float(reversed_) > 0.1) == (kind != "none")
+
+
+@pytest.mark.parametrize("kind", ["learned", "sinusoidal", "axial"])
+def test_scores_of_absolute_positions_do_not(kind: str) -> None:
+    assert float(numbers("position", kind).rows[1][1]) > 0.1
+
+
+def test_layer_norm_forgets_a_shift_and_rms_norm_does_not() -> None:
+    layer, rms = numbers("norm", "layer").rows, numbers("norm", "rms").rows
+    assert float(layer[3][3]) < 1e-4  # of 3 x
+    assert float(layer[4][3]) < 1e-4  # of x + 5
+    assert float(rms[3][3]) < 1e-4
+    assert float(rms[4][3]) > 1
+    assert (float(layer[2][1]), float(layer[2][2])) == pytest.approx((0, 1), abs=0.01)
+
+
+def test_a_window_is_drawn() -> None:
+    _, *rows = numbers("mask", "window").rows
+    assert [row.split().count("■") for _, row in rows] == [min(i + 1, 5) for i in range(16)]
+
+
+def test_the_stream_of_pre_norm_grows_and_that_of_post_norm_does_not() -> None:
+    pre, post = ([float(x) for x in numbers("residual", k).rows[1][1:]] for k in ("pre", "post"))
+    assert pre == sorted(pre)
+    assert pre[-1] > 1.5 * pre[0]
+    assert post == pytest.approx([1] * len(post), abs=0.01)
+
+
+def test_gqa_caches_what_its_key_heads_need() -> None:
+    found = numbers_of_option("num_kv_heads")
+    assert found is not None
+    caches = {row[1]: row[3] for row in found.rows[1:]}
+    assert caches["32"] == "524 kB"  # 2 x 32 layers x 32 heads x 128, in 16 bits
+    assert caches["1"] == "16.4 kB"
+
+
+def test_an_activation_is_tabulated_with_its_slope() -> None:
+    _, values, slopes = numbers("activation", "gelu").rows
+    assert float(values[7]) == pytest.approx(0.5 * (1 + math.erf(1 / math.sqrt(2))), abs=1e-3)
+    assert float(slopes[5]) == pytest.approx(0.5)
+
+
+@pytest.mark.sampled(fast=8)
+@pytest.mark.parametrize(("axis", "kind"), sorted(KINDS))
+def test_every_kind_has_numbers_or_says_why_not(axis: str, kind: str) -> None:
+    choice: type[Choice] = KINDS[axis, kind]
+    found = numbers_of_kind(choice, [f"{PATHS.get(axis, axis)}.kind={kind}"])
+    if found is not None:
+        assert len({len(row) for row in found.rows}) == 1
+        assert all(cell == "" or cell.strip() for row in found.rows for cell in row)
+
+
+def test_formulas_are_those_of_the_parts() -> None:
+    assert "theta^(-2i/r)" in formula(KINDS["position", "rope"])
+    assert "sqrt(mean(x^2) + eps)" in formula(KINDS["norm", "rms"])
+    assert not any("Raises:" in formula(choice) for choice in KINDS.values())

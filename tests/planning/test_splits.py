@@ -1,0 +1,361 @@
+"""Splits over devices against closed formulas and published setups: what each device has, and what it sends."""
+
+import math
+
+import pytest
+
+from archwright.model import build
+from archwright.planning.activations import activation_bytes, on_a_device
+from archwright.planning.exchange import exchanged
+from archwright.planning.plans import Plan, plan
+from archwright.planning.split import AXES, Split, parse_split
+from archwright.planning.splits import Degrees, problems, splits
+from archwright.planning.stages import Needs, layers_by_stage, optimizer_bytes
+from archwright.planning.training_memory import held, setup, setups, texts_kept
+from archwright.planning.workload import workload
+from archwright.spec.errors import UserError
+from archwright.spec.read import load, load_run
+from archwright.spec.run_spec import RunSpec
+
+LENGTH = 2048
+
+
+def planned(name: str, *changes: str, **asked: object) -> Plan:
+    return plan(load_run(name).override(*changes), workload(**asked))  # type: ignore[arg-type]
+
+
+def needs_of(name: str, *changes: str, length: int = LENGTH) -> Needs:
+    run = RunSpec(model=load(name).override(*changes))
+    return Needs(run, build(run.model, device="meta"), length)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Needs:
+    return needs_of("llama-3-8b")
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Needs:
+    return needs_of("gpt-3-175b")
+
+
+@pytest.fixture(scope="module")
+def mixtral() -> Needs:
+    return needs_of("mixtral-8x7b")
+
+
+@pytest.mark.parametrize("pipeline", [1, 2, 8, 31])
+def test_shards_of_all_devices_are_the_whole(llama: Needs, pipeline: int) -> None:
+    split = Split(4 * pipeline, "fsdp", pipeline=pipeline)
+    stages = llama.stages(pipeline)
+    assert sum(stage.num_layers for stage in stages) == 32
+    whole = sum(4 * held(stage.weights, split, sharded=True) for stage in stages)
+    assert whole == pytest.approx(llama.parameters, rel=1e-12)
+    moments = sum(4 * held(s.weights, split, sharded=True, optimizer=True) for s in stages)
+    assert moments == pytest.approx(8 * llama.parameters, rel=1e-12)
+
+
+@pytest.mark.parametrize("tensor", [2, 4, 8])
+def test_tensor_parallelism_repeats_norms_alone(llama: Needs, tensor: int) -> None:
+    (stage,) = llama.stages(1)
+    whole = tensor * held(stage.weights, Split(tensor, tensor=tensor), sharded=False)
+    norms = (2 * 32 + 1) * 4096
+    assert whole == pytest.approx(llama.parameters + (tensor - 1) * norms, rel=1e-12)
+
+
+def test_fewer_heads_of_keys_than_devices_are_held_by_several(llama: Needs) -> None:
+    (stage,) = llama.stages(1)
+    found = held(stage.weights, Split(16, tensor=16), sharded=False)
+    keys, norms = 2 * 32 * 4096 * 8 * 128, (2 * 32 + 1) * 4096
+    rest = llama.parameters - keys - norms
+    assert found == pytest.approx(rest / 16 + keys / 8 + norms, rel=1e-12)
+
+
+def test_latents_are_made_by_each_device() -> None:
+    needs = needs_of("deepseek-v2-lite")
+    spec, (stage,) = needs.model.spec, needs.stages(1)
+    maps = spec.num_layers * spec.dim * (512 + 64)  # of the latent and the rotary key
+    routers = (spec.num_layers - 1) * spec.dim * 64
+    norms = (2 * spec.num_layers + 1) * spec.dim + spec.num_layers * 512
+    repeated = maps + routers + norms
+    found = held(stage.weights, Split(2, tensor=2), sharded=False)
+    assert found == pytest.approx((needs.parameters + repeated) / 2, rel=1e-12)
+
+
+def test_a_tied_table_stands_on_both_ends() -> None:
+    needs = needs_of("llama-3.2-1b")
+    split = Split(4, pipeline=4)
+    whole = sum(held(stage.weights, split, sharded=False) for stage in needs.stages(4))
+    assert whole == needs.parameters + 128256 * 2048
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt-2", "mixtral-8x7b", "reformer", "t5-base"])
+def test_one_device_is_no_split(name: str) -> None:
+    run = load_run(name)
+    model = build(run.model, device="meta")
+    length = run.model.context_length
+    for way in setups(Needs(run, model, length), 1, texts=4.0):
+        memory = way.memory
+        assert memory.weights == memory.gradients == 4 * model.num_parameters()
+        assert memory.optimizer == optimizer_bytes(run, model)
+        assert memory.activations == activation_bytes(model, length, way.checkpointing)
+        assert (memory.gathered, way.exchange, way.bubble) == (0, {}, 0)
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+@pytest.mark.parametrize("pipeline", [1, 8])
+def test_activations_are_those_of_the_paper(gpt: Needs, tensor: int, pipeline: int) -> None:
+    """s b h L (10 + 24 / t + 5 a s / (h t)), on the first stage of however many, and with sequence parallelism
+    s b h L (34 + 5 a s / h) / t (Korthikanti et al., 2022, equations 2, 4 and 5); ours keep no scores and no masks of
+    dropout: 5 a s / (h t), and 2, which sequence parallelism shares."""
+    s, h, a, num_layers = LENGTH, 12288, 96, 96
+    first = gpt.stages(pipeline)[0]
+    kept = texts_kept(pipeline, 0, 64.0)
+    assert kept * first.num_layers == num_layers
+    whole, shared = (
+        2 * s * kept * on_a_device(first.kept["none"], tensor, sequence=sequence)
+        for sequence in (False, True)
+    )
+    scores = 5 * a * s / (h * tensor)
+    paper = s * h * num_layers * (10 + 24 / tensor + scores)
+    assert whole + s * h * num_layers * (2 + scores) == pytest.approx(paper, rel=1e-12)
+    paper = s * h * num_layers * (34 / tensor + scores)
+    assert shared + s * h * num_layers * (2 / tensor + scores) == pytest.approx(paper, rel=1e-12)
+
+
+def test_what_is_planned_has_the_activations_of_its_fullest_stage(gpt: Needs) -> None:
+    way = setup(gpt, Split(64, "fsdp", tensor=8, pipeline=8), "none", texts=64.0)
+    assert way.memory.activations == pytest.approx(32 * LENGTH * 12288 * 96 / 8)
+    half = setup(gpt, Split(64, "fsdp", tensor=8, pipeline=4, context=2), "none", texts=64.0)
+    assert half.memory.activations == pytest.approx(way.memory.activations / 2)
+
+
+def test_stages_keep_fewer_texts_towards_the_end() -> None:
+    assert [texts_kept(4, stage, 16.0) for stage in range(4)] == [4, 3, 2, 1]
+    assert [texts_kept(4, stage, 2.0) for stage in range(4)] == [2, 2, 2, 1]
+    assert texts_kept(1, 0, 16.0) == 1
+
+
+@pytest.mark.parametrize("stages", range(1, 13))
+def test_stages_differ_by_a_layer_and_the_ends_have_less(stages: int) -> None:
+    for num_layers in range(stages, 40):
+        found = layers_by_stage(num_layers, stages)
+        assert sum(found) == num_layers
+        assert max(found) - min(found) <= 1
+        if min(found) < max(found):
+            assert found[-1] == min(found)
+    assert layers_by_stage(126, 16) == [7, *[8] * 14, 7]
+
+
+@pytest.mark.parametrize(
+    ("data", "formula"),
+    [
+        ("ddp", lambda p, n: 16 * p),
+        ("zero1", lambda p, n: 8 * p + 8 * p / n),
+        ("zero2", lambda p, n: 4 * p + 12 * p / n),
+        ("fsdp", lambda p, n: 16 * p / n),
+    ],
+)
+def test_levels_of_zero(llama: Needs, data: str, formula) -> None:  # type: ignore[no-untyped-def]
+    """Rajbhandari et al., 2019, figure 1, with K = 8 and 4 bytes for a weight and its gradient."""
+    memory = setup(llama, parse_split(data, 64), "full", texts=64.0).memory
+    state = memory.weights + memory.gradients + memory.optimizer
+    assert state == pytest.approx(formula(llama.parameters, 64), rel=1e-12)
+
+
+def test_experts_are_spread_over_devices_that_read_other_texts(mixtral: Needs) -> None:
+    (stage,) = mixtral.stages(1)
+    experts = 32 * 8 * 3 * 4096 * 14336
+    rest = mixtral.parameters - experts
+    assert held(stage.weights, Split(8, experts=8), sharded=False) == rest + experts / 8
+    sharded = held(stage.weights, Split(64, "fsdp", experts=8), sharded=True)
+    assert sharded == pytest.approx(mixtral.parameters / 64, rel=1e-12)
+
+
+def bytes_sent(needs: Needs, split: Split, checkpointing: str = "none", passes: float = 3.0):  # type: ignore[no-untyped-def]
+    return exchanged(needs.stages(split.pipeline)[0], split, checkpointing, passes, needs.length)
+
+
+def test_gradients_are_added_up_between_devices(llama: Needs) -> None:
+    """A ring of n sends 2 (n - 1) / n of what is added up; FSDP gathers 2 bytes twice a text and adds up once."""
+    parameters = llama.parameters
+    assert bytes_sent(llama, Split(8)) == {"data": pytest.approx(8 * parameters * 7 / 8)}
+    gathered = {"data": pytest.approx((4 * 3 + 4) * parameters * 7 / 8)}
+    assert bytes_sent(llama, Split(8, "fsdp")) == gathered
+
+
+def test_four_sums_of_activations_for_each_layer(gpt: Needs) -> None:
+    """Shoeybi et al., 2019, section 3: two all-reduces forward and two backward, of s h numbers in 16 bits."""
+    of_one = 2 * 7 / 8 * LENGTH * 12288 * 2
+    sent = bytes_sent(gpt, Split(8, tensor=8, sequence=False))
+    assert sent == {"tensor": pytest.approx(3 * 96 * 4 * of_one)}
+    again = bytes_sent(gpt, Split(8, tensor=8, sequence=False), "full")
+    assert again == {"tensor": pytest.approx(3 * 96 * 6 * of_one)}
+    parts = bytes_sent(gpt, Split(8, tensor=8))  # five halves of a sum for each of two
+    assert parts == {"tensor": pytest.approx(3 * 96 * 5 * of_one)}
+
+
+def test_stages_send_what_stands_between_them(gpt: Needs) -> None:
+    stages = gpt.stages(8)
+    split = Split(64, tensor=8, pipeline=8)
+    sent = [exchanged(stage, split, "none", 3.0, LENGTH)["pipeline"] for stage in stages]
+    once = 3 * LENGTH * 12288 * 2 / 8
+    assert sent == [once, *[2 * once] * 6, once]
+
+
+def test_keys_and_values_pass_between_parts_of_a_text(llama: Needs) -> None:
+    sent = bytes_sent(llama, Split(4, context=4))
+    keys = 32 * 2 * 8 * 128 * LENGTH * 2
+    assert sent["context"] == pytest.approx(3 * 3 * keys * 3 / 4)
+    way = setup(llama, Split(4, context=4), "none", texts=1.0)
+    assert way.memory.gathered == pytest.approx(keys / 32 * 3 / 4)
+
+
+def test_tokens_go_to_their_experts_and_back(mixtral: Needs) -> None:
+    sent = bytes_sent(mixtral, Split(8, experts=8))
+    once = 32 * 2 * 4096 * LENGTH * 2 * 7 / 8
+    assert sent["experts"] == pytest.approx(3 * 4 * once)
+    experts = 32 * 8 * 3 * 4096 * 14336
+    assert sent["data"] == pytest.approx(8 * (mixtral.parameters - experts) * 7 / 8)
+
+
+@pytest.mark.parametrize(
+    ("context", "split"),
+    [
+        (8192, "tensor=8,pipeline=16,fsdp"),
+        (131072, "tensor=8,pipeline=16,context=16,fsdp"),
+    ],
+)
+def test_llama_3_405b_fits_as_published(context: int, split: str) -> None:
+    """16,384 H100s, 16M tokens a step, no activation computed again; 7 layers on the first and last stage, 8 on others
+    (Grattafiori et al., 2024, table 4 and section 3.3.2)."""
+    asked = {"devices": 16384, "context": context, "batch": str(2**24)}
+    found = planned("llama-3-405b", split=split, **asked)
+    assert found.setup is not None
+    assert found.setup.checkpointing == "none"
+    assert found.setup.layers == (7, *[8] * 14, 7)
+    assert found.setup.split.ranks == 2**14 // math.prod(found.setup.split.axes.values())
+    memory = found.setup.memory
+    assert memory.total < 80e9
+    state = memory.weights + memory.gradients + memory.optimizer
+    # The fullest stage has 8 of 126 layers on an eighth of whose devices each norm stands.
+    assert state == pytest.approx(16 * found.counts.total / 126 * 8 / 1024, rel=0.03)
+    texts = 2**24 / context / found.setup.split.ranks
+    assert found.setup.bubble == pytest.approx(15 / texts)
+
+
+def test_deepseek_v3_fits_as_published() -> None:
+    """2,048 H800s of 80 GB: 16 stages, experts over 64 devices, ZeRO-1, no tensor parallelism, 15,360 texts of 4096
+    tokens a step (DeepSeek-AI, 2024, sections 3.2 and 4.2)."""
+    batch = str(15360 * 4096)
+    asked = {"devices": 2048, "context": 4096, "batch": batch}
+    found = planned("deepseek-v3", split="pipeline=16,experts=64,zero1", **asked)
+    assert found.setup is not None
+    assert found.setup.split.name == "ZeRO-1, pipeline 16, experts 64"
+    assert found.setup.memory.total < 80e9
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "gpt-2", "albert-base", "t5-base"])
+@pytest.mark.parametrize("devices", [1, 6, 64])
+def test_ways_that_are_looked_at_cut_the_model_evenly(name: str, devices: int) -> None:
+    needs = needs_of(name)
+    found = [*splits(devices, needs.degrees)]
+    assert found[0] == Split(devices)
+    assert len({*found}) == len(found)
+    for split in found:
+        assert split.replicas * split.tensor * split.pipeline == devices
+        assert split.ranks * split.context == split.replicas
+        assert not [*problems(split, needs.model, LENGTH)]
+
+
+def test_the_order_of_ways() -> None:
+    """Inside a server first, then FSDP, then stages, and parts of a text last."""
+    degrees = Degrees(tensor=(2, 4, 8), pipeline=(2, 4), context=(2,), experts=())
+    names = [split.name for split in splits(64, degrees)]
+    assert names == [
+        "DDP",
+        *(f"DDP, tensor {n}" for n in (2, 4, 8)),
+        "FSDP",
+        *(f"FSDP, tensor {n}" for n in (2, 4, 8)),
+        "FSDP, tensor 8, pipeline 2",
+        "FSDP, tensor 8, pipeline 4",
+        "FSDP, tensor 8, context 2",
+        "FSDP, tensor 8, pipeline 2, context 2",
+        "FSDP, tensor 8, pipeline 4, context 2",
+    ]
+
+
+def test_the_first_way_that_fits_is_named() -> None:
+    found = planned("llama-3-8b", devices=64, context=8192)
+    names = {way.split.name: found.fits(way) for way in found.ways}
+    assert names["DDP"] is False
+    assert found.setup is not None
+    assert found.setup.split.name == next(name for name, fits in names.items() if fits)
+    assert planned("llama-3.2-1b", devices=64, context=8192).setup.split.name == "DDP"  # type: ignore[union-attr]
+
+
+def test_stages_that_mostly_wait_are_taken_only_when_asked_for() -> None:
+    asked = {"devices": 64, "context": 8192, "batch": "16k"}
+    assert planned("llama-3.2-1b", **asked).setup is None
+    found = planned("llama-3.2-1b", split="tensor=8,pipeline=8", **asked)
+    assert found.setup is not None
+    assert found.training.bubble > 3
+
+
+DIVISOR = "expected a number that goes into"
+MISTAKES = [
+    ("llama-3-8b", 336, "tensor=7", f"{DIVISOR} the 32 heads of attention.query, such as 4"),
+    ("llama-3-8b", 64, "pipeline=64", "expected at most 32, the number of layers"),
+    ("llama-3-8b", 64, "experts=8", "expected 1, as none of the 32 layers has experts"),
+    ("mixtral-8x7b", 48, "experts=3", f"{DIVISOR} the 8 experts of a layer, such as 2"),
+    (
+        "mixtral-8x7b",
+        12,
+        "experts=8",
+        f"{DIVISOR} the 12 devices with the same part of the model, such as 6",
+    ),
+    ("llama-3-8b", 48, "context=3", f"{DIVISOR} the 8,192 tokens of a text, such as 2"),
+    ("albert-base", 4, "pipeline=4", "expected 1, as layers share their weights"),
+    ("bart-base", 4, "pipeline=4", "expected 1, as stages of two stacks are not planned"),
+]
+"""A model, devices, a split, and what was expected in its place."""
+
+
+@pytest.mark.parametrize(("name", "devices", "split", "line"), MISTAKES)
+def test_a_split_that_cuts_a_model_unevenly_is_one_line(
+    name: str, devices: int, split: str, line: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        planned(name, devices=devices, split=split)
+    assert error.value.lines == (f"split: found {split}; {line}",)
+
+
+@pytest.mark.parametrize(
+    ("split", "line"),
+    [
+        (
+            "tensor=16",
+            'found "tensor=16", whose groups have 16 devices; expected groups that go in',
+        ),
+        ("tensr=8", 'found "tensr=8"; expected tensor=N, pipeline=N, context=N, experts=N, ddp, '),
+        ("tensor=0", 'found "tensor=0"; expected tensor=N'),
+        ("tensor=8,tensor=4", 'found "tensor=4" behind another of its kind; expected one'),
+        ("", 'found ""; expected tensor=N'),
+    ],
+)
+def test_a_split_that_cannot_be_read_is_one_line(split: str, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        workload(devices=8, split=split)
+    (found,) = error.value.lines
+    assert found.startswith(f"split: {line}")
+    assert ("Did you mean" in found) == (split == "tensr=8")
+
+
+def test_a_split_is_called_as_it_is_asked_for() -> None:
+    assert parse_split("tensor=2,no-sequence,zero2", 8) == Split(
+        8, "zero2", tensor=2, sequence=False
+    )
+    assert parse_split("ddp", 8).name == "DDP"
+    split = parse_split("fsdp,experts=4,context=2,pipeline=2,tensor=2", 16)
+    assert split.name == "FSDP, tensor 2, pipeline 2, context 2, experts 4"
+    assert [*split.axes] == [*AXES]
