@@ -64,15 +64,15 @@ def run(words: Sequence[str]) -> int:
         found = list(_found(options.word, listing("choices", resolve=bool(parts))))
         for lines, numbers in found:
             print("\n".join(lines))
-            if numbers:
+            for table in numbers:
                 print()
-                print("\n".join(_wrapped(numbers.about)))
-                print_table(numbers.rows)
+                print("\n".join(_wrapped(table.about)))
+                print_table(table.rows)
             print()
     return 0
 
 
-def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "Numbers | None"]]:
+def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "list[Numbers]"]]:
     """Yield the text and the numbers of each kind of that name, or of each option where no kind has it.
 
     Raises:
@@ -103,7 +103,7 @@ def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "Nu
             yield [path.removeprefix("model."), *_wrapped(about)], numbers_of_option(name)
 
 
-def _of_kind(section: Section, kind: dict[str, Any]) -> tuple[list[str], "Numbers | None"]:
+def _of_kind(section: Section, kind: dict[str, Any]) -> tuple[list[str], "list[Numbers]"]:
     from archwright.inspection.explain import formula, numbers_of_kind
 
     choice = _choice(section["name"], kind["name"])
@@ -112,7 +112,7 @@ def _of_kind(section: Section, kind: dict[str, Any]) -> tuple[list[str], "Number
         lines += ["", *_wrapped(text)]
     lines += ["", *(line for text in kind["users"] for line in _wrapped(text))]
     words = shlex.split(kind["command"])[3:]  # archwright train modern KEY=VALUE ...
-    numbers = None
+    numbers = []
     if choice and not kind["refusal"]:
         numbers = numbers_of_kind(choice, [word.removeprefix("model.") for word in words])
     lines += [kind["command"]]

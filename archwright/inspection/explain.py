@@ -66,20 +66,21 @@ def formula(choice: type[Choice]) -> str:
     return ""
 
 
-def numbers_of_kind(choice: type[Choice], words: Words) -> Numbers | None:
-    """Return what shows a choice, asked for by these words; None where its axis has no table, or where it does not go
-    with the small model that is looked at."""
+def numbers_of_kind(choice: type[Choice], words: Words) -> list[Numbers]:
+    """Return what shows a choice, asked for by these words; nothing where its axis has no table, or where it does not
+    go with the small model that is looked at."""
     if choice.axis not in AXES:
-        return None
+        return []
+    tables = [activation(choice)] if choice in ACTIVATIONS else []
     try:
-        return AXES[choice.axis](choice, words)
+        return [*tables, AXES[choice.axis](choice, words)]
     except UserError:
-        return None
+        return tables
 
 
-def numbers_of_option(name: str) -> Numbers | None:
-    """Return what shows an option, or None."""
-    return OPTIONS[name]() if name in OPTIONS else None
+def numbers_of_option(name: str) -> list[Numbers]:
+    """Return what shows an option, if anything does."""
+    return [OPTIONS[name]()] if name in OPTIONS else []
 
 
 def small(*words: str) -> ModelSpec:
@@ -233,7 +234,7 @@ def feedforward(choice: type[Choice], words: Words) -> Numbers:
     )
 
 
-def activation(choice: type[Choice], words: Words) -> Numbers:
+def activation(choice: type[Choice]) -> Numbers:
     """Tabulate a function and its slope."""
     x = torch.tensor([-4.0, -2, -1, -0.5, 0, 0.5, 1, 2, 4], dtype=torch.float64, requires_grad=True)
     y = ACTIVATIONS.make(choice())(x)
@@ -290,7 +291,6 @@ AXES: dict[str, Callable[[type[Choice], Words], Numbers]] = {
     "mask": mask,
     "residual": residual,
     "feedforward": feedforward,
-    "activation": activation,
     "schedule": schedule,
 }
 """What shows the choices of an axis."""
