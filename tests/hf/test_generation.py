@@ -27,8 +27,14 @@ TWO_STACKS = sorted(
 DECODERS = sorted(
     name
     for name, entry in ENTRIES.items()
-    if "task" not in entry and name not in {*TWO_STACKS, *REFUSED}
+    if "task" not in entry and name not in {*TWO_STACKS, *REFUSED, "xlnet"}
 )
+"""Every entry of a decoder alone; XLNet sees what follows, as it was trained on permutations."""
+READ_WHOLE = {
+    "reformer": "the library's cache sorts new tokens into buckets of other sizes than a whole text has",
+    "roberta_lm": "the library's generate counts positions from 0, and its model from behind the padding token",
+}
+"""Entries whose text the library's model reads whole for each token, each with its reason."""
 WITHOUT_CACHE = {
     "umt5": "the library's cache has a layer for each of the encoder",
     "fsmt": "the library has no causal mask beside a cache",
@@ -195,6 +201,15 @@ def test_steps_whose_scores_are_close_are_few() -> None:
     assert close <= max(2, MOST_CLOSE * steps)
 
 
+def read_whole(theirs: nn.Module, prompt: Tensor) -> list[int]:
+    """Return the likeliest tokens behind a prompt, of which the whole text is read each time."""
+    text = prompt
+    for _ in range(MAX_TOKENS):
+        with torch.no_grad():
+            text = torch.cat((text, theirs(text[None]).logits[0, -1:].argmax(-1)))
+    return text[len(prompt) :].tolist()
+
+
 @pytest.mark.sampled(fast=2, full=12)
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders_take_the_tokens_that_the_published_implementation_takes(
@@ -203,14 +218,17 @@ def test_decoders_take_the_tokens_that_the_published_implementation_takes(
     models = Models(name, tmp_path)
     reader, close = Reader(models.ours), 0
     prompt = models.sources(0)[1]
-    expected = models.theirs.generate(  # type: ignore[operator]
-        prompt[None],
-        attention_mask=torch.ones_like(prompt)[None],
-        max_new_tokens=MAX_TOKENS,
-        do_sample=False,
-        eos_token_id=models.num_tokens - 1,
-        pad_token_id=1,
-    )[0, len(prompt) :].tolist()
+    if name in READ_WHOLE:
+        expected = read_whole(models.theirs, prompt)
+    else:
+        expected = models.theirs.generate(  # type: ignore[operator]
+            prompt[None],
+            attention_mask=torch.ones_like(prompt)[None],
+            max_new_tokens=MAX_TOKENS,
+            do_sample=False,
+            eos_token_id=models.num_tokens - 1,
+            pad_token_id=1,
+        )[0, len(prompt) :].tolist()
     read = prompt
     for token in expected:
         with torch.no_grad():
