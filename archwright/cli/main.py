@@ -48,7 +48,18 @@ start here:
 """
 
 
-SLOW = {"train", "compare", "generate", "eval", "import", "export", "verify", "plan", "profile"}
+SLOW = {
+    "train",
+    "compare",
+    "generate",
+    "eval",
+    "import",
+    "export",
+    "verify",
+    "plan",
+    "profile",
+    "explain",
+}
 """Verbs that import torch."""
 PATIENCE = 1.5
 """Seconds after which such a verb says that it is at work, if it has printed nothing."""

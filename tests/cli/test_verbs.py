@@ -605,3 +605,15 @@ def test_what_a_console_cannot_show_is_replaced(place: Path) -> None:
     done = archwright("generate", "runs/modern", "--prompt", "é", cwd=place, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("?")
+
+
+def test_a_word_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "explain", "rope")
+    assert text.startswith("position: rope\n")
+    for part in ("Su et al., 2021", "theta^(-2i/r)", "all positions grow by 7", "Used by"):
+        assert part in text
+    assert "position: rope" in out(capsys, "explain", "position.rope")
+    gqa = out(capsys, "explain", "GQA")
+    assert gqa.startswith("attention.num_kv_heads\n")
+    assert "524 kB" in gqa
+    assert out(capsys, "explain", "layernorm").startswith("norm: layer\n")
