@@ -65,6 +65,7 @@ docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m archwright.reporting.listings
 	$(BIN)/python -m archwright.catalogue.pages
 	$(BIN)/python -m archwright.catalogue.architectures
+	$(BIN)/python -m archwright.catalogue.lecture_page
 
 clean:  ## remove what make has made
 	rm -rf $(VENV) $(PEERS) build *.egg-info
