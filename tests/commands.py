@@ -39,12 +39,14 @@ class _Parsed(Exception):  # noqa: N818
 
 
 def commands(text: str) -> list[str]:
-    """Return each command of a document once: lines of its blocks, and what stands between backticks."""
+    """Return each command of a document once: lines of its blocks, and what stands between backticks; those with
+    words to fill in, and with files of choices that a test of their own writes, are left out."""
     found = re.findall(
-        r"^(?:\$ )?(archwright [a-z].*)$|`(archwright [a-z][^`\n]*)`", text, re.MULTILINE
+        r"^(?:\$ )?(archwright [a-z]+ .*)$|`(archwright [a-z]+ [^`\n]+)`", text, re.MULTILINE
     )
     lines = [block or inline for block, inline in found]
-    return [*dict.fromkeys(line for line in lines if not re.search(r"\b[A-Z]{3,}\b", line))]
+    given = [line for line in lines if not re.search(r"\b[A-Z]{3,}\b|--parts", line)]
+    return [*dict.fromkeys(given)]
 
 
 def read(line: str, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
@@ -93,9 +95,7 @@ def _train(options: argparse.Namespace) -> None:
     if options.resume:
         return
     run = load_recipe(_there(options.what))
-    run = (tiny_run(run) if options.tiny else run).override(*options.assignments)
-    if not options.parts:
-        enforce_run(run)
+    enforce_run((tiny_run(run) if options.tiny else run).override(*options.assignments))
 
 
 def _compare(options: argparse.Namespace) -> None:
