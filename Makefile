@@ -65,6 +65,7 @@ docs: $(VENV)/.installed-dev  ## make the generated data and pages again
 	$(BIN)/python -m archwright.reporting.listings
 	$(BIN)/python -m archwright.catalogue.pages
 	$(BIN)/python -m archwright.catalogue.architectures
+	$(BIN)/python -m archwright.catalogue.lecture_page
 
 site: $(VENV)/.installed-dev  ## build the documentation as a site in build/site, and look for dead links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,0 +1,137 @@
+"""The lecture's table against the one that `archwright list` derives from the presets: what differs is a known mistake
+of the lecture's. The page is what is written from both, and its commands can be typed."""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from archwright.catalogue import lecture_page
+from archwright.catalogue.lecture import (
+    Correction,
+    Row,
+    claims,
+    corrections,
+    in_lecture_words,
+    table,
+)
+from archwright.catalogue.table import rows
+from archwright.spec.attention import LatentAttention, MaskedAttention, SoftmaxAttention
+from archwright.spec.read import load, preset_names
+from archwright.spec.unpublished import unpublished
+from tests.commands import commands, linked_files, read
+
+TABLE = table()
+NAMED = [row for row in TABLE if row.preset]
+CORRECTIONS = corrections().corrections
+REMARKS = corrections().remarks
+DERIVED = {row.name: row.cells for row in rows()}
+PAGE = lecture_page.FILE.read_text("utf-8")
+
+
+@pytest.mark.parametrize("row", NAMED, ids=lambda row: row.preset)
+def test_a_row_follows_from_its_preset(row: Row) -> None:
+    """An empty cell says nothing, except that there is no stability trick."""
+    corrected = {
+        c.column: c.corrected for c in CORRECTIONS if (c.name, c.year) == (row.name, row.year)
+    }
+    derived = in_lecture_words(DERIVED[row.preset])
+    expected = row.statements | corrected
+    assert {column: derived[column] for column in expected} == expected
+    needless = [c for c, text in corrected.items() if row.statements.get(c) == text]
+    assert not needless
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if row.also], ids=lambda row: row.also)
+def test_a_row_holds_for_the_other_model_that_it_names(row: Row) -> None:
+    derived = in_lecture_words(DERIVED[row.also])
+    assert {column: derived[column] for column in row.statements} == row.statements
+
+
+def test_every_row_has_a_preset_or_is_that_of_t5_v1_1() -> None:
+    (phantom,) = (row for row in TABLE if not row.preset)
+    assert (phantom.name, phantom.year) == ("GPT2", "2020")
+    assert len({row.preset for row in NAMED}) == 37
+    derived = in_lecture_words(DERIVED["t5-v1.1-xxl"])
+    assert {column: derived[column] for column in phantom.statements} == phantom.statements
+
+
+def test_every_correction_and_remark_is_of_a_row() -> None:
+    known = {(row.name, row.year) for row in NAMED}
+    assert len(CORRECTIONS) == 16
+    assert all((c.name, c.year) in known and c.reason and c.evidence for c in CORRECTIONS)
+    assert all((r.name, r.year) in known for r in REMARKS)
+
+
+@pytest.mark.parametrize(
+    "correction", [c for c in CORRECTIONS if c.code], ids=lambda c: f"{c.name}-{c.column}"
+)
+def test_published_code_is_the_evidence_that_is_named(correction: Correction) -> None:
+    found = metadata.distribution("transformers").locate_file("transformers/models")
+    text = Path(str(found), correction.code).read_text("utf-8")
+    assert correction.lines
+    assert all(line in text for line in correction.lines)
+
+
+def test_every_slide_is_claimed_or_has_no_claim() -> None:
+    found = claims()
+    slides = [c.slides for topic in found.topics for c in topic.claims]
+    claimed = {slide for first, last in slides for slide in range(first, last + 1)}
+    assert claimed.isdisjoint(found.without_claims)
+    assert {*claimed, *found.without_claims} == {*range(1, 69)}
+
+
+def test_the_page_is_the_one_that_the_data_make() -> None:
+    assert lecture_page.markdown() == PAGE, "run `make docs`"
+
+
+def test_every_link_of_the_page_leads_somewhere() -> None:
+    assert all(file.exists() for file in linked_files(lecture_page.FILE))
+    titles = re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert {*re.findall(r"\]\(#(.*?)\)", PAGE)} <= anchors
+
+
+def test_the_page_has_its_tables_and_strikes_out_what_is_wrong() -> None:
+    html = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(PAGE)
+    assert html.count("<table>") == 2
+    struck = [c for row in NAMED for c in CORRECTIONS if (c.name, c.year) == (row.name, row.year)]
+    stated = [c for c in struck if any(r.name == c.name and r.cells[c.column] for r in TABLE)]
+    assert html.count("<s>") == len(stated) == 14
+
+
+@pytest.mark.parametrize("line", commands(PAGE))
+def test_a_command_of_the_page_can_be_typed(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read(line, monkeypatch)
+
+
+def test_rope_moves_with_the_text_as_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(code, {})
+    moved = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert float(moved["rope"]) < 1e-4 < 1e-2 < float(moved["sinusoidal"])
+
+
+@pytest.mark.parametrize("name", unpublished())
+def test_what_is_unpublished_is_listed_with_what_is_public(name: str) -> None:
+    model = unpublished()[name]
+    assert name not in preset_names("models")
+    assert model.known.items() <= DERIVED[name].items()
+    assert DERIVED[name]["year"] in model.source
+
+
+@pytest.mark.parametrize("name", preset_names("models"))
+def test_every_model_has_its_year_and_the_widths_of_its_spec(name: str) -> None:
+    cells, spec = DERIVED[name], load(name).resolved()
+    assert 2017 <= int(cells["year"]) <= 2026
+    assert cells["layers"] == str(spec.num_layers)
+    if isinstance(spec.attention, LatentAttention):
+        assert cells["heads"] == f"{spec.attention.num_heads} MLA"
+    elif isinstance(spec.attention, SoftmaxAttention):
+        heads = f"{spec.attention.num_heads}/{spec.attention.num_kv_heads}"
+        assert cells["heads"].split(" + ")[0] == heads
+    else:  # whose heads share no keys
+        assert isinstance(spec.attention, MaskedAttention)
+        assert cells["heads"].replace("/", " ").split()[0] == str(spec.attention.num_heads)
