@@ -55,7 +55,7 @@ def test_a_dead_link_fails_the_build(tmp_path: Path, link: str, complaint: str) 
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs").unlink()
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for name in ("README.md", "CONTRIBUTING.md", "mkdocs.yml"):
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path / name)
     page = tmp_path / "docs" / "tasks.md"
     page.write_text(page.read_text("utf-8") + f"\n[there]({link})\n", "utf-8")

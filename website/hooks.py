@@ -20,6 +20,7 @@ OF_ROOT = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "CITATION.cff": "CITATION.cff",
 }
 """Pages beside docs/, by their path in a checkout."""
 RESULTS = "bench/results"
