@@ -45,15 +45,16 @@ times are estimated: times from the stated utilisation of published peaks (--mfu
 bounds, by the roofline: bytes over bandwidth and FLOPs over peak. Nothing is measured.
 
 Weights, gradients and moments are in 32 bits, activations in 16; a plan fills 90 % of a device's memory.
-DDP keeps all of a model on each device, FSDP its share; tensor shares out the matrices of layers, experts those
-of mixtures, pipeline the layers, context the tokens of a text. The first of these that fits is named, or the one of
---split is planned: tensor=N, pipeline=N, context=N and experts=N, one of ddp, zero1, zero2 and fsdp for the devices
-that are left, and no-sequence where norms are not shared by tokens. Checkpointing computes again: selective norms,
-activations and gates, full whole layers. Keys of --json: docs/planning.md
+DDP keeps all of a model on each device, FSDP its share; tensor shares out the matrices of layers, experts
+those of mixtures, pipeline the layers, context the tokens of a text. The first of these that fits is
+named, or the one of --split is planned: tensor=N, pipeline=N, context=N and experts=N, one of ddp, zero1,
+zero2 and fsdp for the devices that are left, and no-sequence where norms are not shared by tokens.
+Checkpointing computes again: selective norms, activations and gates, full whole layers. Keys of --json:
+docs/planning.md
 
-WHAT may be a run: what was estimated for its steps then stands beside what they took, and of the options --json
-and --html are for it. With --hardware this, speeds are measured on this machine, kept for a week, and memory
-and time of its steps are estimated too.
+WHAT may be a run: what was estimated for its steps then stands beside what they took, and of the options
+--json and --html are for it. With --hardware this, speeds are measured on this machine, kept for a week,
+and memory and time of its steps are estimated too.
 
 devices: this, {devices}"""
 
