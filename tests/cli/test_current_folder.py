@@ -44,6 +44,7 @@ COMMANDS = {
     "report": "runs/modern",
     "list": "runs",
     "show": "modern",
+    "explain": "rope",
     "diff": "modern textbook",
     "schema": "model",
     "check": "mine.toml",
