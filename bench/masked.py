@@ -1,6 +1,6 @@
 """Do BERT and T5 learn more of hidden tokens than their neighbours tell?
 
-    python bench/masked.py [bert] [t5] [--steps 8000] [--threads 1] [--runs FOLDER]
+    python bench/masked.py [bert] [t5] [--steps N] [--threads 1] [--runs FOLDER]
 
 A BERT learns to fill in masked tokens, a T5 spans that are left out, each of at most a million parameters, with the
 objective as published, on the source of Python's standard library in 2,048 tokens of BPE. They are judged on held-out
@@ -43,6 +43,7 @@ from bench import timing
 
 Ids = NDArray[np.int64]
 
+STEPS = {"bert": 20_000, "t5": 12_500}
 JUDGED_TOKENS = 200_000
 """Held-out tokens of text, of which the objective hides some."""
 COMMON = (
@@ -54,13 +55,13 @@ BERT = (
     *("model.attention.num_heads=4", "model.feedforward.hidden_dim=384"),
     # Each text is read once or twice, so that nothing is learnt by heart.
     *("model.residual.dropout=0", "model.attention.dropout=0", "model.embedding.dropout=0"),
-    *("batch_size=16", "optimizer.lr=1e-2", "optimizer.adamw_lr=5e-3"),
+    *("batch_size=16", "optimizer.lr=3e-3", "optimizer.adamw_lr=3e-3"),
 )
 T5_CONFIG = {
-    "d_model": 96,
-    "d_kv": 24,
+    "d_model": 112,
+    "d_kv": 28,
     "num_heads": 4,
-    "d_ff": 384,
+    "d_ff": 448,
     "num_layers": 2,
     "num_decoder_layers": 2,
     "dropout_rate": 0.0,
@@ -68,8 +69,8 @@ T5_CONFIG = {
 T5_SIZES = ("vocab_size=auto", "encoder.vocab_size=auto", "context_length=64")
 T5_TRAINING = (
     *("objective.kind=span_corruption", "model.encoder.context_length=auto"),
-    *("model.init.embedding_std=1.0", "batch_size=32", "optimizer.lr=2e-2"),
-    "optimizer.adamw_lr=1e-2",
+    *("model.init.embedding_std=1.0", "batch_size=32", "optimizer.lr=5e-3"),
+    "optimizer.adamw_lr=5e-3",
 )
 
 
@@ -96,8 +97,9 @@ def main() -> None:
             before = _processor_seconds()
             run = train(spec(name, args), out=(args.runs or Path(folder)) / name)
             seconds = _processor_seconds() - before
+            steps = args.steps or STEPS[name]
             said.append(
-                f"{name}: {run.model.num_parameters():,} parameters, {args.steps:,} steps of {run.spec.batch_size} "
+                f"{name}: {run.model.num_parameters():,} parameters, {steps:,} steps of {run.spec.batch_size} "
                 f"windows of {run.spec.model.context_length} tokens, {seconds:,.0f} seconds of processor time."
             )
             rows += [f"| {name} | {row}" for row in judged(run)]
@@ -122,7 +124,11 @@ def main() -> None:
 
 def spec(name: str, args: argparse.Namespace) -> RunSpec:
     """Return what is trained."""
-    own = (f"budget={args.steps}steps", f"machine.threads={args.threads}", f"seed={args.seed}")
+    own = (
+        f"budget={args.steps or STEPS[name]}steps",
+        f"machine.threads={args.threads}",
+        f"seed={args.seed}",
+    )
     if name == "bert":
         return load_run("bert-base").override(*COMMON, *BERT, *own)
     model = T5.spec(T5_CONFIG).override(*T5_SIZES)
@@ -242,7 +248,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", default=["bert", "t5"], help="(default: both)")
-    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--steps", type=int, help=f"of each model (default: {STEPS})")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, help="a folder to keep the runs in")

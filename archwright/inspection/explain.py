@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -173,9 +173,7 @@ def mask(choice: type[Choice], words: Words) -> Numbers:
     fields = choice.model_fields
     sizes = {"size": 5, "radius": 3, "stride": 4, "memory": 4, "num_global": 2, "block_size": 4}
     asked = {name: number for name, number in sizes.items() if name in fields}
-    asked_for = choice.model_validate(asked)
-    assert isinstance(asked_for, Mask)
-    pattern = pattern_of(asked_for, 1)
+    pattern = pattern_of(cast(Mask, choice.model_validate(asked)), 1)
     at = torch.arange(TEXT)
     seen = pattern.visible(at[:, None], at[None, :]).reshape(-1, TEXT, TEXT)[0]
     said = ", ".join(f"{name}={number}" for name, number in asked.items())
@@ -219,10 +217,11 @@ def residual(choice: type[Choice], words: Words) -> Numbers:
 def feedforward(choice: type[Choice], words: Words) -> Numbers:
     """Count what it costs."""
     model = build(small(*words, "dim=512"), device="meta")
-    if not (branch := getattr(model.layers[0], "feedforward", None)):
+    layer = model.layers[0]
+    if "feedforward" not in layer.branches:
         raise UserError("it has no feed-forward")
     spec = model.spec.resolved().layers_by_kind["default"].feedforward
-    parameters = sum(p.numel() for p in branch.parameters())
+    parameters = sum(p.numel() for p in layer.branch("feedforward").parameters())
     costs = forward_flops(model, TEXT).items()
     flops = sum(value for name, value in costs if name.startswith("layers.feedforward"))
     return Numbers(
