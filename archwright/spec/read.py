@@ -9,6 +9,7 @@ from typing import TypeVar
 import tomli_w
 
 from archwright import presets
+from archwright.spec.absent import refuse_absent
 from archwright.spec.choice import Spec, Uniform
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
@@ -315,6 +316,7 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
         if found.is_file():
             return found
     refuse_unpublished(text)
+    refuse_absent(text)
     names = (
         [*preset_names("runs"), *preset_names("models")] if room == "runs" else preset_names(room)
     )
