@@ -11,7 +11,14 @@ from archwright.format import columns, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.overrides import dump, flatten, override, toml_value
-from archwright.spec.read import Loaded, Origin, collapse_uniform, even_tables, preset_names
+from archwright.spec.read import (
+    Loaded,
+    Origin,
+    collapse_uniform,
+    even_tables,
+    preset_names,
+    starting_file,
+)
 from archwright.spec.rules import suspicions
 from archwright.spec.run_spec import RunSpec
 
@@ -33,6 +40,9 @@ def print_model(options: argparse.Namespace) -> None:
         )
     loaded = load_model(options.model)
     spec = override(loaded.spec.tiny() if options.tiny else loaded.spec, options.assignments)
+    if options.toml:
+        print(starting_file(_with_own_sources(spec, loaded.spec), loaded.objective), end="")
+        return
     counts, blame = _counts(spec), _with_tiny(loaded, spec, options)
     if options.values or options.all or options.blame:
         lines = _values(spec, blame, options)
@@ -50,6 +60,18 @@ def print_model(options: argparse.Namespace) -> None:
     print("\n".join([*filter(None, (title, spec.source, _objective(loaded))), "", *lines]))
     for line in suspicions(spec):
         print(f"\nwarning: {line}")
+
+
+def _with_own_sources(spec: ModelSpec, published: ModelSpec) -> ModelSpec:
+    """Return a model without the sources of values that were changed."""
+    before, after = flatten(dump(published)), flatten(dump(spec))
+    changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+    sources = {
+        path: source
+        for path, source in spec.sources.items()
+        if not any(f"{key}.".startswith(f"{path}.") for key in changed)
+    }
+    return spec.model_copy(update={"sources": sources})
 
 
 def _objective(loaded: Loaded) -> str:

@@ -145,6 +145,32 @@ def to_toml(spec: Spec) -> str:
     return tomli_w.dumps(spec.model_dump(by_alias=True, mode="json"))
 
 
+def starting_file(spec: ModelSpec, objective: Objective) -> str:
+    """Return a model as a file of its own to start from: what is not left at its default, with the sources that are
+    stated. Reading it gives an equal spec, but for its name, which is the file's."""
+    values = spec.model_dump(by_alias=True, mode="json", exclude={"name"})
+    values = _without_defaults(values, ModelSpec().model_dump(by_alias=True, mode="json"))
+    usual = RunSpec().objective
+    if objective != usual:
+        values["objective"] = objective.model_dump(by_alias=True, mode="json")
+    return tomli_w.dumps(values)
+
+
+def _without_defaults(values: Values, defaults: Values) -> Values:
+    """Return what differs from the defaults; of a table of another kind, all of it, as its own defaults may change."""
+    found = {}
+    for key, value in values.items():
+        default = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default, dict) and key != "layer_kinds":
+            same = value.get("kind") == default.get("kind")
+            value = _without_defaults(value, default) if same else value
+            if value:
+                found[key] = value
+        elif value != default:
+            found[key] = value
+    return found
+
+
 def diff(old: Spec, new: Spec) -> list[str]:
     """Return one line for each value that differs, names and sources aside: `path: old -> new`."""
     even = [even_tables(spec) for spec in (old, new)]
