@@ -52,6 +52,9 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--tiny", action="store_true", help="scale the model down, choices and all")
     parser.add_argument("--dry-run", action="store_true", help="print the run and do nothing")
     parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
+    parser.add_argument(
+        "--verbose", action="store_true", help="say why the machine decides as it does"
+    )
     options, parts = parser.parse_with_parts(words)
     if options.resume:
         if options.what or options.out or options.dry_run or options.tiny:
@@ -62,14 +65,14 @@ def run(words: Sequence[str]) -> int:
 
         folder = RunFolder.open(options.resume)
         check_parts(folder, parts, same=True)
-        return _run(folder, options.quiet, since)
+        return _run(folder, options, since)
     spec = _requested(options, parts)
     if options.dry_run:
         from archwright.cli.dry_run import dry_run
 
         dry_run(spec)
         return 0
-    return _train(spec, options.out, parts, options.quiet, since)
+    return _train(spec, options, parts, since)
 
 
 def _age(words: Sequence[str]) -> float:
@@ -116,18 +119,18 @@ def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpe
 
 
 def _train(
-    spec: "RunSpec", out: str | None, parts: Mapping[str, str], quiet: bool, since: float
+    spec: "RunSpec", options: argparse.Namespace, parts: Mapping[str, str], since: float
 ) -> int:
     from archwright.runs import RUNS, RunFolder
 
-    path = Path(out or RUNS / (spec.name or "run"))
+    path = Path(options.out or RUNS / (spec.name or "run"))
     if RunFolder(path).started:
         check_parts(RunFolder(path), parts, same=True)
     folder = RunFolder.create(path, spec)
-    if folder.resolved and not quiet:
+    if folder.resolved and not options.quiet:
         _warn_of_ignored("machine", spec.machine, folder.spec.machine)
         _warn_of_ignored("probes", spec.probes, folder.spec.probes)
-    return _run(folder, quiet, since)
+    return _run(folder, options, since)
 
 
 def _warn_of_ignored(name: str, asked: "Spec", resolved: "Spec") -> None:
@@ -144,7 +147,7 @@ def _warn_of_ignored(name: str, asked: "Spec", resolved: "Spec") -> None:
             )
 
 
-def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
+def _run(folder: "RunFolder", options: argparse.Namespace, since: float) -> int:
     from archwright.machine.allocator import tune_allocator
     from archwright.machine.loading import loading
 
@@ -154,14 +157,14 @@ def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
     was_finished = folder.finished
     tune_allocator()
     try:
-        resume(folder, quiet=quiet, since=since)
+        resume(folder, quiet=options.quiet, verbose=options.verbose, since=since)
     except Stopped as stop:
         print(f"archwright: {stop}", file=sys.stderr)
         return 128 + stop.signal
     except DivergedError as error:
         print(f"archwright: {error}", file=sys.stderr)
         return 1
-    if not quiet:
+    if not options.quiet:
         from archwright.reporting.terminal import print_result
 
         if was_finished:  # not before: its weights may be gone, or damaged

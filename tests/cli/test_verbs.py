@@ -525,8 +525,9 @@ def test_a_run_from_the_command_line(place: Path, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr()
     for part in ("bits per byte", "gzip -9", "xz -9e", "runs/small", "report.html"):
         assert part in printed.out
-    for part in ("Decoder(", "tokens to train on", "step 12 of 12", "num_steps = 12"):
+    for part in ("Decoder(", "tokens to train on", "step 12 of 12", "12 steps of"):
         assert part in printed.err
+    assert printed.err.splitlines()[3].startswith("step 1 of 12 ")
 
     before = RunFolder("runs/small").metrics_file.read_bytes()
     assert main(words) == 0
