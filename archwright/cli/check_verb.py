@@ -18,7 +18,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("files", nargs="+", metavar="FILE.toml")
     options, _ = parser.parse_with_parts(words)
     with loading():
-        from archwright.spec.read import load_run
+        from archwright.spec.read import given_model, load_run
         from archwright.spec.rules import suspicions
         from archwright.spec.run_rules import enforce_run
 
@@ -31,7 +31,7 @@ def run(words: Sequence[str]) -> int:
             lines += [_located(file, line) for line in error.lines]
             continue
         print(f"{file}: good")
-        for line in suspicions(run.model):
+        for line in suspicions(run.model, given_model(file)):
             print(f"{file}: warning: {line}")
     if lines:
         raise UserError(*lines)

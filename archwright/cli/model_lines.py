@@ -16,6 +16,7 @@ from archwright.spec.read import (
     Origin,
     collapse_uniform,
     even_tables,
+    given_model,
     preset_names,
     starting_file,
 )
@@ -39,7 +40,10 @@ def print_model(options: argparse.Namespace) -> None:
             f"archwright train {options.model} --dry-run"
         )
     loaded = load_model(options.model)
-    spec = override(loaded.spec.tiny() if options.tiny else loaded.spec, options.assignments)
+    before = loaded.spec.tiny() if options.tiny else loaded.spec
+    spec = override(before, options.assignments)
+    own_file = options.model.endswith(".toml") and not options.tiny
+    given = given_model(options.model) if own_file else before
     if options.toml:
         print(starting_file(_with_own_sources(spec, loaded.spec), loaded.objective), end="")
         return
@@ -58,7 +62,7 @@ def print_model(options: argparse.Namespace) -> None:
         lines = _exportable(spec)
     title = f"{spec.name}, {parameters(counts.total)} parameters"
     print("\n".join([*filter(None, (title, spec.source, _objective(loaded))), "", *lines]))
-    for line in suspicions(spec):
+    for line in suspicions(spec, given):
         print(f"\nwarning: {line}")
 
 

@@ -51,7 +51,10 @@ class Parser(argparse.ArgumentParser):
         message = f"{words}: no such option"
         if any(action.metavar == "KEY=VALUE" for action in self._actions):
             message += "; values are set as key=value, without dashes"
-        hint = nearest(words.split()[0].partition("=")[0], self._option_string_actions)
+        option, _, value = words.replace("=", " ", 1).partition(" ")
+        # What another command takes as a value may be an option here: --format json is --json.
+        named = f"--{value}" if f"--{value}" in self._option_string_actions else option
+        hint = nearest(named, self._option_string_actions)
         return f"{message}.{hint}" if hint else message
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:

@@ -96,6 +96,7 @@ def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpe
             f'train what? "{options.what}" sets a value; name a recipe or model before it'
         )
     from archwright.cli.models import is_config, load_recipe
+    from archwright.spec.read import given_model
     from archwright.spec.rules import suspicions
     from archwright.spec.run_rules import enforce_run
     from archwright.spec.run_spec import PartsFile
@@ -108,12 +109,15 @@ def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpe
             f"archwright train modern data.text={options.what}"
         )
     spec = load_recipe(options.what)
-    spec = (tiny_run(spec) if options.tiny else spec).override(*options.assignments)
+    before = tiny_run(spec) if options.tiny else spec
+    spec = before.override(*options.assignments)
     files = tuple(PartsFile(name=name, sha256=digest) for name, digest in parts.items())
     spec = spec.model_copy(update={"parts": files})
     enforce_run(spec)
     if not options.quiet:
-        for line in suspicions(spec.model):
+        own_file = options.what.endswith(".toml") and not options.tiny
+        given = given_model(options.what) if own_file else before.model
+        for line in suspicions(spec.model, given):
             print(f"archwright: warning: model.{line}", file=sys.stderr)
     return spec
 

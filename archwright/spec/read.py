@@ -103,6 +103,20 @@ def load_run(name: str | Path) -> RunSpec:
     return _run_from(values, path) if is_recipe(values) else _default_run(path)
 
 
+def given_model(name: str | Path) -> ModelSpec:
+    """Return the model that was there before who wrote a file chose anything: the preset that the file is based on,
+    perhaps through other files; of a name that is no file, the model itself."""
+    if not str(name).endswith(".toml"):
+        return load_run(name).model
+    values = _read(Path(name), ModelSpec, warn=False)
+    table = values.get("model", {}) if is_recipe(values) else values
+    base = table.get("base") if isinstance(table, dict) else table
+    if base is None:
+        return ModelSpec()
+    beside = str(base).endswith(".toml") and not Path(base).is_absolute()
+    return given_model(Path(name).parent / base if beside else base)
+
+
 def is_recipe(keys: Collection[str]) -> bool:
     """Tell whether a file with these keys describes a run: an objective alone makes none of a model."""
     found = ONLY_RUNS.intersection(keys)
