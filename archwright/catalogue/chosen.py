@@ -26,7 +26,7 @@ def index() -> Index:
             for text in texts:
                 found.setdefault(path, {}).setdefault(text, []).append(name)
     kinds = {
-        f"{place.removeprefix('model.')}.kind": [*section.cls.choices()]
+        f"{place.removeprefix('model.')}.kind": [kind.name for kind in section.kinds]
         for section in sections()
         for place in section.places
         if section.kinds and place.startswith("model.")

@@ -108,7 +108,8 @@ def filtered(
         UserError: a key or a value that there is not, one line each.
     """
     filters = [_read(word) for word in words]
-    names, lines = {record["model"] for record in records}, []
+    names = {record["model"] for record in records}
+    lines: list[str] = []
     for each in filters:
         try:
             names &= each.names(records, index)

@@ -1,7 +1,7 @@
 """Reading and writing specs: TOML files, chains of bases, dotted overrides, differences."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -37,6 +37,20 @@ MAX_CHAIN = 3
 """Most files in a chain of bases."""
 MOST_NAMES = 10
 """Most presets that are named to who asks for one that is not there."""
+
+
+class InvalidValues(UserError):  # noqa: N818
+    """Values of a file that are none of a spec."""
+
+    def __init__(
+        self, lines: Sequence[str], cls: type[Spec], values: Values, reasons: Sequence[str]
+    ) -> None:
+        super().__init__(*lines)
+        self.cls = cls
+        self.values = values
+        """Those of the file upon those of its bases."""
+        self.reasons = reasons
+        """The lines without the file's name; each begins with a path."""
 
 
 @dataclass(frozen=True)
@@ -339,7 +353,8 @@ def _located(path: Path, cls: type[S], values: Values) -> S:
     try:
         return validated(cls, values)
     except UserError as error:
-        raise UserError(*(f"{path.name}: {line}" for line in error.lines)) from None
+        lines = [f"{path.name}: {line}" for line in error.lines]
+        raise InvalidValues(lines, cls, values, error.lines) from None
 
 
 def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
