@@ -29,6 +29,8 @@ INSTANT = (
     "list families",
     "list choices",
     "list choices mask",
+    "list norm=layer year>=2024 --by-year",
+    "completion bash",
     "schema run",
     *(f"{verb} --help" for verb in VERBS),
 )
@@ -37,6 +39,7 @@ QUICK = (
     "list runs",
     "show modern",
     "show modern --all --blame dim=256",
+    "show gemma-3-27b --toml",
     "show gemma-3-27b --tiny norm.kind=layer",
     "show modern norm.kind=layer --exportable",
     "show {config}",
