@@ -47,16 +47,18 @@ def markdown() -> str:
     )  # reads every preset; a table that is there needs none
 
     found = rows()
-    lines = [HEAD, table([row.record() for row in found]), "## Columns\n"]
+    records = [row.record() for row in found]
+    lines = [HEAD, table(records, [*records[0]]), "## Columns\n"]
     lines += [f"- **{_title(name)}**: {column.meaning}" for name, column in COLUMNS.items()]
     lines += ["", "## Unpublished\n", "These cannot be built; an empty cell is not public.\n"]
     lines += [f"- **{row.name}**: {row.unpublished}." for row in found if row.unpublished]
     return "\n".join(lines) + "\n"
 
 
-def table(records: Sequence[Record]) -> str:
-    """Return models as a table in Markdown."""
-    names = [*records[0]][:-1]
+def table(records: Sequence[Record], names: Sequence[str]) -> str:
+    """Return models as a table in Markdown, whose columns have these names; the last, what is unpublished, stands
+    beside the model's."""
+    names = names[:-1]
     lines = [[*map(_title, names)], ["---"] * len(names)]
     for record in records:
         name = f"{record['model']} (unpublished)" if record["unpublished"] else record["model"]

@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archwright.catalogue.architectures import Record, short, table
@@ -13,33 +14,57 @@ FORMATS = ("text", "csv", "markdown", "json")
 
 UNKNOWN = "?"
 """Stands for what is not published."""
+LEAST_WIDTH = 60
+"""Characters of the narrowest terminal that a table is cut for."""
+ENDLESS = 10**6
 
 
-def print_architectures(models: dict[str, Any], format: str, *, all_columns: bool = False) -> None:
-    """Print a row for each model that comes with the package, given the listing of them."""
+def print_architectures(
+    models: dict[str, Any], format: str, *, names: Sequence[str], all_columns: bool = False
+) -> None:
+    """Print a row for each model of a listing, whose columns have these names."""
     records: list[Record] = models["rows"]
     if format == "text":
-        columns = [*records[0]][1:-1] if all_columns else models["brief"]
-        lines = [["model", *(name.replace("_", " ") for name in columns)]]
+        columns = names[1:-1] if all_columns else models["brief"]
+        rows = [["model", *(name.replace("_", " ") for name in columns)]]
         for record in records:
             empty = UNKNOWN if record["unpublished"] else ""
             cells = short(record)
-            lines.append([record["model"], *(cells[name] or empty for name in columns)])
-        print_table(lines)
+            rows.append([record["model"], *(cells[name] or empty for name in columns)])
+        rows, left_out = (rows, []) if all_columns else fitting(rows, columns_or_all())
+        print_table(rows)
+        if left_out:
+            print(f"left out, as the terminal is narrow: {', '.join(left_out)}; --wide shows all\n")
         for record in records:
             if record["unpublished"]:
                 print(f"{record['model']}: unpublished: {record['unpublished']}.")
-        print()
+        if any(record["unpublished"] for record in records):
+            print()
     elif format == "csv":
         text = io.StringIO()
-        writer = csv.DictWriter(text, [*records[0]], lineterminator="\n")
+        writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)
         print(text.getvalue(), end="")
     elif format == "markdown":
-        print(table(records), end="")
+        print(table(records, names), end="")
     else:
         print(json.dumps([*map(_numbers, records)], indent=2, ensure_ascii=False))
+
+
+def fitting(rows: list[list[str]], width: int) -> tuple[list[list[str]], list[str]]:
+    """Return the columns of a table that fit into a width, at least LEAST_WIDTH, and the heads of those that are left
+    out, from the right."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    number = len(widths)
+    while number > 1 and sum(widths[:number]) + 2 * (number - 1) > max(width, LEAST_WIDTH):
+        number -= 1
+    return [row[:number] for row in rows], rows[0][number:]
+
+
+def columns_or_all() -> int:
+    """Return the columns of the terminal; where there is none, and COLUMNS is not set, enough for every table."""
+    return shutil.get_terminal_size((ENDLESS, 24)).columns
 
 
 def with_costs(models: dict[str, Any], costs: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:

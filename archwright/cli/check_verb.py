@@ -18,20 +18,19 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("files", nargs="+", metavar="FILE.toml")
     options, _ = parser.parse_with_parts(words)
     with loading():
-        from archwright.spec.read import load_run
+        from archwright.spec.checking import checked
+        from archwright.spec.read import given_model
         from archwright.spec.rules import suspicions
-        from archwright.spec.run_rules import enforce_run
 
     lines: list[str] = []
     for file in options.files:
         try:
-            run = load_run(file)
-            enforce_run(run)
+            run = checked(file)
         except UserError as error:
             lines += [_located(file, line) for line in error.lines]
             continue
         print(f"{file}: good")
-        for line in suspicions(run.model):
+        for line in suspicions(run.model, given_model(file)):
             print(f"{file}: warning: {line}")
     if lines:
         raise UserError(*lines)

@@ -1,5 +1,6 @@
 """Output of `archwright list choices`: a line for each kind of every axis, or all details of some."""
 
+import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,14 +22,14 @@ def print_choices(sections: Sequence[Section]) -> None:
     print("archwright list choices NAME says more of one of them.")
 
 
-def print_choices_of(name: str, sections: Sequence[Section]) -> None:
-    """Print an axis, a table or a kind with options, users, and how to ask for it.
+def print_choices_of(name: str, sections: Sequence[Section], parts: Sequence[str] = ()) -> None:
+    """Print an axis, a table or a kind with options, users, and how to ask for it with the files of `parts`.
 
     Raises:
         UserError: no such name.
     """
     for section, kinds in _found(name, sections):
-        for line in _lines(section, kinds):
+        for line in _lines(section, kinds, parts):
             print(line)
 
 
@@ -60,7 +61,7 @@ def _kinds(section: Section) -> list[str]:
     return [kind["name"] for kind in section["kinds"]]
 
 
-def _lines(section: Section, kinds: list[str]) -> Iterator[str]:
+def _lines(section: Section, kinds: list[str], parts: Sequence[str]) -> Iterator[str]:
     yield section["name"]
     for text in section["about"]:
         yield from _wrapped(text, INDENT)
@@ -79,7 +80,8 @@ def _lines(section: Section, kinds: list[str]) -> Iterator[str]:
         if kind["refusal"]:
             yield from _wrapped(f"not yet: {kind['refusal']}", INDENT)
         else:
-            yield INDENT + kind["command"]
+            given = [word for file in parts for word in ("--parts", file)]
+            yield " ".join(filter(None, [INDENT + kind["command"], shlex.join(given)]))
         yield from _options(kind["options"])
         yield ""
 

@@ -1,25 +1,36 @@
 """archwright list"""
 
-import os
+import argparse
 from collections.abc import Sequence
 
 from archwright.cli.architectures_table import FORMATS, print_architectures, with_costs
 from archwright.cli.choices_table import print_choices, print_choices_of
 from archwright.cli.listings import listing, published_costs
+from archwright.cli.model_filter import by_year, filtered, is_filter, named_like
 from archwright.cli.parser import Parser, print_table
 from archwright.machine.loading import loading
+from archwright.spec.absent import refuse_absent
 from archwright.spec.errors import UserError, nearest
 
-ABOUT = "List published models, recipes, your runs, or all choices of every axis."
+ABOUT = """\
+List published models, recipes, your runs, or all choices of every axis.
+
+KEY=VALUE keeps the models that have a value: KEY is a column of the table (--wide has all of them), a path
+as show --values prints it, or mixer; =, !=, and of numbers <, <=, > and >= compare. A word that is none of
+these keeps the models whose names hold it."""
 
 EXAMPLES = """\
   archwright list                the models, recipes and studies
+  archwright list norm=layer "year>=2024"
+  archwright list mixer=latent "parameters<20B"
+  archwright list attention.qk_norm.kind=rms --by-year
+  archwright list qwen           the models whose names hold a word
   archwright list models --wide  every column of the table of architectures
   archwright list models --format csv > architectures.csv
   archwright list choices        every axis and what it can be set to
   archwright list choices mask   an axis with options, users, and how to ask for each kind
   archwright list families       the checkpoints that import reads and export writes
-  archwright list runs           the runs in runs/"""
+  archwright list runs           the runs in runs/, the newest first"""
 
 WHAT = ("models", "recipes", "studies", "choices", "families", "runs")
 
@@ -33,69 +44,105 @@ HEADS = {
 def run(words: Sequence[str]) -> int:
     """Print a table."""
     parser = Parser("list", ABOUT, EXAMPLES)
-    parser.add_argument("what", nargs="?", metavar="WHAT", help=", ".join(WHAT))
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="of choices: an axis, a table or a kind"
-    )
+    parser.add_argument("words", nargs="*", metavar="WHAT", help=", ".join(WHAT))
     parser.add_argument(
         "--format", choices=FORMATS, default="text", help="of models: text, csv, markdown or json"
     )
     parser.add_argument(
         "--wide", dest="all_columns", action="store_true", help="of models: every column"
     )
+    parser.add_argument("--by-year", action="store_true", help="of models: how many of each year")
     options, parts = parser.parse_with_parts(words)
     joined = bool(parts)
-    what, name = options.what, options.name
+    rest = [*options.words]
+    what = rest.pop(0) if rest[:1] and rest[0] in WHAT else None
+    name = rest.pop(0) if what == "choices" and rest else None
+    filters = [word for word in rest if is_filter(word)]
+    others = [word for word in rest if word not in filters]
+    if filters and what not in (None, "models"):
+        raise UserError(f"list {what}: {filters[0]} is for models; leave it out, or list models")
+    if others:
+        _check_names(what, others)
     whole = options.all_columns or options.format != "text"
-    if what and what not in WHAT:
-        raise UserError(f'list "{what}": expected one of {", ".join(WHAT)}.{nearest(what, WHAT)}')
-    if name and what != "choices":
+    if (whole or options.by_year) and what not in (None, "models"):
         raise UserError(
-            f'list {what} "{name}": only choices can be named; see archwright list --help'
+            f"list {what}: --wide, --by-year and --format are for models; leave them out, or list models"
         )
     if name:
-        print_choices_of(name, listing("choices", resolve=joined))
-    elif whole and what not in (None, "models"):
-        raise UserError(
-            f"list {what}: --wide and --format are for models; leave them out, or list models"
-        )
-    elif whole:
-        models = with_costs(listing("models", resolve=joined), published_costs())
-        print_architectures(models, options.format, all_columns=True)
+        print_choices_of(name, listing("choices", resolve=joined), tuple(options.parts))
+    elif filters or others or whole or options.by_year:
+        _print_models(filters, others, options, joined=joined)
     else:
         for each in [what] if what else ["models", "recipes", "studies"]:
             _print(each, joined)
-    if not (what or whole):
-        print("archwright show NAME says more; archwright list choices lists what can be changed.")
+        if not what:
+            print(
+                "archwright show NAME says more; archwright list choices lists what can be changed."
+            )
     return 0
+
+
+def _check_names(what: str | None, names: Sequence[str]) -> None:
+    """Refuse words that are neither a list, nor a condition, nor in the name of a model."""
+    if what not in (None, "models"):
+        raise UserError(
+            f'list {what} "{names[0]}": only choices can be named; see archwright list --help'
+        )
+    rows = listing("models")["rows"]
+    known = [row["model"] for row in rows]
+    for name in names:
+        if not named_like(rows, name):
+            refuse_absent(name)
+            columns = [column for column in rows[0] if column != "model"]
+            if (
+                name in columns
+            ):  # `list year>=2024` without quotes: the shell has made a file of the rest
+                raise UserError(
+                    f'list "{name}": expected {name}=VALUE; quote what holds < or >: "{name}>=VALUE"'
+                )
+            raise UserError(
+                f'list "{name}": expected one of {", ".join(WHAT)}, a value such as norm=layer, or a word of '
+                f"a model's name.{nearest(name, [*WHAT, *known])}"
+            )
+
+
+def _print_models(
+    filters: Sequence[str], names: Sequence[str], options: argparse.Namespace, *, joined: bool
+) -> None:
+    """Print the models that meet all conditions."""
+    models = listing("models", resolve=joined)
+    whole = options.all_columns or options.format != "text"
+    with_all = with_costs(models, published_costs())
+    found, conditions = filtered(with_all["rows"], listing("chosen", resolve=joined), filters)
+    for name in names:
+        found = named_like(found, name)
+    if options.by_year:
+        print_table(by_year(found, models["rows"]))
+    elif found or options.format != "text":
+        print_architectures(
+            {**models, "rows": found},
+            options.format,
+            all_columns=whole,
+            names=[*with_all["rows"][0]],
+        )
+    if (filters or names) and options.format == "text":
+        asked = ", ".join(filter(None, [conditions, *(f"named {name}" for name in names)]))
+        print(f"{len(found)} of {len(models['rows'])} models: {asked}")
 
 
 def _print(what: str, joined: bool) -> None:
     """Print a whole list, made now if choices have `joined`."""
     if what == "runs":
-        _print_runs()
+        with loading():
+            from archwright.cli.runs_table import print_runs
+        print_runs()
         return
     found = listing(what, resolve=joined)
     if what == "models":
-        print_architectures(found, "text")
+        print_architectures(found, "text", names=[*found["rows"][0]])
     elif what == "choices":
         print_choices(found)
     else:
         print_table([HEADS[what], *found])
     if what == "families":
         print(f"{len(found)} families; archwright import FOLDER reads a checkpoint of any of them.")
-
-
-def _print_runs() -> None:
-    with loading():
-        from archwright.runs import RUNS, find
-
-    rows = [["run", "state", "bits per byte"]]
-    for folder in find():
-        evals = [r.get("bits_per_byte") for r in folder.metrics() if r["kind"] == "eval"]
-        reached = f"{evals[-1]:.3f}" if evals and evals[-1] is not None else "-"
-        rows.append([str(folder.path), "finished" if folder.finished else "open", reached])
-    if rows[1:]:
-        print_table(rows)
-    else:
-        print(f"no runs in {RUNS}{os.sep} yet; archwright train demo makes one")

@@ -30,7 +30,10 @@ VERBS = {
     "cache": "show what is kept to be used again, or empty it",
     "schema": "print the JSON schema of model or run files",
     "check": "check a TOML file of a model or a run",
+    "completion": "print what lets bash, zsh or fish complete verbs, options, models and keys",
 }
+COMPLETE = "complete"
+"""The verb that the scripts of completion call; no help names it."""
 
 HELP = """\
 usage: archwright VERB ...
@@ -110,7 +113,7 @@ def _run(words: list[str]) -> int:
         print(f"archwright {__version__}")
         return 0
     verb, *rest = words
-    if verb not in VERBS:
+    if verb not in VERBS and verb != COMPLETE:
         hint = nearest(verb, VERBS)
         raise UserError(f'"{verb}": no such verb; there are {", ".join(VERBS)}.{hint}')
     _prepare_process()

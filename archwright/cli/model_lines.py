@@ -11,7 +11,15 @@ from archwright.format import columns, parameters
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.overrides import dump, flatten, override, toml_value
-from archwright.spec.read import Loaded, Origin, collapse_uniform, even_tables, preset_names
+from archwright.spec.read import (
+    Loaded,
+    Origin,
+    collapse_uniform,
+    even_tables,
+    given_model,
+    preset_names,
+    starting_file,
+)
 from archwright.spec.rules import suspicions
 from archwright.spec.run_spec import RunSpec
 
@@ -32,7 +40,13 @@ def print_model(options: argparse.Namespace) -> None:
             f"archwright train {options.model} --dry-run"
         )
     loaded = load_model(options.model)
-    spec = override(loaded.spec.tiny() if options.tiny else loaded.spec, options.assignments)
+    before = loaded.spec.tiny() if options.tiny else loaded.spec
+    spec = override(before, options.assignments)
+    own_file = options.model.endswith(".toml") and not options.tiny
+    given = given_model(options.model) if own_file else before
+    if options.toml:
+        print(starting_file(_with_own_sources(spec, loaded.spec), loaded.objective), end="")
+        return
     counts, blame = _counts(spec), _with_tiny(loaded, spec, options)
     if options.values or options.all or options.blame:
         lines = _values(spec, blame, options)
@@ -48,8 +62,20 @@ def print_model(options: argparse.Namespace) -> None:
         lines = _exportable(spec)
     title = f"{spec.name}, {parameters(counts.total)} parameters"
     print("\n".join([*filter(None, (title, spec.source, _objective(loaded))), "", *lines]))
-    for line in suspicions(spec):
+    for line in suspicions(spec, given):
         print(f"\nwarning: {line}")
+
+
+def _with_own_sources(spec: ModelSpec, published: ModelSpec) -> ModelSpec:
+    """Return a model without the sources of values that were changed."""
+    before, after = flatten(dump(published)), flatten(dump(spec))
+    changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+    sources = {
+        path: source
+        for path, source in spec.sources.items()
+        if not any(f"{key}.".startswith(f"{path}.") for key in changed)
+    }
+    return spec.model_copy(update={"sources": sources})
 
 
 def _objective(loaded: Loaded) -> str:

@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from archwright.runs import RunFolder
 
 
+DESCRIBE = "--describe"
+"""Alone, asks a verb for its parser, of which shells complete options; no help names it."""
+
+
+class Described(Exception):  # noqa: N818
+    """The parser of a verb that was asked for it."""
+
+    def __init__(self, parser: "Parser") -> None:
+        super().__init__()
+        self.parser = parser
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are user errors like all others."""
 
@@ -39,11 +51,20 @@ class Parser(argparse.ArgumentParser):
         message = f"{words}: no such option"
         if any(action.metavar == "KEY=VALUE" for action in self._actions):
             message += "; values are set as key=value, without dashes"
-        hint = nearest(words.split()[0].partition("=")[0], self._option_string_actions)
+        option, _, value = words.replace("=", " ", 1).partition(" ")
+        # What another command takes as a value may be an option here: --format json is --json.
+        named = f"--{value}" if f"--{value}" in self._option_string_actions else option
+        hint = nearest(named, self._option_string_actions)
         return f"{message}.{hint}" if hint else message
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the options; they may stand before, between and after the other words."""
+        """Return the options; they may stand before, between and after the other words.
+
+        Raises:
+            Described: the verb was asked for its parser.
+        """
+        if [*words] == [DESCRIBE]:
+            raise Described(self)
         return self.parse_intermixed_args(words)
 
     def parse_with_parts(self, words: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:

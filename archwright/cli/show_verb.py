@@ -8,7 +8,7 @@ from archwright.machine.loading import loading
 ABOUT = """\
 Show what a model chose: its layers drawn, its choices with their sources, where its parameters are, and what
 it costs.
-With --values, --all or --blame, show values by the paths that set them."""
+With --values, --all or --blame, show values by the paths that set them; with --toml, a file to start from."""
 
 EXAMPLES = """\
   archwright show gemma-3-27b
@@ -17,6 +17,7 @@ EXAMPLES = """\
   archwright show modern --all               defaults, too, and what "auto" comes to
   archwright show modern --blame             which file and which source set each value
   archwright show modern dim=256 norm.kind=layer
+  archwright show gemma-3-1b --toml > mine.toml    a file of your own to start from
   archwright show modern dim=256 --costs     cache, FLOPs and memory of a model that is not published
   archwright show Llama-3.2-1B               a folder with a config.json, or that file
   archwright show modern norm.kind=layer --exportable    can transformers load it, and what blocks that"""
@@ -30,6 +31,9 @@ def run(words: Sequence[str]) -> int:
     )
     parser.add_argument("assignments", nargs="*", metavar="KEY=VALUE", help="values to change")
     parser.add_argument("--tiny", action="store_true", help="scale the model down, choices and all")
+    parser.add_argument(
+        "--toml", action="store_true", help="print a file of the model, to change and to train"
+    )
     parser.add_argument("--values", action="store_true", help="show values, by path")
     parser.add_argument("--all", action="store_true", help="show defaults, too")
     parser.add_argument("--blame", action="store_true", help="say where each value comes from")

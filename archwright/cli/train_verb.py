@@ -52,6 +52,9 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--tiny", action="store_true", help="scale the model down, choices and all")
     parser.add_argument("--dry-run", action="store_true", help="print the run and do nothing")
     parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
+    parser.add_argument(
+        "--verbose", action="store_true", help="say why the machine decides as it does"
+    )
     options, parts = parser.parse_with_parts(words)
     if options.resume:
         if options.what or options.out or options.dry_run or options.tiny:
@@ -62,14 +65,14 @@ def run(words: Sequence[str]) -> int:
 
         folder = RunFolder.open(options.resume)
         check_parts(folder, parts, same=True)
-        return _run(folder, options.quiet, since)
+        return _run(folder, options, since)
     spec = _requested(options, parts)
     if options.dry_run:
         from archwright.cli.dry_run import dry_run
 
         dry_run(spec)
         return 0
-    return _train(spec, options.out, parts, options.quiet, since)
+    return _train(spec, options, parts, since)
 
 
 def _age(words: Sequence[str]) -> float:
@@ -93,6 +96,7 @@ def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpe
             f'train what? "{options.what}" sets a value; name a recipe or model before it'
         )
     from archwright.cli.models import is_config, load_recipe
+    from archwright.spec.read import given_model
     from archwright.spec.rules import suspicions
     from archwright.spec.run_rules import enforce_run
     from archwright.spec.run_spec import PartsFile
@@ -105,29 +109,32 @@ def _requested(options: argparse.Namespace, parts: Mapping[str, str]) -> "RunSpe
             f"archwright train modern data.text={options.what}"
         )
     spec = load_recipe(options.what)
-    spec = (tiny_run(spec) if options.tiny else spec).override(*options.assignments)
+    before = tiny_run(spec) if options.tiny else spec
+    spec = before.override(*options.assignments)
     files = tuple(PartsFile(name=name, sha256=digest) for name, digest in parts.items())
     spec = spec.model_copy(update={"parts": files})
     enforce_run(spec)
     if not options.quiet:
-        for line in suspicions(spec.model):
+        own_file = options.what.endswith(".toml") and not options.tiny
+        given = given_model(options.what) if own_file else before.model
+        for line in suspicions(spec.model, given):
             print(f"archwright: warning: model.{line}", file=sys.stderr)
     return spec
 
 
 def _train(
-    spec: "RunSpec", out: str | None, parts: Mapping[str, str], quiet: bool, since: float
+    spec: "RunSpec", options: argparse.Namespace, parts: Mapping[str, str], since: float
 ) -> int:
     from archwright.runs import RUNS, RunFolder
 
-    path = Path(out or RUNS / (spec.name or "run"))
+    path = Path(options.out or RUNS / (spec.name or "run"))
     if RunFolder(path).started:
         check_parts(RunFolder(path), parts, same=True)
     folder = RunFolder.create(path, spec)
-    if folder.resolved and not quiet:
+    if folder.resolved and not options.quiet:
         _warn_of_ignored("machine", spec.machine, folder.spec.machine)
         _warn_of_ignored("probes", spec.probes, folder.spec.probes)
-    return _run(folder, quiet, since)
+    return _run(folder, options, since)
 
 
 def _warn_of_ignored(name: str, asked: "Spec", resolved: "Spec") -> None:
@@ -144,7 +151,7 @@ def _warn_of_ignored(name: str, asked: "Spec", resolved: "Spec") -> None:
             )
 
 
-def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
+def _run(folder: "RunFolder", options: argparse.Namespace, since: float) -> int:
     from archwright.machine.allocator import tune_allocator
     from archwright.machine.loading import loading
 
@@ -154,14 +161,14 @@ def _run(folder: "RunFolder", quiet: bool, since: float) -> int:
     was_finished = folder.finished
     tune_allocator()
     try:
-        resume(folder, quiet=quiet, since=since)
+        resume(folder, quiet=options.quiet, verbose=options.verbose, since=since)
     except Stopped as stop:
         print(f"archwright: {stop}", file=sys.stderr)
         return 128 + stop.signal
     except DivergedError as error:
         print(f"archwright: {error}", file=sys.stderr)
         return 1
-    if not quiet:
+    if not options.quiet:
         from archwright.reporting.terminal import print_result
 
         if was_finished:  # not before: its weights may be gone, or damaged

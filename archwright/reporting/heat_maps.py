@@ -142,13 +142,15 @@ def _chart(name: str, history: History, lines: Sequence[Line]) -> Chart:
         along["flops"] = [tokens * history.flops_per_token for tokens in along["tokens"]]
     draw = _line if len(rows) == 1 else _map
     trace, axis = draw(picture, rows, values)
+    # The only step is named; an axis of numbers around it would split a step into fractions.
+    across = {"xaxis": {"type": "category"}} if values.shape[1] == 1 else {}
     tall = len(rows) > ROWS_OF_A_SMALL_CHART
     return Chart(
         name=name.replace("_", "-"),
         title=picture.title,
         summary=_summary(picture, rows, values),
         traces=[{**trace, "along": along}],
-        layout={"showlegend": False, "yaxis": axis},
+        layout={"showlegend": False, "yaxis": axis, **across},
         unit=picture.unit,
         note=picture.note,
         full_width=tall,

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from archwright import presets
 from archwright.catalogue.axes import Option, Section, command, quoted, refusal, sections
+from archwright.catalogue.chosen import index
 from archwright.catalogue.pages import named, used_by
 from archwright.catalogue.table import COLUMNS, rows
 from archwright.catalogue.usage import Usage
@@ -132,6 +133,7 @@ def _study_options() -> dict[str, Any]:
 LISTINGS: dict[str, Callable[[], Any]] = {
     "models": _models,
     "costs": _costs,
+    "chosen": index,
     "recipes": _recipes,
     "studies": _studies,
     "families": _families,

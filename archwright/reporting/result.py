@@ -48,7 +48,7 @@ def result_of(history: History) -> Result:
     finite = values[np.isfinite(values)]
     return Result(
         held_out=last,
-        train_loss=float(train["loss"][-max(10, steps // 100) :].mean()) if steps else None,
+        train_loss=float(train["loss"][-closing_steps(steps) :].mean()) if steps else None,
         steps=history.num_steps,
         tokens=tokens,
         seconds=float(np.nanmax(train["seconds"])) if steps else 0.0,
@@ -59,6 +59,11 @@ def result_of(history: History) -> Result:
         memory_bytes=float(finite.max()) if len(finite) else None,
         spikes=sum(event["name"] == "loss_spike" for event in history.events),
     )
+
+
+def closing_steps(steps: int) -> int:
+    """Return over how many of the last steps the training loss is averaged: a hundredth of them, at least ten."""
+    return min(steps, max(10, steps // 100))
 
 
 def verdict(history: History, result: Result) -> tuple[str, str]:

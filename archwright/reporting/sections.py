@@ -10,7 +10,7 @@ from archwright.format import printable
 from archwright.reporting import choices, curves, heat_maps
 from archwright.reporting.document import Fact, Facts, Row, Section, Table, Text, Verbatim
 from archwright.reporting.history import History, Line
-from archwright.reporting.result import Result, second_task
+from archwright.reporting.result import Result, closing_steps, second_task
 from archwright.spec.read import to_toml
 
 
@@ -178,12 +178,13 @@ def _answer_facts(last: Line, task: Line) -> list[Fact]:
 
 def _training_facts(history: History, result: Result) -> list[Fact]:
     planned = f"of {fmt.exact(history.planned_steps)}" if history.planned_steps else ""
+    averaged = f"mean of the last {closing_steps(result.steps)} steps"
     return [
         Fact("Steps", fmt.exact(result.steps), planned),
         Fact("Tokens", fmt.exact(result.tokens)),
         Fact("Time", fmt.duration(result.seconds)),
         *_fact("FLOPs", result.flops, fmt.flops),
-        *_fact("Loss at the end", result.train_loss, fmt.loss, history.loss_unit),
+        *_fact("Training loss", result.train_loss, fmt.loss, f"{history.loss_unit}, {averaged}"),
         *_fact("Speed", result.tokens_per_second, fmt.count, "tokens/s, median"),
         *_fact("Utilisation", result.utilisation, fmt.percent, "of measured peak"),
         *_fact("Memory", result.memory_bytes, fmt.size, "highest"),

@@ -1,7 +1,7 @@
 """Reading and writing specs: TOML files, chains of bases, dotted overrides, differences."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -9,6 +9,7 @@ from typing import TypeVar
 import tomli_w
 
 from archwright import presets
+from archwright.spec.absent import refuse_absent
 from archwright.spec.choice import Spec, Uniform
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
@@ -36,6 +37,20 @@ MAX_CHAIN = 3
 """Most files in a chain of bases."""
 MOST_NAMES = 10
 """Most presets that are named to who asks for one that is not there."""
+
+
+class InvalidValues(UserError):  # noqa: N818
+    """Values of a file that are none of a spec."""
+
+    def __init__(
+        self, lines: Sequence[str], cls: type[Spec], values: Values, reasons: Sequence[str]
+    ) -> None:
+        super().__init__(*lines)
+        self.cls = cls
+        self.values = values
+        """Those of the file upon those of its bases."""
+        self.reasons = reasons
+        """The lines without the file's name; each begins with a path."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,20 @@ def load_run(name: str | Path) -> RunSpec:
     return _run_from(values, path) if is_recipe(values) else _default_run(path)
 
 
+def given_model(name: str | Path) -> ModelSpec:
+    """Return the model that was there before who wrote a file chose anything: the preset that the file is based on,
+    perhaps through other files; of a name that is no file, the model itself."""
+    if not str(name).endswith(".toml"):
+        return load_run(name).model
+    values = _read(Path(name), ModelSpec, warn=False)
+    table = values.get("model", {}) if is_recipe(values) else values
+    base = table.get("base") if isinstance(table, dict) else table
+    if base is None:
+        return ModelSpec()
+    beside = str(base).endswith(".toml") and not Path(base).is_absolute()
+    return given_model(Path(name).parent / base if beside else base)
+
+
 def is_recipe(keys: Collection[str]) -> bool:
     """Tell whether a file with these keys describes a run: an objective alone makes none of a model."""
     found = ONLY_RUNS.intersection(keys)
@@ -142,6 +171,32 @@ def study_names() -> list[str]:
 def to_toml(spec: Spec) -> str:
     """Return a spec as TOML; reading it gives an equal spec."""
     return tomli_w.dumps(spec.model_dump(by_alias=True, mode="json"))
+
+
+def starting_file(spec: ModelSpec, objective: Objective) -> str:
+    """Return a model as a file of its own to start from: what is not left at its default, with the sources that are
+    stated. Reading it gives an equal spec, but for its name, which is the file's."""
+    values = spec.model_dump(by_alias=True, mode="json", exclude={"name"})
+    values = _without_defaults(values, ModelSpec().model_dump(by_alias=True, mode="json"))
+    usual = RunSpec().objective
+    if objective != usual:
+        values["objective"] = objective.model_dump(by_alias=True, mode="json")
+    return tomli_w.dumps(values)
+
+
+def _without_defaults(values: Values, defaults: Values) -> Values:
+    """Return what differs from the defaults; of a table of another kind, all of it, as its own defaults may change."""
+    found = {}
+    for key, value in values.items():
+        default = defaults.get(key)
+        if isinstance(value, dict) and isinstance(default, dict) and key != "layer_kinds":
+            same = value.get("kind") == default.get("kind")
+            value = _without_defaults(value, default) if same else value
+            if value:
+                found[key] = value
+        elif value != default:
+            found[key] = value
+    return found
 
 
 def diff(old: Spec, new: Spec) -> list[str]:
@@ -298,7 +353,8 @@ def _located(path: Path, cls: type[S], values: Values) -> S:
     try:
         return validated(cls, values)
     except UserError as error:
-        raise UserError(*(f"{path.name}: {line}" for line in error.lines)) from None
+        lines = [f"{path.name}: {line}" for line in error.lines]
+        raise InvalidValues(lines, cls, values, error.lines) from None
 
 
 def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
@@ -315,6 +371,7 @@ def _find(name: str | Path, room: str, beside: Path | None = None) -> Path:
         if found.is_file():
             return found
     refuse_unpublished(text)
+    refuse_absent(text)
     names = (
         [*preset_names("runs"), *preset_names("models")] if room == "runs" else preset_names(room)
     )

@@ -61,9 +61,11 @@ def enforce(spec: "ModelSpec") -> None:
         raise UserError(*lines)
 
 
-def suspicions(spec: "ModelSpec") -> list[str]:
-    """Return one line, with its reason, for each legal but suspicious value."""
-    return _broken(SUSPICIONS, spec)
+def suspicions(spec: "ModelSpec", given: "ModelSpec | None" = None) -> list[str]:
+    """Return one line, with its reason, for each legal but suspicious value, but for those that were `given`: what a
+    publication or the tool chose is no mistake of who uses it."""
+    known = [] if given is None else _broken(SUSPICIONS, given)
+    return [line for line in _broken(SUSPICIONS, spec) if line not in known]
 
 
 def _broken(rules: list[Rule], spec: "ModelSpec") -> list[str]:
@@ -623,10 +625,14 @@ def odd_head_dim(spec: "ModelSpec") -> Iterator[str]:
             )
 
 
+SMALLEST_PUBLISHED = 512
+"""Width of the smallest published models: below it, there is nothing to compare a shape with."""
+
+
 @_suspicion("Published models have dim / num_layers near 128.")
 def odd_shape(spec: "ModelSpec") -> Iterator[str]:
     ratio = spec.dim / spec.num_layers
-    if not 24 <= ratio <= 320:
+    if spec.dim >= SMALLEST_PUBLISHED and not 24 <= ratio <= 320:
         yield (
             f"dim / num_layers is {ratio:.3g}: published models lie near 128 (about 30 to 250), "
             "as deeper or wider ones learn less from the same compute"

@@ -54,7 +54,7 @@ class Bar(shown.Live, Progress):
             TextColumn("{task.description:<10}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("loss {task.fields[loss]}"),
             TextColumn("{task.fields[speed]} tokens/s"),
             TimeRemainingColumn(),
             TextColumn("left"),
@@ -62,13 +62,11 @@ class Bar(shown.Live, Progress):
             refresh_per_second=2,  # each redraw takes time from the cores that train
         )
         super().__init__(bar)
-        self._task = bar.add_task(
-            "training", total=num_steps, completed=start, loss=float("nan"), speed="-"
-        )
+        self._task = bar.add_task("training", total=num_steps, completed=start, loss="-", speed="-")
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         speed = f"{tokens_per_second:,.0f}"
-        self.live.update(self._task, completed=step, loss=loss, speed=speed)
+        self.live.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
 
     def expect(self, num_steps: int) -> None:
         self.live.update(self._task, total=num_steps)

@@ -60,6 +60,7 @@ def train(
     *assignments: str,
     out: str | Path | None = None,
     quiet: bool = False,
+    verbose: bool = False,
 ) -> OpenRun:
     """Train a run (or the default run of a model, or a recipe by name) and return it finished.
 
@@ -71,6 +72,7 @@ def train(
         assignments: dotted overrides.
         out: the run folder; by default runs/<name>.
         quiet: show no progress.
+        verbose: say why the machine decided as it did, as the page does.
 
     Raises:
         UserError: what is wrong with the run, its text, or its folder, one line each.
@@ -85,15 +87,21 @@ def train(
     run = run.override(*assignments) if assignments else run
     enforce_run(run)
     path = Path(out) if out else RUNS / (run.name or "run")
-    return resume(RunFolder.create(path, run), quiet=quiet, since=since)
+    folder = RunFolder.create(path, run)
+    return resume(folder, quiet=quiet, verbose=verbose, since=since)
 
 
 def resume(
-    folder: RunFolder | str | Path, *, quiet: bool = False, since: float | None = None
+    folder: RunFolder | str | Path,
+    *,
+    quiet: bool = False,
+    verbose: bool = False,
+    since: float | None = None,
 ) -> OpenRun:
     """Train what is left of the run in a folder, and return it finished.
 
     Args:
+        quiet, verbose: as of `train`.
         since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
 
     Raises:
@@ -105,7 +113,7 @@ def resume(
     if not isinstance(folder, RunFolder):
         folder = RunFolder.open(folder)
     if not folder.finished:
-        train_in(folder, finish, quiet=quiet, since=since)
+        train_in(folder, finish, quiet=quiet, verbose=verbose, since=since)
     else:
         if folder.holder_file.exists():  # its process was killed when all was done
             with contextlib.suppress(UserError), folder.lock():
@@ -117,7 +125,12 @@ def resume(
 
 
 def train_in(
-    folder: RunFolder, ending: Finalizer, *, quiet: bool = False, since: float | None = None
+    folder: RunFolder,
+    ending: Finalizer,
+    *,
+    quiet: bool = False,
+    verbose: bool = False,
+    since: float | None = None,
 ) -> None:
     """Train what is left of the run in a folder up to its `ending`, which leaves what is wanted of it.
 
@@ -128,8 +141,10 @@ def train_in(
     say = speaker(quiet)
     with folder.lock(), explain_out_of_memory():
         material, session, decisions = _begin(folder, say, since)
-        _announce(session, decisions, material, say)
+        _announce(folder, session, material, say, verbose=verbose)
         started = _restore(folder, session)
+        if step := session.standing.step:
+            say.say(f"resuming at step {step:,}")
         shown = progress(session.num_steps, session.standing.step, quiet)
         with _tensorboard(folder) as log:
             loop = new_loop(folder, session, decisions, material, shown, log)
@@ -268,12 +283,19 @@ def _record(
     )
 
 
-def _announce(session: Session, decisions: Decisions, material: Material, say: Progress) -> None:
-    """Print what is about to be trained, and what the machine decided."""
+def _announce(
+    folder: RunFolder, session: Session, material: Material, say: Progress, *, verbose: bool
+) -> None:
+    """Print what is about to be trained, in three lines; where wanted, also why the machine decided as it did."""
+    run = session.run
     say.say(repr(session.model))
     say.say(f"data: {material}")
-    for key, reason in decisions.reasons.items():
-        say.say(f"{key} = {getattr(decisions.machine, key)}: {reason}")
+    say.say(
+        f"{session.num_steps:,} steps of {run.tokens_per_step:,} tokens, on {run.machine.device} in "
+        f"{run.machine.precision}{'' if verbose else '; the page says why, and so does --verbose'}"
+    )
+    for key, made in folder.environment().get("decisions", {}).items() if verbose else ():
+        say.say(f"{key} = {made['value']}: {made['reason']}")
 
 
 def new_loop(

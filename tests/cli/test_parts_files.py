@@ -116,3 +116,19 @@ def test_two_files_with_one_name_of_a_choice_clash(
     assert main(["list", "choices", "--parts", "one.py", "--parts", "other.py"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert 'norm.kind = "centered" is taken by one_' in line
+
+
+@pytest.mark.usefixtures("visitors")
+def test_the_command_of_a_choice_from_outside_names_its_file(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (files / "norms.py").write_text(
+        "from typing import Literal\nimport torch\nimport archwright\n"
+        "from archwright.spec.norms import Norm\n"
+        "class Same(Norm):\n    '''Nothing is done.'''\n    kind: Literal['same_as_before'] = 'same_as_before'\n"
+        "archwright.register(Same, lambda spec, dim, heads=None: torch.nn.Identity())\n",
+        "utf-8",
+    )
+    assert main(["list", "choices", "same_as_before", "--parts", "norms.py"]) == 0
+    line = "    archwright train modern model.norm.kind=same_as_before --parts norms.py"
+    assert line in capsys.readouterr().out.splitlines()

@@ -71,6 +71,12 @@ def test_like_matrices_of_all_layers_stand_together(made: Any) -> None:
     }
 
 
+def test_the_only_probed_step_is_named_without_fractions(made: Any) -> None:
+    for name in ("gradient-norm", "log-z"):
+        assert charts(probed(made, [4]))[name].layout["xaxis"] == {"type": "category"}
+        assert "xaxis" not in charts(probed(made, [4, 8]))[name].layout
+
+
 def test_pictures_come_in_their_order_and_a_users_last(made: Any) -> None:
     drawn = charts(probed(made, [1, 2]))
     known = [name.replace("_", "-") for name in heat_maps.PICTURES]

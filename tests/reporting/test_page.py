@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from archwright.reporting.document import Facts
 from archwright.reporting.history import read_history
 from archwright.reporting.page import run_page, write_report
 from archwright.runs import RunFolder
@@ -111,3 +112,17 @@ def test_long_runs_stay_small_and_keep_their_peaks(made: Any) -> None:
     assert max(loss["y"]) == 9.5
     assert loss["along"]["step"][loss["y"].index(9.5)] == 77_778
     assert "metrics.jsonl has all" in html
+
+
+def test_the_training_loss_says_what_it_is_a_mean_of(made: Any) -> None:
+    page = run_page(read_history(made.finished(30)))
+    facts = [
+        fact
+        for section in page.sections
+        for part in section.blocks
+        if isinstance(part, Facts)
+        for group in part.groups.values()
+        for fact in group
+    ]
+    (loss,) = (fact for fact in facts if fact.label == "Training loss")
+    assert loss.note == "nats per token, mean of the last 10 steps"

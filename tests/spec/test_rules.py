@@ -1,5 +1,6 @@
 """Every rule between axes has an example here that breaks it and no other."""
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from archwright.spec.attention import Attention
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import given_model, load
 from archwright.spec.rules import RULES, SUSPICIONS, Rule, enforce, suspicions
 from tests.sentences import Sentences, lines_of
 from tests.strategies import model_specs
@@ -200,3 +202,16 @@ def test_a_limit_may_be_reached() -> None:
     )
     words = ("attention.num_heads=8", "attention.num_kv_heads=8", "attention.head_dim=2")
     enforce(ModelSpec().override(*words))
+
+
+def test_what_was_given_is_not_suspected(tmp_path: Path) -> None:
+    """A file upon a file upon a preset whose vocabulary is no multiple of 64."""
+    published = load("gpt-2")
+    assert suspicions(published)
+    assert suspicions(published, published) == []
+    (changed,) = suspicions(published.override("vocab_size=1000"), published)
+    assert changed.startswith("vocab_size is 1000")
+    (tmp_path / "first.toml").write_text('base = "gpt-2"\nvocab_size = 1000\n', "utf-8")
+    (tmp_path / "second.toml").write_text('base = "first.toml"\n', "utf-8")
+    assert given_model(tmp_path / "second.toml") == published
+    assert given_model("gpt-2") == published

@@ -174,6 +174,29 @@ def test_a_resumed_run_decides_nothing(
     assert folder.environment_file.read_bytes() == environment
 
 
+def test_three_lines_before_the_first_step_and_one_more_where_it_goes_on(
+    longer: RunSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    at_step(monkeypatch, 4, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Stopped):
+        archwright.train(longer, out=tmp_path / "run")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" ")[0].split("(")[0] for line in lines[:3]] == ["Decoder", "data:", "12"]
+    assert lines[2].startswith(f"12 steps of {longer.tokens_per_step:,} tokens, on cpu in ")
+    assert lines[3].startswith("step 1 of 12 ")
+    archwright.resume(tmp_path / "run", verbose=True)
+    lines = capsys.readouterr().err.splitlines()
+    reasons = RunFolder(tmp_path / "run").environment()["decisions"]
+    assert reasons
+    for number, (key, made) in enumerate(reasons.items(), 3):
+        assert lines[number] == f"{key} = {made['value']}: {made['reason']}"
+    assert lines[3 + len(reasons)] == "resuming at step 5"
+    assert lines[4 + len(reasons)].startswith("step 6 of 12 ")
+
+
 def test_a_finished_run_is_returned_as_it_is(
     longer: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def test_the_bar_shows_loss_speed_and_time_left(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "stderr", Terminal())
     clock = {"now": 100.0}
     bar = Bar(1000, 200)
+    assert "loss - " in shown(bar)  # not nan, which looks like a run that diverged
     monkeypatch.setattr(bar.live, "get_time", lambda: clock["now"])
     bar.live.reset(bar._task, completed=200)
     for i in range(1, 5):  # ten steps a second

@@ -1,0 +1,46 @@
+"""Output of `archwright list runs`."""
+
+import os
+import time
+
+from archwright.cli.architectures_table import columns_or_all, fitting
+from archwright.cli.parser import print_table
+from archwright.format import count, decimal, loss, one_line
+from archwright.runs import RUNS
+from archwright.runs.summaries import RunSummary, summaries
+
+HEAD = [
+    *("run", "state", "bits per byte", "loss", "model"),
+    *("parameters", "tokens", "text", "last written"),
+]
+
+
+def print_runs() -> None:
+    """Print what each run is and what it reached last, the newest first."""
+    found = summaries()
+    if not found:
+        print(f"no runs in {RUNS}{os.sep} yet; archwright train demo makes one")
+        return
+    rows, left_out = fitting([HEAD, *map(_cells, found)], columns_or_all())
+    print_table(rows)
+    if left_out:
+        print(f"left out, as the terminal is narrow: {', '.join(left_out)}")
+    if any(run.loss is not None for run in found):
+        print("Loss in nats per token, and bits per byte, are of held-out text.")
+    for run in found:
+        if run.damage:
+            print(f"{run.path}: {one_line(run.damage)}")
+
+
+def _cells(run: RunSummary) -> list[str]:
+    return [
+        str(run.path),
+        run.state,
+        "-" if run.bits_per_byte is None else decimal(run.bits_per_byte),
+        "-" if run.loss is None else loss(run.loss),
+        run.model or "-",
+        "-" if run.num_parameters is None else count(run.num_parameters),
+        count(run.tokens) if run.tokens else "-",
+        run.text or "-",
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(run.changed)),
+    ]
