@@ -217,7 +217,7 @@ def residual(choice: type[Choice], words: Words) -> Numbers:
 def feedforward(choice: type[Choice], words: Words) -> Numbers:
     """Count what it costs."""
     model = build(small(*words, "dim=512"), device="meta")
-    layer = model.layers[0]
+    layer: Any = model.layers[0]
     if "feedforward" not in layer.branches:
         raise UserError("it has no feed-forward")
     spec = model.spec.resolved().layers_by_kind["default"].feedforward
