@@ -247,7 +247,7 @@ def _reach(subject: Subject) -> Found:
         if back is None:
             return
         reach += back
-    yield "attention.mask", reach / (subject.spec.context_length - 1)
+    yield "attention.mask", reach / max(1, subject.spec.context_length - 1)
 
 
 def _balance(subject: Subject) -> Found:

@@ -41,6 +41,8 @@ COMMANDS = {
     "export": ("{bad} out", "runs/modern out --family {bad}"),
     "import": ("{bad}", "checkpoint --out {bad}"),
     "verify": ("{bad}", "checkpoint"),
+    "explain": ("{bad}", "rope --parts {bad}.py"),
+    "completion": ("{bad}",),
     "plan": ("{bad}", "model.toml", "modern :{bad}=1", "modern --hardware {bad} --tokens {bad}"),
     "profile": ("{bad}", "modern --kernel {bad}"),
     "report": ("{bad}", "runs/{bad}"),

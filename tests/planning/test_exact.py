@@ -27,11 +27,11 @@ COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
 ROWS = 2
 
 
-def brute_pairs(mask: Mask, length: int, num_heads: int) -> float:
+def brute_pairs(mask: Mask, length: int, num_heads: int, layer: int = 1) -> float:
     """Count the pairs that a mask allows, one by one by its sentence, in the mean of the heads."""
     places = range(length)
     allowed = sum(
-        sees(mask, q, k, head, num_heads)
+        sees(mask, q, k, head, num_heads, length, layer)
         for head in range(num_heads)
         for q in places
         for k in places
@@ -95,7 +95,9 @@ def beside_the_plan(model: LanguageModel, length: int) -> float:
 def beside_the_plan_of(mixer: AttentionMixer, length: int) -> float:
     """Return the same of a mixer, per token of a text that has so many with its global tokens."""
     pattern = mixer.pattern.value
-    shown = brute_pairs(pattern.spec, length, mixer.num_heads) / length  # type: ignore[attr-defined]
+    mask: Mask = pattern.spec  # type: ignore[attr-defined]
+    layer = getattr(pattern, "layer", 1)  # of masks that differ by it
+    shown = brute_pairs(mask, length, mixer.num_heads, layer) / length
     again = min(length, mixer.num_global) if isinstance(mixer, LongformerAttention) else 0
     more: float = mixer.flops_per_pair * (length - shown + again)
     for module in mixer.modules():
