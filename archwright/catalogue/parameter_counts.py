@@ -52,7 +52,7 @@ def parameter_counts(spec: ModelSpec) -> Counts | None:
         head = generator.head.num_parameters(generator.output_dim, generator.head_width, vocab_size)
         found["generator"], idle = sum(within.values()) + width + head, idle + more
     found["head"] = spec.head.num_parameters(spec.output_dim, spec.head_width, vocab_size)
-    found["sequence_head"] = spec.sequence_head.num_parameters(dim)
+    found["sequence_head"] = spec.sequence_head.num_parameters(spec.output_dim)
     found = {part: number for part, number in found.items() if number}
     return Counts(found, sum(found.values()) - idle)
 

@@ -154,7 +154,7 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     decoder = _stack(spec, sharing, memory_dim)
     decoder |= {"embedding": embedding, "head": head, "sequence_head": None}
     if not spec.sequence_head.is_none:
-        decoder["sequence_head"] = SEQUENCE_HEADS.make(spec.sequence_head, spec.dim)
+        decoder["sequence_head"] = SEQUENCE_HEADS.make(spec.sequence_head, spec.output_dim)
     decoder |= {"masks": sharing.patterns, "lr_scales": init.lr_scales}
     if (beside := spec.generator_model) is not None:
         parts = _stack(beside, Sharing()) | {"head": _head(beside, embedding, init)}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from archwright.model import Decoder, build
 from archwright.parts.kernels import KERNELS
+from archwright.planning.counts import counted
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 
@@ -312,3 +313,14 @@ def test_a_text_may_go_on_where_no_layer_reaches_back_without_limit(
     choice: str, expected: bool
 ) -> None:
     assert small(*MODELS[choice]).can_generate_indefinitely is expected
+
+
+def test_a_head_of_rows_reads_what_two_streams_give() -> None:
+    """Reversible layers end with both their streams, side by side."""
+    spec = ModelSpec(dim=16, num_layers=2, vocab_size=32, context_length=8).override(
+        "attention.num_heads=2", "residual.kind=reversible", "sequence_head.kind=pooled"
+    )
+    model = build(spec)
+    tokens = torch.zeros(3, 8, dtype=torch.long)
+    assert model(tokens).sequence_logits.shape == (3, 2)
+    assert sum(counted(model).parts.values()) == sum(p.numel() for p in model.parameters())
