@@ -45,6 +45,7 @@ COMMANDS = {
     "list": "runs",
     "show": "modern",
     "explain": "rope",
+    "completion": "bash",
     "diff": "modern textbook",
     "schema": "model",
     "check": "mine.toml",
