@@ -112,7 +112,7 @@ def _plan(options: argparse.Namespace) -> None:
     assert variants([*map(_there, options.what)])
     workload(
         hardware="h100" if options.hardware == "this" else options.hardware,
-        devices=options.devices,
+        devices=options.devices or 8,
         precision=options.precision,
         tokens=options.tokens,
         batch=options.batch,
@@ -148,8 +148,8 @@ def _diff(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    if options.name:
-        print_choices_of(options.name, _choices())
+    if options.words[:1] == ["choices"] and options.words[1:]:
+        print_choices_of(options.words[1], _choices())
 
 
 @cache

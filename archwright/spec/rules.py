@@ -625,7 +625,7 @@ def odd_head_dim(spec: "ModelSpec") -> Iterator[str]:
             )
 
 
-SMALLEST_PUBLISHED = 512
+SMALLEST_PUBLISHED = 256
 """Width of the smallest published models: below it, there is nothing to compare a shape with."""
 
 
