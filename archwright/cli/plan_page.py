@@ -126,6 +126,9 @@ def _training(found: Plan) -> Iterator[Row]:
 def _fit(found: Plan) -> str:
     if found.setup is not None:
         return f"{found.setup.split.name}, checkpointing {found.setup.checkpointing}"
+    groups, texts = found.smallest.split.ranks, found.workload.batch_tokens / found.context
+    if groups > texts:
+        return f"no: {groups} groups of devices for {texts:.0f} texts a step; give a larger --batch"
     if found.fewest_devices is None:
         return "no, nor on more devices"
     return f"no, but on {found.fewest_devices:,} devices"

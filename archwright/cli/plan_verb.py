@@ -63,7 +63,7 @@ EXAMPLES = """\
   archwright plan llama-3-8b --hardware rtx-4090 --devices 1 --tokens 20xparams --price 0.5
   archwright plan llama-3-70b :attention.num_kv_heads=64 :attention.num_kv_heads=1
   archwright plan llama-3-8b gemma-2-9b --html costs.html
-  archwright plan llama-3-405b --devices 16384 --batch 16M --split tensor=8,pipeline=16,fsdp
+  archwright plan llama-3-405b --devices 16384 --batch 16M --context 8192 --split tensor=8,pipeline=16,fsdp
   archwright plan modern dim=256 num_layers=4 --hardware this
   archwright plan runs/modern
   archwright plan mine.toml optimizer.kind=muon --mfu 0.35-0.45 --json"""

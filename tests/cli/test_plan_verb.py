@@ -346,3 +346,11 @@ def test_a_dry_run_wants_no_text(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "train modern budget=100steps --dry-run")
     assert "100 steps" in text
     assert text.endswith("Nothing was trained.\n")
+
+
+def test_groups_of_devices_without_a_text_are_why_it_does_not_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "plan llama-3-405b --devices 16384 --batch 16M --split tensor=8,pipeline=16,fsdp"
+    assert main(words.split()) == 0
+    assert "no: 128 groups of devices for 122 texts a step" in capsys.readouterr().out
