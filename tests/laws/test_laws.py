@@ -15,7 +15,7 @@ from archwright.model import build
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
 from tests.laws.laws import LAWS, Case, close, obey
-from tests.strategies import model_specs
+from tests.strategies import one_stack_specs
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ obeyed: Counter[str] = Counter()
 
 
 @settings(max_examples=int(COMPOSITIONS / (1 - MOST_REFUSED)) + 1)
-@given(model_specs(), st.integers(0, 2**20))
+@given(one_stack_specs(), st.integers(0, 2**20))
 def test_every_composition_is_refused_by_name_or_lawful(spec: ModelSpec, seed: int) -> None:
     case = Case(spec, seed)
     if broken := case.broken():
