@@ -176,13 +176,13 @@ def mask(choice: type[Choice], words: Words) -> Numbers:
     pattern = pattern_of(cast(Mask, choice.model_validate(asked)), 1)
     at = torch.arange(TEXT)
     seen = pattern.visible(at[:, None], at[None, :]).reshape(-1, TEXT, TEXT)[0]
-    said = ", ".join(f"{name}={number}" for name, number in asked.items())
+    options = ", ".join(f"{name}={number}" for name, number in asked.items())
     rows = [
         ("query", "keys 0 to 15"),
         *((str(i), _drawn(row)) for i, row in enumerate(seen.tolist())),
     ]
     shown = int(seen.sum())
-    about = f"Keys that each query sees{f', with {said}' if said else ''}: {shown} of {TEXT * TEXT} pairs."
+    about = f"Keys that each query sees{f', with {options}' if options else ''}: {shown} of {TEXT * TEXT} pairs."
     return Numbers(about, rows)
 
 

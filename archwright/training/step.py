@@ -158,7 +158,7 @@ def second_answers(
         nats = sequence_nats(judged, batch.sequence_targets)
         return nats, judged.argmax(-1) == batch.sequence_targets
     assert out.replaced_logits is not None, "the rules of a run ask for a generator"
-    assert out.read is not None, "what was judged is said beside the answer"
+    assert out.read is not None, "an answer names the tokens that it judges"
     real = batch.inputs.padding_mask
     real = torch.ones_like(batch.targets, dtype=torch.bool) if real is None else real
     text = torch.where(batch.targets == IGNORE, batch.inputs.tokens, batch.targets)

@@ -1,4 +1,4 @@
-"""LongT5's attention: what a mask shows, and the sums of all blocks of the text, made anew in each layer."""
+"""LongT5's attention: what a mask shows, and the sums of all blocks of the text, made again in each layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
