@@ -10,7 +10,12 @@ from archwright.parts.feedforward import FEEDFORWARDS
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS
 from archwright.parts.sharing import LayerInfo
-from archwright.spec.attention import Attention, LatentAttention, SoftmaxAttention
+from archwright.spec.attention import (
+    Attention,
+    LatentAttention,
+    SoftmaxAttention,
+    TransientGlobalAttention,
+)
 from archwright.spec.feedforward import FeedForward, SwiGLU
 
 DIM, TOKENS = 32, 6
@@ -62,6 +67,10 @@ def drawn(part: nn.Module) -> nn.Module:
         (
             LatentAttention(num_heads=4, query_rank="none", **LATENT),
             LatentAttention(num_heads=2, query_rank="none", **LATENT),
+        ),
+        (
+            TransientGlobalAttention(num_heads=4, head_dim=8, block_size=2),
+            TransientGlobalAttention(num_heads=2, head_dim=8, block_size=2),
         ),
     ],
     ids=str,

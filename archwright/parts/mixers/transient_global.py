@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from archwright.parts.context import Context
 from archwright.parts.kernels import ScoreMods, prepare
 from archwright.parts.kernels.scores import Bias, RepeatedKeys
-from archwright.parts.linear import Linear, linears_joint_backward, to_autocast_dtype
+from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
 from archwright.parts.masks import WHOLE, AttentionMask, Ranges, united
 from archwright.parts.mixers.base import AttentionMixer
 from archwright.parts.mixers.scales import SCORE_SCALES
@@ -54,6 +54,7 @@ class TransientGlobalAttention(AttentionMixer):
         self.key = Linear(dim, width, bias=bias.key, deepnorm=False)
         self.value = Linear(dim, width, bias=bias.value)
         self.out = Linear(width, dim, bias=bias.out, is_residual_output=True)
+        set_blocks(num_heads, self.query, self.key, self.value, self.out)
         self.norm: nn.Module = NORMS.make(spec.norm, dim)
         self.position = self.own_position
         position, of_sums = layer.position, (dim, num_heads, head_dim)
