@@ -7,7 +7,7 @@ import pytest
 from archwright.cli import main
 from archwright.runs import RunFolder
 from archwright.training.data import prepare_data
-from tests.cli.typing_commands import said
+from tests.cli.typing_commands import error_lines
 from tests.tiny import tiny_run, tiny_words, write_text
 
 BPE = ("data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300", "budget=1steps")
@@ -57,5 +57,5 @@ def test_a_damaged_cache_is_told_shown_and_emptied(
     ],
 )
 def test_wrong_words(words: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = said(capsys, "cache", *words)
+    (found,) = error_lines(capsys, "cache", *words)
     assert found.startswith(line)

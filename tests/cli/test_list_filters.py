@@ -8,7 +8,7 @@ import pytest
 from archwright.cli import main
 from archwright.cli.architectures_table import LEAST_WIDTH
 from archwright.cli.listings import listing
-from tests.cli.typing_commands import said
+from tests.cli.typing_commands import error_lines
 
 ROWS: list[dict[str, str]] = listing("models")["rows"]
 
@@ -85,7 +85,7 @@ def test_a_word_of_a_cell_is_a_whole_word(capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_what_is_not_there(word: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = said(capsys, "list", word)
+    (line,) = error_lines(capsys, "list", word)
     assert part in line
 
 
@@ -95,14 +95,14 @@ def test_a_name_and_a_condition(order: tuple[str, ...], capsys: pytest.CaptureFi
 
 
 def test_all_mistakes_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(said(capsys, "list", "norm=lyer", "yaer=2024", "dim>few")) == 3
+    assert len(error_lines(capsys, "list", "norm=lyer", "yaer=2024", "dim>few")) == 3
 
 
 def test_a_system_that_is_not_there_is_named_by_show_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert said(capsys, "show", "mamba") == said(capsys, "list", "mamba")
-    assert "no such preset" in said(capsys, "show", "mambas")[0]
+    assert error_lines(capsys, "show", "mamba") == error_lines(capsys, "list", "mamba")
+    assert "no such preset" in error_lines(capsys, "show", "mambas")[0]
 
 
 def test_models_of_each_year(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from archwright.runs import RunFolder
-from tests.cli.typing_commands import contents, said
+from tests.cli.typing_commands import contents, error_lines
 from tests.sentences import Sentences, filled, keys
 from tests.tiny import MACHINE, SHAPE, archwright
 
@@ -29,7 +29,7 @@ def test_a_mistake(
     sentences: Sentences,
 ) -> None:
     before = contents(files)
-    found = said(capsys, *filled(words, PLACES).split())
+    found = error_lines(capsys, *filled(words, PLACES).split())
     assert contents(files) == before
     sentences.check(section, words, found, PLACES)
 
@@ -38,7 +38,7 @@ def test_a_mistake(
     "torch" in sys.modules and __import__("torch").cuda.is_available(), reason="GPU"
 )
 def test_a_gpu_that_is_not_here(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = said(capsys, *f"{TRAIN} machine.device=cuda".split())
+    (line,) = error_lines(capsys, *f"{TRAIN} machine.device=cuda".split())
     assert line == 'machine.device: found "cuda"; expected "cpu", as no CUDA device is usable here'
 
 
@@ -53,7 +53,7 @@ def test_what_does_not_fit_into_memory(
     change: str, line: str, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [w for w in TRAIN.split() if w.partition("=")[0] != change.partition("=")[0]]
-    found = [x for x in said(capsys, *words, change) if not x.startswith("warning: ")]
+    found = [x for x in error_lines(capsys, *words, change) if not x.startswith("warning: ")]
     assert len(found) == 1
     assert found[0].startswith(line)
     assert "this machine has" in found[0]
@@ -73,7 +73,7 @@ def test_the_process_ends_with_2_and_lines_on_standard_error(files: Path) -> Non
 @pytest.mark.slow
 def test_the_corrected_command_works(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing that a mistake leaves is in its way."""
-    assert said(capsys, *TRAIN.replace("notes.txt", "note.txt").split())
+    assert error_lines(capsys, *TRAIN.replace("notes.txt", "note.txt").split())
     assert not (files / "runs").exists()
-    assert said(capsys, *TRAIN.split(), "--quiet", code=0) == []
+    assert error_lines(capsys, *TRAIN.split(), "--quiet", code=0) == []
     assert RunFolder.open("runs/modern").finished

@@ -11,7 +11,7 @@ import pytest
 import archwright as aw
 from archwright.cli import main
 from archwright.runs import RunFolder
-from tests.cli.typing_commands import contents, said
+from tests.cli.typing_commands import contents, error_lines
 from tests.tiny import archwright, tiny_run, tiny_words, write_text
 
 
@@ -57,7 +57,9 @@ def same_run(trained: Path, *changes: str) -> list[str]:
 
 @pytest.mark.slow
 def test_another_spec(run: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = said(capsys, *same_run(trained, "seed=1", "machine.threads=2"), "--out", str(run))
+    (line,) = error_lines(
+        capsys, *same_run(trained, "seed=1", "machine.threads=2"), "--out", str(run)
+    )
     assert line == (
         f"{run} holds another run (seed: 0 -> 1). "
         f"Train with another --out, or go on with the run there: --resume {run}"
@@ -137,13 +139,13 @@ def test_a_folder_in_use(unfinished: Path, place: Path) -> None:
 def test_settings_of_generate(
     options: list[str], lines: list[str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(capsys, "generate", str(run), *options) == lines
+    assert error_lines(capsys, "generate", str(run), *options) == lines
 
 
 def test_a_run_without_weights(unfinished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder(unfinished)
     folder.truncate_to(-1)
-    assert said(capsys, "generate", "run") == [
+    assert error_lines(capsys, "generate", "run") == [
         "run has no weights yet: train it first with --resume"
     ]
 
@@ -167,7 +169,7 @@ def test_a_run_without_weights(unfinished: Path, capsys: pytest.CaptureFixture[s
 def test_texts_of_eval(
     words: str, lines: list[str], run: Path, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(capsys, "eval", str(run), *words.split()) == lines
+    assert error_lines(capsys, "eval", str(run), *words.split()) == lines
 
 
 def test_a_text_that_changed(
@@ -182,7 +184,7 @@ def test_a_text_that_changed(
     kept = (trained / "text.txt").read_text()
     (trained / "text.txt").write_text(kept + "more\n")
     try:
-        assert said(capsys, "train", "--resume", "run") == [
+        assert error_lines(capsys, "train", "--resume", "run") == [
             "run: the text has changed since this run began; bring the old text back, or train "
             "again with another --out"
         ]
@@ -195,7 +197,7 @@ def test_damaged_checkpoints(unfinished: Path, capsys: pytest.CaptureFixture[str
     for path in steps.values():
         (path / "model.safetensors").write_bytes(b"damaged")
     before = contents(unfinished)
-    lines = said(capsys, "train", "--resume", "run", "--quiet")
+    lines = error_lines(capsys, "train", "--resume", "run", "--quiet")
     assert len(lines) == len(steps) + 1
     assert all("is damaged: 7 bytes instead of" in line for line in lines[:-1])
     assert "is whole. To start from scratch, remove that folder" in lines[-1]
@@ -246,7 +248,7 @@ def test_a_full_disk(trained: Path, place: Path, capsys: pytest.CaptureFixture[s
         ballast = folder / "ballast"
         ballast.write_bytes(b"x" * 500_000)
         words = [*same_run(trained, "budget=30steps", "checkpoint.keep=9"), "--quiet"]
-        (line,) = said(capsys, *words, "--out", "disk/run")
+        (line,) = error_lines(capsys, *words, "--out", "disk/run")
         assert "cannot be written: No space left on device" in line
         assert "Free some space, or choose another folder." in line
         run = RunFolder(folder / "run")
@@ -254,7 +256,7 @@ def test_a_full_disk(trained: Path, place: Path, capsys: pytest.CaptureFixture[s
         assert 0 < reached < 30
         ballast.unlink()
         subprocess.run(["mount", "-o", "remount,size=20M", str(folder)], check=True)
-        assert said(capsys, *words, "--out", "disk/run", code=0) == []
+        assert error_lines(capsys, *words, "--out", "disk/run", code=0) == []
         steps = [r["step"] for r in run.metrics() if r["kind"] == "train"]
         assert steps == list(range(1, 31))
 
@@ -265,7 +267,7 @@ def test_a_disk_that_is_full_from_the_start(
     with disk(place, 100) as folder:
         (folder / "ballast").write_bytes(b"x" * 98_000)
         before = contents(folder)
-        (line,) = said(capsys, *same_run(trained), "--out", "disk/run")
+        (line,) = error_lines(capsys, *same_run(trained), "--out", "disk/run")
         assert line.startswith("disk/run")
         assert "cannot be written: No space left on device" in line
         assert contents(folder) == before
@@ -276,7 +278,7 @@ def test_a_full_cache(
 ) -> None:
     with disk(place, 20) as folder:
         monkeypatch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
-        (line,) = said(capsys, *same_run(trained), "--out", "run")
+        (line,) = error_lines(capsys, *same_run(trained), "--out", "run")
         assert "cannot be written: No space left on device" in line
         assert "Free some space, or set ARCHWRIGHT_CACHE to" in line
         assert not (place / "run").exists()
@@ -285,7 +287,7 @@ def test_a_full_cache(
 def test_a_read_only_folder(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with disk(place, 100) as folder:
         read_only(folder)
-        (line,) = said(capsys, *same_run(trained), "--out", "disk/run")
+        (line,) = error_lines(capsys, *same_run(trained), "--out", "disk/run")
         assert line == (
             "disk/run cannot be written: Read-only file system. "
             "Choose a folder that you may write to."
@@ -299,7 +301,7 @@ def test_a_run_on_a_read_only_disk(
         shutil.copytree(unfinished, folder / "run")
         read_only(folder)
         for words in ("train --resume disk/run", "report disk/run"):
-            (line,) = said(capsys, *words.split())
+            (line,) = error_lines(capsys, *words.split())
             assert line.startswith("disk/run/")
             assert "cannot be written: Read-only file system." in line
-        assert said(capsys, "generate", "disk/run", "--max-tokens", "3", code=0) == []
+        assert error_lines(capsys, "generate", "disk/run", "--max-tokens", "3", code=0) == []

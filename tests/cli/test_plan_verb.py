@@ -14,7 +14,7 @@ from archwright.machine.rates import MOVING, Rates
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import RunSpec
 from archwright.training import step_time as step_time_room
-from tests.cli.typing_commands import said
+from tests.cli.typing_commands import error_lines
 from tests.tiny import ROOT, tiny_words, write_text
 
 
@@ -195,13 +195,13 @@ def test_a_model_that_sees_what_follows_writes_nothing(capsys: pytest.CaptureFix
 def test_a_mistake_is_one_line(
     words: str, lines: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(capsys, *words.split()) == lines
+    assert error_lines(capsys, *words.split()) == lines
 
 
 def test_an_unknown_device_is_one_line_with_the_nearest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (line,) = said(capsys, "plan", "modern", "--hardware", "h20")
+    (line,) = error_lines(capsys, "plan", "modern", "--hardware", "h20")
     assert line.endswith('Did you mean "h200"?')
 
 
@@ -305,7 +305,7 @@ def test_a_run_that_never_trained_is_one_line(
     made_up: None, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     RunFolder.create(place / "runs" / "new", RunSpec())
-    (line,) = said(capsys, "plan", "runs/new")
+    (line,) = error_lines(capsys, "plan", "runs/new")
     assert line.endswith("no step was timed yet; expected a run that has trained")
 
 
@@ -321,13 +321,13 @@ def test_a_run_takes_no_options_of_a_plan(
     words: str, found: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     RunFolder.create(place / "runs" / "new", RunSpec())
-    (line,) = said(capsys, "plan", "runs/new", *words.split())
+    (line,) = error_lines(capsys, "plan", "runs/new", *words.split())
     assert line.startswith(f"plan runs/new: found {found}; expected none, as a run has trained")
     assert not (place / "costs.html").exists()
 
 
 def test_this_machine_is_one_device(made_up: None, capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = said(capsys, "plan", "modern", "--hardware", "this", "--devices", "4")
+    (line,) = error_lines(capsys, "plan", "modern", "--hardware", "this", "--devices", "4")
     assert line == "devices: found 4; expected 1 with --hardware this, which measures one machine"
 
 

@@ -14,7 +14,7 @@ from archwright.planning.cost import flops_per_token
 from archwright.spec.read import load
 from archwright.spec.run_spec import MachineSpec
 from archwright.training.profiling import PartProfile, Profile
-from tests.cli.typing_commands import said
+from tests.cli.typing_commands import error_lines
 
 LAYER_NORM = PartProfile("norms", 2e-3, 3e-3, 0.0, 0.0, arithmetic=8e6, num_bytes=1e7)
 RMS_NORM = PartProfile("norms", 6e-3, 9e-3, 0.0, 0.0, arithmetic=4e6, num_bytes=4e7)
@@ -81,7 +81,7 @@ def test_a_dry_run_of_several(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_context_beyond_positions_is_one_line(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(capsys, *words.split()) == [
+    assert error_lines(capsys, *words.split()) == [
         "context: found 4096; expected at most 1024, where the learned positions of gpt-2 end"
     ]
 

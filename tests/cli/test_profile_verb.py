@@ -5,7 +5,7 @@ import json
 import pytest
 
 from archwright.cli import main
-from tests.cli.typing_commands import said
+from tests.cli.typing_commands import error_lines
 
 pytestmark = pytest.mark.slow
 
@@ -88,11 +88,11 @@ MISTAKES = {
 
 @pytest.mark.parametrize("words", MISTAKES)
 def test_a_mistake(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, *words.split()) == MISTAKES[words]
+    assert error_lines(capsys, *words.split()) == MISTAKES[words]
 
 
 def test_what_does_not_fit_into_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = said(
+    (line,) = error_lines(
         capsys, *["profile", "modern", "--batch-size", "100000000", "--precision", "fp32"]
     )
     assert line.startswith("batch_size: a step needs at least ")

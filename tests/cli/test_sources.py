@@ -7,7 +7,7 @@ import pytest
 import archwright as aw
 from archwright.cli import main
 from archwright.spec.read import load_run
-from tests.cli.typing_commands import said
+from tests.cli.typing_commands import error_lines
 from tests.tiny import MACHINE, SHAPE, write_text
 
 ENCODER = (
@@ -100,7 +100,7 @@ WRONG = {
 def test_a_mistake_is_one_clear_line(
     words: str, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
-    assert said(capsys, *words.split()) == [WRONG[words]]
+    assert error_lines(capsys, *words.split()) == [WRONG[words]]
 
 
 def out(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -286,12 +286,12 @@ def test_show_is_a_card(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tokens ─ embedding ─ × √width ─ 62 layers ─ RMSNorm ─ head ─ logits\n" in text
     assert "local: 52 of 62 layers\n  x ─┬─ RMSNorm ─ attention ─ RMSNorm ─ + ─┬" in text
     assert "arrangement   5 local + default in turn\n" in text
-    told = " ".join(text.split())
-    assert "attention softmax, 32/16 heads of 128, scale sqrt (width 168), QK-norm RMSNorm" in told
-    assert "attention.qk_norm section 2: QK-norm replaces soft-capping" in told
-    assert "norm.weight published code (gemma-7b.toml)" in told
-    assert "feed-forward 21.5B 80 % all 27B costs cache per token 508 kB, in 16 bits" in told
-    assert told.endswith("training memory 432 GB, weights, gradients and AdamW's moments")
+    card = " ".join(text.split())
+    assert "attention softmax, 32/16 heads of 128, scale sqrt (width 168), QK-norm RMSNorm" in card
+    assert "attention.qk_norm section 2: QK-norm replaces soft-capping" in card
+    assert "norm.weight published code (gemma-7b.toml)" in card
+    assert "feed-forward 21.5B 80 % all 27B costs cache per token 508 kB, in 16 bits" in card
+    assert card.endswith("training memory 432 GB, weights, gradients and AdamW's moments")
     assert max(map(len, text.splitlines()[2:])) <= 115
 
 
@@ -306,10 +306,10 @@ def test_a_card_has_no_source_of_what_was_changed(capsys: pytest.CaptureFixture[
 def test_show_names_the_objective_of_a_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    told = "trained by default with objective.kind=masked_tokens"
+    card = "trained by default with objective.kind=masked_tokens"
     file = tmp_path / "mine.toml"
     file.write_text('[objective]\nkind = "masked_tokens"\n[attention.mask]\nkind = "full"\n')
-    assert told in out(capsys, "show", str(file)).splitlines()
+    assert card in out(capsys, "show", str(file)).splitlines()
     assert "good" in out(capsys, "check", str(file))
     assert "objective" not in out(capsys, "show", "modern")
     words = "trained by default with objective.kind=masked_tokens objective.share=0.3\n  section 2.2.1: 30 %"
@@ -318,15 +318,15 @@ def test_show_names_the_objective_of_a_model(
 
 def test_show_counts_what_was_changed(capsys: pytest.CaptureFixture[str]) -> None:
     """Four layers of 4 heads of 16 that share keys, of 2 of 4 experts 224 wide, for 4,096 tokens."""
-    told = " ".join(out(capsys, "show", "mixtral-8x7b", "--tiny", "head.tied=true").split())
+    card = " ".join(out(capsys, "show", "mixtral-8x7b", "--tiny", "head.tied=true").split())
     experts = 4 * (64 * 4 + 4 * 3 * 64 * 224)
     attention = 4 * (2 * 64 * 64 + 2 * 64 * 16)
     total = 4096 * 64 + 9 * 64 + attention + experts
     active = total - 4 * 2 * 3 * 64 * 224
-    assert told.startswith(f"mixtral-8x7b-tiny, {total / 1e6:.2f}M parameters Jiang et al., 2024")
-    assert f"feed-forward {experts / 1e3:.0f}k" in told
-    assert f"all {total / 1e3:.0f}k active {active / 1e3:.0f}k of one token" in told
-    assert "mixture of experts, 2 of 4, expert SwiGLU (hidden width 224)" in told
+    assert card.startswith(f"mixtral-8x7b-tiny, {total / 1e6:.2f}M parameters Jiang et al., 2024")
+    assert f"feed-forward {experts / 1e3:.0f}k" in card
+    assert f"all {total / 1e3:.0f}k active {active / 1e3:.0f}k of one token" in card
+    assert "mixture of experts, 2 of 4, expert SwiGLU (hidden width 224)" in card
 
 
 def test_costs_are_those_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:

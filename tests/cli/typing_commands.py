@@ -43,7 +43,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> list[str]:
+def error_lines(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> list[str]:
     """Type a command; return the lines on standard error, without the name at their beginning."""
     found = main(words)
     out, err = capsys.readouterr()

@@ -220,10 +220,10 @@ def test_defaults_are_those_of_the_class(name: str) -> None:
     from transformers import AutoConfig
 
     family = hf.FAMILIES[name]
-    assert said(family, {}) == said(family, AutoConfig.for_model(name).to_dict())
+    assert error_lines(family, {}) == error_lines(family, AutoConfig.for_model(name).to_dict())
 
 
-def said(family: Family, config: dict[str, Any]) -> ModelSpec | tuple[str, ...]:
+def error_lines(family: Family, config: dict[str, Any]) -> ModelSpec | tuple[str, ...]:
     """Return the spec of a config, or why there is none, as some defaults are not here."""
     try:
         return family.spec(config)

@@ -10,7 +10,7 @@ from archwright.reporting.result import as_nats_per_token, device, notice, resul
 from archwright.runs import RunFolder
 
 
-def said(run: RunFolder) -> tuple[str, str]:
+def error_lines(run: RunFolder) -> tuple[str, str]:
     """Return the verdict as one sentence, and the notice."""
     history = read_history(run)
     result = result_of(history)
@@ -24,7 +24,7 @@ def test_the_verdict_says_it_all(made: Any) -> None:
         *made.baselines(100),
         made.event("finished", 100),
     ]
-    sentence, warning = said(made.run(lines))
+    sentence, warning = error_lines(made.run(lines))
     bits = 3.0 / (3.3 * math.log(2))
     assert sentence == (
         f"{bits:.3f} bits per byte on held-out text reached by a model of 1.28M parameters after "
@@ -46,11 +46,11 @@ def test_the_verdict_says_it_all(made: Any) -> None:
 def test_beside_compressors(made: Any, gzip: float, xz: float, expected: str) -> None:
     evaluation = {"kind": "eval", **made.at(9), **made.evaluation(3.0)}
     lines = [*made.steps(9, evaluations=0), evaluation, *made.baselines(9, gzip, xz)]
-    assert expected in said(made.run(lines))[0]
+    assert expected in error_lines(made.run(lines))[0]
 
 
 def test_without_an_evaluation(made: Any) -> None:
-    sentence, warning = said(made.run(list(made.steps(12, evaluations=0)), planned=50))
+    sentence, warning = error_lines(made.run(list(made.steps(12, evaluations=0)), planned=50))
     assert sentence.startswith("2.")
     assert "nats per token in training" in sentence
     assert sentence.endswith("not yet evaluated on held-out text.")
@@ -60,7 +60,7 @@ def test_without_an_evaluation(made: Any) -> None:
 def test_a_stopped_run_says_why_and_when_it_was_evaluated(made: Any) -> None:
     lines = [*made.steps(30, evaluations=0), made.event("stopped", 30, "by SIGTERM")]
     lines.insert(11, {"kind": "eval", **made.at(10), **made.evaluation(5.0)})
-    sentence, warning = said(made.run(lines, planned=400))
+    sentence, warning = error_lines(made.run(lines, planned=400))
     assert "after 41k tokens in 1.5 s" in sentence  # where it was evaluated, not where it stopped
     assert (
         warning == "This run was stopped at step 30 of 400: by SIGTERM. Last evaluated at step 10."
@@ -74,18 +74,18 @@ def test_an_evaluation_on_a_part_is_no_silent_comparison(made: Any) -> None:
         *made.baselines(9),
         made.event("finished", 9),
     ]
-    assert "330 kB of the 1 MB" in said(made.run(lines))[1]
+    assert "330 kB of the 1 MB" in error_lines(made.run(lines))[1]
 
 
 def test_nothing_trained(made: Any) -> None:
-    assert said(made.run([]))[0] == "Nothing trained yet in this run folder."
+    assert error_lines(made.run([]))[0] == "Nothing trained yet in this run folder."
 
 
 def test_losses_that_are_not_finite_are_said_so(made: Any) -> None:
     diverged = {"kind": "eval", **made.at(1), **made.evaluation(3.0)}
     diverged |= {"bits_per_byte": None, "nats_per_token": None, "perplexity": None}
     lines = [{"kind": "train", **made.at(1), "loss": None}, diverged, *made.baselines(1)]
-    sentence, _ = said(made.run(lines))
+    sentence, _ = error_lines(made.run(lines))
     assert sentence.startswith("The held-out loss is not finite for a model")
     assert "gzip" not in sentence
 
