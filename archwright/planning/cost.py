@@ -78,17 +78,20 @@ def run_flops_per_token(run: RunSpec, model: LanguageModel) -> float:
     return flops_per_token(model, length, run.objective.target_length(length))
 
 
-def global_tokens(model: LanguageModel, layer: Layer) -> int:
-    """Return how many tokens go through a layer of a model with each text, beside the text's own."""
-    spec = model.spec if layer in {*model.stack} else model.spec.encoder_model
-    return 0 if spec is None else spec.global_tokens
+def global_tokens(model: LanguageModel) -> dict[Layer, int]:
+    """Return how many tokens go through each layer of a model with each text, beside the text's own."""
+    encoder = model.spec.encoder_model
+    found = dict.fromkeys(model.all_layers, 0 if encoder is None else encoder.global_tokens)
+    return found | dict.fromkeys(model.stack, model.spec.global_tokens)
 
 
 def global_tokens_read(model: LanguageModel) -> dict[nn.Module, int]:
-    """Return how many tokens each module in a branch reads with each text, beside the text's own."""
+    """Return how many tokens each module in a branch reads with each text, beside the text's own; no module where none
+    does."""
     return {
-        module: global_tokens(model, layer)
-        for layer in model.all_layers
+        module: number
+        for layer, number in global_tokens(model).items()
+        if number
         for branch in map(layer.branch, layer.branches)
         for module in branch.modules()
         if module not in branch.source_maps
@@ -105,11 +108,11 @@ def _branches(
 ) -> Iterator[tuple[str, float]]:
     """Yield the FLOPs per token of each branch beside its maps."""
     target_length = target_length or length
-    decoder = {*model.stack}
+    decoder, more = {*model.stack}, global_tokens(model)
     beside = "encoder." if model.spec.generator.is_none else "generator."
     for layer in model.all_layers:
         in_decoder = layer in decoder
-        text = (target_length if in_decoder else length) + global_tokens(model, layer)
+        text = (target_length if in_decoder else length) + more[layer]
         for name in layer.branches:
             branch = layer.branch(name)
             # Cross-attention reads all of the source, other branches their own text.

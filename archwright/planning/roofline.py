@@ -93,13 +93,13 @@ def _products(model: LanguageModel, tokens: int, texts: int) -> Iterator[tuple[s
 def _between(
     model: LanguageModel, phase: Phase, texts: int, length: int, keeps_scores: bool
 ) -> Iterator[tuple[str, float, float]]:
-    decoder = {*model.stack}
+    decoder, more = {*model.stack}, global_tokens(model)
     for layer in model.all_layers:
         if phase == "decode" and layer not in decoder:
             continue  # the source was read before
         of_stack = "" if layer in decoder else "encoder: "
         for name, mixer in layer.mixers().items():
-            text = length + global_tokens(model, layer)
+            text = length + more[layer]
             flops = texts * text * mixer.flops_per_token(length if mixer.source_maps else text)
             if phase == "decode":
                 before = (length - 1) * mixer.flops_per_token(length - 1) if length > 1 else 0.0

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.rehearsal import Rehearsal, Watch
 
+Passing = Literal["training", "reading", "writing"]
 PLAIN = MachineSpec(device="cpu", precision="fp32", kernel="sdpa")
 TINY = ModelSpec(dim=32, num_layers=4, context_length=16, vocab_size=64).override(
     "attention.num_heads=2", "attention.num_kv_heads=1"
@@ -135,7 +136,7 @@ def step_time(run: RunSpec) -> Speed:
         seen.seen.clear()
         seen.calls = 0
         rehearsal.step()
-    return _speed(seen, rehearsal, run.tokens_per_step, training=True)
+    return _speed(seen, rehearsal, run.tokens_per_step, "training")
 
 
 def reading_time(run: RunSpec, length: int, rows: int = 1) -> Speed:
@@ -161,31 +162,34 @@ def _passing(run: RunSpec, rows: int, before: int, length: int) -> Speed:
             seen.seen.clear()
             seen.calls = 0
         model.head(model.hidden(rehearsal.tokens(rows, length), cache=cache)[:, -1])
-    return _speed(seen, rehearsal, rows * length, training=False)
+    return _speed(seen, rehearsal, rows * length, "writing" if before else "reading")
 
 
-def _speed(seen: Operations, rehearsal: Rehearsal, tokens: int, *, training: bool) -> Speed:
+def _speed(seen: Operations, rehearsal: Rehearsal, tokens: int, passing: Passing) -> Speed:
     narrow = (
         "fp32" if rehearsal.run.machine.precision == "auto" else rehearsal.run.machine.precision
     )
     found = {p: measure_rates(p) for p in dict.fromkeys(("fp32", narrow))}
     rates = {torch.float32: found["fp32"], torch.bfloat16: found.get("bf16", found["fp32"])}
-    calling = _seconds_of_a_call(training)
+    calling = _seconds_of_a_call(passing)
     return Speed(seen.seconds(rates) + calling * seen.calls, tokens, found["fp32"].age)
 
 
-def _seconds_of_a_call(training: bool) -> float:
+def _seconds_of_a_call(passing: Passing) -> float:
     """Return the seconds that an operation takes whatever it computes, Python's included: those of a tiny model's
     pass, by the number of its operations."""
     from archwright.machine.decide import machine_facts
 
-    name = "training" if training else "inference"
     found = measured(
-        {**machine_facts("cpu"), "calls": 1},
-        ("training", "inference"),
-        lambda: {"training": _tiny_step(), "inference": _tiny_pass()},
+        {**machine_facts("cpu"), "calls": 2},
+        ("training", "reading", "writing"),
+        lambda: {
+            "training": _tiny_step(),
+            "reading": _tiny_pass(before=0, length=TINY.context_length),
+            "writing": _tiny_pass(before=TINY.context_length // 2, length=1),
+        },
     )
-    return found.values[name]
+    return found.values[passing]
 
 
 def _tiny_step() -> float:
@@ -200,15 +204,26 @@ def _tiny_step() -> float:
     return fastest(real.step) / (seen.calls - before)
 
 
-def _tiny_pass() -> float:
-    run = RunSpec(model=TINY, batch_size=1, machine=PLAIN)
+def _tiny_pass(before: int, length: int) -> float:
     seen = Operations()
-    rehearsal = Rehearsal(run, seen)
+    rehearsal = Rehearsal(RunSpec(model=TINY, batch_size=1, machine=PLAIN), seen)
     with torch.no_grad(), rehearsal.going_on():
-        rehearsal.model.eval()(rehearsal.tokens(1, 16))
-    model, tokens = build(TINY).use_kernel("sdpa").eval(), torch.zeros(1, 16, dtype=torch.long)
+        rehearsed = _pass_behind(rehearsal.model.eval(), rehearsal.tokens(1, before))
+        seen.calls = 0
+        rehearsed(rehearsal.tokens(1, length))
+    tokens = torch.zeros(1, before + length, dtype=torch.long)
     with torch.no_grad():
-        return fastest(lambda: model(tokens)) / seen.calls
+        real = _pass_behind(build(TINY).use_kernel("sdpa").eval(), tokens[:, :before])
+        return fastest(lambda: real(tokens[:, before:])) / seen.calls
+
+
+def _pass_behind(model: Any, before: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what reads tokens behind those before, which a cache keeps; behind none, without a cache."""
+    if not before.shape[1]:
+        return lambda tokens: model(tokens)
+    cache = model.new_cache()
+    model.hidden(before, cache=cache)
+    return lambda tokens: model.head(model.hidden(tokens, cache=cache)[:, -1])
 
 
 class Steps:

@@ -217,7 +217,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for room in (rates_room, step_time_room):
         monkeypatch.setattr(room, "measure_rates", rates)
     monkeypatch.setattr("archwright.cli.plan_measured.measure_rates", rates)
-    monkeypatch.setattr(step_time_room, "_seconds_of_a_call", lambda training: 1e-6)
+    monkeypatch.setattr(step_time_room, "_seconds_of_a_call", lambda passing: 1e-6)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

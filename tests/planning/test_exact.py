@@ -84,8 +84,9 @@ def beside_the_plan(model: LanguageModel, length: int) -> float:
     """Return the FLOPs per token that the formula's plain code computes and a plan does not count: pairs that a mask
     hides, and Longformer's global tokens, which ask twice; less what it computes once for all rows of a batch and not
     for each token, the maps of distances."""
+    more = global_tokens(model)
     return sum(
-        beside_the_plan_of(mixer, text := length + global_tokens(model, layer)) * text / length
+        beside_the_plan_of(mixer, text := length + more[layer]) * text / length
         for layer in model.all_layers
         for mixer in layer.mixers().values()
         if isinstance(mixer, AttentionMixer)

@@ -43,7 +43,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return Rates(precision, products | {f"{kind} 2": made_up["moving"] for kind in MOVING})
 
     monkeypatch.setattr(room, "measure_rates", rates)
-    monkeypatch.setattr(room, "_seconds_of_a_call", lambda training: made_up["call"])
+    monkeypatch.setattr(room, "_seconds_of_a_call", lambda passing: made_up["call"])
     return made_up
 
 
@@ -122,7 +122,7 @@ def test_a_call_takes_time(cache: object, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("archwright.machine.rates.SECONDS", 0.0)
     monkeypatch.setattr("archwright.machine.rates.REPEATS", 1)
     before = torch.get_num_threads()
-    assert 1e-7 < room._seconds_of_a_call(training=True) < 1e-2
+    assert 1e-7 < room._seconds_of_a_call("training") < 1e-2
     monkeypatch.setattr(room, "_tiny_step", lambda: pytest.fail("measured again"))
-    assert 1e-7 < room._seconds_of_a_call(training=False) < 1e-2
+    assert 1e-7 < room._seconds_of_a_call("writing") < 1e-2
     assert torch.get_num_threads() == before
