@@ -1,11 +1,12 @@
-"""Seconds from Enter to the prompt of runs with a budget in time, beside busy processes that come and go.
+"""Seconds from Enter to the prompt of runs and studies with a budget in time, beside busy processes that come and go.
 
     python bench/budget.py [--budgets 3m 90s] [--busy 0 1 2] [--repeats 10] [WORDS ...]
+    python bench/budget.py --studies
 
 Each run is the command `archwright train demo` itself, in a fresh process with a run folder of its own; the cache is
 filled first. Beside it, each of the busy processes works or rests for 20 seconds at a time, as a coin falls. Printed
 are the seconds of each run and the share that ended within a tenth of the budget; all of it is written to
-bench/results/ as Markdown.
+bench/results/ as Markdown. `--studies` does the same with ten studies by `archwright compare`, alone on the machine.
 """
 
 import argparse
@@ -27,6 +28,19 @@ from bench import timing
 
 CHANGE = 20.0
 """Seconds for which a neighbour is busy or not."""
+STUDIES = (
+    ("5m", "textbook modern"),
+    ("5m", "textbook modern data.text=CODE"),
+    ("2m", "modern :norm.kind=layer"),
+    ("3m", "modern :feedforward.kind=gelu :position.kind=none"),
+    ("3m", "norm-kind"),
+    ("4m", "modern :norm.kind=layer --tune-baseline"),
+    ("4m", "positions"),
+    ("3m", "modern :residual.kind=post --seeds 5"),
+    ("3m", "weight-decay data.text=CODE"),
+    ("2m", "textbook textbook:position.kind=rope"),
+)
+"""Budgets and what they are spent on; CODE is a file of Python."""
 WITHIN = 0.1
 """Share of the budget by which a run may end early or late."""
 
@@ -34,6 +48,9 @@ WITHIN = 0.1
 def main() -> None:
     args = _arguments()
     rows = []
+    if args.studies:
+        timing.write(studies_page(list(studies())), "study-budgets", args.out)
+        return
     with tempfile.TemporaryDirectory(prefix="archwright-bench-") as folder:
         measure(args.words, "1s", Path(folder) / "first")
         for budget in args.budgets:
@@ -48,6 +65,33 @@ def main() -> None:
                 rows.append(row(budget, busy, found))
                 print(rows[-1], flush=True)
     timing.write(page(rows, args), "budget", args.out)
+
+
+def studies() -> Iterator[str]:
+    """Yield a line of the table for each study."""
+    with tempfile.TemporaryDirectory(prefix="archwright-bench-") as folder:
+        code = Path(folder) / "code.txt"
+        package = Path(__file__).parents[1] / "archwright"
+        code.write_text("".join(p.read_text("utf-8") for p in sorted(package.rglob("*.py"))))
+        for i, (budget, words) in enumerate(STUDIES):
+            out = Path(folder) / str(i)
+            given = words.replace("CODE", str(code)).split()
+            command = [sys.executable, "-m", "archwright", "compare", *given, "--budget", budget]
+            command += ["--quiet", "--out", str(out / "study"), "--runs", str(out / "runs")]
+            start = time.perf_counter()
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            took, seconds = time.perf_counter() - start, Budget(budget).amount
+            verdict = done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
+            line = f"| `{words}` | {seconds:.0f} | {took:.1f} | {took / seconds - 1:+.1%} |"
+            print(line, verdict, flush=True)
+            yield line
+
+
+def studies_page(rows: list[str]) -> str:
+    """Return the results of studies as Markdown."""
+    head = ["| `archwright compare` | budget, s | to the prompt, s | |", "|---|--:|--:|--:|"]
+    said = timing.machine(os.cpu_count() or 1)
+    return "\n".join(["# Budgets of studies in time", "", said, "", *head, *rows, ""])
 
 
 def measure(words: list[str], budget: str, out: Path) -> float:
@@ -110,6 +154,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", nargs="+", default=["3m", "90s"])
     parser.add_argument("--busy", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--studies", action="store_true", help="ten studies in place of runs")
     parser.add_argument("--out", type=Path, default=timing.RESULTS)
     return parser.parse_args()
 

@@ -3,7 +3,7 @@
     python -m bench.plan_memory            # all of them, and the table in docs/planning.md
     python -m bench.plan_memory --only 3   # one of them, to the terminal
 
-A process loads what a training loads, and looks at what it holds; it then makes three steps, by the session of the
+A process loads what a training loads, and looks at what it holds; it then makes six steps, by the session of the
 trainer, on random tokens. What its largest resident size has grown by stands beside `step_memory`.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[1] / "docs" / "planning.md"
 BEGIN, END = "<!-- memory: python -m bench.plan_memory -->", "<!-- end of memory -->"
-STEPS = 3
+STEPS = 6
 
 SMALL = (
     "model.dim=256 model.num_layers=6 model.context_length=512 model.vocab_size=4096 batch_size=8"
@@ -164,13 +164,16 @@ def _resident(key: str) -> float:
 
 def write(rows: Sequence[Sequence[str]], summary: str) -> None:
     """Put the table into the page, between its marks."""
+    from archwright.machine.decide import cpu_name
+
     text = PAGE.read_text("utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     head = ["configuration", "measured, MB", "estimated, MB", "error"]
     table = [head, ["---", "--:", "--:", "--:"], *rows]
     lines = ["| " + " | ".join(row) + " |" for row in table]
-    PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", summary, "", END]) + after, "utf-8")
+    where = f"On {cpu_name()}. {summary}"
+    PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", where, "", END]) + after, "utf-8")
 
 
 if __name__ == "__main__":

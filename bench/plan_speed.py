@@ -88,13 +88,16 @@ def _both(shape: str) -> tuple[float, float]:
 
 
 def _write(rows: Sequence[Sequence[str]], summary: str) -> None:
+    from archwright.machine.decide import cpu_name
+
     text = PAGE.read_text("utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     head = ["timed", "measured, ms", "estimated, ms", "error"]
     table = [head, ["---", "--:", "--:", "--:"], *rows]
     lines = ["| " + " | ".join(row) + " |" for row in table]
-    PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", summary, "", END]) + after, "utf-8")
+    where = f"On {cpu_name()}. {summary}"
+    PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", where, "", END]) + after, "utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from archwright.checkpoint.started import StartRecord
 from archwright.data.eval_windows import Windows
 from archwright.lab import run_cache
-from archwright.lab.baseline import Tuning, expected_runs
+from archwright.lab.baseline import Tuning, expected_runs, expected_work
 from archwright.lab.baseline_runs import open_axes, remembered, tuned_plan
 from archwright.lab.concurrency import Sharing
 from archwright.lab.identical import refuse_identical, unscaled
@@ -297,7 +297,7 @@ class Planner:
         baseline = next(iter(found.values()))
         cost = self._time({"0": baseline}, workers)["0"]
         flops = baseline.counts.flops_per_token * baseline.run.tokens_per_step / cost.step
-        first = expected_runs(self._tuning(baseline.run), self.study.lr_grid_size)
+        first = expected_work(self._tuning(baseline.run), self.study.lr_grid_size)
         each = seconds * USED * workers / (_wholes(self.study) * len(found) + first)
 
         def fits(size: float) -> bool:
@@ -327,16 +327,18 @@ class Planner:
         number = runs_each(self.study) + min(PAIRS, self.study.seeds) * len(horizons(self.study))
         fixed = sum(cost.run(0, tokens) for cost in costs.values()) * number
         step = sum(cost.step for cost in costs.values()) * _wholes(self.study)
-        first = expected_runs(tuning, self.study.lr_grid_size)
+        first = expected_work(tuning, self.study.lr_grid_size)
         fixed = (fixed + first * costs[baseline].run(0, tokens)) / workers
         step = (step + first * costs[baseline].step) / workers
         planning = time.monotonic() - self._started + ENDING
         steps = int((seconds * USED - planning - fixed) / step)
         if steps < LEAST_STEPS:
             least = (planning + fixed + LEAST_STEPS * step) / USED
+            runs = runs_each(self.study) * len(found)
+            runs += expected_runs(tuning, self.study.lr_grid_size)
             raise UserError(
                 f"budget: found {self.study.budget}, which pays for "
-                f"{max(0, steps)} steps in each of about {round(runs_each(self.study) * len(found) + first)} runs; "
+                f"{max(0, steps)} steps in each of about {round(runs)} runs; "
                 f"expected {LEAST_STEPS} or more: give {_minutes(least)}, fewer seeds or variants, or a smaller size"
             )
         return steps

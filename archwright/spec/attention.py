@@ -415,7 +415,28 @@ class LatentAttention(MaskedAttention):
         return queries + latent + keys + values + (heads * value + self.bias.out) * dim
 
 
-class LongformerAttention(MaskedAttention):
+class EqualHeads(MaskedAttention):
+    """Attention in heads whose queries, keys and values have one width, and as many of each."""
+
+    if TYPE_CHECKING:
+        num_heads: AutoCount
+        head_dim: AutoWidth
+
+    def heads(self, dim: int) -> dict[str, int]:
+        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
+        return {
+            "num_heads": num_heads,
+            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
+        }
+
+    def key_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+    def rotary_dim(self, dim: int) -> int:
+        return self.heads(dim)["head_dim"]
+
+
+class LongformerAttention(EqualHeads):
     """Softmax attention through the mask "longformer", whose global tokens have projections of their own to the
     queries, keys and values of what they see (Beltagy et al., 2020, section 3.1)."""
 
@@ -439,19 +460,6 @@ class LongformerAttention(MaskedAttention):
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
 
-    def heads(self, dim: int) -> dict[str, int]:
-        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
-        return {
-            "num_heads": num_heads,
-            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
-        }
-
-    def key_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
-
-    def rotary_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
-
     @property
     def one_line(self) -> str:
         return f"{self.mask.kind} attention in {self.num_heads} heads of {self.head_dim}"
@@ -462,7 +470,7 @@ class LongformerAttention(MaskedAttention):
         return 7 * dim * width + 2 * biases * width + self.bias.out * dim
 
 
-class LSHAttention(MaskedAttention):
+class LSHAttention(EqualHeads):
     """Softmax attention to tokens of the same bucket: queries, which are keys as well, are hashed by random rotations,
     sorted by their buckets and cut into chunks, and a query sees, of what its mask shows, the keys of its own chunk
     and of those beside it; itself only where there is no other (Kitaev et al., 2020, Reformer, section 2).
@@ -498,13 +506,6 @@ class LSHAttention(MaskedAttention):
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
 
-    def heads(self, dim: int) -> dict[str, int]:
-        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
-        return {
-            "num_heads": num_heads,
-            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
-        }
-
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         return {**super().numbers(sizes), "num_buckets": self._buckets(sizes.context_length)}
 
@@ -517,12 +518,6 @@ class LSHAttention(MaskedAttention):
         if 2**power <= 2 * max(math.isqrt(chunks), self.chunk_size):
             return int(2**power)
         return 2 ** (power // 2), 2 ** (power - power // 2)
-
-    def key_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
-
-    def rotary_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
 
     @property
     def one_line(self) -> str:
@@ -542,7 +537,7 @@ class LSHAttention(MaskedAttention):
         return 3 * dim * int(self.num_heads) * int(self.head_dim)
 
 
-class DisentangledAttention(MaskedAttention):
+class DisentangledAttention(EqualHeads):
     """Attention whose scores add what a query makes of the distance to a key, and what a key makes of its distance to a
     query, to q k^T: scale (q_i k_j + q_i R_d + k_j S_d) / sqrt(3), with R and S maps of a table of distances d that all
     layers share (He et al., 2020, DeBERTa, section 3.1)."""
@@ -586,23 +581,10 @@ class DisentangledAttention(MaskedAttention):
         """How many terms of distances are added."""
         return 2 if self.terms == "both" else 1
 
-    def heads(self, dim: int) -> dict[str, int]:
-        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
-        return {
-            "num_heads": num_heads,
-            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
-        }
-
     def numbers(self, sizes: ModelSizes) -> dict[str, Any]:
         found = super().numbers(sizes)
         far = {"max_distance": sizes.context_length} if self.max_distance == "auto" else {}
         return {**found, **far}
-
-    def key_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
-
-    def rotary_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
 
     @property
     def side(self) -> int:
@@ -629,7 +611,7 @@ class DisentangledAttention(MaskedAttention):
         return {key: 2 * self.side * dim + self.distance_norm.num_parameters(dim)}
 
 
-class TransientGlobalAttention(MaskedAttention):
+class TransientGlobalAttention(EqualHeads):
     """Softmax attention to what the mask shows and to the sums of all whole blocks of the text, which are normed and
     get keys and values by the maps of all tokens, in each layer anew (Guo et al., 2022, LongT5, section 3.1.2). Tokens
     behind the last whole block belong to it; a text shorter than a block has no sum."""
@@ -658,19 +640,6 @@ class TransientGlobalAttention(MaskedAttention):
     """Norm over sums."""
     dropout: Probability = 0.0
     """Share of attention weights dropped in training."""
-
-    def heads(self, dim: int) -> dict[str, int]:
-        num_heads = num_heads_of(self.num_heads, self.head_dim, dim)
-        return {
-            "num_heads": num_heads,
-            "head_dim": given_or_auto(self.head_dim, max(1, dim // num_heads)),
-        }
-
-    def key_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
-
-    def rotary_dim(self, dim: int) -> int:
-        return self.heads(dim)["head_dim"]
 
     @property
     def one_line(self) -> str:

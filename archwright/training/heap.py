@@ -1,8 +1,9 @@
 """What a heap grows to while tensors come and go, as glibc lays them out where freed memory is kept.
 
 Each tensor is aligned: `posix_memalign` takes a piece that is larger, and gives what is before and behind back. Where
-something small settles there before the tensor is freed, the hole is too small for the next tensor of the same size.
-So a heap grows beyond what is alive at any time, most where the same tensors come and go many times a step.
+something small, such as a node of the graph, settles in the hole of a freed tensor, the hole is too small for the
+next tensor of the same size until the graph goes at the end of a step. So a heap grows beyond what is alive at any
+time, most where the same tensors come and go many times a step.
 """
 
 from bisect import bisect_left, insort
@@ -15,32 +16,36 @@ SMALL = 1024
 """Bytes below which a tensor is not followed."""
 LEAST = 32
 """Bytes of a piece that is worth keeping apart."""
+SETTLED = 48
+"""Bytes of something small in a hole."""
 
 
 class Heap:
     """A heap from which the smallest hole that is large enough is taken, and where neighbouring holes become one.
 
     Args:
-        taken: share of tensors beside which something small settles.
+        taken: share of freed tensors in whose hole something small settles.
+        seed: which of them.
     """
 
-    def __init__(self, taken: float) -> None:
+    def __init__(self, taken: float, seed: int = 0) -> None:
         self.most = 0
         """Bytes that it has grown to."""
-        self._taken, self._dice = taken, Random(0)
+        self._taken, self._dice = taken, Random(seed)
         self._top = 0
         self._holes: list[tuple[int, int]] = []
         """Sizes and starts, in order."""
         self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        self._used: dict[int, tuple[int, int, int]] = {}
+        self._used: dict[int, tuple[int, int]] = {}
+        self._settled: list[int] = []
+        """Where something small is in a hole."""
 
     def allocate(self, key: int, size: int) -> None:
         """Make room for a tensor."""
         if size < SMALL:
             return
-        own = -(-size // STEP) * STEP + HEADER
-        whole = own + ALIGNED
+        whole = -(-size // STEP) * STEP + HEADER + ALIGNED
         place = bisect_left(self._holes, (whole, -1))
         if place < len(self._holes):
             hole, start = self._holes[place]
@@ -52,15 +57,25 @@ class Heap:
         else:
             start, self._top = self._top, self._top + whole
             self.most = max(self.most, self._top)
-        self._used[key] = start, whole, own
+        self._used[key] = start, whole
 
     def free(self, key: int) -> None:
         """Give a tensor's room back."""
         if key not in self._used:
             return
-        start, size, own = self._used.pop(key)
+        start, size = self._used.pop(key)
         if self._dice.random() < self._taken:
-            start, size = start + ALIGNED // 2, own
+            self._settled.append(start)
+            start, size = start + SETTLED, size - SETTLED
+        self._release(start, size)
+
+    def end_step(self) -> None:
+        """Free all that is small."""
+        for start in self._settled:
+            self._release(start, SETTLED)
+        self._settled.clear()
+
+    def _release(self, start: int, size: int) -> None:
         if (before := self._ends.get(start)) is not None:
             self._close(before, start - before)
             start, size = start - before, size + before

@@ -12,16 +12,22 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from archwright.model.decoder import Decoder
+from archwright.parts.feedforward import GroupedExperts
 from archwright.spec.run_spec import RunSpec
 from archwright.training.heap import Heap
 from archwright.training.rehearsal import Rehearsal, Watch
 
-LIBRARIES = 34e6
+LIBRARIES = 70e6
 """Bytes that torch's libraries take in the first step, whatever the model."""
-COMPILER = 192e6
+COMPILER = 150e6
 """Bytes of the compiler, where layers are compiled."""
-TAKEN = 0.1
-"""Share of tensors whose hole something small makes smaller; see `Heap`."""
+SHAPES, SHAPE = 1024, 0.56e6
+"""Products whose code oneDNN keeps, and the bytes of each. A mixture of experts meets other numbers of rows in every
+step, and fills that within a few."""
+TAKEN = 0.5
+"""Share of tensors in whose hole something small settles; see `Heap`."""
+HEAPS = 3
+"""Heaps that are drawn; their mean counts."""
 STEPS = 2
 """Steps that are rehearsed: the optimizer's state is there from the second on."""
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm", "convolution")
@@ -54,10 +60,17 @@ def step_memory(run: RunSpec) -> StepMemory:
     watch = _Bytes()
     rehearsal, compiled = Rehearsal(run, watch), run.machine.compile == "block"
     weights = watch.live
-    with _as_compiled(rehearsal.model, watch) if compiled else nullcontext(), rehearsal.going_on():
+    # A layer that is checkpointed keeps its input, whoever computes it; of one at a time everything comes again.
+    keeps_less = compiled and run.machine.activation_checkpointing != "full"
+    keeping = _as_compiled(rehearsal.model, watch) if keeps_less else nullcontext()
+    with keeping, rehearsal.going_on():
         for _ in range(STEPS):
             rehearsal.step()
-    process = LIBRARIES + watch.heap.most + COMPILER * compiled
+            for heap in watch.heaps:
+                heap.end_step()
+    grown = sum(heap.most for heap in watch.heaps) / HEAPS
+    mixture = any(isinstance(m, GroupedExperts) for m in rehearsal.model.modules())
+    process = grown + LIBRARIES + COMPILER * compiled + SHAPES * SHAPE * mixture
     return StepMemory(weights, watch.live, watch.most, process)
 
 
@@ -67,7 +80,7 @@ class _Bytes(Watch):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.most = 0
-        self.heap = Heap(TAKEN)
+        self.heaps = [Heap(TAKEN, seed) for seed in range(HEAPS)]
         self.makers: dict[int, str] = {}
         """The operation that made each storage."""
 
@@ -83,12 +96,14 @@ class _Bytes(Watch):
         size, self.makers[storage._cdata] = storage.nbytes(), maker
         self.live += size
         self.most = max(self.most, self.live)
-        self.heap.allocate(storage._cdata, size)
+        for heap in self.heaps:
+            heap.allocate(storage._cdata, size)
         weakref.finalize(storage, self._drop, storage._cdata, size)
 
     def _drop(self, storage: int, size: int) -> None:
         self.live -= size
-        self.heap.free(storage)
+        for heap in self.heaps:
+            heap.free(storage)
         del self.makers[storage]
 
 
