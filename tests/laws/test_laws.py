@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from archwright.model import build
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from tests.laws.laws import LAWS, Case, close, obey
+from archwright.inspection.laws.case import close
+from tests.laws.laws import LAWS, Case, obey
 from tests.strategies import one_stack_specs
 
 pytestmark = pytest.mark.slow

@@ -23,7 +23,8 @@ from archwright.planning.counts import counts_of
 from archwright.spec import masks
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from tests.laws.laws import enlarged, obey, reachable
+from archwright.inspection.laws.case import enlarged
+from tests.laws.laws import obey, reachable
 from tests.strategies import two_stack_specs
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 
 from archwright.model import build
 from archwright.spec.read import load
-from tests.laws.laws import enlarged
+from archwright.inspection.laws.case import enlarged
 from tests.model.plain_papers import (
     Array,
     Paper,

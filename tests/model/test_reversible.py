@@ -16,7 +16,7 @@ from archwright.parts.context import Context
 from archwright.parts.mixers import LSHAttention
 from archwright.parts.replay import Replay
 from archwright.spec.model_spec import ModelSpec
-from tests.laws.laws import enlarged
+from archwright.inspection.laws.case import enlarged
 
 LENGTH = 24
 SMALL = ModelSpec(dim=16, num_layers=3, vocab_size=32, context_length=LENGTH).override(
