@@ -75,7 +75,9 @@ def run(words: Sequence[str]) -> int:
         raise UserError(f"{file}: expected a name ending in {skeleton.suffix}")
     text, name = _named(skeleton.read_text("utf-8"), options.kind, file)
     _write(file, text)
-    print(f"{file}: {options.kind}{f' {name}' if options.kind in KEYS else ''}, to start from. Next:\n")
+    print(
+        f"{file}: {options.kind}{f' {name}' if options.kind in KEYS else ''}, to start from. Next:\n"
+    )
     for line in _next(options.kind, shlex.quote(str(file)), name):
         print(f"  archwright {line}")
     return 0
@@ -85,7 +87,9 @@ def _named(text: str, kind: str, file: Path) -> tuple[str, str]:
     """Return a skeleton in which the choice is called as its file, and what it is called: as in the skeleton, where
     that name cannot be a kind, belongs to another one, or means something in the file."""
     own, title = f"my_{kind}", f"My{kind.capitalize()}"
-    if re.fullmatch(r"[\w./ -]+", str(file), re.ASCII):  # else it might end the comment that it stands in
+    if re.fullmatch(
+        r"[\w./ -]+", str(file), re.ASCII
+    ):  # else it might end the comment that it stands in
         text = text.replace(f"{own}{file.suffix}", shlex.quote(str(file)))
     name = re.sub(r"\W+", "_", file.stem.lower(), flags=re.ASCII).strip("_")
     titled = "".join(word.capitalize() for word in name.split("_"))
@@ -107,7 +111,9 @@ def _write(file: Path, text: str) -> None:
         with file.open("x", encoding="utf-8", newline="\n") as new:
             new.write(text)
     except FileExistsError:
-        raise UserError(f"{file}: is there already, and stays as it is; give another name") from None
+        raise UserError(
+            f"{file}: is there already, and stays as it is; give another name"
+        ) from None
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{file}: there is no folder {file.parent}; make it first") from None
     except OSError as error:

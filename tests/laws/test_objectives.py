@@ -1,4 +1,4 @@
-"""Laws that hold for every objective and every task: batches are a function of (seed, step) alone, and targets are of the text."""
+"""Laws that hold for every objective and every task: batches are a function of (seed, step) alone."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,12 +23,14 @@ from archwright.inspection.laws.objectives import (
 from archwright.spec.objectives import MaskedTokens, Objective
 from archwright.spec.tasks import Task
 
+LAWS = (*LAWS_OF_OBJECTIVES, the_same_for_any_number_of_processes)
+"""Those of parts, and one that batches keep for all of them."""
 ALL = [cls() for cls in OBJECTIVES]
 """Every objective with its defaults."""
 ALL_TASKS = [cls() for cls in TASKS]
 
 
-@pytest.mark.parametrize("law", LAWS_OF_OBJECTIVES, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("objective", ALL, ids=lambda objective: objective.kind)
 def test_every_objective_is_lawful(objective: Objective, law: Callable[[Objective], None]) -> None:
     law(objective)

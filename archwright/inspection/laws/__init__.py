@@ -32,9 +32,9 @@ LAWS_OF_MODELS: Laws = {
     models.toml_returns: (),
     models.shapes_and_dtypes: _BUILT,
     models.shapes_on_meta: _BUILT,
-    models.the_same_seed_gives_the_same_model: _BUILT,
     models.only_parameters_are_saved: _BUILT,
     models.nothing_is_drawn_outside_training: _BUILT,
+    models.the_same_seed_gives_the_same_model: _REPEATS,
     models.trains: _BUILT,
     models.every_parameter_learns: (models.builds, models.trains),
     models.weights_return: _REPEATS,
@@ -43,7 +43,11 @@ LAWS_OF_MODELS: Laws = {
     models.packed_is_alone: _ALONE,
     models.padding_is_nothing: _ALONE,
     models.cached_is_uncached: _ALONE,
-    models.cached_rows_of_different_lengths: (*_ALONE, models.padding_is_nothing, models.cached_is_uncached),
+    models.cached_rows_of_different_lengths: (
+        *_ALONE,
+        models.padding_is_nothing,
+        models.cached_is_uncached,
+    ),
 }
 """Laws of a small model with a choice in it."""
 
@@ -55,7 +59,6 @@ LAWS_OF_OBJECTIVES: Laws = {
     choice_returns: (),
     objectives.makes_batches: (),
     objectives.a_function_of_seed_and_step: (objectives.makes_batches,),
-    objectives.the_same_for_any_number_of_processes: (objectives.a_function_of_seed_and_step,),
     objectives.targets_are_of_the_text_in_its_order: (objectives.makes_batches,),
     objectives.padding_is_no_text: (objectives.makes_batches,),
     objectives.packed_is_the_same_text: (objectives.a_function_of_seed_and_step,),

@@ -16,7 +16,7 @@ Laws = Mapping[Law, tuple[Law, ...]]
 """Laws in the order in which they are tried, each with those without which it would only repeat what they found."""
 
 
-class Broken(AssertionError):
+class Broken(AssertionError):  # noqa: N818
     """A law does not hold: what was found, and what to do."""
 
 

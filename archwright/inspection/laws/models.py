@@ -59,34 +59,44 @@ def shapes_on_meta(case: Case) -> None:
         raise Broken(f"{name} is {shapes[0].get(name)} there, and {shapes[1].get(name)} in memory")
     for name, tensor in (*meta.named_parameters(), *meta.named_buffers()):
         if not tensor.is_meta:
-            raise Broken(f"{name} has memory; make tensors with torch, and fill them in reset_parameters")
+            raise Broken(
+                f"{name} has memory; make tensors with torch, and fill them in reset_parameters"
+            )
     tokens = case.tokens()
     with_memory, without = (
         case.logits(m, tokens.to(device)) for m, device in ((real, "cpu"), (meta, "meta"))
     )
     if with_memory.shape != without.shape:
-        raise Broken(f"logits have shape {[*without.shape]} there, {[*with_memory.shape]} in memory")
+        raise Broken(
+            f"logits have shape {[*without.shape]} there, {[*with_memory.shape]} in memory"
+        )
     expected = parameter_counts(real.spec)  # that of a choice from outside is not known
     if expected is not None and counted(real) != expected:
         raise Broken(f"{counted(real)} were found; num_parameters says {expected}")
 
 
 def the_same_seed_gives_the_same_model(case: Case) -> None:
-    """Two models of one seed have the same weights."""
-    one, other = (case.built().state_dict() for _ in range(2))
-    for name, tensor in one.items():
-        if not torch.equal(tensor, other[name]):
-            raise Broken(
-                f"{name} differs; draw with torch's own functions in reset_parameters(), as nn.init does: "
-                "these are seeded there, by the name of the module"
-            )
+    """Two models of one seed have the same weights, and give the same logits."""
+    one, other = (case.built().eval() for _ in range(2))
+    then = (
+        "draw with torch's own functions in reset_parameters(), as nn.init does: these are seeded there, by the name "
+        "of the module"
+    )
+    others = other.state_dict()
+    for name, tensor in one.state_dict().items():
+        if not torch.equal(tensor, others[name]):
+            raise Broken(f"{name} differs; {then}")
+    if not torch.equal(case.logits(one, case.tokens()), case.logits(other, case.tokens())):
+        raise Broken(f"logits differ; {then}")
 
 
 def nothing_is_drawn_outside_training(case: Case) -> None:
     """In evaluation, the same tokens have the same logits."""
     model, tokens = case.built().eval(), case.tokens()
     if not torch.equal(case.logits(model, tokens), case.logits(model, tokens)):
-        raise Broken("two passes differ; draw only where self.training, as in F.dropout(x, p, self.training)")
+        raise Broken(
+            "two passes differ; draw only where self.training, as in F.dropout(x, p, self.training)"
+        )
 
 
 def trains(case: Case) -> None:
@@ -100,12 +110,16 @@ def trains(case: Case) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         where = "under bfloat16 autocast" if narrow else "in float32"
         if not loss.isfinite():
-            raise Broken(f"the loss is {loss.item()} {where}; add a small eps to what is divided by")
+            raise Broken(
+                f"the loss is {loss.item()} {where}; add a small eps to what is divided by"
+            )
         for name, parameter in model.named_parameters():
             if parameter.grad is None:
                 raise Broken(f"{name} has no gradient; use it in forward, or leave it out")
             if not parameter.grad.isfinite().all():
-                raise Broken(f"the gradient of {name} is not finite {where}; add a small eps to what is divided by")
+                raise Broken(
+                    f"the gradient of {name} is not finite {where}; add a small eps to what is divided by"
+                )
 
 
 def every_parameter_learns(case: Case) -> None:
@@ -130,7 +144,9 @@ def weights_return(case: Case) -> None:
     other = Case(case.spec, case.seed + 1).built().double().eval().use_kernel("eager")
     other.load_state_dict(case.model.state_dict())
     if not torch.equal(case.logits(other, case.tokens()), case.logits(case.model, case.tokens())):
-        raise Broken("logits differ; compute what follows from weights in forward, and keep nothing of them")
+        raise Broken(
+            "logits differ; compute what follows from weights in forward, and keep nothing of them"
+        )
 
 
 def only_parameters_are_saved(case: Case) -> None:
@@ -139,14 +155,18 @@ def only_parameters_are_saved(case: Case) -> None:
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name in model.state_dict():
         if name not in names:
-            raise Broken(f"{name} would be saved; register_buffer(..., persistent=False) keeps it out")
+            raise Broken(
+                f"{name} would be saved; register_buffer(..., persistent=False) keeps it out"
+            )
 
 
 def rows_do_not_meet(case: Case) -> None:
     """A text has the same logits whatever is beside it in a batch."""
     tokens = case.tokens()
     both, one = case.logits(case.model, tokens), case.logits(case.model, tokens[:1])
-    close(both[:1], one, 1e-8, "logits of a row with another one beside it", "take no mean over rows")
+    close(
+        both[:1], one, 1e-8, "logits of a row with another one beside it", "take no mean over rows"
+    )
 
 
 def nothing_sees_what_follows(case: Case) -> None:
@@ -160,7 +180,9 @@ def nothing_sees_what_follows(case: Case) -> None:
     if not leak and (before - after).abs().max() > 1e-8 * spread(before):
         leak = f"logits before token {cut} change with it"
     if case.causal and leak:
-        raise Broken(f"{leak}; look only at tokens up to each, or say causal: ClassVar[bool] = False")
+        raise Broken(
+            f"{leak}; look only at tokens up to each, or say causal: ClassVar[bool] = False"
+        )
     if not case.causal and not leak:
         raise Broken("no output depends on a later input; leave out causal = False")
 
@@ -195,7 +217,9 @@ def packed_is_alone(case: Case) -> None:
     cut = case.dice.randrange(1, length)
     ids = (torch.arange(length)[None] >= cut).long()
     packed = case.logits(case.model, tokens[:1], segment_ids=ids)
-    then = "begin again where context.layout.index_or_range() is 0, or leave segment_ids out of takes"
+    then = (
+        "begin again where context.layout.index_or_range() is 0, or leave segment_ids out of takes"
+    )
     first, second = tokens[:1, :cut], tokens[:1, cut:]
     alone = case.logits(case.model, first)
     close(packed[:, :cut], alone, 1e-8, "the first text of a packed row", then)
@@ -317,7 +341,9 @@ def flops_are_stated(case: Case) -> None:
     """The FLOPs that it states are at least those of its products of matrices."""
     _has_one_stack(case)
     open_masks = [
-        f"{name}.mask.kind=full" for name, mixer in case.spec.mixers.items() if "mask" in dict(mixer)
+        f"{name}.mask.kind=full"
+        for name, mixer in case.spec.mixers.items()
+        if "mask" in dict(mixer)
     ]
     try:  # the reference computes pairs that no query sees, too
         spec = case.spec.override(*open_masks)
@@ -346,7 +372,9 @@ def state_bytes_are_stated(case: Case) -> None:
         found = cache.states(number)["recurrence"].num_bytes
         stated = layer.mixers()["recurrence"].state_bytes(length, 4)
         if found != stated:
-            raise Broken(f"{found} bytes after {length} tokens, in float32; state_bytes says {stated}")
+            raise Broken(
+                f"{found} bytes after {length} tokens, in float32; state_bytes says {stated}"
+            )
 
 
 def _loss(out: Output, tokens: Tensor) -> Tensor:

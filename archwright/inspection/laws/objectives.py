@@ -53,7 +53,9 @@ def a_function_of_seed_and_step(objective: Objective) -> None:
         raise Broken(f"batches differ with the order in which they are made; {DRAWN}")
     other = content(source(objective, seed=1)[0].at(0))
     if len({str(batch) for batch in (*first.values(), other)}) < 5:
-        raise Broken("two steps or two seeds have the same batch; make it of the text that is given")
+        raise Broken(
+            "two steps or two seeds have the same batch; make it of the text that is given"
+        )
 
 
 def the_same_for_any_number_of_processes(objective: Objective) -> None:
@@ -62,8 +64,14 @@ def the_same_for_any_number_of_processes(objective: Objective) -> None:
     for number in (2, 4):
         batches = source(objective)[0]
         parts = [batches.at(2, rank=rank, world_size=number) for rank in range(number)]
-        pairs = [(name, array, [p.inputs.given()[name] for p in parts]) for name, array in whole.inputs.given().items()]
-        for name, array, of_parts in (*pairs, ("targets", whole.targets, [p.targets for p in parts])):
+        pairs = [
+            (name, array, [p.inputs.given()[name] for p in parts])
+            for name, array in whole.inputs.given().items()
+        ]
+        for name, array, of_parts in (
+            *pairs,
+            ("targets", whole.targets, [p.targets for p in parts]),
+        ):
             if not np.array_equal(np.concatenate(of_parts), array):
                 raise Broken(f"{name} of {number} processes are not those of one; {DRAWN}")
 
@@ -80,7 +88,9 @@ def targets_are_of_the_text_in_its_order(objective: Objective) -> None:
             special = {*examples.vocabulary.special_ids.values()} - {end}
             wanted = [t for t in targets.tolist() if t != IGNORE and t not in special]
             if not wanted:
-                raise Broken(f"nothing of row {row} is to be predicted; not all targets may be IGNORE")
+                raise Broken(
+                    f"nothing of row {row} is to be predicted; not all targets may be IGNORE"
+                )
             left: Iterator[int] = iter([*text.tolist(), end])  # which ends a target
             if not all(t in left for t in wanted):
                 raise Broken(f"targets of row {row} are not of its text, or in another order")
@@ -115,13 +125,19 @@ def packed_is_the_same_text(objective: Objective) -> None:
     if (np.diff(segments) != (positions == 0)[:, 1:]).any():
         raise Broken(f"documents do not begin where positions do; {then}")
     if not np.array_equal(packed.inputs.tokens, whole.inputs.tokens):
-        raise Broken("other tokens are read; draw as much and in the same order, with segment_ids and without")
+        raise Broken(
+            "other tokens are read; draw as much and in the same order, with segment_ids and without"
+        )
     # With a prefix, each document begins with one of its own.
     if not objective.has_prefix and not np.array_equal(packed.targets, whole.targets):
-        raise Broken("other tokens are predicted; draw as much and in the same order, with segment_ids and without")
+        raise Broken(
+            "other tokens are predicted; draw as much and in the same order, with segment_ids and without"
+        )
 
 
-def source(objective: Objective, seed: int = 0, packing: Any = "concat") -> tuple[BatchSource, Watched]:
+def source(
+    objective: Objective, seed: int = 0, packing: Any = "concat"
+) -> tuple[BatchSource, Watched]:
     """Return batches of an objective, and the examples that they are made by."""
     dice = np.random.default_rng(7)
     if not objective.has_pairs:
@@ -132,7 +148,9 @@ def source(objective: Objective, seed: int = 0, packing: Any = "concat") -> tupl
     words = [dice.choice([*"abcdefghij"], dice.integers(2, 12)).tolist() for _ in range(60)]
     pairs = [Pair("".join(word), "".join(word[::-1])) for word in words]
     examples = Watched(objective, Vocabulary.of(tokenizer))
-    return PairBatches(PairText(FilePairs(pairs), tokenizer, LENGTH), examples, ROWS, seed), examples
+    return PairBatches(
+        PairText(FilePairs(pairs), tokenizer, LENGTH), examples, ROWS, seed
+    ), examples
 
 
 def vocabulary_of(objective: Objective) -> Vocabulary:
@@ -156,7 +174,9 @@ def draws_examples(task: Task) -> None:
             raise Broken(f"{name} have shape {list(ids.shape)}; expected {[length]}")
         known = (ids >= 0) & (ids < len(task.words)) | ((ids == IGNORE) & (name == "answers"))
         if not known.all():
-            raise Broken(f"{name} hold {ids[~known][0]}; expected ids of its {len(task.words)} words")
+            raise Broken(
+                f"{name} hold {ids[~known][0]}; expected ids of its {len(task.words)} words"
+            )
     if (example.answers == IGNORE).all():
         raise Broken("nothing is asked; expected an answer at least")
 
