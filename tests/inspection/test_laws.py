@@ -135,11 +135,11 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         "mixer",
         {"new if real is None else torch.where(real[:, t, None], new, mean)": "new"},
     ),
-    "norm_keeps_dtype": (
+    "keeps_dtype": (
         "norm",
         {"y.to(x.dtype)": 'y.to(torch.bfloat16 if torch.is_autocast_enabled("cpu") else x.dtype)'},
     ),
-    "norm_is_finite": ("norm", {" + self.eps": ""}),
+    "is_finite": ("norm", {" + self.eps": ""}),
     "flops_are_stated": ("low_rank", {"return 2.0 * (": "return 1.0 * ("}),
     "state_bytes_are_stated": ("mixer", {"self.value.d_out * itemsize": "itemsize"}),
     "moves_all": ("optimizer", {"(by_role, spec.lr": '({"matrix": by_role["matrix"]}, spec.lr'}),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from archwright.catalogue.axes import BASE, asks_of
-from archwright.inspection.laws import models, objectives, optimizers
+from archwright.inspection.laws import models, norms, objectives, optimizers
 from archwright.inspection.laws.case import Case as Case
 from archwright.inspection.laws.law import Broken as Broken
 from archwright.inspection.laws.law import Finding as Finding
@@ -51,7 +51,7 @@ LAWS_OF_MODELS: Laws = {
 }
 """Laws of a small model with a choice in it."""
 
-OF_NORMS: Laws = {models.norm_keeps_dtype: _BUILT, models.norm_is_finite: _BUILT}
+OF_NORMS: Laws = {norms.keeps_dtype: _BUILT, norms.is_finite: _BUILT}
 OF_BRANCHES: Laws = {models.flops_are_stated: _BUILT}
 OF_STATES: Laws = {models.state_bytes_are_stated: (models.builds, models.cached_is_uncached)}
 

@@ -115,5 +115,8 @@ def close(found: Tensor, expected: Tensor, tolerance: float, what: str, then: st
     if error <= tolerance * spread(expected):
         return
     if error <= FLOAT32 * spread(expected):
-        then = "that is float32's error in a float64 model: leave float64 as it is, as in x if x.dtype == torch.float64 else x.float()"
+        then = (
+            "that is float32's error, in a float64 model: leave float64 as it is, as in x if x.dtype == torch.float64 "
+            "else x.float()"
+        )
     raise Broken(f"{what}: off by {error:.3g}{f'; {then}' if then else ''}")

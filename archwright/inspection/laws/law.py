@@ -1,7 +1,7 @@
 """What a law is: a function of a case, which says what it holds in its docstring; and what comes of trying some."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from archwright.spec.errors import UserError
 
 Law = Callable[[Any], None]
 """Raises `Broken` where it does not hold, and `NotTried` where it has nothing to say."""
-Laws = Mapping[Law, tuple[Law, ...]]
+Laws = dict[Law, tuple[Law, ...]]
 """Laws in the order in which they are tried, each with those without which it would only repeat what they found."""
 
 

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from archwright.catalogue.parameter_counts import parameter_counts
-from archwright.inspection.laws.case import ROWS, Case, close, spread
+from archwright.inspection.laws.case import Case, close, spread
 from archwright.inspection.laws.law import Broken, NotTried
 from archwright.inspection.laws.toml import reads_back
 from archwright.losses import cross_entropy
-from archwright.model.language_model import LanguageModel, Output
+from archwright.model.language_model import Output
 from archwright.parts.masks import prefix_size
 from archwright.planning.cost import forward_flops
 from archwright.planning.counts import counted
@@ -382,32 +382,3 @@ def _loss(out: Output, tokens: Tensor) -> Tensor:
     if out.sequence_logits is not None:
         loss = loss + nn.functional.cross_entropy(out.sequence_logits.float(), tokens[:, 0] % 2)
     return loss
-
-
-def norm_keeps_dtype(case: Case) -> None:
-    """A norm gives the dtype that it gets, also under autocast."""
-    norm = _norm_of(case)
-    for name, dtype in {**DTYPES, "float16": torch.float16}.items():
-        x = torch.randn(ROWS, 3, case.spec.dim).to(dtype)
-        for narrow in (False, True):
-            with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-                found = norm(x).dtype
-            if found != dtype:
-                where = " under bfloat16 autocast" if narrow else ""
-                raise Broken(f"{found} for {name}{where}; {CAST}")
-
-
-def norm_is_finite(case: Case) -> None:
-    """A norm of a finite vector is finite, also of zeros."""
-    norm = _norm_of(case)
-    for dtype in (*DTYPES.values(), torch.float16):
-        x = torch.randn(ROWS, 3, case.spec.dim).to(dtype)
-        for what, given in (("random numbers", x), ("zeros", torch.zeros_like(x))):
-            if not norm(given).isfinite().all():
-                raise Broken(f"not finite for {what}; add a small eps to what is divided by")
-
-
-def _norm_of(case: Case) -> nn.Module:
-    """Return the norm of a model of the case, behind its last layer."""
-    model: LanguageModel = case.built()
-    return model.norm
