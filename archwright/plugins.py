@@ -69,7 +69,7 @@ def register(choice: type[Choice], part: Any) -> None:
         ValueError: the choice is no choice of an axis, lacks what these declare, or has another part already.
     """
     registry = registry_of(choice)
-    if registry and choice.is_axis() and choice not in (r.base for r in REGISTRIES):
+    if registry is not None and choice.is_axis() and choice not in (r.base for r in REGISTRIES):
         raise ValueError(
             f'{choice.__name__}: has no kind, by which it is asked for; give it one: kind: Literal["mine"] = "mine"'
         )

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,14 +58,14 @@ class Case:
         shape = (rows, self.length if length is None else length)
         return torch.randint(int(self.spec.resolved().vocab_size), shape, generator=generator)
 
-    def read(self, model: LanguageModel, tokens: Tensor, **given: Tensor) -> Output:
+    def read(self, model: LanguageModel, tokens: Tensor, **given: Any) -> Output:
         """Return what a model makes of tokens, beside the same source each time where it has an encoder."""
-        if self.spec.encoder.is_none:
-            return model(tokens, **given)
-        source = self.tokens().flip(-1)[: len(tokens)]
-        return model(source.to(tokens.device), tokens, **given)
+        source = self.tokens().flip(-1)[: len(tokens)].to(tokens.device)
+        texts = (tokens,) if self.spec.encoder.is_none else (source, tokens)
+        out: Output = model(*texts, **given)
+        return out
 
-    def logits(self, model: LanguageModel, tokens: Tensor, **given: Tensor) -> Tensor:
+    def logits(self, model: LanguageModel, tokens: Tensor, **given: Any) -> Tensor:
         """Return the logits that a model gives tokens."""
         return self.read(model, tokens, **given).logits
 

@@ -107,7 +107,7 @@ def trains(case: Case) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
             out = case.read(model, tokens)
         loss = _loss(out, tokens)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         where = "under bfloat16 autocast" if narrow else "in float32"
         if not loss.isfinite():
             raise Broken(
@@ -130,7 +130,7 @@ def every_parameter_learns(case: Case) -> None:
     loss = nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten())
     if out.sequence_logits is not None:
         loss = loss + nn.functional.cross_entropy(out.sequence_logits.float(), tokens[:, 0] % 2)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is None or not parameter.grad.any():
             raise Broken(
@@ -367,7 +367,7 @@ def state_bytes_are_stated(case: Case) -> None:
     _has_cache(case)
     model, length = case.built(), case.length
     cache = model.new_cache()
-    case.read(model, case.tokens(1), cache=cache)  # type: ignore[arg-type]
+    case.read(model, case.tokens(1), cache=cache)
     for number, layer in enumerate(model.stack):
         found = cache.states(number)["recurrence"].num_bytes
         stated = layer.mixers()["recurrence"].state_bytes(length, 4)

@@ -102,7 +102,7 @@ def _steps(bowl: Bowl, optimizers: Optimizers, number: int) -> None:
     """Take steps down the bowl."""
     for _ in range(number):
         bowl.zero_grad()
-        bowl().backward()  # type: ignore[no-untyped-call]
+        bowl().backward()
         for optimizer in optimizers.values():
             optimizer.step()
 
