@@ -119,11 +119,11 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "weights_return": (
         "norm",
         {
-            "* self.weight": "* (self.weight + self.kept.to(wide.dtype))",
+            "* self.weight": "* (self.weight + self.kept.to(x32.dtype))",
             "nn.init.ones_(self.weight)": "self.kept = nn.init.normal_(self.weight).detach().clone()",
         },
     ),
-    "rows_do_not_meet": ("norm", {"        y = wide": "        y = (wide - wide.mean(0))"}),
+    "rows_do_not_meet": ("norm", {"        y = x32": "        y = (x32 - x32.mean(0))"}),
     "nothing_sees_what_follows": ("mixer", {"self.value(x)": "self.value(x.roll(-1, 1))"}),
     "packed_is_alone": ("mixer", {"mean.masked_fill(starts[:, t, None], 0)": "mean"}),
     "padding_is_nothing": (
@@ -237,7 +237,7 @@ def test_examples_of_the_page_keep_every_law(file: str, tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_part_is_said_with_its_line(tmp_path: Path) -> None:
-    file = write(tmp_path / "mine.py", STARTS["norm"], {"wide.abs()": "wide.size_of()"})
+    file = write(tmp_path / "mine.py", STARTS["norm"], {"x32.abs()": "x32.size_of()"})
     (checked,) = check_file(file)
     line = file.read_text("utf-8")[: file.read_text("utf-8").index("size_of")].count("\n") + 1
     (broken,) = [f for f in checked.findings if f.state == "broken"]

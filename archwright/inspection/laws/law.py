@@ -1,4 +1,4 @@
-"""What a law is: a function of a case, which says what it holds in its docstring; and what comes of trying some."""
+"""A law is a function of a case, which says what it holds in its docstring; trying some gives findings."""
 
 import inspect
 from collections.abc import Callable

@@ -101,14 +101,14 @@ def nothing_is_drawn_outside_training(case: Case) -> None:
 
 def trains(case: Case) -> None:
     """Gradients are finite in float32 and under bfloat16 autocast, and every parameter has one."""
-    for narrow in (False, True):
+    for is_autocast in (False, True):
         model = case.built().use_kernel(case.dice.choice(["sdpa", "blockwise"]))
         tokens = case.tokens()
-        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
             out = case.read(model, tokens)
         loss = _loss(out, tokens)
         loss.backward()
-        where = "under bfloat16 autocast" if narrow else "in float32"
+        where = "under bfloat16 autocast" if is_autocast else "in float32"
         if not loss.isfinite():
             raise Broken(
                 f"the loss is {loss.item()} {where}; add a small eps to what is divided by"
@@ -268,9 +268,9 @@ def cached_is_uncached(case: Case) -> None:
     if prefix == 1 and "segment_ids" in case.takes and case.dice.random() < 0.5:
         starts = [[int(case.dice.random() < 0.3) for _ in row] for row in tokens]
         given["segment_ids"] = torch.tensor(starts).cumsum(-1)
-    narrow = case.enlarged().float().use_kernel("sdpa")
+    in_float32 = case.enlarged().float().use_kernel("sdpa")
     whole = case.model(tokens, **given).logits
-    for model, tolerance in ((case.model, 1e-8), (narrow, 1e-4)):
+    for model, tolerance in ((case.model, 1e-8), (in_float32, 1e-4)):
         expected = model(tokens, **given).logits
         # Some amplify any rounding: no more may be asked than float32 itself gives.
         own_error = (expected - whole).abs().max().item() / spread(whole)
@@ -279,8 +279,8 @@ def cached_is_uncached(case: Case) -> None:
         with torch.no_grad():
             for size in pieces(case, tokens.shape[1], prefix):
                 here = slice(start, start + size)
-                of_piece = {name: values[:, here] for name, values in given.items()}
-                parts.append(model(tokens[:, here], cache=cache, **of_piece).logits)
+                in_piece = {name: values[:, here] for name, values in given.items()}
+                parts.append(model(tokens[:, here], cache=cache, **in_piece).logits)
                 start += size
         then = "go on from the state, and leave in it what the next token needs"
         close(torch.cat(parts, 1), expected, tolerance, "in pieces", then)

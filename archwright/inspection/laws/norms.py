@@ -7,26 +7,26 @@ from archwright.inspection.laws.case import ROWS, Case
 from archwright.inspection.laws.law import Broken
 from archwright.inspection.laws.models import CAST, DTYPES
 
-NARROW = {**DTYPES, "float16": torch.float16}
+ALL_DTYPES = {**DTYPES, "float16": torch.float16}
 
 
 def keeps_dtype(case: Case) -> None:
     """A norm gives the dtype that it gets, also under autocast."""
     norm, drawn = _norm_and_vectors(case)
-    for name, dtype in NARROW.items():
+    for name, dtype in ALL_DTYPES.items():
         x = drawn.to(dtype)
-        for narrow in (False, True):
-            with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+        for is_autocast in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
                 found = norm(x).dtype
             if found != dtype:
-                where = " under bfloat16 autocast" if narrow else ""
+                where = " under bfloat16 autocast" if is_autocast else ""
                 raise Broken(f"{found} for {name}{where}; {CAST}")
 
 
 def is_finite(case: Case) -> None:
     """A norm of a finite vector is finite, also of zeros."""
     norm, drawn = _norm_and_vectors(case)
-    for dtype in NARROW.values():
+    for dtype in ALL_DTYPES.values():
         x = drawn.to(dtype)
         for what, given in (("random numbers", x), ("zeros", torch.zeros_like(x))):
             if not norm(given).isfinite().all():

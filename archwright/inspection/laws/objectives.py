@@ -68,11 +68,11 @@ def the_same_for_any_number_of_processes(objective: Objective) -> None:
             (name, array, [p.inputs.given()[name] for p in parts])
             for name, array in whole.inputs.given().items()
         ]
-        for name, array, of_parts in (
+        for name, array, shares in (
             *pairs,
             ("targets", whole.targets, [p.targets for p in parts]),
         ):
-            if not np.array_equal(np.concatenate(of_parts), array):
+            if not np.array_equal(np.concatenate(shares), array):
                 raise Broken(f"{name} of {number} processes are not those of one; {DRAWN}")
 
 
@@ -97,7 +97,7 @@ def targets_are_of_the_text_in_its_order(objective: Objective) -> None:
 
 
 def padding_is_no_text(objective: Objective) -> None:
-    """What stands in the place of padding is neither read nor predicted."""
+    """Padding is neither read nor predicted."""
     if objective.has_pairs:
         return
     examples, dice = Examples(objective, vocabulary_of(objective)), np.random.default_rng(7)

@@ -38,8 +38,8 @@ class MyNormModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Means are taken in float32 or wider, and the result has the dtype of x.
-        wide = x if x.dtype == torch.float64 else x.float()
-        y = wide / (wide.abs().mean(-1, keepdim=True) + self.eps) * self.weight
+        x32 = x if x.dtype == torch.float64 else x.float()
+        y = x32 / (x32.abs().mean(-1, keepdim=True) + self.eps) * self.weight
         return y.to(x.dtype)
 
     # First values. Whatever has parameters has this method; draw with nn.init, which is seeded here.
