@@ -56,7 +56,7 @@ OTHERS = {
     "architecture": "model",
     "preset": "model",
 }
-"""What one may type for a kind."""
+"""Words that one may type for a kind."""
 
 
 def run(words: Sequence[str]) -> int:

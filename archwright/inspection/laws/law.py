@@ -26,14 +26,14 @@ class NotTried(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of trying a law."""
+    """A law, and whether it holds."""
 
     law: str
     about: str
-    """What the law says, in a sentence."""
+    """The law in a sentence."""
     state: Literal["ok", "broken", "not tried"]
     found: str = ""
-    """What was found and what to do, or why the law was not tried."""
+    """The fault and what to do, or why the law was not tried."""
 
     def record(self) -> dict[str, str]:
         """Return it as JSON holds it."""

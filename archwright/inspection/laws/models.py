@@ -150,7 +150,7 @@ def weights_return(case: Case) -> None:
 
 
 def only_parameters_are_saved(case: Case) -> None:
-    """What is saved of a model is its parameters alone."""
+    """Of a model its parameters are saved, and nothing else."""
     model = case.built()
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name in model.state_dict():
