@@ -32,6 +32,7 @@ INSTANT = (
     "list norm=layer year>=2024 --by-year",
     "completion bash",
     "schema run",
+    "new norm my_norm.py",
     *(f"{verb} --help" for verb in VERBS),
 )
 """What reads no spec: pydantic takes longer to import than all of these take."""

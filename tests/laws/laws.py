@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from archwright.inspection.laws import NotTried
 from archwright.inspection.laws.case import ROWS, close
 from archwright.inspection.laws.case import Case as SmallModel
-from archwright.inspection.laws.models import (
+from archwright.inspection.laws.model_laws import (
     cached_is_uncached,
     cached_rows_of_different_lengths,
     packed_is_alone,

@@ -13,7 +13,7 @@ from archwright.data.inputs import Batch, Inputs
 from archwright.data.objectives import OBJECTIVES, MakeBatch
 from archwright.data.tasks import TASKS
 from archwright.inspection.laws import LAWS_OF_OBJECTIVES, LAWS_OF_TASKS
-from archwright.inspection.laws.objectives import (
+from archwright.inspection.laws.data_laws import (
     a_function_of_seed_and_step,
     packed_is_the_same_text,
     padding_is_no_text,

@@ -8,7 +8,7 @@ from torch import nn
 
 from archwright.catalogue import axes as catalogue
 from archwright.inspection.laws import OF_NORMS, Case, Law
-from archwright.inspection.laws.models import (
+from archwright.inspection.laws.model_laws import (
     every_parameter_learns,
     nothing_is_drawn_outside_training,
     nothing_sees_what_follows,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from archwright.catalogue.axes import BASE, asks_of
-from archwright.inspection.laws import models, norms, objectives, optimizers
+from archwright.inspection.laws import data_laws, model_laws, norm_laws, optimizer_laws
 from archwright.inspection.laws.case import Case as Case
 from archwright.inspection.laws.law import Broken as Broken
 from archwright.inspection.laws.law import Finding as Finding
@@ -23,62 +23,64 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 from archwright.spec.scale_down import scaled_down
 
-_BUILT = (models.builds,)
-_REPEATS = (models.builds, models.nothing_is_drawn_outside_training)
-_ALONE = (*_REPEATS, models.nothing_sees_what_follows, models.rows_do_not_meet)
+_BUILT = (model_laws.builds,)
+_REPEATS = (model_laws.builds, model_laws.nothing_is_drawn_outside_training)
+_ALONE = (*_REPEATS, model_laws.nothing_sees_what_follows, model_laws.rows_do_not_meet)
 
 LAWS_OF_MODELS: Laws = {
-    models.builds: (),
-    models.toml_returns: (),
-    models.shapes_and_dtypes: _BUILT,
-    models.shapes_on_meta: _BUILT,
-    models.only_parameters_are_saved: _BUILT,
-    models.nothing_is_drawn_outside_training: _BUILT,
-    models.the_same_seed_gives_the_same_model: _REPEATS,
-    models.trains: _BUILT,
-    models.every_parameter_learns: (models.builds, models.trains),
-    models.weights_return: _REPEATS,
-    models.rows_do_not_meet: _REPEATS,
-    models.nothing_sees_what_follows: _REPEATS,
-    models.packed_is_alone: _ALONE,
-    models.padding_is_nothing: _ALONE,
-    models.cached_is_uncached: _ALONE,
-    models.cached_rows_of_different_lengths: (
+    model_laws.builds: (),
+    model_laws.toml_returns: (),
+    model_laws.shapes_and_dtypes: _BUILT,
+    model_laws.shapes_on_meta: _BUILT,
+    model_laws.only_parameters_are_saved: _BUILT,
+    model_laws.nothing_is_drawn_outside_training: _BUILT,
+    model_laws.the_same_seed_gives_the_same_model: _REPEATS,
+    model_laws.trains: _BUILT,
+    model_laws.every_parameter_learns: (model_laws.builds, model_laws.trains),
+    model_laws.weights_return: _REPEATS,
+    model_laws.rows_do_not_meet: _REPEATS,
+    model_laws.nothing_sees_what_follows: _REPEATS,
+    model_laws.packed_is_alone: _ALONE,
+    model_laws.padding_is_nothing: _ALONE,
+    model_laws.cached_is_uncached: _ALONE,
+    model_laws.cached_rows_of_different_lengths: (
         *_ALONE,
-        models.padding_is_nothing,
-        models.cached_is_uncached,
+        model_laws.padding_is_nothing,
+        model_laws.cached_is_uncached,
     ),
 }
 """Laws of a small model with a choice in it."""
 
-OF_NORMS: Laws = {norms.keeps_dtype: _BUILT, norms.is_finite: _BUILT}
-OF_BRANCHES: Laws = {models.flops_are_stated: _BUILT}
-OF_STATES: Laws = {models.state_bytes_are_stated: (models.builds, models.cached_is_uncached)}
+OF_NORMS: Laws = {norm_laws.keeps_dtype: _BUILT, norm_laws.is_finite: _BUILT}
+OF_BRANCHES: Laws = {model_laws.flops_are_stated: _BUILT}
+OF_STATES: Laws = {
+    model_laws.state_bytes_are_stated: (model_laws.builds, model_laws.cached_is_uncached)
+}
 
 LAWS_OF_OBJECTIVES: Laws = {
     choice_returns: (),
-    objectives.makes_batches: (),
-    objectives.a_function_of_seed_and_step: (objectives.makes_batches,),
-    objectives.targets_are_of_the_text_in_its_order: (objectives.makes_batches,),
-    objectives.padding_is_no_text: (objectives.makes_batches,),
-    objectives.packed_is_the_same_text: (objectives.a_function_of_seed_and_step,),
+    data_laws.makes_batches: (),
+    data_laws.a_function_of_seed_and_step: (data_laws.makes_batches,),
+    data_laws.targets_are_of_the_text_in_its_order: (data_laws.makes_batches,),
+    data_laws.padding_is_no_text: (data_laws.makes_batches,),
+    data_laws.packed_is_the_same_text: (data_laws.a_function_of_seed_and_step,),
 }
 LAWS_OF_TASKS: Laws = {
     choice_returns: (),
-    objectives.draws_examples: (),
-    objectives.examples_follow_from_the_generator: (objectives.draws_examples,),
+    data_laws.draws_examples: (),
+    data_laws.examples_follow_from_the_generator: (data_laws.draws_examples,),
 }
 LAWS_OF_OPTIMIZERS: Laws = {
     choice_returns: (),
-    optimizers.moves_all: (),
-    optimizers.the_loss_falls: (optimizers.moves_all,),
-    optimizers.a_rate_of_zero_moves_nothing: (optimizers.moves_all,),
-    optimizers.state_returns: (optimizers.moves_all,),
+    optimizer_laws.moves_all: (),
+    optimizer_laws.the_loss_falls: (optimizer_laws.moves_all,),
+    optimizer_laws.a_rate_of_zero_moves_nothing: (optimizer_laws.moves_all,),
+    optimizer_laws.state_returns: (optimizer_laws.moves_all,),
 }
 LAWS_OF_SCHEDULES: Laws = {
     choice_returns: (),
-    optimizers.shares_are_from_0_to_1: (),
-    optimizers.a_function_of_the_step: (optimizers.shares_are_from_0_to_1,),
+    optimizer_laws.shares_are_from_0_to_1: (),
+    optimizer_laws.a_function_of_the_step: (optimizer_laws.shares_are_from_0_to_1,),
 }
 
 IN_RUNS: dict[str, Laws] = {

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from archwright.inspection.laws.case import ROWS, Case
 from archwright.inspection.laws.law import Broken
-from archwright.inspection.laws.models import CAST, DTYPES
+from archwright.inspection.laws.model_laws import CAST, DTYPES
 
 ALL_DTYPES = {**DTYPES, "float16": torch.float16}
 
