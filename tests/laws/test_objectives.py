@@ -15,6 +15,7 @@ from archwright.data.tasks import TASKS
 from archwright.inspection.laws import LAWS_OF_OBJECTIVES, LAWS_OF_TASKS
 from archwright.inspection.laws.data_laws import (
     a_function_of_seed_and_step,
+    documents_stay_apart,
     packed_is_the_same_text,
     padding_is_no_text,
     targets_are_of_the_text_in_its_order,
@@ -23,8 +24,13 @@ from archwright.inspection.laws.data_laws import (
 from archwright.spec.objectives import MaskedTokens, Objective
 from archwright.spec.tasks import Task
 
-LAWS = (*LAWS_OF_OBJECTIVES, the_same_for_any_number_of_processes)
-"""Those of parts, and one that batches keep for all of them."""
+LAWS = (
+    *LAWS_OF_OBJECTIVES,
+    the_same_for_any_number_of_processes,
+    targets_are_of_the_text_in_its_order,
+    packed_is_the_same_text,
+)
+"""Those of all parts, one that batches keep for them, and two of those that leave a text in its order."""
 ALL = [cls() for cls in OBJECTIVES]
 """Every objective with its defaults."""
 ALL_TASKS = [cls() for cls in TASKS]
@@ -109,7 +115,7 @@ FAULTS = (
     (targets_of_another_row, targets_are_of_the_text_in_its_order),
     (padding_that_is_chosen, padding_is_no_text),
     (documents_that_change_the_draws, packed_is_the_same_text),
-    (documents_that_begin_too_late, packed_is_the_same_text),
+    (documents_that_begin_too_late, documents_stay_apart),
 )
 
 

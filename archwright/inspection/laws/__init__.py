@@ -42,7 +42,7 @@ LAWS_OF_MODELS: Laws = {
     model_laws.nothing_sees_what_follows: _REPEATS,
     model_laws.packed_is_alone: _ALONE,
     model_laws.padding_is_nothing: _ALONE,
-    model_laws.cached_is_uncached: _ALONE,
+    model_laws.cached_is_uncached: (*_ALONE, model_laws.shapes_and_dtypes),
     model_laws.cached_rows_of_different_lengths: (
         *_ALONE,
         model_laws.padding_is_nothing,
@@ -61,9 +61,9 @@ LAWS_OF_OBJECTIVES: Laws = {
     choice_returns: (),
     data_laws.makes_batches: (),
     data_laws.a_function_of_seed_and_step: (data_laws.makes_batches,),
-    data_laws.targets_are_of_the_text_in_its_order: (data_laws.makes_batches,),
+    data_laws.targets_are_of_the_text: (data_laws.makes_batches,),
     data_laws.padding_is_no_text: (data_laws.makes_batches,),
-    data_laws.packed_is_the_same_text: (data_laws.a_function_of_seed_and_step,),
+    data_laws.documents_stay_apart: (data_laws.makes_batches,),
 }
 LAWS_OF_TASKS: Laws = {
     choice_returns: (),

@@ -1,5 +1,6 @@
 """Laws of objectives: batches are a function of (seed, step) alone, and targets are of the text. And of tasks."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,24 +77,36 @@ def the_same_for_any_number_of_processes(objective: Objective) -> None:
                 raise Broken(f"{name} of {number} processes are not those of one; {DRAWN}")
 
 
+def targets_are_of_the_text(objective: Objective) -> None:
+    """Targets are tokens of the text of their row."""
+    for row, targets, text in _targets(objective):
+        if not targets:
+            raise Broken(f"nothing of row {row} is to be predicted; not all targets may be IGNORE")
+        if more := Counter(targets) - Counter(text):
+            raise Broken(
+                f"row {row} has the target {next(iter(more))}, which is not of its text; are rows mixed?"
+            )
+
+
 def targets_are_of_the_text_in_its_order(objective: Objective) -> None:
-    """Targets are tokens of the text of their row, in its order."""
+    """Targets are tokens of the text of their row, in its order, as of all objectives that move none."""
+    for row, targets, text in _targets(objective):
+        left = iter(text)
+        if not all(target in left for target in targets):
+            raise Broken(f"targets of row {row} are in another order than its text")
+
+
+def _targets(objective: Objective) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Yield rows of three batches: the number of each, its targets but for special tokens, and its text with its end."""
     batches, examples = source(objective)
+    end = examples.vocabulary.end_of_text
+    special = {*examples.vocabulary.special_ids.values()} - {end}
     for step in range(3):
         batch = batches.at(step)
         texts = examples.text.decoder_tokens if objective.has_pairs else examples.text.tokens
         assert texts is not None
-        for row, (targets, text) in enumerate(zip(batch.targets, texts, strict=True)):
-            end = examples.vocabulary.end_of_text
-            special = {*examples.vocabulary.special_ids.values()} - {end}
-            wanted = [t for t in targets.tolist() if t != IGNORE and t not in special]
-            if not wanted:
-                raise Broken(
-                    f"nothing of row {row} is to be predicted; not all targets may be IGNORE"
-                )
-            left: Iterator[int] = iter([*text.tolist(), end])  # which ends a target
-            if not all(t in left for t in wanted):
-                raise Broken(f"targets of row {row} are not of its text, or in another order")
+        for row, (targets, text) in enumerate(zip(batch.targets.tolist(), texts, strict=True)):
+            yield row, [t for t in targets if t not in {IGNORE, *special}], [*text.tolist(), end]
 
 
 def padding_is_no_text(objective: Objective) -> None:
@@ -113,26 +126,29 @@ def padding_is_no_text(objective: Objective) -> None:
             raise Broken(f"padding is a target; {then}")
 
 
+def documents_stay_apart(objective: Objective) -> None:
+    """Where documents do not see each other, it is said where each begins."""
+    if objective.has_source:
+        return
+    inputs = source(objective, packing="document_mask")[0].at(1).inputs
+    then = "give inputs the segment_ids and position_ids of the text"
+    if inputs.segment_ids is None or inputs.position_ids is None:
+        raise Broken(f"documents see each other; {then}")
+    if (np.diff(inputs.segment_ids) != (inputs.position_ids == 0)[:, 1:]).any():
+        raise Broken(f"documents do not begin where positions do; {then}")
+
+
 def packed_is_the_same_text(objective: Objective) -> None:
-    """Where documents do not see each other, what is read and predicted stays what it is."""
+    """Where documents do not see each other, the same is read and predicted, as of all objectives that move nothing."""
     if objective.has_source:
         return
     whole, packed = (source(objective, packing=p)[0].at(1) for p in ("concat", "document_mask"))
-    segments, positions = packed.inputs.segment_ids, packed.inputs.position_ids
-    then = "give inputs the segment_ids and position_ids of the text"
-    if segments is None or positions is None:
-        raise Broken(f"documents see each other; {then}")
-    if (np.diff(segments) != (positions == 0)[:, 1:]).any():
-        raise Broken(f"documents do not begin where positions do; {then}")
+    then = "draw as much and in the same order, with segment_ids and without"
     if not np.array_equal(packed.inputs.tokens, whole.inputs.tokens):
-        raise Broken(
-            "other tokens are read; draw as much and in the same order, with segment_ids and without"
-        )
+        raise Broken(f"other tokens are read; {then}")
     # With a prefix, each document begins with one of its own.
     if not objective.has_prefix and not np.array_equal(packed.targets, whole.targets):
-        raise Broken(
-            "other tokens are predicted; draw as much and in the same order, with segment_ids and without"
-        )
+        raise Broken(f"other tokens are predicted; {then}")
 
 
 def source(

@@ -8,6 +8,7 @@ Attention of your own is a class below archwright.spec.attention.Attention, and 
 module stands below archwright.parts.mixers.AttentionMixer, which brings masks, positions, kernels and a cache.
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -87,7 +88,7 @@ class MyMixerModule(Mixer):
 
     # First values of its own parameters; those of `Linear` are drawn elsewhere.
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.logit, torch.tensor(self.first).logit().item())
+        nn.init.constant_(self.logit, math.log(self.first / (1 - self.first)))
 
 
 # 3. The line that joins them.

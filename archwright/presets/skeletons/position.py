@@ -4,6 +4,7 @@ archwright check my_position.py
 archwright train demo model.position.kind=my_position budget=60s --parts my_position.py
 """
 
+import math
 from typing import ClassVar, Literal
 
 import torch
@@ -59,7 +60,7 @@ class MyPositionModule(nn.Module):
 
     # First values. Whatever has parameters has this method; draw with nn.init, which is seeded here.
     def reset_parameters(self) -> None:
-        start = torch.tensor(self.slope).expm1().log().item()  # softplus(start) = slope
+        start = math.log(math.expm1(self.slope))  # softplus(start) = slope
         nn.init.constant_(self.a, start)
         nn.init.constant_(self.b, start)
 
