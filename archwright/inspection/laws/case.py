@@ -88,7 +88,8 @@ class Case:
         layers = self.spec.layers_by_kind.values()
         mixers = [m for layer in layers for m in layer.mixers.values()]
         masks = [values["mask"] for m in mixers if "mask" in (values := dict(m))]
-        return all(choice.causal for choice in (*mixers, *masks))
+        hidden = all(mask.causal and not mask.shows_future for mask in masks)
+        return hidden and all(mixer.causal for mixer in mixers)
 
 
 def enlarged(model: LanguageModel, seed: int, size: float) -> LanguageModel:

@@ -97,7 +97,7 @@ def targets_are_of_the_text_in_its_order(objective: Objective) -> None:
 
 
 def _targets(objective: Objective) -> Iterator[tuple[int, list[int], list[int]]]:
-    """Yield rows of three batches: the number of each, its targets but for special tokens, and its text with its end."""
+    """Yield rows of three batches: their numbers, targets but for special tokens, and texts with their ends."""
     batches, examples = source(objective)
     end = examples.vocabulary.end_of_text
     special = {*examples.vocabulary.special_ids.values()} - {end}
