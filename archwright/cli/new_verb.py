@@ -95,7 +95,7 @@ def _named(text: str, kind: str, file: Path) -> tuple[str, str]:
     titled = "".join(word.capitalize() for word in name.split("_"))
     taken = {kind["name"] for section in listing("choices") for kind in section["kinds"]}
     is_name = name.isidentifier() and not keyword.iskeyword(name) and name not in taken
-    code = re.sub(r'""".*?"""|#.*', "", text, flags=re.DOTALL)
+    code = re.sub(r'(?s:""".*?""")|#[^\n]*', "", text)
     if not is_name or re.search(rf"\b(?:{name}|{titled})\b", code):
         return text, own
     return re.sub(rf"\b{own}\b", name, text).replace(title, titled), name

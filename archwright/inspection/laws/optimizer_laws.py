@@ -2,7 +2,6 @@
 
 import math
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -142,5 +141,5 @@ def a_function_of_the_step(spec: Schedule) -> None:
             )
 
 
-def _shares(spec: Schedule, num_steps: float) -> Mapping[int, float]:
+def _shares(spec: Schedule, num_steps: float) -> dict[int, float]:
     return {step: learning_rate(spec, step, num_steps) for step in range(math.ceil(num_steps) + 1)}
