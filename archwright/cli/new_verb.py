@@ -24,8 +24,8 @@ for. It passes `archwright check` as it is, and what to type next is printed.
   model        a model as a TOML file: what differs from a published one
 
 A choice is called as its file, or as in the example where that name is taken: my_norm.py holds
-norm.kind=my_norm. It joins with --parts FILE in every verb; nothing is installed. A file that is there is never
-overwritten."""
+norm.kind=my_norm. It joins with --parts FILE in every verb; nothing is installed. A file that is there
+is never overwritten."""
 
 EXAMPLES = """\
   archwright new norm my_norm.py
