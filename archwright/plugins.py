@@ -69,6 +69,10 @@ def register(choice: type[Choice], part: Any) -> None:
         ValueError: the choice is no choice of an axis, lacks what these declare, or has another part already.
     """
     registry = registry_of(choice)
+    if registry is not None and choice.is_axis() and choice not in (r.base for r in REGISTRIES):
+        raise ValueError(
+            f'{choice.__name__}: has no kind, by which it is asked for; give it one: kind: Literal["mine"] = "mine"'
+        )
     if registry is None or choice.is_axis():
         axes = dict.fromkeys(registry.base.axis for registry in REGISTRIES)
         raise ValueError(
@@ -95,8 +99,7 @@ def load_parts_file(path: Path) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"--parts {path}: cannot be read: {error.strerror}") from None
-    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    name = f"{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{place}"
+    name = _module_of(path)
     spec = importlib.util.spec_from_loader(name, loader=None, origin=str(path))
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -107,18 +110,32 @@ def load_parts_file(path: Path) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        text = _message(error).replace(f"{name}.", "")
-        raise UserError(f"--parts {path}{_line(error, path)}: {text}") from error
-    _check_registered(path, name)
+        text = in_one_line(error).replace(f"{name}.", "")
+        raise UserError(f"--parts {path}{line_in(path, error)}: {text}") from error
+    _check_registered(path)
     return hashlib.sha256(content).hexdigest()
 
 
-def _check_registered(path: Path, module: str) -> None:
+def choices_of(path: Path) -> list[type[Choice]]:
+    """Return the choices that joined from a file, which was run by `load_parts_file`."""
+    module = _module_of(path)
+    joined = (choice for axis in Choice.axes() for choice in axis.kinds.values())
+    return [choice for choice in joined if choice.__module__ == module]
+
+
+def _module_of(path: Path) -> str:
+    """Return the name of the module that a file becomes, another one for each place."""
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    return f"{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{place}"
+
+
+def _check_registered(path: Path) -> None:
     """Refuse a choice without a part: it could be named, but not built."""
-    joined = [kind for axis in Choice.axes() for kind in axis.kinds.values()]
-    joined = [choice for choice in joined if choice.__module__ == module]
+    joined = choices_of(path)
     if not joined:
-        raise UserError(f"--parts {path}: no choice is in it; see CONTRIBUTING.md, Adding a choice")
+        raise UserError(
+            f"--parts {path}: no choice is in it; archwright new writes a file with one, to start from"
+        )
     for choice in joined:
         registry = registry_of(choice)
         if registry is None or choice not in registry:
@@ -128,8 +145,8 @@ def _check_registered(path: Path, module: str) -> None:
             )
 
 
-def _line(error: BaseException, path: Path) -> str:
-    """Say in which line of the file an error arose."""
+def line_in(path: Path, error: BaseException) -> str:
+    """Say in which line of a file an error arose; nothing where it did not arise there."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}" if error.lineno else ""
     frames = traceback.extract_tb(error.__traceback__)
@@ -137,7 +154,7 @@ def _line(error: BaseException, path: Path) -> str:
     return f", line {lines[-1]}" if lines else ""
 
 
-def _message(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return an error's kind and its message in one line."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {' '.join(message.split())}".rstrip(": ")

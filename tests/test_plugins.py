@@ -36,6 +36,14 @@ def test_an_axis_itself_joins_nothing(wrong: type[Choice]) -> None:
         register(wrong, object)
 
 
+def test_a_choice_without_a_kind_is_refused() -> None:
+    class Nameless(Norm):
+        """A norm that cannot be asked for."""
+
+    with pytest.raises(ValueError, match=r"Nameless: has no kind, .* kind: Literal"):
+        register(Nameless, object)
+
+
 def test_a_choice_without_a_part_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "lonely.py"
     file.write_text(LONELY)

@@ -161,6 +161,12 @@ def axes() -> list[type[Choice]]:
     return [cls for cls in first if _is_axis(cls)]
 
 
+def asks_of(choice: type[Choice]) -> tuple[str, ...]:
+    """Return the assignments that ask a run for a choice, with those of other axes that go with it."""
+    place = next(p[0] for p in _places() if _is_axis(p[0].cls) and p[0].cls.axis == choice.axis)
+    return _kind(place, str(choice.model_fields["kind"].default), choice).asks
+
+
 def command(asks: Iterable[str]) -> str:
     """Return the command line that trains the base with some assignments."""
     return f"archwright train {BASE} {quoted(asks)}"

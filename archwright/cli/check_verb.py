@@ -1,40 +1,110 @@
 """archwright check"""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from archwright.cli.parser import Parser
+from archwright.cli.parser import Parser, print_table
 from archwright.machine.loading import loading
 from archwright.spec.errors import UserError
 
-ABOUT = (
-    "Check TOML files of models or runs: keys, types, limits, rules between axes, doubtful values."
-)
+if TYPE_CHECKING:
+    from archwright.inspection.laws import Checked
+
+ABOUT = """\
+Check files, and say all at once what is wrong in them and what to do.
+
+  FILE.toml   a model or a run: keys, types, limits, rules between axes, doubtful values
+  FILE.py     choices of your own, as --parts takes them: each is held against the laws of its axis. A small
+              model with it must build, train, save, show no token what follows it, read texts piece by piece
+              and packed as it reads them alone; an optimizer must follow its schedule and go on bit for bit;
+              batches of an objective must follow from (seed, step). The file is run, so trust it.
+
+The exit code is 0 where all is good, 1 where a choice breaks a law, and 2 where a file cannot be read."""
+
+EXAMPLES = """\
+  archwright check mine.toml
+  archwright check my_norm.py
+  archwright check my_norm.py my_mixer.py --json
+  archwright check mine.toml --parts my_norm.py    a model with a norm of your own"""
 
 
 def run(words: Sequence[str]) -> int:
-    """Print what is wrong, or what is right; exit with 2 if anything is wrong."""
-    parser = Parser("check", ABOUT, "  archwright check mine.toml")
-    parser.add_argument("files", nargs="+", metavar="FILE.toml")
+    """Print what is wrong, or what is right; exit with 2 if a file is wrong, with 1 if a law is broken."""
+    parser = Parser("check", ABOUT, EXAMPLES)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a .toml file, or a .py file")
+    parser.add_argument("--json", action="store_true", help="print JSON: a list with each file")
     options, _ = parser.parse_with_parts(words)
+    records: list[dict[str, Any]] = []
+    # Choices first: a model beside them may name them.
+    for file in sorted(options.files, key=lambda file: Path(file).suffix != ".py"):
+        check = _check_choices if Path(file).suffix == ".py" else _check_spec
+        record = check(file)
+        records.append(record)
+        if not options.json:
+            _print(record)
+    if options.json:
+        print(json.dumps(records, indent=2))
+    if lines := [line for record in records for line in record["mistakes"]]:
+        raise UserError(*lines)
+    return 0 if all(record["good"] for record in records) else 1
+
+
+def _check_spec(file: str) -> dict[str, Any]:
+    """Return what is wrong or doubtful in a model or a run."""
     with loading():
         from archwright.spec.checking import checked
         from archwright.spec.read import given_model
         from archwright.spec.rules import suspicions
+    try:
+        run = checked(file)
+    except UserError as error:
+        mistakes = [_located(file, line) for line in error.lines]
+        return {"file": file, "good": False, "mistakes": mistakes, "warnings": []}
+    doubts = [*suspicions(run.model, given_model(file))]
+    return {"file": file, "good": True, "mistakes": [], "warnings": doubts}
 
-    lines: list[str] = []
-    for file in options.files:
-        try:
-            run = checked(file)
-        except UserError as error:
-            lines += [_located(file, line) for line in error.lines]
-            continue
+
+def _check_choices(file: str) -> dict[str, Any]:
+    """Return what came of holding the choices of a file against the laws of their axes."""
+    with loading():
+        from archwright.inspection.laws import check_file
+    try:
+        found = check_file(Path(file))
+    except UserError as error:
+        mistakes = [line.removeprefix("--parts ") for line in error.lines]
+        return {"file": file, "good": False, "mistakes": mistakes, "choices": []}
+    choices = [_record(checked) for checked in found]
+    good = all(checked.good for checked in found)
+    return {"file": file, "good": good, "mistakes": [], "choices": choices}
+
+
+def _record(checked: "Checked") -> dict[str, Any]:
+    laws = [finding.record() for finding in checked.findings]
+    return {"axis": checked.axis, "kind": checked.kind, "good": checked.good, "laws": laws}
+
+
+def _print(record: dict[str, Any]) -> None:
+    """Print what came of a file; its mistakes are printed at the end, with those of others."""
+    file = record["file"]
+    for choice in record.get("choices", ()):
+        print(f"{file}: {choice['axis']} {choice['kind']}")
+        print_table([[law["state"], _line(law)] for law in choice["laws"]])
+    if record["good"]:
         print(f"{file}: good")
-        for line in suspicions(run.model, given_model(file)):
-            print(f"{file}: warning: {line}")
-    if lines:
-        raise UserError(*lines)
-    return 0
+    elif broken := [law for c in record.get("choices", ()) for law in c["laws"] if _is_broken(law)]:
+        print(f"{file}: {len(broken)} {'laws are' if broken[1:] else 'law is'} broken")
+    for line in record.get("warnings", ()):
+        print(f"{file}: warning: {line}")
+
+
+def _line(law: dict[str, str]) -> str:
+    return f"{law['about']}: {law['found']}" if law["found"] else law["about"]
+
+
+def _is_broken(law: dict[str, str]) -> bool:
+    return law["state"] == "broken"
 
 
 def _located(file: str, line: str) -> str:

@@ -10,6 +10,7 @@ from archwright.cli.key_completion import FILES, keys_and_values
 from archwright.cli.list_verb import WHAT
 from archwright.cli.listings import listing
 from archwright.cli.main import VERBS
+from archwright.cli.new_verb import KINDS
 from archwright.cli.parser import DESCRIBE, Described, Parser
 from archwright.spec.errors import UserError
 
@@ -98,6 +99,8 @@ def _words(verb: str, parser: Parser, before: Sequence[str], current: str) -> It
         yield from _runs()
     if verb == "schema":
         yield from FILES
+    if verb == "new" and not before:
+        yield from KINDS
     named = [word for word in before if "=" not in word and not word.startswith("-")]
     if verb in PRESETS and len(named) < MOST_MODELS.get(verb, len(before) + 1):
         for room in PRESETS[verb]:

@@ -29,7 +29,8 @@ VERBS = {
     "diff": "show what differs between two models",
     "cache": "show what is kept to be used again, or empty it",
     "schema": "print the JSON schema of model or run files",
-    "check": "check a TOML file of a model or a run",
+    "new": "write a file of your own to start from: a norm, a mixer, an optimizer, a model",
+    "check": "check a TOML file of a model or a run, or a Python file of choices of your own",
     "completion": "print what lets bash, zsh or fish complete verbs, options, models and keys",
 }
 COMPLETE = "complete"
@@ -62,8 +63,9 @@ SLOW = {
     "plan",
     "profile",
     "explain",
+    "check",
 }
-"""Verbs that import torch."""
+"""Verbs that import torch, or may."""
 PATIENCE = 1.5
 """Seconds after which such a verb says that it is at work, if it has printed nothing."""
 

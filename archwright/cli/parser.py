@@ -96,7 +96,7 @@ def add_parts_option(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a Python file whose choices join the package's; it is run, so trust it",
+        help="a Python file whose choices join the package's, as archwright new writes one; it is run, so trust it",
     )
 
 

@@ -63,6 +63,8 @@ def test_values_of_options() -> None:
     assert candidates(["plan", "modern", "--hardware", "h1"]) == ["h100"]
     assert candidates(["completion", ""]) == [*SHELLS]
     assert candidates(["cache", "c"]) == ["clean"]
+    assert candidates(["new", "mi"]) == ["mixer"]
+    assert candidates(["new", "mixer", "mi"]) == []
     assert candidates(["generate", "--prompt", ""]) == []
 
 

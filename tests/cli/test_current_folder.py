@@ -48,7 +48,8 @@ COMMANDS = {
     "completion": "bash",
     "diff": "modern textbook",
     "schema": "model",
-    "check": "mine.toml",
+    "new": "norm my_norm.py",
+    "check": "mine.toml my_norm.py",
 }
 """A command of each verb that goes all the way."""
 

@@ -50,7 +50,8 @@ COMMANDS = {
     "show": ("{bad}", "model.toml", "model.toml --blame", "model.toml --all", "modern {bad}=1"),
     "diff": ("modern {bad}", "modern model.toml"),
     "schema": ("{bad}",),
-    "check": ("{bad}.toml", "named.toml", "keys.toml", "model.toml"),
+    "new": ("{bad}", "norm {bad}", "norm {bad}/a.py", "norm {bad}.py", "model {bad}.toml"),
+    "check": ("{bad}.py", "raises{bad}.py", "{bad}.toml", "named.toml", "keys.toml", "model.toml"),
 }
 
 
@@ -62,6 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (where / "named.toml").write_text(f"model = {bad}\n")
     (where / "model.toml").write_text(f"name = {bad}\nsource = {bad}\nsources = {{dim = {bad}}}\n")
     (where / "keys.toml").write_text(f"{bad} = 1\nnorm.kind = {bad}\nlayers.cycle = [{bad}]\n")
+    (where / f"raises{BAD}.py").write_text(f"raise ValueError({bad})\n")
     (where / "study.toml").write_text(f'baseline = "modern"\n[variants]\n{bad} = [{bad}]\n')
     (where / f"bad{BAD}.json").write_text(json.dumps({"model": {"type": BAD}}))
     (where / "checkpoint").mkdir()

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from archwright.inspection.laws.case import close
 from archwright.model import build
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
-from tests.laws.laws import LAWS, Case, close, obey
+from tests.laws.laws import LAWS, Case, obey
 from tests.strategies import one_stack_specs
 
 pytestmark = pytest.mark.slow

@@ -67,12 +67,12 @@ def documents_that_see_each_other(patch: pytest.MonkeyPatch) -> None:
     _blinded(patch, segment_ids=None)
 
 
-@fault(laws.alone_or_in_company)
+@fault(laws.padding_is_nothing)
 def padding_that_is_seen(patch: pytest.MonkeyPatch) -> None:
     _blinded(patch, padding_mask=None)
 
 
-@fault(laws.alone_or_in_company, "position.kind=sinusoidal")
+@fault(laws.packed_is_alone, "position.kind=sinusoidal")
 def positions_that_run_on_through_documents(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TokenLayout, "position_ids_or_range", lambda self: self._range())
 

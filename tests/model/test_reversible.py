@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from archwright.inspection.laws.case import enlarged
 from archwright.losses import cross_entropy
 from archwright.machine.compiling import compile_parts
 from archwright.model import Decoder, build
@@ -16,7 +17,6 @@ from archwright.parts.context import Context
 from archwright.parts.mixers import LSHAttention
 from archwright.parts.replay import Replay
 from archwright.spec.model_spec import ModelSpec
-from tests.laws.laws import enlarged
 
 LENGTH = 24
 SMALL = ModelSpec(dim=16, num_layers=3, vocab_size=32, context_length=LENGTH).override(

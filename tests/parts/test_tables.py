@@ -4,12 +4,23 @@ from typing import Any
 
 import jaxtyping
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from archwright.catalogue import axes as catalogue
+from archwright.inspection.laws import OF_NORMS, Case, Law
+from archwright.inspection.laws.model_laws import (
+    every_parameter_learns,
+    nothing_is_drawn_outside_training,
+    nothing_sees_what_follows,
+    only_parameters_are_saved,
+    rows_do_not_meet,
+    shapes_and_dtypes,
+    shapes_on_meta,
+    the_same_seed_gives_the_same_model,
+    trains,
+    weights_return,
+)
 from archwright.model import build
-from archwright.model.language_model import Output
 from archwright.parts.norms import NORMS, RMSNorm
 from archwright.plugins import REGISTRIES, register
 from archwright.spec import norms
@@ -36,11 +47,28 @@ ALL = pytest.mark.parametrize(("axis", "choice"), ENTRIES)
 SMALL = ModelSpec(dim=16, num_layers=2, vocab_size=32, context_length=12).override(
     "attention.num_heads=2", "attention.num_kv_heads=1"
 )
-TOKENS = torch.tensor([[1, 5, 5, 31, 0, 2, 9, 9, 3, 4, 30, 7], [3] * 12])
+ALONE: tuple[Law, ...] = (
+    shapes_and_dtypes,
+    shapes_on_meta,
+    the_same_seed_gives_the_same_model,
+    only_parameters_are_saved,
+    nothing_is_drawn_outside_training,
+    trains,
+    every_parameter_learns,
+    weights_return,
+    rows_do_not_meet,
+    nothing_sees_what_follows,
+)
+"""Laws that each choice is held against by itself; `tests/laws` has the others, of compositions of all."""
+
+
+def kind_of(choice: type[Choice]) -> str:
+    kind: str = choice.model_fields["kind"].default
+    return kind
 
 
 def spec_with(axis: str, choice: type[Choice]) -> ModelSpec:
-    kind = choice.model_fields["kind"].default
+    kind = kind_of(choice)
     words = [f"{PATHS[axis]}.kind={kind}"]
     if axis == "routing":
         words.append("feedforward.kind=experts")
@@ -59,20 +87,6 @@ def spec_with(axis: str, choice: type[Choice]) -> ModelSpec:
     return SMALL.override(*words)
 
 
-def logits(model: nn.Module, tokens: Tensor = TOKENS, **given: Any) -> Tensor:
-    """Return the logits of tokens."""
-    return outputs(model, tokens, **given).logits
-
-
-def outputs(model: nn.Module, tokens: Tensor = TOKENS, **given: Any) -> Output:
-    """Return what a model makes of tokens, beside the same source each time where there is an encoder."""
-    inputs: tuple[Tensor, ...] = (tokens,)
-    if not model.spec.encoder.is_none:  # type: ignore[union-attr]
-        inputs = (TOKENS[: len(tokens)].to(tokens.device), tokens)
-    found: Output = model(*inputs, **given)
-    return found
-
-
 def test_every_choice_has_its_part() -> None:
     parts = {choice for registry in REGISTRIES for choice in registry}
     for axis in {registry.base.axis: registry.base for registry in REGISTRIES}.values():
@@ -80,86 +94,28 @@ def test_every_choice_has_its_part() -> None:
 
 
 @ALL
-class TestEvery:
-    def test_shape_and_dtype(self, axis: str, choice: type[Choice]) -> None:
-        model = build(spec_with(axis, choice))
-        assert logits(model).shape == (2, 12, 32)
-        assert logits(model, TOKENS[:, :1]).shape == (2, 1, 32)
-        for dtype in (torch.float32, torch.bfloat16, torch.float64):
-            assert logits(model.to(dtype)).dtype == dtype
-
-    def test_gradients_are_finite_and_reach_every_parameter(
-        self, axis: str, choice: type[Choice]
-    ) -> None:
-        model = build(spec_with(axis, choice))
-        found = outputs(model)
-        loss = nn.functional.cross_entropy(
-            found.logits[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()
-        )
-        if found.sequence_logits is not None:
-            loss = loss + nn.functional.cross_entropy(found.sequence_logits, TOKENS[:, 0] % 2)
-        loss.backward()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None, name
-            assert parameter.grad.isfinite().all(), name
-            assert parameter.grad.any(), name
-
-    def test_weights_are_saved_and_loaded(self, axis: str, choice: type[Choice]) -> None:
-        one, other = (build(spec_with(axis, choice), seed=seed) for seed in (0, 1))
-        other.load_state_dict(one.state_dict())
-        assert torch.equal(logits(one), logits(other))
-        assert set(one.state_dict()) == {
-            name for name, _ in one.named_parameters(remove_duplicate=False)
-        }
-
-    def test_a_model_on_meta_has_the_same_shapes(self, axis: str, choice: type[Choice]) -> None:
-        real, meta = (build(spec_with(axis, choice), device=device) for device in ("cpu", "meta"))
-        assert {n: p.shape for n, p in meta.named_parameters()} == {
-            n: p.shape for n, p in real.named_parameters()
-        }
-        assert all(p.is_meta for p in (*meta.parameters(), *meta.buffers()))
-        assert logits(meta, TOKENS.to("meta")).shape == (2, 12, 32)
-        assert meta.num_parameters() == real.num_parameters()
-
-    def test_the_same_seed_builds_the_same_model(self, axis: str, choice: type[Choice]) -> None:
-        one, same = (build(spec_with(axis, choice), seed=3) for _ in range(2))
-        assert torch.equal(logits(one), logits(same))
-
-    def test_nothing_is_drawn_outside_training(self, axis: str, choice: type[Choice]) -> None:
-        model = build(spec_with(axis, choice)).eval()
-        assert torch.equal(logits(model), logits(model))
-
-    def test_rows_do_not_speak_to_each_other(self, axis: str, choice: type[Choice]) -> None:
-        model = build(spec_with(axis, choice)).double()
-        torch.testing.assert_close(logits(model)[:1], logits(model, TOKENS[:1]))
-
-    def test_no_token_sees_what_follows_unless_its_mask_says_so(
-        self, axis: str, choice: type[Choice]
-    ) -> None:
-        model = build(spec_with(axis, choice)).double()
-        changed = TOKENS.clone()
-        changed[:, 7:] = 8
-        same = torch.allclose(logits(model)[:, :7], logits(model, changed)[:, :7], 1e-7, 1e-7)
-        assert same == getattr(choice, "causal", True)
-        assert not torch.allclose(logits(model)[:, 7:], logits(model, changed)[:, 7:])
-
-    def test_it_says_what_it_is(self, axis: str, choice: type[Choice]) -> None:
-        assert choice.__doc__
-        assert repr(build(spec_with(axis, choice), device="meta"))
+@pytest.mark.parametrize("law", ALONE, ids=lambda law: law.__name__)
+def test_every_choice_is_lawful(law: Law, axis: str, choice: type[Choice]) -> None:
+    law(Case(spec_with(axis, choice)))
 
 
-@pytest.mark.parametrize(
-    "choice", list(NORMS), ids=lambda choice: choice.model_fields["kind"].default
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_norms_keep_the_dtype_of_their_input(choice: type[norms.Norm], dtype: torch.dtype) -> None:
-    norm = NORMS[choice](choice(), 16)
-    x = torch.randn(2, 3, 16).to(dtype)
-    for narrow in (False, True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            assert norm(x).dtype == dtype
-    assert norm(x).isfinite().all()
-    assert norm(torch.zeros_like(x)).isfinite().all()
+@ALL
+def test_what_sees_the_future_says_so(axis: str, choice: type[Choice]) -> None:
+    """By which the law on that knows what to expect."""
+    causal = getattr(choice, "causal", True) and not getattr(choice, "shows_future", False)
+    assert Case(spec_with(axis, choice)).causal == causal
+
+
+@ALL
+def test_it_says_what_it_is(axis: str, choice: type[Choice]) -> None:
+    assert choice.__doc__
+    assert repr(build(spec_with(axis, choice), device="meta"))
+
+
+@pytest.mark.parametrize("choice", list(NORMS), ids=kind_of)
+@pytest.mark.parametrize("law", OF_NORMS, ids=lambda law: law.__name__)
+def test_every_norm_is_lawful(law: Law, choice: type[norms.Norm]) -> None:
+    law(Case(SMALL.override(f"norm.kind={kind_of(choice)}")))
 
 
 @pytest.mark.usefixtures("visitors")

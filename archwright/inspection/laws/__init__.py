@@ -1,0 +1,154 @@
+"""Laws: what every choice of an axis must do, from the package or from outside. Tests and `archwright check` try the
+same functions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from archwright.catalogue.axes import BASE, asks_of
+from archwright.inspection.laws import data_laws, model_laws, norm_laws, optimizer_laws
+from archwright.inspection.laws.case import Case as Case
+from archwright.inspection.laws.law import Broken as Broken
+from archwright.inspection.laws.law import Finding as Finding
+from archwright.inspection.laws.law import Law as Law
+from archwright.inspection.laws.law import Laws, tried
+from archwright.inspection.laws.law import NotTried as NotTried
+from archwright.inspection.laws.law import about as about
+from archwright.inspection.laws.toml import choice_returns
+from archwright.plugins import choices_of, load_parts_file
+from archwright.spec.choice import Choice
+from archwright.spec.model_spec import ModelSpec
+from archwright.spec.read import load
+from archwright.spec.scale_down import scaled_down
+
+_BUILT = (model_laws.builds,)
+_REPEATS = (model_laws.builds, model_laws.nothing_is_drawn_outside_training)
+_ALONE = (*_REPEATS, model_laws.nothing_sees_what_follows, model_laws.rows_do_not_meet)
+
+LAWS_OF_MODELS: Laws = {
+    model_laws.builds: (),
+    model_laws.toml_returns: (),
+    model_laws.shapes_and_dtypes: _BUILT,
+    model_laws.shapes_on_meta: _BUILT,
+    model_laws.only_parameters_are_saved: _BUILT,
+    model_laws.nothing_is_drawn_outside_training: _BUILT,
+    model_laws.the_same_seed_gives_the_same_model: _REPEATS,
+    model_laws.trains: _BUILT,
+    model_laws.every_parameter_learns: (model_laws.builds, model_laws.trains),
+    model_laws.weights_return: _REPEATS,
+    model_laws.rows_do_not_meet: _REPEATS,
+    model_laws.nothing_sees_what_follows: _REPEATS,
+    model_laws.packed_is_alone: _ALONE,
+    model_laws.padding_is_nothing: _ALONE,
+    model_laws.cached_is_uncached: (*_ALONE, model_laws.shapes_and_dtypes),
+    model_laws.cached_rows_of_different_lengths: (
+        *_ALONE,
+        model_laws.padding_is_nothing,
+        model_laws.cached_is_uncached,
+    ),
+}
+"""Laws of a small model with a choice in it."""
+
+OF_NORMS: Laws = {norm_laws.keeps_dtype: _BUILT, norm_laws.is_finite: _BUILT}
+OF_BRANCHES: Laws = {model_laws.flops_are_stated: _BUILT}
+OF_STATES: Laws = {
+    model_laws.state_bytes_are_stated: (model_laws.builds, model_laws.cached_is_uncached)
+}
+
+LAWS_OF_OBJECTIVES: Laws = {
+    choice_returns: (),
+    data_laws.makes_batches: (),
+    data_laws.a_function_of_seed_and_step: (data_laws.makes_batches,),
+    data_laws.targets_are_of_the_text: (data_laws.makes_batches,),
+    data_laws.padding_is_no_text: (data_laws.makes_batches,),
+    data_laws.documents_stay_apart: (data_laws.makes_batches,),
+}
+LAWS_OF_TASKS: Laws = {
+    choice_returns: (),
+    data_laws.draws_examples: (),
+    data_laws.examples_follow_from_the_generator: (data_laws.draws_examples,),
+}
+LAWS_OF_OPTIMIZERS: Laws = {
+    choice_returns: (),
+    optimizer_laws.moves_all: (),
+    optimizer_laws.the_loss_falls: (optimizer_laws.moves_all,),
+    optimizer_laws.a_rate_of_zero_moves_nothing: (optimizer_laws.moves_all,),
+    optimizer_laws.state_returns: (optimizer_laws.moves_all,),
+}
+LAWS_OF_SCHEDULES: Laws = {
+    choice_returns: (),
+    optimizer_laws.shares_are_from_0_to_1: (),
+    optimizer_laws.a_function_of_the_step: (optimizer_laws.shares_are_from_0_to_1,),
+}
+
+IN_RUNS: dict[str, Laws] = {
+    "objective": LAWS_OF_OBJECTIVES,
+    "optimizer": LAWS_OF_OPTIMIZERS,
+    "schedule": LAWS_OF_SCHEDULES,
+    "task": LAWS_OF_TASKS,
+}
+"""Laws of the axes of a run, by name: they are tried on the choice with its defaults."""
+IN_MODELS: dict[str, Laws] = {
+    "norm": LAWS_OF_MODELS | OF_NORMS,
+    "attention": LAWS_OF_MODELS | OF_BRANCHES,
+    "recurrence": LAWS_OF_MODELS | OF_BRANCHES | OF_STATES,
+    "feedforward": LAWS_OF_MODELS | OF_BRANCHES,
+}
+"""Laws of the axes of a model with some beside those of all."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A choice, and what came of trying the laws of its axis."""
+
+    axis: str
+    kind: str
+    findings: Sequence[Finding]
+
+    @cached_property
+    def good(self) -> bool:
+        """Whether no law is broken."""
+        return all(finding.state != "broken" for finding in self.findings)
+
+
+def check_file(file: Path) -> list[Checked]:
+    """Try the laws of its axis on each choice that a file of choices registers.
+
+    Raises:
+        UserError: the file is missing, fails, or has no choice with a part, in one line.
+    """
+    load_parts_file(file)
+    return [check(choice, file) for choice in choices_of(file)]
+
+
+def check(choice: type[Choice], file: Path | None = None) -> Checked:
+    """Try the laws of its axis on a choice; `file` is the one that it is in."""
+    laws = laws_of(choice)
+    findings = tried({chosen: ()}, choice, file)
+    if findings[0].state == "ok":
+        findings = tried(laws, chosen(choice), file)
+    return Checked(choice.axis, str(choice.model_fields["kind"].default), findings)
+
+
+def laws_of(choice: type[Choice]) -> Laws:
+    """Return the laws of a choice's axis."""
+    return IN_RUNS.get(choice.axis) or IN_MODELS.get(choice.axis, LAWS_OF_MODELS)
+
+
+def chosen(choice: type[Choice]) -> Any:
+    """It can be chosen with its default options."""
+    return choice() if choice.axis in IN_RUNS else Case(small_model(choice))
+
+
+def small_model(choice: type[Choice]) -> ModelSpec:
+    """Return a model with a choice, small enough for laws; options that follow sizes are scaled down with it.
+
+    Raises:
+        UserError: an option without a default, or rules that refuse the choice beside those of the base.
+    """
+    asks = [ask.removeprefix("model.") for ask in asks_of(choice) if ask.startswith("model.")]
+    dim, head_dim, layers, context, experts = 16, 8, 2, 24, 4
+    small = scaled_down(load(BASE).override(*asks), dim, head_dim, layers, context, experts)
+    return small.override("vocab_size=32")

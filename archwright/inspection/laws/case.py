@@ -1,0 +1,124 @@
+"""A model that laws are tried on: small, in float64, with weights so large that a dropped detail shows."""
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archwright.inspection.laws.law import Broken
+from archwright.model import build
+from archwright.model.language_model import LanguageModel, Output
+from archwright.spec.model_spec import ModelSpec
+
+ROWS = 2
+LONGEST = 12
+"""Most tokens of a text, where a model allows as many."""
+FLOAT32 = 1e-5
+"""Errors below this, of the spread of the logits, are those of float32."""
+
+
+@dataclass
+class Case:
+    """A composition and all chance in testing it."""
+
+    spec: ModelSpec
+    seed: int = 0
+
+    @cached_property
+    def dice(self) -> random.Random:
+        return random.Random(self.seed)
+
+    @cached_property
+    def model(self) -> LanguageModel:
+        """The model in float64, with weights so large that a dropped detail shows."""
+        return self.enlarged().use_kernel("eager")
+
+    def built(self, device: str = "cpu") -> LanguageModel:
+        """Return the model as it is before training."""
+        return build(self.spec, seed=self.seed, device=device)
+
+    def enlarged(self, size: float | None = None) -> LanguageModel:
+        """Build the model with weights of a size: smaller where no norm keeps numbers from exploding."""
+        bare = any(
+            layer.norm.is_none or dict(layer.residual).get("skip_norm", "none") != "none"
+            for layer in self.spec.layers_by_kind.values()
+        )
+        return enlarged(self.built(), self.seed, size or (0.5 if bare else 1.5))
+
+    @property
+    def length(self) -> int:
+        """Of a text: as long as the model allows."""
+        return min(self.spec.context_length, LONGEST)
+
+    def tokens(self, rows: int = ROWS, length: int | None = None) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        shape = (rows, self.length if length is None else length)
+        return torch.randint(int(self.spec.resolved().vocab_size), shape, generator=generator)
+
+    def read(self, model: LanguageModel, tokens: Tensor, **given: Any) -> Output:
+        """Return what a model makes of tokens, beside the same source each time where it has an encoder."""
+        source = self.tokens().flip(-1)[: len(tokens)].to(tokens.device)
+        texts = (tokens,) if self.spec.encoder.is_none else (source, tokens)
+        out: Output = model(*texts, **given)
+        return out
+
+    def logits(self, model: LanguageModel, tokens: Tensor, **given: Any) -> Tensor:
+        """Return the logits that a model gives tokens."""
+        return self.read(model, tokens, **given).logits
+
+    @property
+    def chooses_keys(self) -> bool:
+        """Whether values decide what some token sees: by how much more than nothing, no mask tells."""
+        layers = self.spec.layers_by_kind.values()
+        return any(mixer.chooses_keys for layer in layers for mixer in layer.mixers.values())
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """The inputs beside tokens that no mixer ignores."""
+        layers = self.spec.layers_by_kind.values()
+        mixers = [m for layer in layers for m in layer.mixers.values() if not m.is_none]
+        return frozenset.intersection(*(m.takes for m in mixers)) if mixers else frozenset()
+
+    @property
+    def causal(self) -> bool:
+        """Whether choices declare that no token sees what follows it."""
+        layers = self.spec.layers_by_kind.values()
+        mixers = [m for layer in layers for m in layer.mixers.values()]
+        masks = [values["mask"] for m in mixers if "mask" in (values := dict(m))]
+        hidden = all(mask.causal and not mask.shows_future for mask in masks)
+        return hidden and all(mixer.causal for mixer in mixers)
+
+
+def enlarged(model: LanguageModel, seed: int, size: float) -> LanguageModel:
+    """Give matrices N(0, size^2 / fan_in), and add 0.3 N(0, 1) to vectors; all in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    model = model.double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if parameter.ndim < 2:
+                parameter.add_(0.3 * noise)
+            else:
+                parameter.copy_(size * noise * parameter.shape[-1] ** -0.5)
+    return model
+
+
+def spread(logits: Tensor) -> float:
+    """Return the size of logits that errors are measured by."""
+    return max(logits.double().std().item(), 1e-3) if logits.numel() > 1 else 1.0
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float, what: str, then: str = "") -> None:
+    """Raise `Broken` where two logits differ by more than a share of their spread; `then` says what to do."""
+    error = (found.double() - expected.double()).abs().max().item() if found.numel() else 0.0
+    if error <= tolerance * spread(expected):
+        return
+    if error <= FLOAT32 * spread(expected):
+        then = (
+            "that is float32's error, in a float64 model: leave float64 as it is, as in x if x.dtype == torch.float64 "
+            "else x.float()"
+        )
+    raise Broken(f"{what}: off by {error:.3g}{f'; {then}' if then else ''}")

@@ -1,0 +1,216 @@
+"""Laws of objectives: batches are a function of (seed, step) alone, and targets are of the text. And of tasks."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from archwright.data.batches import Batches, BatchSource
+from archwright.data.inputs import IGNORE, Batch, Inputs
+from archwright.data.objectives import Examples, Vocabulary
+from archwright.data.pair_text import PairBatches, PairText
+from archwright.data.tasks import TASKS, Sampler
+from archwright.inspection.laws.law import Broken
+from archwright.spec.choice import ModelSizes
+from archwright.spec.objectives import Objective
+from archwright.spec.tasks import Task
+from archwright.text.bpe import raw_bytes
+from archwright.text.pairs import FilePairs, Pair
+from archwright.text.tokenizer import Tokenizer
+
+END, PAD, FIRST = 0, 199, 200
+"""The end of a text, what padding is filled with, and the first special token of an objective."""
+LENGTH, ROWS = 24, 8
+CONTEXT = 256
+"""Tokens of the context that examples of tasks are drawn for."""
+DRAWN = "draw from the generator that is given, and from nothing else"
+
+
+class Watched(Examples):
+    """Examples that keep the text that each batch was made of."""
+
+    text: Inputs
+
+    def __init__(self, objective: Objective, vocabulary: Vocabulary) -> None:
+        super().__init__(objective, vocabulary)
+        self.vocabulary = vocabulary
+
+    def batch(self, text: Inputs, *seed: int) -> Batch:
+        self.text = text
+        return super().batch(text, *seed)
+
+
+def makes_batches(objective: Objective) -> None:
+    """It makes batches of a text."""
+    source(objective)[0].at(0)
+
+
+def a_function_of_seed_and_step(objective: Objective) -> None:
+    """A batch is a function of (seed, step), whatever was asked for before, and by whom."""
+    forth, back = source(objective)[0], source(objective)[0]
+    first = {step: content(forth.at(step)) for step in range(4)}
+    if first != {step: content(back.at(step)) for step in reversed(range(4))}:
+        raise Broken(f"batches differ with the order in which they are made; {DRAWN}")
+    other = content(source(objective, seed=1)[0].at(0))
+    if len({str(batch) for batch in (*first.values(), other)}) < 5:
+        raise Broken(
+            "two steps or two seeds have the same batch; make it of the text that is given"
+        )
+
+
+def the_same_for_any_number_of_processes(objective: Objective) -> None:
+    """The parts of a batch that several processes make are those of the whole."""
+    whole = source(objective)[0].at(2)
+    for number in (2, 4):
+        batches = source(objective)[0]
+        parts = [batches.at(2, rank=rank, world_size=number) for rank in range(number)]
+        pairs = [
+            (name, array, [p.inputs.given()[name] for p in parts])
+            for name, array in whole.inputs.given().items()
+        ]
+        for name, array, shares in (
+            *pairs,
+            ("targets", whole.targets, [p.targets for p in parts]),
+        ):
+            if not np.array_equal(np.concatenate(shares), array):
+                raise Broken(f"{name} of {number} processes are not those of one; {DRAWN}")
+
+
+def targets_are_of_the_text(objective: Objective) -> None:
+    """Targets are tokens of the text of their row."""
+    for row, targets, text in _targets(objective):
+        if not targets:
+            raise Broken(f"nothing of row {row} is to be predicted; not all targets may be IGNORE")
+        if more := Counter(targets) - Counter(text):
+            raise Broken(
+                f"row {row} has the target {next(iter(more))}, which is not of its text; are rows mixed?"
+            )
+
+
+def targets_are_of_the_text_in_its_order(objective: Objective) -> None:
+    """Targets are tokens of the text of their row, in its order, as of all objectives that move none."""
+    for row, targets, text in _targets(objective):
+        left = iter(text)
+        if not all(target in left for target in targets):
+            raise Broken(f"targets of row {row} are in another order than its text")
+
+
+def _targets(objective: Objective) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Yield rows of three batches: their numbers, targets but for special tokens, and texts with their ends."""
+    batches, examples = source(objective)
+    end = examples.vocabulary.end_of_text
+    special = {*examples.vocabulary.special_ids.values()} - {end}
+    for step in range(3):
+        batch = batches.at(step)
+        texts = examples.text.decoder_tokens if objective.has_pairs else examples.text.tokens
+        assert texts is not None
+        for row, (targets, text) in enumerate(zip(batch.targets.tolist(), texts, strict=True)):
+            yield row, [t for t in targets if t not in {IGNORE, *special}], [*text.tolist(), end]
+
+
+def padding_is_no_text(objective: Objective) -> None:
+    """Padding is neither read nor predicted."""
+    if objective.has_pairs:
+        return
+    examples, dice = Examples(objective, vocabulary_of(objective)), np.random.default_rng(7)
+    then = "leave it out of what is drawn, and give it the target IGNORE, where text.padding_mask is False"
+    for seed in range(5):
+        real = np.arange(LENGTH) < np.array([[LENGTH], [LENGTH - 9], [2]])
+        tokens = np.where(real, dice.integers(1, PAD, real.shape), PAD)
+        batch = examples.batch(Inputs(tokens, padding_mask=real), seed)
+        read, kept = batch.inputs.tokens, batch.inputs.padding_mask
+        if PAD in (read if kept is None else read[kept]):
+            raise Broken(f"padding is read; {then}")
+        if PAD in batch.targets:
+            raise Broken(f"padding is a target; {then}")
+
+
+def documents_stay_apart(objective: Objective) -> None:
+    """Where documents do not see each other, it is said where each begins."""
+    if objective.has_source:
+        return
+    inputs = source(objective, packing="document_mask")[0].at(1).inputs
+    then = "give inputs the segment_ids and position_ids of the text"
+    if inputs.segment_ids is None or inputs.position_ids is None:
+        raise Broken(f"documents see each other; {then}")
+    if (np.diff(inputs.segment_ids) != (inputs.position_ids == 0)[:, 1:]).any():
+        raise Broken(f"documents do not begin where positions do; {then}")
+
+
+def packed_is_the_same_text(objective: Objective) -> None:
+    """Where documents do not see each other, the same is read and predicted, as of all objectives that move nothing."""
+    if objective.has_source:
+        return
+    whole, packed = (source(objective, packing=p)[0].at(1) for p in ("concat", "document_mask"))
+    then = "draw as much and in the same order, with segment_ids and without"
+    if not np.array_equal(packed.inputs.tokens, whole.inputs.tokens):
+        raise Broken(f"other tokens are read; {then}")
+    # With a prefix, each document begins with one of its own.
+    if not objective.has_prefix and not np.array_equal(packed.targets, whole.targets):
+        raise Broken(f"other tokens are predicted; {then}")
+
+
+def source(
+    objective: Objective, seed: int = 0, packing: Any = "concat"
+) -> tuple[BatchSource, Watched]:
+    """Return batches of an objective, and the examples that they are made by."""
+    dice = np.random.default_rng(7)
+    if not objective.has_pairs:
+        text = np.where(dice.random(1500) < 0.07, END, dice.integers(1, PAD, 1500))
+        examples = Watched(objective, vocabulary_of(objective))
+        return Batches(text, LENGTH, ROWS, seed, packing, END, examples), examples
+    tokenizer = Tokenizer(raw_bytes(["<|endoftext|>"]), "<|endoftext|>")
+    words = [dice.choice([*"abcdefghij"], dice.integers(2, 12)).tolist() for _ in range(60)]
+    pairs = [Pair("".join(word), "".join(word[::-1])) for word in words]
+    examples = Watched(objective, Vocabulary.of(tokenizer))
+    return PairBatches(
+        PairText(FilePairs(pairs), tokenizer, LENGTH), examples, ROWS, seed
+    ), examples
+
+
+def vocabulary_of(objective: Objective) -> Vocabulary:
+    """Return a vocabulary with the special tokens of an objective."""
+    special = {name: FIRST + i for i, name in enumerate(objective.special_tokens)}
+    return Vocabulary(FIRST + len(special), END, {"<|endoftext|>": END, **special})
+
+
+def content(batch: Batch) -> list[Any]:
+    """Return all that a batch holds."""
+    given = batch.inputs.given()
+    return [[name, given[name].tolist()] for name in sorted(given)] + [batch.targets.tolist()]
+
+
+def draws_examples(task: Task) -> None:
+    """Its examples have the length that is asked for, ids of its words, and something to answer."""
+    sampler, length = sampler_of(task)
+    example = sampler.sample(np.random.default_rng(0))
+    for name, ids in example._asdict().items():
+        if ids.shape != (length,):
+            raise Broken(f"{name} have shape {list(ids.shape)}; expected {[length]}")
+        known = (ids >= 0) & (ids < len(task.words)) | ((ids == IGNORE) & (name == "answers"))
+        if not known.all():
+            raise Broken(
+                f"{name} hold {ids[~known][0]}; expected ids of its {len(task.words)} words"
+            )
+    if (example.answers == IGNORE).all():
+        raise Broken("nothing is asked; expected an answer at least")
+
+
+def examples_follow_from_the_generator(task: Task) -> None:
+    """An example is a function of the generator, whatever was drawn before."""
+    used, fresh = (sampler_of(task)[0] for _ in range(2))
+    first, second = (used.sample(np.random.default_rng(seed)) for seed in (0, 1))
+    again = fresh.sample(np.random.default_rng(1))
+    if not np.array_equal(second, again):
+        raise Broken(f"an example depends on those before it; {DRAWN}")
+    if np.array_equal(first, second):
+        raise Broken("two generators give the same example; draw from the one that is given")
+
+
+def sampler_of(task: Task) -> tuple[Sampler, int]:
+    """Return what draws examples of a task, in which a number stands for each "auto", and their length."""
+    task = task.model_copy(update=task.numbers(ModelSizes(16, 2, CONTEXT)))
+    length = max(CONTEXT, task.shortest) - 1
+    sampler: Sampler = TASKS.make(task, length)
+    return sampler, length

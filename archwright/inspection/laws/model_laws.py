@@ -1,0 +1,384 @@
+"""Laws of models: what holds for every composition that no rule refuses. Each is a function of a `Case`."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from archwright.catalogue.parameter_counts import parameter_counts
+from archwright.inspection.laws.case import Case, close, spread
+from archwright.inspection.laws.law import Broken, NotTried
+from archwright.inspection.laws.toml import reads_back
+from archwright.losses import cross_entropy
+from archwright.model.language_model import Output
+from archwright.parts.masks import prefix_size
+from archwright.planning.cost import forward_flops
+from archwright.planning.counts import counted
+from archwright.spec.errors import UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+CAST = "compute in float32 or wider, and return y.to(x.dtype)"
+
+
+def builds(case: Case) -> None:
+    """A small model with it is built, and reads tokens."""
+    case.read(case.built(), case.tokens())
+
+
+def toml_returns(case: Case) -> None:
+    """Written as TOML and read again, it is the same. So is what it is resolved to, and so are the hashes."""
+    for spec in (case.spec, case.spec.resolved()):
+        if reads_back(spec).hash() != spec.hash():
+            raise Broken("what is read has another hash; use types that TOML has")
+
+
+def shapes_and_dtypes(case: Case) -> None:
+    """Logits have the shape of the tokens, and the dtype of the weights."""
+    model, tokens = case.built(), case.tokens()
+    vocabulary = int(case.spec.resolved().vocab_size)
+    for given in (tokens, tokens[:, :1]):
+        expected, found = [*given.shape, vocabulary], [*case.logits(model, given).shape]
+        if found != expected:
+            raise Broken(f"logits have shape {found}; expected {expected}: [batch, length, vocab]")
+    for name, dtype in DTYPES.items():
+        try:
+            found_dtype = case.logits(model.to(dtype), tokens).dtype
+        except RuntimeError as error:  # as of products of two dtypes
+            raise Broken(f"in {name}: {error}; {CAST}") from error
+        if found_dtype != dtype:
+            raise Broken(f"logits of a {name} model are {found_dtype}; {CAST}")
+
+
+def shapes_on_meta(case: Case) -> None:
+    """Built without memory it has the same shapes, and as many parameters as the closed formulas say."""
+    meta, real = case.built("meta"), case.built()
+    shapes = [{n: [*p.shape] for n, p in m.named_parameters()} for m in (meta, real)]
+    if shapes[0] != shapes[1]:
+        name = next(n for n in {**shapes[1], **shapes[0]} if shapes[0].get(n) != shapes[1].get(n))
+        raise Broken(f"{name} is {shapes[0].get(name)} there, and {shapes[1].get(name)} in memory")
+    for name, tensor in (*meta.named_parameters(), *meta.named_buffers()):
+        if not tensor.is_meta:
+            raise Broken(
+                f"{name} has memory; make tensors with torch, and fill them in reset_parameters"
+            )
+    tokens = case.tokens()
+    with_memory, without = (
+        case.logits(m, tokens.to(device)) for m, device in ((real, "cpu"), (meta, "meta"))
+    )
+    if with_memory.shape != without.shape:
+        raise Broken(
+            f"logits have shape {[*without.shape]} there, {[*with_memory.shape]} in memory"
+        )
+    expected = parameter_counts(real.spec)  # that of a choice from outside is not known
+    if expected is not None and counted(real) != expected:
+        raise Broken(f"{counted(real)} were found; num_parameters says {expected}")
+
+
+def the_same_seed_gives_the_same_model(case: Case) -> None:
+    """Two models of one seed have the same weights, and give the same logits."""
+    one, other = (case.built().eval() for _ in range(2))
+    then = (
+        "draw with torch's own functions in reset_parameters(), as nn.init does: these are seeded there, by the name "
+        "of the module"
+    )
+    others = other.state_dict()
+    for name, tensor in one.state_dict().items():
+        if not torch.equal(tensor, others[name]):
+            raise Broken(f"{name} differs; {then}")
+    if not torch.equal(case.logits(one, case.tokens()), case.logits(other, case.tokens())):
+        raise Broken(f"logits differ; {then}")
+
+
+def nothing_is_drawn_outside_training(case: Case) -> None:
+    """In evaluation, the same tokens have the same logits."""
+    model, tokens = case.built().eval(), case.tokens()
+    if not torch.equal(case.logits(model, tokens), case.logits(model, tokens)):
+        raise Broken(
+            "two passes differ; draw only where self.training, as in F.dropout(x, p, self.training)"
+        )
+
+
+def trains(case: Case) -> None:
+    """Gradients are finite in float32 and under bfloat16 autocast, and every parameter has one."""
+    for is_autocast in (False, True):
+        model = case.built().use_kernel(case.dice.choice(["sdpa", "blockwise"]))
+        tokens = case.tokens()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+            out = case.read(model, tokens)
+        loss = _loss(out, tokens)
+        loss.backward()
+        where = "under bfloat16 autocast" if is_autocast else "in float32"
+        if not loss.isfinite():
+            raise Broken(
+                f"the loss is {loss.item()} {where}; add a small eps to what is divided by"
+            )
+        for name, parameter in model.named_parameters():
+            if parameter.grad is None:
+                raise Broken(f"{name} has no gradient; use it in forward, or leave it out")
+            if not parameter.grad.isfinite().all():
+                raise Broken(
+                    f"the gradient of {name} is not finite {where}; add a small eps to what is divided by"
+                )
+
+
+def every_parameter_learns(case: Case) -> None:
+    """The gradient of every parameter is something else than zero."""
+    model, tokens = case.built(), case.tokens()
+    out = case.read(model, tokens)
+    targets = tokens.roll(-1, 1)
+    loss = nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten())
+    if out.sequence_logits is not None:
+        loss = loss + nn.functional.cross_entropy(out.sequence_logits.float(), tokens[:, 0] % 2)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None or not parameter.grad.any():
+            raise Broken(
+                f"the gradient of {name} is zero; is it multiplied by zero, detached, or behind a function that is "
+                "flat there?"
+            )
+
+
+def weights_return(case: Case) -> None:
+    """Weights that are saved and loaded give the same logits, bit for bit."""
+    other = Case(case.spec, case.seed + 1).built().double().eval().use_kernel("eager")
+    other.load_state_dict(case.model.state_dict())
+    if not torch.equal(case.logits(other, case.tokens()), case.logits(case.model, case.tokens())):
+        raise Broken(
+            "logits differ; compute what follows from weights in forward, and keep nothing of them"
+        )
+
+
+def only_parameters_are_saved(case: Case) -> None:
+    """Of a model its parameters are saved, and nothing else."""
+    model = case.built()
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name in model.state_dict():
+        if name not in names:
+            raise Broken(
+                f"{name} would be saved; register_buffer(..., persistent=False) keeps it out"
+            )
+
+
+def rows_do_not_meet(case: Case) -> None:
+    """A text has the same logits whatever is beside it in a batch."""
+    tokens = case.tokens()
+    both, one = case.logits(case.model, tokens), case.logits(case.model, tokens[:1])
+    close(
+        both[:1], one, 1e-8, "logits of a row with another one beside it", "take no mean over rows"
+    )
+
+
+def nothing_sees_what_follows(case: Case) -> None:
+    """No token sees one that follows it, unless a mixer or its mask says so. In float64, output i has no gradient to
+    input j > i, and is the same whatever stands there."""
+    tokens, cut = case.tokens(), case.length // 2
+    changed = tokens.clone()
+    changed[:, cut:] = (tokens[:, cut:] + 1) % int(case.spec.resolved().vocab_size)
+    before, after = (case.logits(case.model, given)[:, :cut] for given in (tokens, changed))
+    leak = next(_leaks(case), "")
+    if not leak and (before - after).abs().max() > 1e-8 * spread(before):
+        leak = f"logits before token {cut} change with it"
+    if case.causal and leak:
+        raise Broken(
+            f"{leak}; look only at tokens up to each, or say causal: ClassVar[bool] = False"
+        )
+    if not case.causal and not leak:
+        raise Broken("no output depends on a later input; leave out causal = False")
+
+
+def _leaks(case: Case) -> Iterator[str]:
+    """Yield a sentence for each output that has a gradient to a later input; of an encoder, laws are elsewhere."""
+    if not case.spec.encoder.is_none or not case.spec.generator.is_none:
+        return
+    inputs: list[Tensor] = []
+
+    def leaf(module: nn.Module, args: object, out: Tensor) -> Tensor:
+        inputs.append(out.detach().requires_grad_())
+        return inputs[-1]
+
+    hook = case.model.get_submodule("embedding").register_forward_hook(leaf)
+    out = case.model.hidden(case.tokens())
+    hook.remove()
+    weight = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(1)).double()
+    for i in range(case.length - 1):
+        (grad,) = torch.autograd.grad((out[:, i] @ weight).sum(), inputs[0], retain_graph=True)
+        later = grad[:, i + 1 :].abs().amax((0, 2)).nonzero()
+        if len(later):
+            yield f"output {i} has a gradient to input {i + 1 + int(later[0])}"
+
+
+def packed_is_alone(case: Case) -> None:
+    """A text has the same logits by itself, and packed behind another."""
+    _wants(case, "segment_ids")
+    tokens, length = case.tokens(), case.length
+    if length < 2:
+        return
+    cut = case.dice.randrange(1, length)
+    ids = (torch.arange(length)[None] >= cut).long()
+    packed = case.logits(case.model, tokens[:1], segment_ids=ids)
+    then = (
+        "begin again where context.layout.index_or_range() is 0, or leave segment_ids out of takes"
+    )
+    first, second = tokens[:1, :cut], tokens[:1, cut:]
+    alone = case.logits(case.model, first)
+    close(packed[:, :cut], alone, 1e-8, "the first text of a packed row", then)
+    alone = case.logits(case.model, second)
+    close(packed[:, cut:], alone, 1e-8, "the second text of a packed row", then)
+
+
+def padding_is_nothing(case: Case) -> None:
+    """A text has the same logits by itself, and beside padding on either side."""
+    _wants(case, "padding_mask")
+    tokens, length = case.tokens(), case.length
+    if length < 2:
+        return
+    cut = case.dice.randrange(1, length)
+    first = tokens[:1, :cut]
+    then = "leave out tokens where context.layout.padding_mask is False, or padding_mask of takes"
+    for left in (True, False):
+        grid, real = torch.zeros_like(tokens), torch.ones_like(tokens).bool()
+        where = slice(length - cut, length) if left else slice(0, cut)
+        grid[0, where], grid[1], real[0] = first[0], tokens[1], False
+        real[0, where] = True
+        found = case.logits(case.model, grid, padding_mask=real)
+        alone = case.logits(case.model, first)
+        close(found[:1, where], alone, 1e-8, "beside padding", then)
+        whole = case.logits(case.model, tokens[1:])
+        close(found[1:], whole, 1e-8, "the row beside a padded one", then)
+
+
+def _wants(case: Case, name: str) -> None:
+    """Leave out a law of an input that a mixer does not take, with which batches are refused."""
+    if name not in case.takes:
+        raise NotTried(f"it takes no {name}; batches that have some are refused")
+    _has_one_stack(case)
+
+
+def _has_one_stack(case: Case) -> None:
+    if not case.spec.encoder.is_none:
+        raise NotTried("tried of models without an encoder")
+
+
+def cached_is_uncached(case: Case) -> None:
+    """A text that is read in pieces with a cache has the logits of the whole."""
+    _has_cache(case)
+    tokens, prefix = case.tokens(), longest_prefix(case)
+    given: dict[str, Tensor] = {}
+    if prefix == 1 and "segment_ids" in case.takes and case.dice.random() < 0.5:
+        starts = [[int(case.dice.random() < 0.3) for _ in row] for row in tokens]
+        given["segment_ids"] = torch.tensor(starts).cumsum(-1)
+    in_float32 = case.enlarged().float().use_kernel("sdpa")
+    whole = case.model(tokens, **given).logits
+    for model, tolerance in ((case.model, 1e-8), (in_float32, 1e-4)):
+        expected = model(tokens, **given).logits
+        # Some amplify any rounding: no more may be asked than float32 itself gives.
+        own_error = (expected - whole).abs().max().item() / spread(whole)
+        tolerance = max(tolerance, 5 * own_error)
+        cache, parts, start = model.new_cache(), [], 0
+        with torch.no_grad():
+            for size in pieces(case, tokens.shape[1], prefix):
+                here = slice(start, start + size)
+                in_piece = {name: values[:, here] for name, values in given.items()}
+                parts.append(model(tokens[:, here], cache=cache, **in_piece).logits)
+                start += size
+        then = "go on from the state, and leave in it what the next token needs"
+        close(torch.cat(parts, 1), expected, tolerance, "in pieces", then)
+
+
+def cached_rows_of_different_lengths(case: Case) -> None:
+    """Prompts of different lengths, padded on either side, go on as each would by itself."""
+    _has_cache(case)
+    _wants(case, "padding_mask")
+    if case.length < 3:
+        return
+    rows, prompt = 3, case.length - 2
+    tokens = case.tokens(rows)
+    if longest_prefix(case) > 1:
+        raise NotTried("each row would have another prefix")
+    sizes = [case.dice.randint(1, prompt) for _ in range(rows)]
+    grid, real = torch.zeros(rows, prompt).long(), torch.zeros(rows, prompt).bool()
+    for row, size in enumerate(sizes):
+        where = slice(prompt - size, prompt) if case.dice.random() < 0.5 else slice(0, size)
+        grid[row, where], real[row, where] = tokens[row, :size], True
+    cache = case.model.new_cache()
+    with torch.no_grad():
+        read = case.model(grid, padding_mask=real, cache=cache).logits
+        written = []
+        for step in range(2):
+            new = torch.stack([tokens[row, size + step] for row, size in enumerate(sizes)])
+            written.append(case.model(new[:, None], cache=cache).logits)
+        for row, size in enumerate(sizes):
+            expected = case.model(tokens[row : row + 1, : size + 2]).logits[0]
+            found = torch.cat((read[row][real[row]], torch.cat(written, 1)[row]))
+            then = "let padding leave the state as it is"
+            close(found, expected, 1e-8, f"row {row} of {sizes}", then)
+
+
+def _has_cache(case: Case) -> None:
+    """Leave out a law of caches where none can be had, and say why."""
+    _has_one_stack(case)
+    try:
+        case.model.new_cache()
+    except UserError as why:
+        raise NotTried("; ".join(why.lines)) from why
+
+
+def longest_prefix(case: Case) -> int:
+    """Return how many tokens must come at once."""
+    return min(case.length, max([1, *map(prefix_size, case.model.masks.values())]))
+
+
+def pieces(case: Case, length: int, first: int) -> list[int]:
+    """Cut a length into pieces, the first of them at least `first` long."""
+    sizes = [case.dice.randint(first, length)]
+    while sum(sizes) < length:
+        sizes.append(case.dice.choice([1, case.dice.randint(1, length - sum(sizes))]))
+    return sizes
+
+
+def flops_are_stated(case: Case) -> None:
+    """The FLOPs that it states are at least those of its products of matrices."""
+    _has_one_stack(case)
+    open_masks = [
+        f"{name}.mask.kind=full"
+        for name, mixer in case.spec.mixers.items()
+        if "mask" in dict(mixer)
+    ]
+    try:  # the reference computes pairs that no query sees, too
+        spec = case.spec.override(*open_masks)
+    except UserError:
+        raise NotTried("its mask cannot be opened") from None
+    seen = Case(spec, case.seed)
+    model, tokens = seen.built().use_kernel("eager"), seen.tokens()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(tokens)
+    found = counter.get_total_flops() / tokens.numel()
+    stated = sum(forward_flops(model, seen.length).values())
+    if found > 1.01 * stated:
+        raise Broken(
+            f"{found:,.0f} for each token, {stated:,.0f} are stated; add the difference in flops_per_token(length), or "
+            "use archwright.parts.linear.Linear, which is counted by itself"
+        )
+
+
+def state_bytes_are_stated(case: Case) -> None:
+    """The bytes of its state are those that state_bytes says."""
+    _has_cache(case)
+    model, length = case.built(), case.length
+    cache = model.new_cache()
+    case.read(model, case.tokens(1), cache=cache)
+    for number, layer in enumerate(model.stack):
+        found = cache.states(number)["recurrence"].num_bytes
+        stated = layer.mixers()["recurrence"].state_bytes(length, 4)
+        if found != stated:
+            raise Broken(
+                f"{found} bytes after {length} tokens, in float32; state_bytes says {stated}"
+            )
+
+
+def _loss(out: Output, tokens: Tensor) -> Tensor:
+    loss = cross_entropy(out.logits, tokens, z_loss=1e-4).total
+    if out.sequence_logits is not None:
+        loss = loss + nn.functional.cross_entropy(out.sequence_logits.float(), tokens[:, 0] % 2)
+    return loss

@@ -1,0 +1,39 @@
+"""Laws of norms, tried on the one behind the last layer of a small model."""
+
+import torch
+from torch import Tensor, nn
+
+from archwright.inspection.laws.case import ROWS, Case
+from archwright.inspection.laws.law import Broken
+from archwright.inspection.laws.model_laws import CAST, DTYPES
+
+ALL_DTYPES = {**DTYPES, "float16": torch.float16}
+
+
+def keeps_dtype(case: Case) -> None:
+    """A norm gives the dtype that it gets, also under autocast."""
+    norm, drawn = _norm_and_vectors(case)
+    for name, dtype in ALL_DTYPES.items():
+        x = drawn.to(dtype)
+        for is_autocast in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+                found = norm(x).dtype
+            if found != dtype:
+                where = " under bfloat16 autocast" if is_autocast else ""
+                raise Broken(f"{found} for {name}{where}; {CAST}")
+
+
+def is_finite(case: Case) -> None:
+    """A norm of a finite vector is finite, also of zeros."""
+    norm, drawn = _norm_and_vectors(case)
+    for dtype in ALL_DTYPES.values():
+        x = drawn.to(dtype)
+        for what, given in (("random numbers", x), ("zeros", torch.zeros_like(x))):
+            if not norm(given).isfinite().all():
+                raise Broken(f"not finite for {what}; add a small eps to what is divided by")
+
+
+def _norm_and_vectors(case: Case) -> tuple[nn.Module, Tensor]:
+    """Return the last norm of a model, and vectors [rows, length, dim] that it may get."""
+    generator = torch.Generator().manual_seed(case.seed)
+    return case.built().norm, torch.randn(ROWS, 3, case.spec.dim, generator=generator)

@@ -1,0 +1,77 @@
+"""`archwright check` on files of choices: a line for each law, an exit code, JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from archwright.cli import main
+from archwright.cli.new_verb import FOLDER
+
+NORM, OPTIMIZER = ((FOLDER / f"{name}.py").read_text("utf-8") for name in ("norm", "optimizer"))
+pytestmark = pytest.mark.usefixtures("visitors")
+
+
+@pytest.fixture
+def optimizer(place: Path) -> Path:
+    """An optimizer that ignores its schedule."""
+    file = place / "mine.py"
+    file.write_text(OPTIMIZER.replace('alpha=group["lr"]', "alpha=1e-3"), "utf-8")
+    return file
+
+
+def test_a_line_for_each_law(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "mine.py").write_text(OPTIMIZER, "utf-8")
+    assert main(["check", "mine.py"]) == 0
+    first, *laws, empty, last = capsys.readouterr().out.splitlines()
+    assert (first, empty, last) == ("mine.py: optimizer my_optimizer", "", "mine.py: good")
+    assert len(laws) == 5
+    assert all(line.startswith("ok  ") for line in laws)
+
+
+def test_a_broken_law(optimizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "mine.py"]) == 1
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "mine.py: good" not in out
+    assert out.splitlines()[-1] == "mine.py: 1 law is broken"
+    text = " ".join(out.split())
+    assert (
+        "broken Steps follow the learning rate of the schedule, which at 0 moves nothing: weights moved; multiply a "
+        'step, and what decays, by group["lr"], not by the lr of the spec' in text
+    )
+
+
+def test_json(optimizer: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "mine.toml").write_text('base = "modern"\nvocab_size = 100\n', "utf-8")
+    assert main(["check", "mine.toml", "mine.py", "--json"]) == 1
+    choices, model = json.loads(capsys.readouterr().out)
+    assert (choices["file"], choices["good"], choices["mistakes"]) == ("mine.py", False, [])
+    (choice,) = choices["choices"]
+    assert (choice["axis"], choice["kind"], choice["good"]) == ("optimizer", "my_optimizer", False)
+    states = {law["law"]: law["state"] for law in choice["laws"]}
+    assert states.pop("a_rate_of_zero_moves_nothing") == "broken"
+    assert {*states.values()} == {"ok"}
+    assert (model["file"], model["good"], model["mistakes"]) == ("mine.toml", True, [])
+    assert len(model["warnings"]) == 1
+
+
+def test_json_of_a_wrong_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "mine.py").write_text("x = 1 / 0\n", "utf-8")
+    assert main(["check", "mine.py", "--json"]) == 2
+    out, err = capsys.readouterr()
+    (record,) = json.loads(out)
+    assert record["mistakes"] == ["mine.py, line 1: ZeroDivisionError: division by zero"]
+    assert err == "archwright: mine.py, line 1: ZeroDivisionError: division by zero\n"
+
+
+@pytest.mark.slow
+def test_a_model_may_name_a_choice_that_is_checked_beside_it(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "mine.py").write_text(NORM, "utf-8")
+    (place / "mine.toml").write_text('base = "modern"\nnorm.kind = "my_norm"\n', "utf-8")
+    assert main(["check", "mine.toml", "mine.py"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line for line in out if line.endswith(": good")] == ["mine.py: good", "mine.toml: good"]
+    assert main(["check", "mine.toml"]) == 0
