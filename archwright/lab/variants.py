@@ -160,8 +160,8 @@ def _ended_early(found: Mapping[str, RunSpec]) -> Iterator[str]:
     patience = {run.early_stop.patience for run in found.values() if run.early_stop.patience}
     if patience:
         yield (
-            f"early_stop.patience: found {max(patience)}; a study compares runs of equal length, so none of them may end "
-            "early: leave it out, or lower --budget"
+            f"early_stop.patience: found {max(patience)}; a study compares runs of equal length, so none of them may "
+            "end early: leave it out, or lower --budget"
         )
 
 

@@ -70,8 +70,8 @@ def loggers(folder: RunFolder, sent: Sequence[Record]) -> Iterator[Callable[[Rec
     """Yield what hands a record on to all loggers that a run names.
 
     Args:
-        sent: what they have been given before, also of steps that the run was then cut back behind: it is computed again
-            to the same numbers.
+        sent: what they have been given before, also of steps that the run was then cut back behind, whose numbers come
+            again.
     """
     with ExitStack() as stack:
         open_logs = [stack.enter_context(LOGGERS[n](folder, sent)) for n in folder.spec.loggers]

@@ -66,8 +66,8 @@ def _early_stop(run: RunSpec) -> Iterator[str]:
     """How little a loss may fall says nothing where no fall is waited for."""
     if run.early_stop.min_delta and not run.early_stop.patience:
         yield (
-            f"early_stop.min_delta: found {show(run.early_stop.min_delta)} beside early_stop.patience = 0, with which no "
-            "run ends early; give a number of evaluations, such as early_stop.patience=3"
+            f"early_stop.min_delta: found {show(run.early_stop.min_delta)} beside early_stop.patience = 0, with which "
+            "no run ends early; give a number of evaluations, such as early_stop.patience=3"
         )
 
 

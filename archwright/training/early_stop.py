@@ -7,6 +7,7 @@ from archwright.format import loss as loss_text
 from archwright.runs.records import Record
 from archwright.spec.run_spec import EarlyStopSpec
 
+
 class EarlyStop:
     """Counts evaluations since the held-out loss was last lower than ever, by `min_delta` at least.
 
@@ -42,6 +43,7 @@ class EarlyStop:
     def reason(self) -> str:
         """Why it is, for the terminal and the page."""
         by = f" by {self.spec.min_delta:g} or more" if self.spec.min_delta else ""
-        number = "the last evaluation" if self.num_without == 1 else f"{self.num_without} evaluations"
+        number = (
+            "the last evaluation" if self.num_without == 1 else f"{self.num_without} evaluations"
+        )
         return f"the held-out loss did not fall below {loss_text(self.lowest)}{by} in {number}"
-

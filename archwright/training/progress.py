@@ -119,9 +119,7 @@ class CellBar(shown.Lines, Progress):
     def _show(self, what: str) -> None:
         self._shown = time.monotonic()
         bar = f'<progress value="{self._step}" max="{self.num_steps}"></progress>'
-        self._cell.show(
-            f"{bar} {what}, step {self._step:,} of {self.num_steps:,}{self._figures}"
-        )
+        self._cell.show(f"{bar} {what}, step {self._step:,} of {self.num_steps:,}{self._figures}")
 
 
 class Lines(shown.Lines, Progress):

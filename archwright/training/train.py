@@ -165,7 +165,9 @@ def train_in(
     with folder.lock(), explain_out_of_memory():
         material, session, decisions = _begin(folder, say, since)
         _announce(folder, session, material, say, verbose=verbose)
-        sent = folder.metrics() if session.run.loggers else []  # before those that are made again are cut off
+        sent = (
+            folder.metrics() if session.run.loggers else []
+        )  # before those that are made again are cut off
         started = _restore(folder, session)
         if step := session.standing.step:
             say.say(f"resuming at step {step:,}")

@@ -156,6 +156,6 @@ def test_runs_that_may_end_early_are_not_compared() -> None:
         with pytest.raises(UserError) as caught:
             arms(refused, 2e5)
         assert caught.value.lines == (
-            "early_stop.patience: found 3; a study compares runs of equal length, so none of them may end early: leave it "
-            "out, or lower --budget",
+            "early_stop.patience: found 3; a study compares runs of equal length, so none of them may end early: leave "
+            "it out, or lower --budget",
         )

@@ -3,7 +3,6 @@
 import csv
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,37 +14,7 @@ from archwright.reporting.wandb_log import ID_FILE, WandbLog
 from archwright.runs import RunFolder
 from archwright.spec import run_spec
 from archwright.spec.errors import UserError
-
-
-class FakeWandb(ModuleType):
-    """W&B as far as it is used: it keeps what it is given, by run id."""
-
-    Error = type("Error", (Exception,), {})
-
-    def __init__(self, *, refuses: str = "") -> None:
-        super().__init__("wandb")
-        self.refuses = refuses
-        self.started: list[dict[str, Any]] = []
-        self.axes: list[tuple[str, str | None]] = []
-        self.rows: list[dict[str, Any]] = []
-        self.ended: list[int] = []
-
-    def init(
-        self, *, project: str, name: str, id: str, resume: str, dir: str, config: dict[str, Any]
-    ) -> "FakeWandb":
-        if self.refuses:
-            raise self.Error(self.refuses)
-        self.started.append(dict(locals()))
-        return self
-
-    def define_metric(self, name: str, step_metric: str | None = None) -> None:
-        self.axes.append((name, step_metric))
-
-    def log(self, data: dict[str, Any]) -> None:
-        self.rows.append(data)
-
-    def finish(self, exit_code: int) -> None:
-        self.ended.append(exit_code)
+from tests.fake_wandb import FakeWandb
 
 
 @pytest.fixture
@@ -122,10 +91,15 @@ def test_a_run_that_goes_on_is_one_run_at_wandb_with_no_row_twice(
     run: RunFolder = made.finished(40, "loggers=wandb")
     records = run.metrics()
     before = [r for r in records if r["step"] <= 30]
-    with pytest.raises(KeyboardInterrupt), loggers(run, []) as log:
-        for record in before:
-            log(record)
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with loggers(run, []) as log:
+            for record in before:
+                log(record)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     with loggers(run, before) as log:
         for record in (r for r in records if r["step"] > 20):
             log(record)

@@ -87,7 +87,9 @@ def test_every_renaming_is_of_a_class_and_a_key_that_there_are() -> None:
 
 def _literals(annotation: Any) -> tuple[Any, ...]:
     inner = getattr(annotation, "__args__", ())
-    return (True, False) if annotation is bool else (*inner, *(v for i in inner for v in _literals(i)))
+    return (
+        (True, False) if annotation is bool else (*inner, *(v for i in inner for v in _literals(i)))
+    )
 
 
 def test_a_model_of_format_1(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ def test_a_spec_is_a_line() -> None:
         "RunSpec(modern: modern of dim 128 and 2 layers on a.txt, batches of 16 x 256 tokens, adamw lr 0.003, cosine, "
         "budget 9s)"
     )
-    assert repr(load_study("norm-kind")).startswith("StudySpec(norm-kind: modern against LayerNorm,")
+    assert repr(load_study("norm-kind")).startswith(
+        "StudySpec(norm-kind: modern against LayerNorm,"
+    )
 
 
 @pytest.mark.parametrize("name", preset_names("models"))

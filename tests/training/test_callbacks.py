@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import archwright
+from archwright import checkpoint
 from archwright.runs import RunFolder
 from archwright.runs.records import Record
 from archwright.spec.errors import UserError
@@ -121,12 +122,11 @@ def test_one_that_stops_the_training_ends_the_run_as_a_whole_one(
     assert event["text"] == "on_step asked for it: good enough"
     assert event["num_steps"] == 12
     saved = plain.checkpoints()[10] / "model.safetensors"
-    weights = {n: t for n, t in run.model.state_dict().items()}
-    from archwright.checkpoint import read_model
-
-    assert all(torch.equal(weights[name], t) for name, t in read_model(saved).items())
-    assert archwright.train(longer, out=tmp_path / "run", quiet=True).folder.metrics()[-1] == (
-        folder.metrics()[-1]
+    weights = run.model.state_dict()
+    assert all(torch.equal(weights[n], t) for n, t in checkpoint.read_model(saved).items())
+    assert (
+        archwright.train(longer, out=tmp_path / "run", quiet=True).folder.metrics()[-1]
+        == (folder.metrics()[-1])
     )
 
 

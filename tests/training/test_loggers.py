@@ -9,7 +9,7 @@ import pytest
 from archwright.runs import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
-from tests.reporting.test_loggers import FakeWandb
+from tests.fake_wandb import FakeWandb
 from tests.training.whole import Died, at_step, die, leave_out, timeless, train
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from archwright.training.progress import Bar, CellBar, Lines, Silent, progress, speaker
-from tests.test_notebook import FakeNotebook
+from tests.fake_notebook import FakeNotebook
 
 
 class Terminal(io.StringIO):
