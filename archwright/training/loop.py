@@ -102,10 +102,11 @@ class Loop:
             self._settle_steps(self.deadline)
         if not self.done and self.session.standing.step % self.session.run.evaluate.every == 0:
             evaluation = self._evaluate()
+            self._stop_early(evaluation)
+        # Last: what they raise must find a step of which nothing is left to do.
         self.call("on_step", trained)
         if evaluation:
             self.call("on_evaluation", evaluation)
-            self._stop_early(evaluation)
 
     def call(self, name: Literal["on_step", "on_evaluation"], record: Record) -> None:
         """Give a record to a callback, which may end the run.

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import archwright
 from archwright import checkpoint
 from archwright.reporting.history import read_history
 from archwright.reporting.result import notice, result_of
 from archwright.runs import RunFolder
+from archwright.runs.records import Record
 from archwright.spec.run_spec import EarlyStopSpec, RunSpec
 from archwright.training import finalize as finalize_room
 from archwright.training.early_stop import EarlyStop
@@ -131,11 +133,23 @@ def test_a_run_that_is_killed_at_its_early_end_is_finished_there(
 
 
 @pytest.mark.slow
+def test_a_callback_that_fails_where_a_run_ends_early_changes_nothing_of_that(
+    longer: RunSpec, tmp_path: Path
+) -> None:
+    def fail(record: Record) -> None:
+        if record["step"] == 6:
+            raise ZeroDivisionError
+
+    run = longer.override(*EVERY, *SOON)
+    with pytest.raises(ZeroDivisionError):
+        archwright.train(run, out=tmp_path / "run", quiet=True, on_evaluation=fail)
+    _same(train(run, tmp_path / "run"), train(run, tmp_path / "whole"))
+
+
+@pytest.mark.slow
 def test_the_terminal_says_where_and_why(
     longer: RunSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import archwright
-
     archwright.train(longer.override(*EVERY, *SOON), out=tmp_path / "run")
     assert "ended early, at step 6 of 12: the held-out loss did not" in capsys.readouterr().err
 
