@@ -27,7 +27,8 @@ def trained(step: int, **more: Any) -> Line:
 
 
 def evaluated(step: int, loss: float | None, **more: Any) -> Line:
-    return {"kind": "eval", **at(step), "nats_per_token": loss, "perplexity": 2.0, **more}
+    text = {"perplexity": 2.0, "num_tokens": 64, "num_bytes": 200}
+    return {"kind": "eval", **at(step), "nats_per_token": loss, **text, **more}
 
 
 RECORDS = [
@@ -46,7 +47,7 @@ def test_a_row_is_a_step_and_what_it_lacks_is_nan() -> None:
     history = RunHistory.from_records(RECORDS)
     assert [*history] == [
         *("step", "tokens", "seconds", "loss", "lr", "grad_norm", "held_out_loss"),
-        *("held_out_perplexity", "router_loss"),
+        *("held_out_perplexity", "held_out_num_tokens", "held_out_num_bytes", "router_loss"),
     ]
     assert history["step"].tolist() == [1, 2, 3]
     assert history["tokens"].tolist() == [100, 200, 300]

@@ -31,12 +31,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run that goes on to its end."""
-    folder = tmp_path_factory.mktemp("plain")
+    return _trained(tmp_path_factory.mktemp("plain"), *EVERY)
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run that ends early, uninterrupted."""
+    return _trained(tmp_path_factory.mktemp("early"), *EVERY, *SOON)
+
+
+def _trained(folder: Path, *changes: str) -> RunFolder:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
         leave_out(patch)
         run = run_of_twelve(write_text(folder / "text.txt", 200))
-        return train(run.override(*EVERY), folder / "run")
+        return train(run.override(*changes), folder / "run")
 
 
 def evaluations(*losses: float | None) -> list[dict[str, object]]:
@@ -84,10 +93,8 @@ def test_a_run_that_is_never_due_is_the_same_run(
 
 
 @pytest.mark.slow
-def test_it_ends_where_the_loss_has_not_fallen(
-    longer: RunSpec, plain: RunFolder, tmp_path: Path
-) -> None:
-    folder = train(longer.override(*EVERY, *SOON), tmp_path / "run")
+def test_it_ends_where_the_loss_has_not_fallen(plain: RunFolder, early: RunFolder) -> None:
+    folder = early
     assert folder.finished
     assert timeless(folder) == timeless(plain)[:6]
     *on_the_way, last = timeless(folder, "eval")
@@ -107,34 +114,32 @@ def test_it_ends_where_the_loss_has_not_fallen(
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3, 5])
 def test_a_run_that_is_killed_before_ends_at_the_same_step(
-    longer: RunSpec, tmp_path: Path, step: int
+    longer: RunSpec, early: RunFolder, tmp_path: Path, step: int
 ) -> None:
     run = longer.override(*EVERY, *SOON)
-    whole = train(run, tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, step, die)
         with pytest.raises(Died):
             train(run, tmp_path / "run")
-    _same(train(run, tmp_path / "run"), whole)
+    _same(train(run, tmp_path / "run"), early)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("function", ["evaluate", "compressors", "report"])
 def test_a_run_that_is_killed_at_its_early_end_is_finished_there(
-    longer: RunSpec, tmp_path: Path
+    longer: RunSpec, early: RunFolder, tmp_path: Path, function: str
 ) -> None:
     run = longer.override(*EVERY, *SOON)
-    whole = train(run, tmp_path / "whole")
-    for function in ("evaluate", "compressors", "report"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(finalize_room, function, die)
-            with pytest.raises(Died):
-                train(run, tmp_path / function)
-        _same(train(run, tmp_path / function), whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finalize_room, function, die)
+        with pytest.raises(Died):
+            train(run, tmp_path / "run")
+    _same(train(run, tmp_path / "run"), early)
 
 
 @pytest.mark.slow
 def test_a_callback_that_fails_where_a_run_ends_early_changes_nothing_of_that(
-    longer: RunSpec, tmp_path: Path
+    longer: RunSpec, early: RunFolder, tmp_path: Path
 ) -> None:
     def fail(record: Record) -> None:
         if record["step"] == 6:
@@ -143,7 +148,7 @@ def test_a_callback_that_fails_where_a_run_ends_early_changes_nothing_of_that(
     run = longer.override(*EVERY, *SOON)
     with pytest.raises(ZeroDivisionError):
         archwright.train(run, out=tmp_path / "run", quiet=True, on_evaluation=fail)
-    _same(train(run, tmp_path / "run"), train(run, tmp_path / "whole"))
+    _same(train(run, tmp_path / "run"), early)
 
 
 @pytest.mark.slow
