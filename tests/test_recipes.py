@@ -27,8 +27,10 @@ def commands(page: str) -> list[str]:
 
 
 def shortened(line: str) -> list[str]:
-    """Return the words of a command with a budget of a few steps; W&B may not be here."""
-    found = re.sub(r"budget=\w+|schedule\.warmup=\w+", _few, line.replace("=wandb", "=csv"))
+    """Return the words of a command with a small model and a budget of a few steps; W&B may not be here."""
+    line = line.replace("=wandb", "=csv").replace("num_layers=2", "num_layers=1")
+    line = line.replace("dim=128", "dim=32").replace("dim=256", "dim=64")
+    found = re.sub(r"budget=\w+|schedule\.warmup=\w+", _few, line)
     _, verb, *words = shlex.split(found[found.index("archwright ") :])
     if verb == "train":
         words += ONWARDS if words[0].startswith("runs/") else SMALL
@@ -81,6 +83,7 @@ def test_the_python_runs(page: str, folders: dict[str, Path]) -> None:
     folder = folders[page]
     small = ", ".join(f'"{word}"' for word in ["budget=3steps", *SMALL])
     code = "\n".join(blocks(PAGES[page], "python")).replace('"budget=60s"', small)
+    code = code.replace("dim=128", "dim=32").replace("num_layers=2", "num_layers=1")
     (folder / "code.py").write_text(code, "utf-8")
     done = subprocess.run(
         [sys.executable, "code.py"],

@@ -198,5 +198,5 @@ def _known(folder: RunFolder, step: int) -> set[tuple[str, str | None]]:
     """Return kind and name of what is recorded of the last step, after it was known to be the last."""
     records = [record for record in folder.metrics() if record["step"] == step]
     if (ended := early_end(records)) is not None:
-        records = records[records.index(ended) :]
+        records = records[records.index(dict(ended)) :]
     return {(record["kind"], record.get("name")) for record in records}
