@@ -129,8 +129,10 @@ def test_wandbs_own_variables_name_project_and_run(
 
 
 def test_what_wandb_refuses_is_one_line(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refuses="api_key not configured (no-tty)"))
-    with pytest.raises(UserError, match=r"^loggers: wandb: api_key not.*wandb login.*offline$"):
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refuses="No API key configured."))
+    with pytest.raises(
+        UserError, match=r"^loggers: wandb: No API key configured\. Log in.*offline$"
+    ):
         WandbLog(made.finished(3), [])
 
 
