@@ -15,7 +15,7 @@ from archwright.spec.errors import UserError
 
 
 class Logger(AbstractContextManager["Logger"], Protocol):
-    """What takes the records of a run, one by one; on leaving, it writes what it still holds back."""
+    """Takes the records of a run, one by one; on leaving, it writes what it still holds back."""
 
     def write(self, record: Record, /) -> None:
         """Take a record."""
@@ -47,7 +47,7 @@ LOGGERS: dict[str, Callable[[RunFolder, Sequence[Record]], Logger]] = {
 """By their names in `loggers` of a run."""
 
 LIBRARIES = {"tensorboard": "tensorboard", "wandb": "wandb"}
-"""What each needs, by the name under which it is imported; the extras have the names of the loggers."""
+"""The library that each needs, by the name under which it is imported; the extras have the names of the loggers."""
 
 
 def check_installed(names: Iterable[str]) -> None:

@@ -43,8 +43,9 @@ class WandbLog:
                 config=flatten(dump(spec)),
             )
         except wandb.Error as error:
+            reason = str(error).rstrip(".")
             raise UserError(
-                f"loggers: wandb: {str(error).rstrip('.')}. Log in with: wandb login, or keep the metrics here: WANDB_MODE=offline"
+                f"loggers: wandb: {reason}. Log in with: wandb login, or keep the metrics here: WANDB_MODE=offline"
             ) from error
         # Steps are an axis of ours: W&B's own would refuse what comes late, such as the evaluation of a step.
         self._run.define_metric("step")

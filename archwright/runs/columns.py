@@ -24,7 +24,7 @@ NO_NUMBERS = ("kind", "name", "text")
 
 
 class RunHistory(Mapping[str, NDArray[Any]]):
-    """What a run recorded, as arrays of one length: `history["loss"]`.
+    """The records of a run as arrays of one length: `history["loss"]`.
 
     A row is a step. Its columns have the names of the keys in metrics.jsonl, those of evaluations on held-out text
     with `held_out_` before them, `nats_per_token` called `held_out_loss`. Losses are in nats per token, `seconds` are

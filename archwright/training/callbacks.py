@@ -9,11 +9,11 @@ from archwright.runs.records import Record
 from archwright.spec.errors import UserError
 
 Callback = Callable[[Record], object]
-"""What is given a record, with the keys that it has in metrics.jsonl; what it returns is not looked at."""
+"""Takes a record, with the keys that it has in metrics.jsonl; its result is not looked at."""
 
 
 class StopTraining(Exception):  # noqa: N818
-    """What a callback raises so that the step just made is the run's last: it is evaluated and finished as any run.
+    """A callback raises this so that the step just made is the run's last: it is evaluated and finished as any run.
 
     Args:
         reason: what the run's page says.
