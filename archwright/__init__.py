@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from archwright.spec.read import load_run as load_run
     from archwright.spec.run_spec import RunSpec as RunSpec
     from archwright.spec.study_spec import StudySpec as StudySpec
+    from archwright.training.callbacks import StopTraining as StopTraining
     from archwright.training.evaluation import evaluate_text as evaluate_text
     from archwright.training.profiling import profile as profile
     from archwright.training.train import resume as resume
@@ -68,6 +69,7 @@ _HOMES = {
     "OpenRun": "archwright.runs.load",
     "Probes": "archwright.inspection.probes",
     "RunSpec": "archwright.spec.run_spec",
+    "StopTraining": "archwright.training.callbacks",
     "StudySpec": "archwright.spec.study_spec",
     "UserError": "archwright.spec.errors",
     "build": "archwright.model.build",

@@ -19,6 +19,8 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf
 CITATION: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
 TYPED = (
     "docs/faq.md",
+    "docs/logging.md",
+    "docs/recipes.md",
     "docs/platforms.md",
     "docs/tasks.md",
     "docs/objectives.md",

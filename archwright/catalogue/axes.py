@@ -83,7 +83,7 @@ FELLOWS = (
 )
 """Assignments of which none trains without the others."""
 
-UNLISTED = {"kind", "name", "source", "sources", "tensorboard", "parts"}
+UNLISTED = {"kind", "name", "source", "sources", "loggers", "parts"}
 """Fields that are named or recorded, not chosen."""
 
 

@@ -59,9 +59,10 @@ def _alternatives(schema: Node, node: Node) -> Iterator[Node]:
 
 
 def _values(nodes: Iterable[Node]) -> Iterator[str]:
-    """Yield the values that nodes name: kinds, words, and true and false."""
+    """Yield the values that nodes name: kinds, words, those of lists among them, and true and false."""
     for node in nodes:
-        found = [node["const"]] if "const" in node else node.get("enum", ())
+        named = node.get("items", node)
+        found = [named["const"]] if "const" in named else named.get("enum", ())
         yield from (str(value) for value in found)
         if node.get("type") == "boolean" and not found:
             yield from ("true", "false")

@@ -29,6 +29,8 @@ folder with a config.json alone, whose architecture is trained from fresh. KEY=V
   budget=60s                                or 3m, 400steps, 10Mtokens, 1e15flops
   optimizer.kind=muon optimizer.lr=0.01     batch_size=8 seed=1 schedule.warmup=100
   probes.every=20                           heat maps of gradients, updates, attention, activations
+  loggers=csv,tensorboard,wandb             where metrics go beside metrics.jsonl
+  early_stop.patience=3                     end where the held-out loss falls no more
 
 The same command again goes on where the run stopped. Ctrl-C saves and leaves."""
 
@@ -134,6 +136,7 @@ def _train(
     if folder.resolved and not options.quiet:
         _warn_of_ignored("machine", spec.machine, folder.spec.machine)
         _warn_of_ignored("probes", spec.probes, folder.spec.probes)
+        _warn_of_loggers(spec.loggers, folder.spec.loggers)
     return _run(folder, options, since)
 
 
@@ -149,6 +152,16 @@ def _warn_of_ignored(name: str, asked: "Spec", resolved: "Spec") -> None:
                 f"started with {toml_value(decided)}",
                 file=sys.stderr,
             )
+
+
+def _warn_of_loggers(asked: Sequence[str], resolved: Sequence[str]) -> None:
+    """Print that a run that has begun keeps its loggers."""
+    if asked and set(asked) != set(resolved):
+        names = ", ".join(resolved) or "none"
+        print(
+            f"archwright: warning: loggers: {', '.join(asked)} is ignored: this run already started with {names}",
+            file=sys.stderr,
+        )
 
 
 def _run(folder: "RunFolder", options: argparse.Namespace, since: float) -> int:

@@ -79,8 +79,8 @@ def reason_alone(run: RunSpec, model: LanguageModel) -> str:
         return "compiled layers are not stacked"
     if run.grad_accum_steps > 1:
         return "a batch that is cut into parts is too large to gain from a stack"
-    if run.probes.every or run.tensorboard:
-        return "probes and TensorBoard look at a run alone"
+    if run.probes.every or run.loggers:
+        return "probes and loggers look at a run alone"
     if run.data.pairs:
         return "batches of pairs are of several lengths"
     if _drops(run.model.model_dump()):

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from archwright.format import signed
+from archwright.notebook import Report, html_table
 from archwright.spec.study_spec import StudySpec
 
 MOST_SHARE = 10.0
@@ -312,6 +315,18 @@ class StudyResults:
     notes: Sequence[str] = ()
     """Notes for the reader: seeds left out, runs failed or diverged, noise of the machine."""
 
+    def report(self) -> Report:
+        """Return the study's page, which notebooks show, and which is the path of its file elsewhere."""
+        return Report(Path(self.folder) / "report.html")
+
+    def __repr__(self) -> str:
+        return f"StudyResults({self.folder}: {self.verdict})"
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and a row for each variant, for notebooks."""
+        head = ("variant", "outcome", f"difference in {self.unit}", "95 % interval", "seeds")
+        return html_table(self.verdict, head, (_effect_cells(effect) for effect in self.effects))
+
     @property
     def accuracies(self) -> dict[str, list[float]]:
         """The accuracy of each variant's best run of every seed, of a study on a task."""
@@ -321,3 +336,9 @@ class StudyResults:
         for replicate in self.replicates:
             found[replicate.variant].append(replicate.best.accuracy)
         return {name: values for name, values in found.items() if values}
+
+
+def _effect_cells(effect: Effect) -> tuple[str, ...]:
+    low, high = signed(effect.interval.low), signed(effect.interval.high)
+    ends = f"{low} to {high}"
+    return effect.variant, effect.outcome, signed(effect.mean), ends, str(len(effect.seeds))

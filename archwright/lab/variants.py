@@ -100,7 +100,8 @@ def arms(study: StudySpec, size: float | None) -> Arms:
         except UserError as error:
             for line in error.lines:
                 complaints.setdefault(line, []).append(name)
-    lines = [*_named(complaints, len(wanted))] or [*_forbidden(found, study)]
+    lines = [*_named(complaints, len(wanted))]
+    lines = lines or [*_ended_early(found)] or [*_forbidden(found, study)]
     if lines:
         raise UserError(*dict.fromkeys(lines))
     return found
@@ -151,6 +152,17 @@ def _named(complaints: Mapping[str, Sequence[str]], number: int) -> Iterator[str
             yield line
         else:
             yield from (line if name in line else f"{name}: {line}" for name in names)
+
+
+def _ended_early(found: Mapping[str, RunSpec]) -> Iterator[str]:
+    """Refuse runs that may end before their budget: variants are compared at equal numbers of tokens, and schedules
+    that were cut short are none to judge by."""
+    patience = {run.early_stop.patience for run in found.values() if run.early_stop.patience}
+    if patience:
+        yield (
+            f"early_stop.patience: found {max(patience)}; a study compares runs of equal length, so none of them may "
+            "end early: leave it out, or lower --budget"
+        )
 
 
 def _forbidden(found: Mapping[str, RunSpec], study: StudySpec) -> Iterator[str]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from archwright import format as fmt
 from archwright.reporting.history import History, Line
+from archwright.runs.ending import early_end, early_end_text
 
 WARM_UP_SHARE = 0.1
 """Share of the first steps that speed is not read from: caches fill, kernels compile."""
@@ -134,6 +135,8 @@ def notice(history: History, result: Result) -> str:
         reason = f": {clauses}" if history.state == "stopped" and clauses else ""
         how = "was stopped" if history.state == "stopped" else "has not finished; it stands"
         lines.append(f"This run {how} {where}{reason}.")
+    if ended := early_end(history.events):
+        lines.append(f"This run ended early, at {early_end_text(ended).rstrip('.')}.")
     if result.held_out and result.held_out["step"] < result.steps:
         lines.append(f"Last evaluated at step {fmt.exact(result.held_out['step'])}.")
     lines.append(_part_only(history, result))

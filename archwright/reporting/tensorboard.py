@@ -46,9 +46,19 @@ class TensorBoardLog:
             text = f"{line['name']}: {line.get('text', '')}"
             self._writer.add_text("events", text, step)
             return
-        group = PREFIXES.get(line["kind"], line["kind"])
-        name = f"/{line['name']}" if "name" in line else ""
-        for key, value in line.items():
-            if key not in COORDINATES and isinstance(value, (int, float)):
-                tag = f"{group}{name}/{key}"
-                self._writer.add_scalar(tag, value, step)
+        for tag, value in scalars(line).items():
+            self._writer.add_scalar(tag, value, step)
+
+
+def scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a metrics line by the names that loggers know them by, such as `held_out/perplexity`;
+    an event has none."""
+    if line["kind"] == "event":
+        return {}
+    group = PREFIXES.get(line["kind"], line["kind"])
+    name = f"/{line['name']}" if "name" in line else ""
+    return {
+        f"{group}{name}/{key}": value
+        for key, value in line.items()
+        if key not in COORDINATES and isinstance(value, (int, float))
+    }

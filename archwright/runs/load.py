@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archwright import checkpoint
+from archwright.format import decimal
+from archwright.notebook import Report, html_table
 from archwright.runs.folder import RunFolder
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from archwright.model.language_model import LanguageModel
+    from archwright.runs.columns import RunHistory
     from archwright.text.tokenizer import Tokenizer
 
 
@@ -24,6 +27,43 @@ class OpenRun:
     spec: RunSpec
     model: LanguageModel
     tokenizer: Tokenizer
+
+    def history(self) -> RunHistory:
+        """Return what the run recorded so far, as columns: `run.history()["loss"]`."""
+        from archwright.runs.columns import RunHistory
+
+        return RunHistory.from_records(self.folder.metrics())
+
+    def report(self) -> Report:
+        """Return the run's page, which notebooks show, and which is the path of its file elsewhere.
+
+        Raises:
+            UserError: there is none yet.
+        """
+        file = self.folder.report_file
+        if not file.is_file():
+            raise UserError(
+                f"{self.folder.path} has no page; archwright.write_report(run.folder) makes one"
+            )
+        return Report(file)
+
+    def __repr__(self) -> str:
+        return f"OpenRun({self.folder.path}: {', '.join(f'{k} {v}' for k, v in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        """Return the same for notebooks, with the run's spec."""
+        table = html_table(f"run {self.folder.path}", ("what", "value"), self._facts().items())
+        return table + self.spec._repr_html_()
+
+    def _facts(self) -> dict[str, str]:
+        """Return what there is to know of the run at a glance."""
+        history = self.history()
+        found = {"state": "finished" if self.folder.finished else "not finished"}
+        found["steps"] = f"{history['step'].max(initial=0):,}"
+        found["tokens"] = f"{history['tokens'].max(initial=0):,}"
+        if len(losses := history.evaluations["held_out_loss"]):
+            found["held-out loss"] = decimal(losses[-1], 4)
+        return found
 
 
 def open_run(path: str | Path) -> OpenRun:

@@ -2,7 +2,7 @@
 what stands around the layers."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -32,6 +32,7 @@ from archwright.spec.positions import Position, RoPE
 from archwright.spec.residuals import PreNorm, Residual
 from archwright.spec.rules import enforce
 from archwright.spec.scale_down import tiny
+from archwright.spec.shown import as_html
 
 DEFAULT_VOCAB_SIZE = 4096
 """Stands in for vocab_size = "auto" where no tokenizer is at hand."""
@@ -405,9 +406,27 @@ class ModelSpec(StackSpec):
         keys as these do, 64 wide, in 4 layers or the fewest with all kinds."""
         return tiny(self)
 
+    def __repr__(self) -> str:
+        chosen = (f"{name} {value.kind}" for name, value in self if _is_chosen(value))
+        return (
+            f"ModelSpec({self.name or 'model'}: dim {self.dim}, {self.num_layers} layers, "
+            f"context {self.context_length}, {', '.join(chosen)})"
+        )
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """Return what differs from the defaults, for notebooks."""
+        return as_html(self)
+
     def hash(self) -> str:
         """Return a stable hash of what the model is, over the values that are not the defaults."""
         return fingerprint(self)
+
+
+def _is_chosen(value: object) -> TypeGuard[Choice]:
+    """Tell whether a value is a choice that has a part."""
+    return isinstance(value, Choice) and not value.is_none
 
 
 def _is_of_kind(default: dict[str, Any], table: object) -> bool:

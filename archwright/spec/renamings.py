@@ -16,7 +16,7 @@ class Renaming(NamedTuple):
 
     old: str
     new: str
-    values: Mapping[str, Any] = {}
+    values: Mapping[str | bool, Any] = {}
     """Old value -> new value."""
 
 
@@ -48,7 +48,11 @@ RENAMINGS: dict[str, tuple[Renaming, ...]] = {
         for init in ("Glorot", "GPT2", "MuP")
     },
     # spec/run_spec.py
-    "RunSpec": (Renaming("clip", "max_grad_norm"), Renaming("accumulate", "grad_accum_steps")),
+    "RunSpec": (
+        Renaming("clip", "max_grad_norm"),
+        Renaming("accumulate", "grad_accum_steps"),
+        Renaming("tensorboard", "loggers", {True: "tensorboard", False: ()}),
+    ),
     "DataSpec": (
         Renaming("documents", "packing", {"concatenate": "concat", "mask": "document_mask"}),
     ),
@@ -114,7 +118,7 @@ def _renamed(
         for renaming in (r for cls in classes for r in _renamings(cls)):
             is_key = key == renaming.old and (key not in today or renaming.old == renaming.new)
             if is_key and renaming.new not in values.keys() - {key}:
-                known = isinstance(value, str) and value in renaming.values
+                known = isinstance(value, (str, bool)) and value in renaming.values
                 new_key, new_value = renaming.new, renaming.values[value] if known else value
                 if new_key != key or known:
                     old_text, new_text = map(_shown, (value, new_value)) if known else ("", "")

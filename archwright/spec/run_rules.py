@@ -17,7 +17,7 @@ from archwright.spec.validation_errors import show
 def enforce_run(run: RunSpec) -> None:
     """Raise a UserError with one line for each broken rule of the run and its model."""
     rules = (
-        *(_name, _rows, _stride, _tokenizer, _task, _pairs, _objective),
+        *(_name, _rows, _stride, _early_stop, _tokenizer, _task, _pairs, _objective),
         *(_visible_future, _ignored_inputs),
     )
     lines = [line for rule in rules for line in rule(run)]
@@ -59,6 +59,15 @@ def _stride(run: RunSpec) -> Iterator[str]:
         yield (
             f'evaluate.stride: found {stride}; objective.kind = "{run.objective.kind}" reads a text once: '
             f"expected model.context_length = {run.model.context_length}"
+        )
+
+
+def _early_stop(run: RunSpec) -> Iterator[str]:
+    """How little a loss may fall says nothing where no fall is waited for."""
+    if run.early_stop.min_delta and not run.early_stop.patience:
+        yield (
+            f"early_stop.min_delta: found {show(run.early_stop.min_delta)} beside early_stop.patience = 0, with which "
+            "no run ends early; give a number of evaluations, such as early_stop.patience=3"
         )
 
 

@@ -16,10 +16,12 @@ from archwright.spec.choice import (
     Steps,
     Tokens,
 )
+from archwright.spec.errors import nearest
 from archwright.spec.fingerprint import fingerprint
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.objectives import NextToken, Objective
 from archwright.spec.overrides import dump, override
+from archwright.spec.shown import as_html
 from archwright.spec.tasks import Documents, Task
 
 
@@ -41,6 +43,30 @@ def _recordable(name: str) -> str:
 Recordable = Annotated[str, AfterValidator(_recordable)]
 Texts = Annotated[tuple[Recordable, ...], BeforeValidator(_as_list), Field(strict=False)]
 
+
+LOGGERS = ("csv", "tensorboard", "wandb")
+"""Where the metrics of a run may go, beside its metrics.jsonl."""
+
+
+def _as_loggers(value: object) -> Any:
+    """Read `csv,wandb` as the command line has it, and "none"; refuse what is no logger's name."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)):
+        return value
+    if [*names] == ["none"]:
+        return ()
+    for name in names:
+        if name not in LOGGERS:
+            hint = nearest(str(name), LOGGERS)
+            raise ValueError(f"expected csv, tensorboard, wandb or none{hint and f'.{hint}'}")
+    return tuple(dict.fromkeys(names))
+
+
+Loggers = Annotated[
+    tuple[Literal["csv", "tensorboard", "wandb"], ...],
+    BeforeValidator(_as_loggers),
+    Field(strict=False),
+]
 
 NO_TASK = "none"
 """The kind of a task that is none: a run is trained on documents."""
@@ -299,6 +325,15 @@ class EvaluateSpec(Spec):
         return None if self.final_max_bytes == "none" else self.final_max_bytes
 
 
+class EarlyStopSpec(Spec):
+    """The end of a run before its budget is spent, where its held-out loss falls no more (Prechelt, 1998)."""
+
+    patience: int = Field(0, ge=0, le=10**12)
+    """Evaluations in a row that find no new lowest held-out loss, after which a run ends; 0: never."""
+    min_delta: float = Field(0.0, ge=0, examples=[0.001])
+    """How much lower than the lowest a held-out loss must be to count as a new one, in nats per token."""
+
+
 class CheckpointSpec(Spec):
     """Checkpoints to resume from."""
 
@@ -361,7 +396,7 @@ class PartsFile(Spec):
 class RunSpec(Spec):
     """A training run. Dotted keys reach every value: `model.dim`, `optimizer.lr`, `data.text`."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset({"name", "machine", "tensorboard", "probes"})
+    not_identity: ClassVar[frozenset[str]] = frozenset({"name", "machine", "loggers", "probes"})
     name: str = ""
     """Name of the run; its folder is runs/<name>."""
     model: ModelSpec = ModelSpec()
@@ -383,13 +418,14 @@ class RunSpec(Spec):
     """Share of a target's weight in the training loss that all tokens have alike; losses that are reported are
     without it (Szegedy et al., 2016, section 7; Vaswani et al., 2017, section 5.4)."""
     evaluate: EvaluateSpec = EvaluateSpec()
+    early_stop: EarlyStopSpec = EarlyStopSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     probes: ProbesSpec = ProbesSpec()
     init: InitFrom = InitFrom()
     seed: int = Field(0, ge=0, lt=2**63)
     """Of initial values, order of the data and dropout."""
-    tensorboard: bool = False
-    """Write the metrics for TensorBoard, too."""
+    loggers: Loggers = ()
+    """Where metrics go beside metrics.jsonl: csv, tensorboard, wandb (the last two with extras of these names)."""
     machine: MachineSpec = MachineSpec()
     parts: Annotated[tuple[PartsFile, ...], Field(strict=False)] = ()
 
@@ -426,6 +462,20 @@ class RunSpec(Spec):
             UserError: an unknown path or a value out of its limits, one line each.
         """
         return override(self, assignments)
+
+    def __repr__(self) -> str:
+        model, rate = self.model, f"lr {self.optimizer.peak_lr:g}"
+        return (
+            f"RunSpec({self.name or 'run'}: {model.name or 'a model'} of dim {model.dim} and {model.num_layers} "
+            f"layers on {', '.join(self.data.texts)}, batches of {self.batch_size} x {model.context_length} tokens, "
+            f"{self.optimizer.kind} {rate}, {self.schedule.kind}, budget {self.budget})"
+        )
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """Return what differs from the defaults, for notebooks."""
+        return as_html(self)
 
     def hash(self) -> str:
         """Return a stable hash of what is trained on what, and how, but not on which machine."""

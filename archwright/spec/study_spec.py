@@ -9,6 +9,7 @@ from archwright.spec.budget import Budget, TooMuch
 from archwright.spec.choice import Spec, Tokens
 from archwright.spec.overrides import override
 from archwright.spec.run_spec import PartsFile, Texts
+from archwright.spec.shown import as_html
 
 Words = Annotated[Texts, Field(min_length=1)]
 
@@ -160,6 +161,16 @@ class StudySpec(Spec):
         """The budget as wall time for all runs, or None where it is steps or tokens for each, or is spent, as
         pairs were added."""
         return None if self.ends else self.budget.seconds
+
+    def __repr__(self) -> str:
+        against = f"{':'.join(self.baseline)} against {', '.join(self.variants) or 'nothing'}"
+        return f"StudySpec({self.name or 'study'}: {against}; {self.seeds} seeds, budget {self.budget})"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """Return what differs from the defaults, for notebooks."""
+        return as_html(self)
 
     def override(self, *assignments: str) -> "StudySpec":
         """Return this study with dotted values replaced.

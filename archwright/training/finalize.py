@@ -12,6 +12,7 @@ from archwright.format import printable
 from archwright.generation.writing import stream
 from archwright.machine.compiling import uncompiled
 from archwright.runs import RunFolder
+from archwright.runs.ending import early_end
 from archwright.spec.run_spec import RunSpec
 from archwright.text.tokenizer import Tokenizer
 from archwright.training.data import Material
@@ -143,7 +144,8 @@ def final_evaluation(loop: Loop, folder: RunFolder, material: Material) -> None:
     known = _known(folder, session.num_steps)
     if ("eval", None) not in known:
         windows = _windows(session.run, material, final_max_tokens(session.run, folder))
-        loop.record("eval", **evaluate(session.model, windows, session.precision).record())
+        found = evaluate(session.model, windows, session.precision)
+        loop.call("on_evaluation", loop.record("eval", **found.record()))
     _evaluate_lengths(loop, folder, material, known)
 
 
@@ -193,6 +195,8 @@ def _windows(run: RunSpec, material: Material, max_tokens: int) -> Windows:
 
 
 def _known(folder: RunFolder, step: int) -> set[tuple[str, str | None]]:
-    """Return kind and name of what is recorded of a step."""
+    """Return kind and name of what is recorded of the last step, after it was known to be the last."""
     records = [record for record in folder.metrics() if record["step"] == step]
+    if (ended := early_end(records)) is not None:
+        records = records[records.index(dict(ended)) :]
     return {(record["kind"], record.get("name")) for record in records}

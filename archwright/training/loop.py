@@ -4,13 +4,17 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from archwright.inspection.probes import STEPS, Probes
 from archwright.machine.decide import peak_memory
 from archwright.runs import RunFolder
+from archwright.runs.ending import EARLY_STOP
 from archwright.runs.records import Record
+from archwright.spec.run_spec import EarlyStopSpec
 from archwright.training.budget import Deadline
+from archwright.training.callbacks import CallbackError, Callbacks, StopTraining
+from archwright.training.early_stop import EarlyStop
 from archwright.training.evaluation import Evaluation
 from archwright.training.interrupt import Interrupt
 from archwright.training.progress import Progress
@@ -49,8 +53,12 @@ class Loop:
         progress: Progress,
         log: Callable[[Record], None] = lambda record: None,
         deadline: Deadline | None = None,
+        early_stop: EarlyStop | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.session, self.folder = session, folder
+        self.early_stop = early_stop or EarlyStop(EarlyStopSpec())
+        self.callbacks = callbacks or Callbacks()
         self.evaluate, self.progress, self.log = evaluate, progress, log
         self.flops_per_token, self.peak = flops_per_token, peak
         self.deadline = deadline
@@ -61,10 +69,15 @@ class Loop:
 
         Raises:
             DivergedError: the loss is not finite.
+            CallbackError: a callback failed; the step is saved.
         """
         session = self.session
         while not self.done and not interrupt:
-            self.advance(session.step)
+            try:
+                self.advance(session.step)
+            except CallbackError:
+                self.save()
+                raise
             if self.done or interrupt or self.wants_checkpoint():
                 self.save()
         return self.done
@@ -82,15 +95,40 @@ class Loop:
 
         Raises:
             DivergedError: the loss is not finite.
+            CallbackError: a callback failed, after all of the step was done.
         """
-        self._step(step, spent)
+        trained, evaluation = self._step(step, spent), None
         if self.deadline:  # before the evaluation, as the one after the last step is another
             self._settle_steps(self.deadline)
         if not self.done and self.session.standing.step % self.session.run.evaluate.every == 0:
-            self._evaluate()
+            evaluation = self._evaluate()
+            self._stop_early(evaluation)
+        # Last: what they raise must find a step of which nothing is left to do.
+        self.call("on_step", trained)
+        if evaluation:
+            self.call("on_evaluation", evaluation)
 
-    def record(self, kind: str, **values: Any) -> None:
-        """Write a record at the present step."""
+    def call(self, name: Literal["on_step", "on_evaluation"], record: Record) -> None:
+        """Give a record to a callback, which may end the run.
+
+        Raises:
+            CallbackError: it failed.
+        """
+        try:
+            self.callbacks.call(name, record)
+        except StopTraining as stop:
+            self.end(f"{name} asked for it{stop.reason and f': {stop.reason}'}")
+
+    def end(self, reason: str) -> None:
+        """Let the step just made be the last, if it is not; the record says why."""
+        if self.done:
+            return
+        self.record("event", name=EARLY_STOP, text=reason, num_steps=self.session.num_steps)
+        self.session.plan(self.session.standing.step)
+        self.progress.expect(self.session.num_steps)
+
+    def record(self, kind: str, **values: Any) -> Record:
+        """Write a record at the present step, and return it."""
         standing = self.session.standing
         record = {
             "kind": kind,
@@ -103,6 +141,7 @@ class Loop:
         self.folder.check_kept()
         self.folder.append(record)
         self.log(record)
+        return record
 
     def save(self) -> None:
         """Write a checkpoint."""
@@ -138,7 +177,13 @@ class Loop:
         self.session.plan(num_steps)
         self.progress.expect(num_steps)
 
-    def _step(self, step: Callable[[], StepResult], spent: Elapsed) -> None:
+    def _stop_early(self, evaluation: Record) -> None:
+        """End the run where its held-out loss has not fallen for long enough."""
+        self.early_stop.add(evaluation)
+        if self.early_stop.is_due:
+            self.end(self.early_stop.reason)
+
+    def _step(self, step: Callable[[], StepResult], spent: Elapsed) -> Record:
         started, standing = time.perf_counter() - spent.seconds, self.session.standing
         number, lr_scale = standing.step + 1, self.session.lr_scale
         with self._probed(number) as probes:
@@ -153,7 +198,7 @@ class Loop:
         if not result.finite:
             self._diverged(result)
         speed = self.session.run.tokens_per_step / seconds
-        self.record(
+        record = self.record(
             "train",
             loss=result.loss,
             z_loss=result.z_loss,
@@ -167,6 +212,7 @@ class Loop:
         )
         self._watch(result.loss)
         self.progress.update(standing.step, result.loss, speed)
+        return record
 
     @contextmanager
     def _probed(self, number: int) -> Iterator[Probes | None]:
@@ -204,7 +250,7 @@ class Loop:
         else:
             standing.recent = [*standing.recent, loss][-100:]
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> Record:
         start = time.perf_counter()
         with self.progress.doing("evaluating"):
             evaluation = self.evaluate()
@@ -212,7 +258,7 @@ class Loop:
         self.session.standing.seconds += seconds
         if self.deadline:
             self.deadline.closing.evaluated(seconds, evaluation.num_tokens)
-        self.record("eval", **evaluation.record())
+        return self.record("eval", **evaluation.record())
 
     def _diverged(self, result: StepResult) -> None:
         kept = self.folder.checkpoints()

@@ -1,14 +1,19 @@
 """Progress of a run: a live bar on a terminal, now and then a line elsewhere."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from archwright import progress as shown
 from archwright.format import duration
+from archwright.notebook import Cell, in_notebook
 
 LINE_EVERY = 15.0
 """Seconds between lines where there is no terminal."""
+CELL_EVERY = 0.5
+"""Seconds between two states of the bar below a notebook's cell, each of which is sent to a browser."""
 
 
 class Progress(shown.Silent):
@@ -30,9 +35,11 @@ Silent = Progress
 
 
 def progress(num_steps: int, start: int, quiet: bool) -> "Progress":
-    """Return the progress display for this terminal."""
+    """Return the progress display for this terminal or notebook."""
     if quiet:
         return Silent()
+    if in_notebook():
+        return CellBar(num_steps, start)
     if shown.is_watched():
         return Bar(num_steps, start)
     return Lines(num_steps, start)
@@ -76,6 +83,43 @@ class Bar(shown.Live, Progress):
         self.live.update(self._task, description=what, refresh=True)
         yield
         self.live.update(self._task, description="training")
+
+
+class CellBar(shown.Lines, Progress):
+    """A bar below a notebook's cell, with loss, tokens per second and time left."""
+
+    def __init__(self, num_steps: int, start: int) -> None:
+        self.num_steps, self._first, self._step = num_steps, start, start
+        self._started, self._shown = time.monotonic(), -math.inf
+        self._cell, self._figures = Cell(), ""
+
+    def __enter__(self) -> Self:
+        self._show("training")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._show("trained" if self._step >= self.num_steps else "stopped")
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        now, self._step = time.monotonic(), step
+        left = (now - self._started) * (self.num_steps - step) / max(1, step - self._first)
+        remaining = f", {duration(left)} left" if left else ""
+        self._figures = f", loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s{remaining}"
+        if now - self._shown >= CELL_EVERY:
+            self._show("training")
+
+    def expect(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        self._show(what)
+        yield
+
+    def _show(self, what: str) -> None:
+        self._shown = time.monotonic()
+        bar = f'<progress value="{self._step}" max="{self.num_steps}"></progress>'
+        self._cell.show(f"{bar} {what}, step {self._step:,} of {self.num_steps:,}{self._figures}")
 
 
 class Lines(shown.Lines, Progress):

@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +11,9 @@ from archwright import checkpoint
 from archwright.machine.decide import Decisions, check_machine, environment
 from archwright.machine.out_of_memory import explain_out_of_memory
 from archwright.planning.cost import run_flops_per_token
-from archwright.reporting.tensorboard import TensorBoardLog
+from archwright.reporting.loggers import check_installed, loggers
 from archwright.runs import RUNS, RunFolder
+from archwright.runs.ending import early_end, early_end_text
 from archwright.runs.load import OpenRun, open_run
 from archwright.runs.records import Record
 from archwright.spec.errors import UserError
@@ -30,7 +30,9 @@ from archwright.training.budget import (
     recorded_plans,
     seconds_of,
 )
+from archwright.training.callbacks import Callback, CallbackError, Callbacks
 from archwright.training.data import Material, prepare_data, reload_data
+from archwright.training.early_stop import EarlyStop
 from archwright.training.evaluation import Evaluation, evaluate, held_out_windows
 from archwright.training.finalize import READ, final_max_tokens, finish, rehearse, report
 from archwright.training.interrupt import Interrupt, interruptions
@@ -46,10 +48,15 @@ class Stopped(Exception):  # noqa: N818
     def __init__(self, folder: RunFolder, step: int, interrupt: Interrupt) -> None:
         assert interrupt.signal is not None
         self.signal = interrupt.signal
-        words = ["archwright", "train", "--resume", str(folder.path)]
-        for name in folder.parts:
-            words += ["--parts", name]
-        super().__init__(f"stopped at step {step} and saved; go on with: {shlex.join(words)}")
+        super().__init__(f"stopped at step {step} and saved; go on with: {resume_command(folder)}")
+
+
+def resume_command(folder: RunFolder) -> str:
+    """Return the command that goes on with a run."""
+    words = ["archwright", "train", "--resume", str(folder.path)]
+    for name in folder.parts:
+        words += ["--parts", name]
+    return shlex.join(words)
 
 
 Finalizer = Callable[[Loop, RunFolder, Material], None]
@@ -61,6 +68,8 @@ def train(
     out: str | Path | None = None,
     quiet: bool = False,
     verbose: bool = False,
+    on_step: Callback | None = None,
+    on_evaluation: Callback | None = None,
 ) -> OpenRun:
     """Train a run (or the default run of a model, or a recipe by name) and return it finished.
 
@@ -73,13 +82,17 @@ def train(
         out: the run folder; by default runs/<name>.
         quiet: show no progress.
         verbose: say why the machine decided as it did, as the page does.
+        on_step, on_evaluation: functions that are given the record of each step, or of each evaluation on held-out
+            text, once it is written: a dict with the keys of metrics.jsonl. They change no number of the run. One that
+            raises StopTraining ends the run there, finished; any other exception ends it, saved to go on from, and is
+            raised again.
 
     Raises:
         UserError: what is wrong with the run, its text, or its folder, one line each.
         DivergedError: the loss is not finite any more.
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
-    since = time.perf_counter()
+    since, callbacks = time.perf_counter(), Callbacks(on_step, on_evaluation)
     if isinstance(run, str):
         run = load_run(run)
     elif isinstance(run, ModelSpec):
@@ -88,7 +101,7 @@ def train(
     enforce_run(run)
     path = Path(out) if out else RUNS / (run.name or "run")
     folder = RunFolder.create(path, run)
-    return resume(folder, quiet=quiet, verbose=verbose, since=since)
+    return _resume(folder, callbacks, quiet=quiet, verbose=verbose, since=since)
 
 
 def resume(
@@ -97,11 +110,13 @@ def resume(
     quiet: bool = False,
     verbose: bool = False,
     since: float | None = None,
+    on_step: Callback | None = None,
+    on_evaluation: Callback | None = None,
 ) -> OpenRun:
     """Train what is left of the run in a folder, and return it finished.
 
     Args:
-        quiet, verbose: as of `train`.
+        quiet, verbose, on_step, on_evaluation: as of `train`.
         since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
 
     Raises:
@@ -110,10 +125,17 @@ def resume(
         Stopped: Ctrl-C or SIGTERM; the run is saved.
     """
     since = time.perf_counter() if since is None else since
+    callbacks = Callbacks(on_step, on_evaluation)
     if not isinstance(folder, RunFolder):
         folder = RunFolder.open(folder)
+    return _resume(folder, callbacks, quiet=quiet, verbose=verbose, since=since)
+
+
+def _resume(
+    folder: RunFolder, callbacks: Callbacks, *, quiet: bool, verbose: bool, since: float
+) -> OpenRun:
     if not folder.finished:
-        train_in(folder, finish, quiet=quiet, verbose=verbose, since=since)
+        train_in(folder, finish, callbacks, quiet=quiet, verbose=verbose, since=since)
     else:
         if folder.holder_file.exists():  # its process was killed when all was done
             with contextlib.suppress(UserError), folder.lock():
@@ -127,6 +149,7 @@ def resume(
 def train_in(
     folder: RunFolder,
     ending: Finalizer,
+    callbacks: Callbacks | None = None,
     *,
     quiet: bool = False,
     verbose: bool = False,
@@ -135,40 +158,65 @@ def train_in(
     """Train what is left of the run in a folder up to its `ending`, which leaves what is wanted of it.
 
     Raises:
-        UserError, DivergedError, Stopped: as `resume` does.
+        UserError, DivergedError, Stopped: as `resume` does; and whatever a callback raises.
     """
     since = time.perf_counter() if since is None else since
     say = speaker(quiet)
     with folder.lock(), explain_out_of_memory():
         material, session, decisions = _begin(folder, say, since)
         _announce(folder, session, material, say, verbose=verbose)
+        sent = (
+            folder.metrics() if session.run.loggers else []
+        )  # before those that are made again are cut off
         started = _restore(folder, session)
         if step := session.standing.step:
             say.say(f"resuming at step {step:,}")
         shown = progress(session.num_steps, session.standing.step, quiet)
-        with _tensorboard(folder) as log:
-            loop = new_loop(folder, session, decisions, material, shown, log)
+        with loggers(folder, sent) as log:
+            loop = new_loop(folder, session, decisions, material, shown, log, callbacks)
             loop.deadline = _deadline(loop, folder, material)
             loop.record("event", name=started, text=f"at step {session.standing.step}")
-            _run(loop, folder, say)
-            tokens = min(len(material.held_out), final_max_tokens(session.run, folder))
-            whole = tokens == len(material.held_out)
-            say.say(
-                f"evaluating on {'the whole' if whole else f'{tokens:,} tokens of the'} held-out text"
-            )
-            ending(loop, folder, material)
+            with _saved_if_callbacks_fail(loop):
+                _run(loop, folder, say)
+                tokens = min(len(material.held_out), final_max_tokens(session.run, folder))
+                whole = tokens == len(material.held_out)
+                say.say(
+                    f"evaluating on {'the whole' if whole else f'{tokens:,} tokens of the'} held-out text"
+                )
+                ending(loop, folder, material)
         if loop.deadline:  # whoever trains this spec again makes as many steps
-            machine = session.run.machine.model_copy(update={"num_steps": session.num_steps})
+            ended = early_end(folder.metrics())
+            num_steps = (ended or {}).get("num_steps", session.num_steps)
+            machine = session.run.machine.model_copy(update={"num_steps": num_steps})
             folder.write_spec(session.run.model_copy(update={"machine": machine}))
+
+
+@contextmanager
+def _saved_if_callbacks_fail(loop: Loop) -> Iterator[None]:
+    """Let what a callback raises reach the user as it was raised, from a run that can be taken up again."""
+    try:
+        yield
+    except CallbackError as error:
+        cause, folder = error.__cause__, loop.folder
+        assert cause is not None
+        loop.record("event", name="stopped", text=f"by {type(cause).__name__} in {error.name}")
+        report(folder)
+        step = loop.session.standing.step
+        cause.add_note(
+            f"{error.name} raised this at step {step:,}, which is saved; go on with: {resume_command(folder)}"
+        )
+        raise cause from cause.__cause__
 
 
 def _begin(folder: RunFolder, say: Progress, since: float) -> tuple[Material, Session, Decisions]:
     """Return what a run is trained with; if that is not settled yet, settle and record it."""
     if folder.resolved:
+        check_installed(folder.spec.loggers)
         material = reload_data(folder.spec, folder)
         return material, *resolved_session(folder, material)
     with folder.removed_unless_started():
         run = folder.spec
+        check_installed(run.loggers)
         check_machine(run.machine)
         if run.init.from_:
             weights_file(Path(run.init.from_))
@@ -223,6 +271,8 @@ def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
     except DivergedError:
         report(folder)
         raise
+    if ended := early_end(folder.metrics()):
+        say.say(f"ended early, at {early_end_text(ended)}")
     if plans := recorded_plans(folder.metrics()):
         say.say(
             f"num_steps = {plans[-1]['num_steps']}: settled again {len(plans)} times while time passed"
@@ -231,21 +281,6 @@ def _run(loop: Loop, folder: RunFolder, say: Progress) -> None:
         loop.record("event", name="stopped", text=f"by {interrupt.name}")
         report(folder)
         raise Stopped(folder, loop.session.standing.step, interrupt)
-
-
-@contextmanager
-def _tensorboard(folder: RunFolder) -> Iterator[Callable[[Record], None]]:
-    """Yield what takes records for TensorBoard, if the run wants it; earlier ones are written again,
-    as the metrics may have been cut back."""
-    if not folder.spec.tensorboard:
-        yield lambda record: None
-        return
-    events = folder.path / "tensorboard"
-    shutil.rmtree(events, ignore_errors=True)
-    with TensorBoardLog(events) as log:
-        for record in folder.metrics():
-            log.write(record)
-        yield log.write
 
 
 def _restore(folder: RunFolder, session: Session) -> str:
@@ -305,9 +340,11 @@ def new_loop(
     material: Material,
     shown: Progress,
     log: Callable[[Record], None] = lambda record: None,
+    callbacks: Callbacks | None = None,
 ) -> Loop:
     """Return the loop that trains a session and keeps its record in a folder."""
     run = session.run
+    known = folder.metrics() if run.early_stop.patience else []
     windows = held_out_windows(
         material.held_out,
         material.tokenizer,
@@ -329,4 +366,6 @@ def new_loop(
         peak=decisions.peak,
         progress=shown,
         log=log,
+        early_stop=EarlyStop(run.early_stop, known),
+        callbacks=callbacks,
     )

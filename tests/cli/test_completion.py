@@ -22,7 +22,7 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.norms import Norm
 from archwright.spec.overrides import paths
 from archwright.spec.read import preset_names, study_names
-from archwright.spec.run_spec import RunSpec
+from archwright.spec.run_spec import LOGGERS, RunSpec
 from tests.tiny import surroundings
 
 HEAVY = {"torch", "numpy", "pydantic", "rich", "transformers"}
@@ -83,6 +83,7 @@ def test_every_kind() -> None:
             kinds: dict[str, type[Choice]] = dict(axis.kinds)
             assert set(candidates(["train", "modern", path])) == {path + kind for kind in kinds}
     assert candidates(["show", "modern", "head.tied="]) == ["head.tied=true", "head.tied=false"]
+    assert candidates(["train", "modern", "loggers="]) == [f"loggers={name}" for name in LOGGERS]
 
 
 def test_every_key_is_reached_a_table_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

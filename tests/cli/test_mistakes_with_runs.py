@@ -75,6 +75,16 @@ def test_probes_begin_with_the_run(
     )
 
 
+def test_loggers_are_those_that_a_run_began_with(
+    run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*same_run(trained, "loggers=csv"), "--out", str(run)]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "archwright: warning: loggers: csv is ignored: this run already started with none"
+    )
+    assert not (run / "csv").exists()
+
+
 def test_what_the_machine_decided_stays(
     run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,3 +146,16 @@ def test_a_second_learning_rate_keeps_its_ratio() -> None:
     changed = with_lr(run, 2 * run.optimizer.lr)
     assert changed.optimizer.lr == 2 * run.optimizer.lr
     assert changed.optimizer.adamw_lr == pytest.approx(2 * run.optimizer.adamw_lr)
+
+
+def test_runs_that_may_end_early_are_not_compared() -> None:
+    """Whoever ends first would have had fewer tokens and a schedule that is cut short."""
+    words = study("modern", ":norm.kind=layer", common=("early_stop.patience=3",))
+    one = study("modern", ":early_stop.patience=3")
+    for refused in (words, one):
+        with pytest.raises(UserError) as caught:
+            arms(refused, 2e5)
+        assert caught.value.lines == (
+            "early_stop.patience: found 3; a study compares runs of equal length, so none of them may end early: leave "
+            "it out, or lower --budget",
+        )

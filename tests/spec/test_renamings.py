@@ -86,7 +86,10 @@ def test_every_renaming_is_of_a_class_and_a_key_that_there_are() -> None:
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:
-    return (True, False) if annotation is bool else getattr(annotation, "__args__", ())
+    inner = getattr(annotation, "__args__", ())
+    return (
+        (True, False) if annotation is bool else (*inner, *(v for i in inner for v in _literals(i)))
+    )
 
 
 def test_a_model_of_format_1(tmp_path: Path) -> None:
@@ -119,6 +122,7 @@ def test_a_model_of_format_1(tmp_path: Path) -> None:
     [
         ("clip=none", "max_grad_norm=none"),
         ("accumulate=2", "grad_accum_steps=2"),
+        ("tensorboard=true", "loggers=tensorboard"),
         ("data.documents=mask", "data.packing=document_mask"),
         ("schedule.final=0.5", "schedule.final_lr_fraction=0.5"),
         ("machine.float32_products=highest", "machine.float32_matmul_precision=highest"),

@@ -12,6 +12,7 @@ BROKEN = lines_of("run_rules")
 LEGAL = [
     ["grad_accum_steps=16"],
     ["evaluate.stride=256"],
+    ["early_stop.min_delta=0.01", "early_stop.patience=2"],
     ["data.tokenizer.kind=file", "data.tokenizer.path=mine.json"],
 ]
 

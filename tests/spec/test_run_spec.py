@@ -82,3 +82,43 @@ class TestPairs:
         assert asked.override("data.pairs=a.tsv").override("data.text=b.txt").data.texts == (
             "b.txt",
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("csv", ("csv",)),
+        ("csv,wandb", ("csv", "wandb")),
+        ("csv, wandb, csv", ("csv", "wandb")),
+        ('["tensorboard"]', ("tensorboard",)),
+        ("none", ()),
+        ("[]", ()),
+    ],
+)
+def test_loggers_are_names(text: str, names: tuple[str, ...]) -> None:
+    run = RunSpec().override(f"loggers={text}")
+    assert run.loggers == names
+    assert run.hash() == RunSpec().hash()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "wanbd",
+            'loggers: found "wanbd"; expected csv, tensorboard, wandb or none. Did you mean "wandb"?',
+        ),
+        ("csv,mlflow", 'loggers: found "csv,mlflow"; expected csv, tensorboard, wandb or none'),
+        ("true", "loggers: found true; expected a list"),
+    ],
+)
+def test_what_is_no_logger(text: str, line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        RunSpec().override(f"loggers={text}")
+    assert caught.value.lines == (line,)
+
+
+def test_early_stopping_is_another_run() -> None:
+    assert RunSpec().early_stop.patience == 0
+    stopping = RunSpec().override("early_stop.patience=3", "early_stop.min_delta=0.01")
+    assert stopping.hash() != RunSpec().hash()

@@ -5,7 +5,8 @@ import time
 import pytest
 from rich.console import Console
 
-from archwright.training.progress import Bar, Lines, Silent, progress, speaker
+from archwright.training.progress import Bar, CellBar, Lines, Silent, progress, speaker
+from tests.fake_notebook import FakeNotebook
 
 
 class Terminal(io.StringIO):
@@ -98,3 +99,34 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
         silent.say("x")
         silent.update(1, 1.0, 1.0)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_notebook_gets_one_bar_that_moves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook, clock = FakeNotebook(monkeypatch), {"now": 1000.0}
+    monkeypatch.setattr(time, "monotonic", lambda: clock["now"])
+    assert type(progress(10, 0, quiet=True)) is Silent
+    bar = progress(100, 20, quiet=False)
+    assert type(bar) is CellBar
+    with bar:
+        for step in range(21, 101):
+            clock["now"] += 0.1
+            bar.update(step, 3.25, 1999.6)
+            if step == 60:
+                with bar.doing("evaluating"):
+                    pass
+        bar.expect(100)
+    (shown_there,) = notebook.places  # one place below the cell, and no line
+    assert capsys.readouterr() == ("", "")
+    assert 10 < len(shown_there) < 25  # not at each of the eighty steps
+    steps = [int(html.split('value="')[1].split('"')[0]) for html in shown_there]
+    assert steps == sorted(steps)
+    assert shown_there[0] == '<progress value="20" max="100"></progress> training, step 20 of 100'
+    assert any(
+        html.endswith("evaluating, step 60 of 100, loss 3.250, 2,000 tokens/s, 4.0 s left")
+        for html in shown_there
+    )
+    assert shown_there[-1] == (
+        '<progress value="100" max="100"></progress> trained, step 100 of 100, loss 3.250, 2,000 tokens/s'
+    )

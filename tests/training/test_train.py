@@ -295,7 +295,7 @@ def test_tensorboard_gets_what_the_metrics_get(longer: RunSpec, tmp_path: Path) 
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    watched = longer.override("tensorboard=true")
+    watched = longer.override("loggers=tensorboard")
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 7, die)
         with pytest.raises(Died):

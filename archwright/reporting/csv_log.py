@@ -1,0 +1,68 @@
+"""The metrics of a run as CSV: a file of its steps and one of its evaluations, a row each."""
+
+import csv
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+from archwright.files import atomic_write, clear_errors
+from archwright.reporting.history import MEASURED
+from archwright.runs.records import Record
+
+PLACE = ("step", "tokens", "seconds", "cpu_seconds")
+COLUMNS = {
+    "train": (*PLACE, *MEASURED),
+    "eval": (
+        *PLACE,
+        *("nats_per_token", "perplexity", "bits_per_byte", "num_tokens", "num_bytes"),
+        *("accuracy", "num_answers", "token_accuracy", "second_loss", "second_accuracy"),
+    ),
+}
+"""Kinds of records that have a file, by whose name it is called, and its columns. What a record lacks is left empty."""
+
+
+class CsvLog:
+    """Writes records to CSV files in a folder.
+
+    Args:
+        records: those of the run so far; files that are there are written again from them.
+
+    Raises:
+        UserError: the disk refuses.
+    """
+
+    def __init__(self, folder: Path, records: Iterable[Record]) -> None:
+        self.folder = folder
+        lines = {kind: [_line(columns)] for kind, columns in COLUMNS.items()}
+        for record in records:
+            if record["kind"] in lines:
+                lines[record["kind"]].append(_row(record))
+        for kind, rows in lines.items():
+            atomic_write(self._file(kind), "".join(rows))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def write(self, record: Record) -> None:
+        """Add a record's row, if its kind has a file."""
+        if record["kind"] in COLUMNS:
+            file = self._file(record["kind"])
+            with clear_errors(file), file.open("a", encoding="utf-8", newline="") as opened:
+                opened.write(_row(record))
+
+    def _file(self, kind: str) -> Path:
+        return self.folder / f"{kind}.csv"
+
+
+def _row(record: Record) -> str:
+    return _line(record.get(column) for column in COLUMNS[record["kind"]])
+
+
+def _line(cells: Iterable[object]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(["" if c is None else c for c in cells])
+    return text.getvalue()

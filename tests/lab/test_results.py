@@ -1,0 +1,32 @@
+"""Results at a prompt and in a notebook."""
+
+import re
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+from archwright.format import signed
+from tests.lab.made_results import nothing_yet, twelve_variants
+
+
+def test_results_are_a_line() -> None:
+    results = twelve_variants()
+    assert repr(results) == f"StudyResults({results.folder}: {results.verdict})"
+    assert len(repr(results)) < 1000
+
+
+def test_a_notebook_shows_the_verdict_and_a_row_for_each_variant() -> None:
+    results = twelve_variants()
+    html = results._repr_html_()
+    assert results.verdict in unescape(html)
+    cells = [unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", html)]
+    assert cells[::5] == [effect.variant for effect in results.effects]
+    assert cells[1::5] == [effect.outcome for effect in results.effects]
+    assert cells[2::5] == [signed(effect.mean) for effect in results.effects]
+    assert nothing_yet()._repr_html_().count("<td") == 0
+
+
+def test_its_page_is_the_one_in_its_folder(tmp_path: Path) -> None:
+    results = replace(nothing_yet(), folder=str(tmp_path))
+    (tmp_path / "report.html").write_text("<p>")
+    assert Path(results.report()) == tmp_path / "report.html"
