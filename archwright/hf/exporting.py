@@ -11,11 +11,12 @@ from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.merge import validated
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.overrides import flatten, toml_value
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
-"""Keys that no logit depends on; layers are compared one by one."""
+"""Keys that no logit depends on, of a spec `as_computed`; layers are compared one by one."""
 ONLY_TRAINING = (
     "balance_loss",
     "balance_over",
@@ -69,7 +70,7 @@ def nearest_fit(spec: ModelSpec) -> Fit:
 def fit(spec: ModelSpec, family: Family) -> Fit:
     """Write a resolved spec as a family's config, read it back, and return what is not the same. Of a model beside a
     generator, that is the model alone."""
-    spec = spec.detector
+    spec = as_computed(spec.detector)
     try:
         back = family.biased(family.spec(family.config(spec)), spec.head.bias)
         back = family.judging(back, spec.sequence_head)
@@ -77,6 +78,27 @@ def fit(spec: ModelSpec, family: Family) -> Fit:
     except UserError as error:
         return Fit(family, tuple(error.lines) * 1000)
     return Fit(family, tuple(dict.fromkeys(differences(spec, back))))
+
+
+def as_computed(spec: ModelSpec) -> ModelSpec:
+    """Return a resolved spec whose head has the divisor of logits that came with initial values (muP), as configs of
+    published models say how a model computes and not how it began. Scales of scores are then numbers, as in the
+    families that know such a divisor (Granite)."""
+    divisor = spec.init.logit_divisor(spec.dim)
+    if divisor == 1:
+        return spec
+    values = spec.model_dump()
+    values["head"]["logit_divisor"] *= divisor
+    values["init"] = {"kind": "glorot", "embedding_std": 1.0}
+    for layer in (values, *values["layer_kinds"].values()):
+        attention = layer["attention"]
+        scale = attention.get("scale", {})
+        if scale.get("kind") == "sqrt":
+            attention["scale"] = {"kind": "fixed", "value": scale["dim"] ** -0.5}
+        elif scale.get("kind") == "inverse" and "head_dim" in attention:
+            value = scale["numerator"] / attention["head_dim"]
+            attention["scale"] = {"kind": "fixed", "value": value}
+    return validated(ModelSpec, values)
 
 
 def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:
