@@ -51,7 +51,7 @@ def test_the_divisor_that_mup_brings_goes_with_its_weights(scale: str, tmp_path:
 
 
 def test_a_family_without_a_divisor_of_logits_cannot_hold_what_mup_computes() -> None:
-    with pytest.raises(UserError, match="llama .* cannot have head.logit_divisor = 4.0"):
+    with pytest.raises(UserError, match=r"llama .* cannot have head\.logit_divisor = 4\.0"):
         exportable(load("modern").override(*MUP), "llama")
     assert exportable(load("modern").override(*MUP, "init.base_dim=64"), "llama")
 

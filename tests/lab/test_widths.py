@@ -147,7 +147,7 @@ def test_what_widths_do_not_go_with(options: dict[str, object], line: str) -> No
 
 
 def test_a_width_is_said_once() -> None:
-    with pytest.raises(UserError, match="found model.dim=8 beside it; expected the width in one"):
+    with pytest.raises(UserError, match=r"found model\.dim=8 beside it"):
         compare("modern", ":norm.kind=layer", "dim=8", widths="16,32")
 
 
