@@ -1,7 +1,7 @@
 """The first hours of docs/first-hour work as they stand there, with small budgets.
 
-A page is typed from top to bottom in one folder. Files that it shows with a title are written, and commands run, but for
-what SMALLER says: each budget is a few steps, and models and texts are small. Of what a page shows below a command
+A page is typed from top to bottom in one folder. Files that it shows with a title are written, and commands run, but
+for what SMALLER says: each budget is a few steps, and models and texts are small. Of what a page shows below a command
 
 - a line of `show`, `diff`, `list`, `explain` or `plan`, which train nothing, must come out to the letter;
 - of others, whose numbers are those of longer runs, a line must come out up to its first number;

@@ -9,6 +9,7 @@ from typing import Any
 from archwright.catalogue.summaries import BELONGS
 from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
+from archwright.spec.attention import MaskedAttention
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import validated
@@ -87,17 +88,18 @@ def as_computed(spec: ModelSpec) -> ModelSpec:
     divisor = spec.init.logit_divisor(spec.dim)
     if divisor == 1:
         return spec
+    from archwright.parts.mixers.scales import SCORE_SCALES  # torch, which few specs need here
+
     values = spec.model_dump()
     values["head"]["logit_divisor"] *= divisor
     values["init"] = {"kind": "glorot", "embedding_std": 1.0}
-    for layer in (values, *values["layer_kinds"].values()):
-        attention = layer["attention"]
-        scale = attention.get("scale", {})
-        if scale.get("kind") == "sqrt":
-            attention["scale"] = {"kind": "fixed", "value": scale["dim"] ** -0.5}
-        elif scale.get("kind") == "inverse" and "head_dim" in attention:
-            value = scale["numerator"] / attention["head_dim"]
-            attention["scale"] = {"kind": "fixed", "value": value}
+    for name, layer in spec.layers_by_kind.items():
+        table = values if name == "default" else values["layer_kinds"][name]
+        if isinstance(layer.attention, MaskedAttention):
+            scale, width = layer.attention.scale, layer.attention.key_dim(spec.dim)
+            first, second = (float(SCORE_SCALES.make(scale, width, n)) for n in (1, 2))
+            if first == second:  # else it is no number, but one for each layer
+                table["attention"]["scale"] = {"kind": "fixed", "value": first}
     return validated(ModelSpec, values)
 
 
