@@ -13,7 +13,7 @@ from archwright.spec.read import load_study, study_names
 from archwright.spec.run_spec import PartsFile
 from archwright.spec.study_spec import OPTIONS, StudySpec
 
-NARROW = "0.05M"
+SIZE_OF_WIDTHS = "0.05M"
 """Size by which texts, batches and layers of a study of widths are chosen where it says none."""
 
 
@@ -57,7 +57,7 @@ def _with_widths(study: StudySpec) -> StudySpec:
     words = (*study.common, *study.baseline, *(w for v in study.variants.values() for w in v))
     if given := [word for word in words if run_key(word).startswith("model.dim=")]:
         raise UserError(f"--widths: found {given[0]} beside it; expected the width in one of them")
-    size = NARROW if study.size == "auto" else study.size
+    size = SIZE_OF_WIDTHS if study.size == "auto" else study.size
     update = {"procedure": "sweep", "match": "none", "size": size}
     return study.model_copy(update=update)
 

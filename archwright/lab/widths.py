@@ -79,9 +79,15 @@ def verdict(
 
 def rates_words(drift: Drift) -> str:
     """Return the best rates of a variant: `modern: 2.1e-2 (1.7e-2 to 2.6e-2) at dim 32, ...`."""
-    rates = (f"{short(r.lr)} ({short(r.low)} to {short(r.high)})" for r in drift.rates)
-    widths = (f"at dim {r.width}" for r in drift.rates)
-    return f"{drift.name}: {', '.join(map(' '.join, zip(rates, widths, strict=True)))}"
+    rates = (f"{short(r.lr)} ({interval_words(r)}) at dim {r.width}" for r in drift.rates)
+    return f"{drift.name}: {', '.join(rates)}"
+
+
+def interval_words(rate: BestRate) -> str:
+    """Return the interval of a best rate, or that there is none."""
+    if not math.isfinite(rate.high):
+        return "one seed"
+    return f"{short(rate.low)} to {short(rate.high)}"
 
 
 def _best_rate(width: int, seeds: Sequence[Replicate], error: float) -> BestRate:
@@ -102,6 +108,8 @@ def _claim(drift: Drift) -> str:
     ends = (drift.rates[0], drift.rates[-1])
     if edges := [str(rate.width) for rate in ends if rate.at_boundary]:
         return f"is not known, as at width {listed(edges)} it lies at an end of the grid"
+    if not math.isfinite(drift.high):
+        return f"moves by a factor of {drift.factor:.2g}, by one seed"
     words = "moves by less than its error, a factor of"
     factors = (drift.factor, drift.low, drift.high)
     if drift.low > 1:

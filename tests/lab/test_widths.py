@@ -109,6 +109,9 @@ def test_a_single_seed_has_no_error() -> None:
     known = arms_of([[0.02], [0.01], [0.005]], [[0.02], [0.02], [0.02]])
     falls, _ = drifts(replicates(known), STUDY, steps())
     assert (falls.factor, falls.low, falls.high) == (pytest.approx(0.25), 0.0, math.inf)
+    assert rates_words(falls).startswith("modern: 2e-2 (one seed) at dim 32, 1e-2 (one seed) at")
+    sentence = verdict([falls], made.two_variants().variants, tokens=1, text="t", device="d")
+    assert "of modern moves by a factor of 0.25, by one seed" in sentence
 
 
 def test_what_lies_at_an_end_of_the_grid_is_not_known() -> None:

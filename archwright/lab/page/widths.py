@@ -1,11 +1,13 @@
 """The best learning rate of each variant by the width of the model."""
 
+import math
 from typing import Any
 
 from archwright import format as fmt
 from archwright.lab.page.styles import plotly_text, short_names, trace
 from archwright.lab.results import Drift, StudyResults
 from archwright.lab.variants import at_width
+from archwright.lab.widths import interval_words
 from archwright.reporting.document import Block, Chart, Key, Row, Section, Series, Table, Text
 
 
@@ -61,13 +63,13 @@ def _trace(drift: Drift, style: Series, name: str) -> dict[str, Any]:
         error_y={
             "type": "data",
             "symmetric": False,
-            "array": [rate.high - rate.lr for rate in rates],
-            "arrayminus": [rate.lr - rate.low for rate in rates],
+            "array": [rate.high - rate.lr if math.isfinite(rate.high) else 0 for rate in rates],
+            "arrayminus": [rate.lr - rate.low if math.isfinite(rate.high) else 0 for rate in rates],
             "thickness": 1.5,
             "width": 4,
             "color": f"${style.color}",
         },
-        customdata=[f"{fmt.short(r.low)} to {fmt.short(r.high)}" for r in rates],
+        customdata=[interval_words(rate) for rate in rates],
         hovertemplate=f"{plotly_text(name)}<br>%{{y:.3~g}} at width %{{x}} (%{{customdata}})<extra></extra>",
     )
 
@@ -84,7 +86,7 @@ def _table(results: StudyResults) -> Table:
                 drift.name,
                 fmt.exact(rate.width),
                 fmt.short(rate.lr),
-                f"{fmt.short(rate.low)} to {fmt.short(rate.high)}",
+                interval_words(rate),
                 _factor(drift, i),
                 fmt.loss(rate.loss),
                 str(rate.seeds),
@@ -102,7 +104,8 @@ def _factor(drift: Drift, number: int) -> str:
         return "1"
     if number < len(drift.rates) - 1:
         return f"{drift.rates[number].lr / drift.rates[0].lr:.2f}"
-    return f"{drift.factor:.2f} ({drift.low:.2f} to {drift.high:.2f})"
+    known = math.isfinite(drift.high)
+    return f"{drift.factor:.2f}" + (f" ({drift.low:.2f} to {drift.high:.2f})" if known else "")
 
 
 def _summary(drift: Drift) -> str:
