@@ -44,7 +44,7 @@ WORDS = {
     "swa": "mask.window",
     "moe": "feedforward.experts",
     "mixture of experts": "feedforward.experts",
-    "qk-norm": "attention.qk_norm",
+    "qk-norm": "attention.qk_norm.rms",
     "tying": "head.tied",
     "weight tying": "head.tied",
     "soft-cap": "attention.softcap",
