@@ -55,7 +55,8 @@ def smaller(words: list[str]) -> list[str]:
                 *MACHINE,
             ]
         return [verb, *kept, *SHORT, "data.text=notes.txt", SHORTER, BYTES, *MACHINE]
-    if verb == "train" and any(word.startswith("budget=") for word in rest):
+    budgeted = "demo" in rest or any(word.startswith("budget=") for word in rest)
+    if verb == "train" and budgeted:
         kept = [word for word in rest if not word.startswith("budget=")]
         text = (
             [] if any(w.startswith("data.text=") for w in kept) else ["data.text=notes.txt", BYTES]

@@ -55,8 +55,8 @@ def _with_widths(study: StudySpec) -> StudySpec:
             f"--widths: found {given} beside it; expected it alone, as learning rates are what widths are trained for"
         )
     words = (*study.common, *study.baseline, *(w for v in study.variants.values() for w in v))
-    if given := [word for word in words if run_key(word).startswith("model.dim=")]:
-        raise UserError(f"--widths: found {given[0]} beside it; expected the width in one of them")
+    if dims := [word for word in words if run_key(word).startswith("model.dim=")]:
+        raise UserError(f"--widths: found {dims[0]} beside it; expected the width in one of them")
     size = SIZE_OF_WIDTHS if study.size == "auto" else study.size
     update = {"procedure": "sweep", "match": "none", "size": size}
     return study.model_copy(update=update)
