@@ -14,10 +14,18 @@ from archwright.spec.run_spec import MachineSpec
 from tests.commands import commands, linked_files, read
 from tests.tiny import ROOT
 
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "first-hour").glob("*.md"),
+        *ROOT.glob("*.md"),
+    ]
+)
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 CITATION: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
 TYPED = (
+    "docs/tutorial.md",
+    "docs/how-to.md",
     "docs/faq.md",
     "docs/logging.md",
     "docs/recipes.md",

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from archwright import presets
+from archwright.cli.explain_verb import known_words
 from archwright.cli.key_completion import FILES, keys_and_values
 from archwright.cli.list_verb import WHAT
 from archwright.cli.listings import listing
@@ -92,6 +93,9 @@ def _words(verb: str, parser: Parser, before: Sequence[str], current: str) -> It
     if verb == "list":
         yield from _of_list(before, current)
         return
+    if verb == "explain":
+        yield from _of_explain(before, current)
+        return
     for action in parser._actions:
         if not action.option_strings and action.choices is not None:
             yield from map(str, action.choices)
@@ -133,6 +137,15 @@ def _of_list(before: Sequence[str], current: str) -> Iterator[str]:
         else:
             names = [name for name in listing("models")["rows"][0] if name != "unpublished"]
             yield from (f"{name}=" for name in [*names, "mixer", *chosen])
+
+
+def _of_explain(before: Sequence[str], current: str) -> Iterator[str]:
+    """Yield what can be explained, kinds behind their axis only where that has been typed."""
+    if any(not word.startswith("-") for word in before):
+        return
+    for word in known_words(listing("choices")):
+        if " " not in word and ("." in current or "." not in word):  # shells take blanks for ends
+            yield word
 
 
 def _presets(room: str) -> list[str]:

@@ -44,7 +44,7 @@ WORDS = {
     "swa": "mask.window",
     "moe": "feedforward.experts",
     "mixture of experts": "feedforward.experts",
-    "qk-norm": "attention.qk_norm",
+    "qk-norm": "attention.qk_norm.rms",
     "tying": "head.tied",
     "weight tying": "head.tied",
     "soft-cap": "attention.softcap",
@@ -72,6 +72,15 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
+def known_words(known: Sequence[Section]) -> Iterator[str]:
+    """Yield what can be explained: kinds, alone and behind their axis, what the field calls them, and options."""
+    kinds = [(section["name"], kind["name"]) for section in known for kind in section["kinds"]]
+    yield from (name for _, name in kinds)
+    yield from WORDS
+    yield from (_option(asks)[1] for section in known for asks, _ in _options(section))
+    yield from (f"{axis}.{name}" for axis, name in kinds)
+
+
 def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "list[Numbers]"]]:
     """Yield the text and the numbers of each kind of that name, or of each option where no kind has it.
 
@@ -86,7 +95,8 @@ def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "li
         path: about
         for section in here
         for asks, about in _options(section)
-        if (path := asks.split()[-1].partition("=")[0]).rpartition(".")[2] == name
+        for path, option in [_option(asks)]
+        if option == name
     }
     if not kinds and not options:
         names = [kind["name"] for s in known for kind in s["kinds"]]
@@ -137,6 +147,12 @@ def _names(section: Section) -> list[str]:
 def _options(section: Section) -> Iterator[tuple[str, str]]:
     for group in (section, *section["families"], *section["kinds"]):
         yield from group["options"]
+
+
+def _option(asks: str) -> tuple[str, str]:
+    """Return the path of an option and its name, by the words that ask for it."""
+    path = asks.split()[-1].partition("=")[0]
+    return path, path.rpartition(".")[2]
 
 
 def _wrapped(text: str) -> list[str]:

@@ -9,13 +9,15 @@ from typing import Any
 from archwright.catalogue.summaries import BELONGS
 from archwright.hf.families import FAMILIES
 from archwright.hf.family import Family
+from archwright.spec.attention import MaskedAttention
 from archwright.spec.choice import Spec
 from archwright.spec.errors import UserError, nearest
+from archwright.spec.merge import validated
 from archwright.spec.model_spec import LayerSpec, ModelSpec
 from archwright.spec.overrides import flatten, toml_value
 
 NO_MATTER = ("dropout", "init", "name", "source", "sources", "layer_kinds", "layers")
-"""Keys that no logit depends on; layers are compared one by one."""
+"""Keys that no logit depends on, of a spec `as_computed`; layers are compared one by one."""
 ONLY_TRAINING = (
     "balance_loss",
     "balance_over",
@@ -69,7 +71,7 @@ def nearest_fit(spec: ModelSpec) -> Fit:
 def fit(spec: ModelSpec, family: Family) -> Fit:
     """Write a resolved spec as a family's config, read it back, and return what is not the same. Of a model beside a
     generator, that is the model alone."""
-    spec = spec.detector
+    spec = as_computed(spec.detector)
     try:
         back = family.biased(family.spec(family.config(spec)), spec.head.bias)
         back = family.judging(back, spec.sequence_head)
@@ -77,6 +79,28 @@ def fit(spec: ModelSpec, family: Family) -> Fit:
     except UserError as error:
         return Fit(family, tuple(error.lines) * 1000)
     return Fit(family, tuple(dict.fromkeys(differences(spec, back))))
+
+
+def as_computed(spec: ModelSpec) -> ModelSpec:
+    """Return a resolved spec whose head has the divisor of logits that came with initial values (muP), as configs of
+    published models say how a model computes and not how it began. Scales of scores are then numbers, as in the
+    families that know such a divisor (Granite)."""
+    divisor = spec.init.logit_divisor(spec.dim)
+    if divisor == 1:
+        return spec
+    from archwright.parts.mixers.scales import SCORE_SCALES  # torch, which few specs need here
+
+    values = spec.model_dump()
+    values["head"]["logit_divisor"] *= divisor
+    values["init"] = {"kind": "glorot", "embedding_std": 1.0}
+    for name, layer in spec.layers_by_kind.items():
+        table = values if name == "default" else values["layer_kinds"][name]
+        if isinstance(layer.attention, MaskedAttention):
+            scale, width = layer.attention.scale, layer.attention.key_dim(spec.dim)
+            first, second = (float(SCORE_SCALES.make(scale, width, n)) for n in (1, 2))
+            if first == second:  # else it is no number, but one for each layer
+                table["attention"]["scale"] = {"kind": "fixed", "value": first}
+    return validated(ModelSpec, values)
 
 
 def differences(spec: ModelSpec, back: ModelSpec) -> Iterator[str]:

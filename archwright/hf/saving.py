@@ -15,7 +15,7 @@ from torch import Tensor
 
 from archwright.checkpoint.started import StartRecord, drafted
 from archwright.checkpoint.weights import read_tensors, write_tensors
-from archwright.hf.exporting import exportable
+from archwright.hf.exporting import as_computed, exportable
 from archwright.hf.family import Family
 from archwright.hf.loading import CAME_FROM, Origin, tensors_of
 from archwright.hf.weight_map import Slot
@@ -184,7 +184,7 @@ def _dtype(slot: Slot, tensors: Mapping[str, Tensor]) -> torch.dtype:
 
 def config_of(spec: ModelSpec, family: Family) -> dict[str, Any]:
     """Return the config of a resolved spec as a family says it."""
-    config = family.config(spec)
+    config = family.config(as_computed(spec))
     padding, rows = family.defaults.get("pad_token_id"), spec.vocab_size
     if padding is not None and rows != "auto" and padding >= rows:
         config.setdefault("pad_token_id", None)  # the class's own does not exist here

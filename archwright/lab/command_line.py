@@ -13,6 +13,9 @@ from archwright.spec.read import load_study, study_names
 from archwright.spec.run_spec import PartsFile
 from archwright.spec.study_spec import OPTIONS, StudySpec
 
+SIZE_OF_WIDTHS = "0.05M"
+"""Size by which texts, batches and layers of a study of widths are chosen where it says none."""
+
 
 def study_of(
     *words: str | StudySpec, parts: tuple[PartsFile, ...] = (), **options: Any
@@ -33,9 +36,30 @@ def study_of(
     ]
     if common:
         study = study.model_copy(update={"common": (*study.common, *common)})
-    study = study.override(*assignments) if assignments else study
+    study = _with_widths(study.override(*assignments) if assignments else study)
     name = study.name or slug("-".join([label(study.baseline), *study.variants]))
     return study.model_copy(update={"name": name, "parts": parts})
+
+
+def _with_widths(study: StudySpec) -> StudySpec:
+    """Return a study of widths as it is made: each seed sweeps, nothing is matched, and the size says no width.
+
+    Raises:
+        UserError: rates are not tuned, or a width is given beside.
+    """
+    if not study.widths:
+        return study
+    if not study.tune_lr or study.tune_baseline:
+        given = "--tune-baseline" if study.tune_lr else "--no-tune-lr"
+        raise UserError(
+            f"--widths: found {given} beside it; expected it alone, as learning rates are what widths are trained for"
+        )
+    words = (*study.common, *study.baseline, *(w for v in study.variants.values() for w in v))
+    if dims := [word for word in words if run_key(word).startswith("model.dim=")]:
+        raise UserError(f"--widths: found {dims[0]} beside it; expected the width in one of them")
+    size = SIZE_OF_WIDTHS if study.size == "auto" else study.size
+    update = {"procedure": "sweep", "match": "none", "size": size}
+    return study.model_copy(update=update)
 
 
 def command_of(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from archwright.lab.variants import arms, label, set_by
+from archwright.lab.variants import arms, set_by, words_of
 from archwright.parts.masks import as_seen, is_full
 from archwright.spec.attention import MaskedAttention
 from archwright.spec.errors import UserError
@@ -80,7 +80,7 @@ def _why(study: StudySpec, runs: Mapping[str, RunSpec], name: str, other: str, l
     changed = diff(asked[other], asked[name]) if asked else []
     if not changed:
         return ""
-    given = set_by(_words(study, name)) | set_by(_words(study, other))
+    given = set_by(words_of(study)[name]) | set_by(words_of(study)[other])
     for line in changed:
         path = line.partition(":")[0]
         if path in given:
@@ -118,7 +118,3 @@ def _more_hidden(mask: Mask, at: str, length: int) -> str:
         f"{found}with {option} = {value} hides nothing in {length:,} tokens; give it less, such as "
         f"{at}attention.mask.{option}={less}"
     )
-
-
-def _words(study: StudySpec, name: str) -> tuple[str, ...]:
-    return study.baseline if name == label(study.baseline) else study.variants[name]

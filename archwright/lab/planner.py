@@ -29,7 +29,7 @@ from archwright.lab.plan import (
 from archwright.lab.plan_file import Cost
 from archwright.lab.procedure import PAIRS
 from archwright.lab.scheduler import ENDING
-from archwright.lab.variants import Arms, arms, set_by, sized_by_user
+from archwright.lab.variants import Arms, arms, set_by, sized_by_user, words_of
 from archwright.lab.workers import Workers
 from archwright.machine.decide import Decisions, decide, decide_kernel, decide_loss
 from archwright.model.build import build
@@ -165,7 +165,7 @@ class Planner:
         target = count(baseline.model, materials[first].tokenizer.vocab_size)
         found = {}
         for name, run in asked.items():
-            words = self.study.baseline if name == first else self.study.variants[name]
+            words = words_of(self.study)[name]
             held = {path.removeprefix("model.") for path in set_by(words)}
             vocab_size = materials[name].tokenizer.vocab_size
             model, equal = run.model, True

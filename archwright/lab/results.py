@@ -253,6 +253,38 @@ class Interaction:
 
 
 @dataclass(frozen=True)
+class BestRate:
+    """The best learning rate of a variant at one width."""
+
+    width: int
+    lr: float
+    """The geometric mean over seeds of the vertices of their sweeps."""
+    low: float
+    high: float
+    """The 95 % interval."""
+    loss: float
+    """At the vertices, the mean over seeds."""
+    seeds: int
+    at_boundary: bool = False
+    """Most seeds have their lowest loss at an end of the grid."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far a variant's best learning rate moves from the narrowest to the widest model."""
+
+    name: str
+    """The variant, without a width."""
+    rates: Sequence[BestRate]
+    """The narrowest first."""
+    factor: float
+    """Best rate of the widest over that of the narrowest."""
+    low: float
+    high: float
+    """The 95 % interval of the factor."""
+
+
+@dataclass(frozen=True)
 class ControlledVariable:
     """Something that the variants have in common, or could not have: `value` for each variant where it
     differs."""
@@ -309,6 +341,8 @@ class StudyResults:
     """Of each two variants of which a third has the changes of both."""
     shorter_runs: Sequence[RunResult] = ()
     """Those of a share of the steps."""
+    drifts: Sequence[Drift] = ()
+    """Of a study of widths, which compares no losses."""
     task: TaskFacts | None = None
     """The task that the runs were trained on; None of documents."""
     complete: bool = True

@@ -8,6 +8,7 @@ from pathlib import Path
 from archwright import format as fmt
 from archwright.data.store import TokenStore
 from archwright.data.task_text import TaskText
+from archwright.lab import widths
 from archwright.lab.advice import advice
 from archwright.lab.baseline import Tuning, expected_runs
 from archwright.lab.baseline_runs import GAIN, decay_of
@@ -17,15 +18,17 @@ from archwright.lab.matching import mismatch
 from archwright.lab.plan import Arm, Plan, horizons
 from archwright.lab.results import (
     ControlledVariable,
+    Drift,
     Effect,
     Replicate,
     RunResult,
     StudyResults,
     TaskFacts,
+    Variant,
 )
 from archwright.lab.scheduler import Execution
 from archwright.lab.sweep import RISE, is_sharp, plan_sweep
-from archwright.lab.verdict import SCOPE, effects, verdict
+from archwright.lab.verdict import SCOPE, UNLEARNT, effects, verdict
 from archwright.runs import RunFolder
 from archwright.spec.overrides import flatten
 from archwright.spec.run_spec import Optimizer, Schedule
@@ -40,34 +43,17 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
     variants, runs = plan.variants(), [execution.results[cell] for cell in cells]
     replicates, now = execution.replicates(), execution.standing()
     sweeps, task = now.sweeps, _task(plan)
-    advised = partial(advice, execution=execution) if complete else lambda effect: ""
     edges = [name for name, sweep in sweeps.items() if sweep.at_boundary]
-    found = effects(
-        replicates,
-        plan.study,
-        plan.baseline.name,
-        variants=variants,
-        runs=runs,
-        edges=edges,
-        learnt={name: found.learnt for name, found in execution.counted.items()},
-        unit=plan.unit,
-        multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
-        advice=advised,
-        **now.judged,
-    )
-    device = device_of(plan, execution)
+    moved: list[Drift] = []
+    if plan.study.widths:
+        found: list[Effect] = []
+        moved, outcome = _of_widths(execution, variants, replicates)
+    else:
+        found, outcome = _compared(execution, variants, runs, replicates, complete)
     return StudyResults(
         study=plan.study,
         folder=str(execution.folder),
-        verdict=verdict(
-            found,
-            plan.baseline.name,
-            parameters=plan.baseline.counts.non_embedding,
-            tokens=plan.tokens_per_run,
-            device=device,
-            text=_text(plan),
-            advice=advised,
-        ),
+        verdict=outcome,
         scope=SCOPE,
         variants=variants,
         runs=runs,
@@ -78,7 +64,7 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
         tokens_per_run=plan.tokens_per_run,
         steps=plan.steps,
         evaluation_tokens=plan.evaluation_tokens,
-        device=device,
+        device=device_of(plan, execution),
         predicted_seconds=plan.seconds,
         seconds=execution.spent,
         command=command,
@@ -87,10 +73,58 @@ def results_of(execution: Execution, command: str, complete: bool) -> StudyResul
             plan.study, replicates, plan.baseline.name, edges, plan.unit, now.placing
         ),
         shorter_runs=[execution.shorter[cell] for cell in sorted(execution.shorter)],
+        drifts=moved,
         task=task,
         complete=complete,
         notes=[*execution.notes, *_notes(found, replicates, execution)],
     )
+
+
+def _of_widths(
+    execution: Execution, variants: Sequence[Variant], replicates: Sequence[Replicate]
+) -> tuple[list[Drift], str]:
+    """Return how far best rates moved from width to width, and that in a sentence."""
+    plan, ratio = execution.plan, math.log(execution.plan.study.lr_ratio)
+    sweeps = execution.standing().sweeps
+    steps = {name: ratio * (sweep.window[1] - sweep.window[0]) for name, sweep in sweeps.items()}
+    moved = widths.drifts(replicates, plan.study, steps)
+    tokens, device = plan.tokens_per_run, device_of(plan, execution)
+    return moved, widths.verdict(moved, variants, tokens=tokens, text=_text(plan), device=device)
+
+
+def _compared(
+    execution: Execution,
+    variants: Sequence[Variant],
+    runs: Sequence[RunResult],
+    replicates: Sequence[Replicate],
+    complete: bool,
+) -> tuple[list[Effect], str]:
+    """Return each variant against the baseline, and the verdict."""
+    plan, now = execution.plan, execution.standing()
+    advised = partial(advice, execution=execution) if complete else lambda effect: ""
+    found = effects(
+        replicates,
+        plan.study,
+        plan.baseline.name,
+        variants=variants,
+        runs=runs,
+        edges=[name for name, sweep in now.sweeps.items() if sweep.at_boundary],
+        learnt={name: found.learnt for name, found in execution.counted.items()},
+        unit=plan.unit,
+        multiplier=partial(multiplier_of, replicates=replicates, execution=execution),
+        advice=advised,
+        **now.judged,
+    )
+    outcome = verdict(
+        found,
+        plan.baseline.name,
+        parameters=plan.baseline.counts.non_embedding,
+        tokens=plan.tokens_per_run,
+        device=device_of(plan, execution),
+        text=_text(plan),
+        advice=advised,
+    )
+    return found, outcome
 
 
 def _text(plan: Plan) -> str:
@@ -254,6 +288,9 @@ def _notes(
         notes.append(
             f"In {edges} of {len(replicates)} sweeps the best learning rate was at an end of the grid."
         )
+    for name, counted in execution.counted.items() if study.widths else ():
+        if min((r.loss for r in replicates if r.variant == name), default=0.0) > counted.learnt:
+            notes.append(f"{name} {UNLEARNT}: longer runs may like another rate.")
     for name in execution.plan.arms:
         if _is_coarse([r for r in replicates if r.variant == name], runs):
             notes.append(

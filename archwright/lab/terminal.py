@@ -9,6 +9,7 @@ from typing import Any
 from archwright.format import accuracy, duration, listed, printable
 from archwright.lab.results import Effect, StudyResults
 from archwright.lab.verdict import compute_words
+from archwright.lab.widths import rates_words
 
 
 def print_results(results: StudyResults, *, quiet: bool = False) -> None:
@@ -17,6 +18,7 @@ def print_results(results: StudyResults, *, quiet: bool = False) -> None:
     if not quiet:
         lines += [*_answers(results), "", *(f"  {_line(effect)}" for effect in results.effects)]
         lines += [f"  {found.sentence}" for found in results.interactions]
+        lines += [f"  {rates_words(drift)}" for drift in results.drifts]
         lines += [*(f"  {note}" for note in results.notes), ""]
         lines += [
             f"{len(results.runs)} runs in {duration(results.seconds)}, "

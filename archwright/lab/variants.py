@@ -85,8 +85,9 @@ def arms(study: StudySpec, size: float | None) -> Arms:
         UserError: unknown names or keys, values out of limits, one line each.
     """
     baseline = Named.of(study.baseline)
-    wanted = {label(study.baseline): baseline} | {
-        name: Named.of(words, baseline) for name, words in study.variants.items()
+    wanted = {
+        name: baseline if words == study.baseline else Named.of(words, baseline)
+        for name, words in words_of(study).items()
     }
     if not study.variants:
         raise UserError("compare with what? Name two variants or more, or a study")
@@ -105,6 +106,23 @@ def arms(study: StudySpec, size: float | None) -> Arms:
     if lines:
         raise UserError(*dict.fromkeys(lines))
     return found
+
+
+def words_of(study: StudySpec) -> dict[str, tuple[str, ...]]:
+    """Return the words of all that is trained by its name, the baseline's first; where a study has widths, at each."""
+    named = {label(study.baseline): study.baseline, **study.variants}
+    if not study.widths:
+        return named
+    return {
+        at_width(name, width): (*words, f"dim={width}")
+        for name, words in named.items()
+        for width in study.widths
+    }
+
+
+def at_width(name: str, width: int) -> str:
+    """Return what a variant is called at one of a study's widths."""
+    return f"{name}, dim {width}"
 
 
 def label(words: Sequence[str]) -> str:

@@ -26,8 +26,8 @@ class Init(ABC):
 
     lr_scales: Mapping[str, float] = MappingProxyType({})
     """Factor of AdamW's learning rate, for roles of parameters that have another than 1."""
-    divisor: float = 1.0
-    """Divisor of the logits."""
+    divisor: float
+    """Divisor of the logits, which its spec says."""
 
     def __init__(self, spec: Any, num_layers: int, dim: int) -> None:
         open_still = [name for name, value in spec.model_dump().items() if value == "auto"]
@@ -37,6 +37,7 @@ class Init(ABC):
                 "it from a resolved spec: spec.resolved()"
             )
         self.spec, self.num_layers, self.dim = spec, num_layers, dim
+        self.divisor = spec.logit_divisor(dim)
 
     @abstractmethod
     def std(self, module: Linear | Embedding) -> float:
@@ -117,7 +118,6 @@ class MuP(Init):
 
     def __init__(self, spec: spec.MuP, num_layers: int, dim: int) -> None:
         super().__init__(spec, num_layers, dim)
-        self.divisor = dim / spec.base_dim
         self.lr_scales = {"matrix": 1 / self.divisor}
 
     def std(self, module: Linear | Embedding) -> float:

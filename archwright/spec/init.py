@@ -17,6 +17,11 @@ class Init(Choice):
         """Return the standard deviation of embeddings where that is left open."""
         return embedding_dim**-0.5 if tied else 1.0
 
+    def logit_divisor(self, dim: int) -> float:
+        """Return what logits are divided by in a model of this width, beside the head's own divisor; a trained model
+        keeps it."""
+        return 1.0
+
 
 class Glorot(Init):
     """Matrices: normal, variance 2 / (d_in + d_out), cut at 3 sigma (Glorot and Bengio, 2010)."""
@@ -65,7 +70,7 @@ class FanIn(Init):
 class MuP(Init):
     """Maximal update parametrisation, by which the best learning rate stays as a model grows wider
     (Yang et al., 2022, table 8). With m = dim / base_dim, matrices have deviation std / sqrt(m) and 1 / m
-    of AdamW's rate, and logits are divided by m."""
+    of AdamW's rate, and logits are divided by m. Where heads grow wider, attention.scale.kind=inverse belongs to it."""
 
     kind: Literal["mup"] = "mup"
     base_dim: Width = Field(256, examples=[128])
@@ -75,3 +80,6 @@ class MuP(Init):
     residual_output_init: Literal["alike", "depth", "layer", "zero"] = "depth"
     """Maps that end a branch: drawn as all others, divided by sqrt(2 num_layers) or by sqrt(2 layer) with layers
     counted from 1, or zero, so that every layer begins as the identity."""
+
+    def logit_divisor(self, dim: int) -> float:
+        return dim / self.base_dim

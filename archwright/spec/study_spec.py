@@ -3,10 +3,10 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from archwright.spec.budget import Budget, TooMuch
-from archwright.spec.choice import Spec, Tokens
+from archwright.spec.choice import Spec, Tokens, Width
 from archwright.spec.overrides import override
 from archwright.spec.run_spec import PartsFile, Texts
 from archwright.spec.shown import as_html
@@ -79,6 +79,12 @@ def _as_shares(value: object) -> Any:
     return value
 
 
+def _checked_widths(widths: tuple[int, ...]) -> tuple[int, ...]:
+    if len({*widths}) == 1:
+        raise ValueError("expected two widths or more, such as 32,64,128")
+    return tuple(sorted({*widths}))
+
+
 class StudySpec(Spec):
     """A comparison of variants with a baseline. A variant is a list of words: the name of a model or recipe,
     where it is another than the baseline's, and dotted keys that it changes."""
@@ -136,6 +142,14 @@ class StudySpec(Spec):
     """Held-out tokens that every run is judged on, or all there are where these are fewer."""
     lengths: Annotated[tuple[Tokens, ...], BeforeValidator(_as_numbers), Field(strict=False)] = ()
     """Also judge on texts this many times as long as those trained on."""
+    widths: Annotated[
+        tuple[Width, ...],
+        BeforeValidator(_as_numbers),
+        AfterValidator(_checked_widths),
+        Field(strict=False),
+    ] = ()
+    """Widths, such as 32,64,128, at which the baseline and every variant are trained. What is found is then how far the
+    best learning rate moves from the narrowest to the widest: each seed sweeps, and no losses are compared."""
     budget: Annotated[Budget, BeforeValidator(_checked_study_budget)] = Budget("10m")
     """Wall time for all runs together, or steps or tokens for each run."""
     parallelism: Literal["auto", "none", "processes", "ensemble"] = "auto"
@@ -197,6 +211,7 @@ OPTIONS = (
     "match",
     "equivalence_margin",
     "lengths",
+    "widths",
     "evaluation_tokens",
     "parallelism",
 )

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from archwright.cli import key_completion
+from archwright.cli import explain_verb, key_completion
 from archwright.cli.complete_verb import candidates, described
 from archwright.cli.completion_verb import SHELLS
 from archwright.cli.listings import listing
 from archwright.cli.main import VERBS, main
+from archwright.inspection import explain
 from archwright.spec.choice import Choice
 from archwright.spec.masks import Mask
 from archwright.spec.model_spec import ModelSpec
@@ -116,7 +117,23 @@ def test_lists() -> None:
     assert candidates(["list", "runs", "no"]) == []
 
 
-@pytest.mark.parametrize("words", ["tr", "train modern norm.kind=", "compare nor", "list norm=l"])
+def test_what_can_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every word that is offered is found; no words that a shell would break."""
+    assert {"rope", "rotary"} <= {*candidates(["explain", "ro"])}
+    assert candidates(["explain", "gq"]) == ["gqa"]
+    assert {*candidates(["explain", "mask.w"])} == {f"mask.{k}" for k in Mask.kinds if k[0] == "w"}
+    assert candidates(["explain", "rope", ""]) == []
+    monkeypatch.setattr(explain_verb, "_of_kind", lambda section, kind: ([], []))
+    monkeypatch.setattr(explain, "numbers_of_option", lambda name: [])
+    known = listing("choices")
+    for word in {*candidates(["explain", ""]), *candidates(["explain", "norm."])}:
+        assert " " not in word
+        assert list(explain_verb._found(word, known)), word
+
+
+@pytest.mark.parametrize(
+    "words", ["tr", "train modern norm.kind=", "compare nor", "list norm=l", "explain ro"]
+)
 def test_completing_imports_nothing_heavy(words: str, place: Path) -> None:
     program = (
         "import sys; from archwright.cli import main; main(['complete', *sys.argv[1:]])\n"
@@ -167,6 +184,7 @@ def needs(name: str) -> pytest.MarkDecorator:
         ("archwright compare modern :norm.kind=la", "la", ["layer"]),
         ("archwright compare modern :norm.ki", "norm.ki", ["norm.kind="]),
         ("archwright schema ", "", ["model", "run", "study"]),
+        ("archwright explain gq", "gq", ["gqa"]),
         ("archwright train modern data.text=no", "no", []),
     ],
 )

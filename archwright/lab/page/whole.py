@@ -3,7 +3,15 @@
 from pathlib import Path
 
 from archwright.files import atomic_write
-from archwright.lab.page import answers, curves, effects, horizons, learning_rates, sections
+from archwright.lab.page import (
+    answers,
+    curves,
+    effects,
+    horizons,
+    learning_rates,
+    sections,
+    widths,
+)
 from archwright.lab.page.styles import series_of
 from archwright.lab.plan import runs_each
 from archwright.lab.results import StudyResults
@@ -20,8 +28,9 @@ def write_page(results: StudyResults, folder: str | Path) -> Path:
 def study_page(results: StudyResults) -> Page:
     """Lay a study out as a page, whatever of it is done."""
     series = series_of(results)
+    first = widths.widths_section if results.study.widths else effects.effects_section
     made = (
-        effects.effects_section(results, series),
+        first(results, series),
         answers.answers_section(results),
         horizons.horizons_section(results, series),
         curves.curves_section(results, series),
