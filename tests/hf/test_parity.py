@@ -34,7 +34,6 @@ from tests.hf.library import (
 )
 
 REFUSED = {
-    "prophetnet": "a second stream through the decoder, from which the next token is read, is not here",
     "gemma3n": "four parallel streams are not here",
     "gemma3n_kv_shared": "four parallel streams are not here",
     "gemma4": "embeddings for each layer are not here",
