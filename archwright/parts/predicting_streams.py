@@ -6,7 +6,6 @@ from torch import Tensor
 
 from archwright.parts.context import Context
 from archwright.parts.linear import Embedding
-from archwright.parts.token_layout import TokenLayout
 
 
 class PredictingStreams(Embedding):
@@ -29,23 +28,4 @@ class PredictingStreams(Embedding):
         # [n * length, width]
         each = vectors.repeat_interleave(x.shape[1], 0)
         longer = torch.cat((x, each.expand(len(x), -1, -1)), 1)
-        return longer, context.placed(_beside(context.layout, len(vectors)))
-
-
-def _beside(at: TokenLayout, number: int) -> TokenLayout:
-    """Return where the tokens of a text and the vectors of so many streams stand."""
-    index, positions = at.index_or_range(), at.position_ids_or_range()
-
-    def repeated(given: Tensor | None) -> Tensor | None:
-        return None if given is None else given.repeat(1, 1 + number)
-
-    return TokenLayout(
-        (1 + number) * at.length,
-        at.device,
-        position_ids=torch.cat((positions, *[positions + 1] * number), 1),
-        index=torch.cat((index, *((index - i).clamp(min=0) for i in range(number))), 1),
-        segment_ids=repeated(at.segment_ids),
-        padding_mask=repeated(at.padding_mask),
-        lengths_so_far=repeated(at.lengths_so_far_or_end().expand(-1, at.length)),
-        text=at,
-    )
+        return longer, context.placed(context.layout.with_streams(len(vectors)))

@@ -45,6 +45,26 @@ class TokenLayout:
         """How many of these, the last ones, are vectors of predicting streams."""
         return 0 if self.text is None else self.length - self.text.length
 
+    def with_streams(self, number: int) -> "TokenLayout":
+        """Return where these tokens stand with a vector of so many predicting streams for each behind them: a position
+        further on than the token, and, of the i-th stream, with the index of the token i - 1 places before, or of the
+        first."""
+        index, positions = self.index_or_range(), self.position_ids_or_range()
+
+        def repeated(given: Tensor | None) -> Tensor | None:
+            return None if given is None else given.repeat(1, 1 + number)
+
+        return TokenLayout(
+            (1 + number) * self.length,
+            self.device,
+            position_ids=torch.cat((positions, *[positions + 1] * number), 1),
+            index=torch.cat((index, *((index - i).clamp(min=0) for i in range(number))), 1),
+            segment_ids=repeated(self.segment_ids),
+            padding_mask=repeated(self.padding_mask),
+            lengths_so_far=repeated(self.lengths_so_far_or_end().expand(-1, self.length)),
+            text=self,
+        )
+
     def behind(self, kept: "TokenLayout") -> "TokenLayout":
         """Return where keys stand that a cache keeps, with the vectors of predicting streams of a pass behind them."""
         if self.text is None:

@@ -588,7 +588,6 @@ class DisentangledAttention(MaskedAttention):
 
     kind: Literal["disentangled"] = "disentangled"
     knows_distances: ClassVar[bool] = True
-    has_streams: ClassVar[bool] = True
     takes: ClassVar[frozenset[str]] = ALL_INPUTS - {"position"}
     num_heads: AutoCount = Field("auto", examples=[16])
     """Heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""

@@ -349,6 +349,11 @@ class ModelSpec(StackSpec):
         return self.context_length + (self.predicting_streams > 0)
 
     @property
+    def vectors_per_token(self) -> int:
+        """How many vectors go through the layers for each token of a text: its own, and those of predicting streams."""
+        return 1 + self.predicting_streams
+
+    @property
     def embedding_dim(self) -> int:
         """Width of the table of embeddings as a number."""
         return self.dim if self.embedding.dim == "auto" else self.embedding.dim

@@ -31,6 +31,7 @@ from archwright.spec.positions import (
     LongRoPE,
     RoPE,
     T5Bias,
+    TransformerXL,
     rotary_dim,
 )
 
@@ -260,11 +261,15 @@ def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
                 f'{at}recurrence.kind: found "{layer.recurrence.kind}" {beside}, each of whose vectors would need a '
                 'state of its own; expected "none"'
             )
-    if isinstance(spec.position, Axial):
-        yield (
-            f'position.kind: found "{spec.position.kind}" {beside}, which stand a place behind the text, where its '
-            'grid ends; expected another, such as "learned"'
-        )
+        if isinstance(layer.position, Axial | TransformerXL):
+            ends = "grid ends" if isinstance(layer.position, Axial) else "table of distances ends"
+            yield (
+                f'{at}position.kind: found "{layer.position.kind}" {beside}, which stand a place behind the text, '
+                f'where its {ends}; expected another, such as "learned"'
+            )
+    standing = (spec.layers_by_kind[name] for name in {*spec.layers.names(spec.num_layers)})
+    if all(layer.attention.is_none for layer in standing):
+        yield f'attention.kind: found "none" {beside}, which read the text by it; expected "softmax" in some layer'
     if spec.global_tokens:
         yield f"global_tokens: found {spec.global_tokens} {beside}; expected 0"
     for axis in ("sequence_head", "generator"):

@@ -96,6 +96,7 @@ class Rehearsal:
             label_smoothing=run.label_smoothing,
             grad_accum_steps=run.grad_accum_steps,
             chunked=run.machine.loss == "chunked",
+            stream_decay=run.stream_decay,
         )
 
     def tokens(self, rows: int, length: int) -> torch.Tensor:
@@ -107,4 +108,6 @@ class Rehearsal:
         for mixer in self.model.mixers():
             if isinstance(mixer, AttentionMixer):
                 layout = TokenLayout(length, torch.device("cpu"))
+                if streams := self.model.spec.predicting_streams:
+                    layout = layout.with_streams(streams)
                 blocks_of(AttentionMask(mixer.pattern.value, layout))

@@ -126,6 +126,13 @@ def close(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
     assert error <= tolerance * spread(expected), f"{what}: off by {error:.3g}"
 
 
+def logits_of(model: Decoder, tokens: Tensor, **given: Tensor) -> Tensor:
+    """Return the logits of each token, those of further predicting streams behind the first's."""
+    out = model(tokens, **given)
+    further = () if out.further_logits is None else out.further_logits
+    return torch.cat((out.logits, *further), -1)
+
+
 def shapes_on_meta(case: Case) -> None:
     """A model on meta has the shapes of the real one, and as many parameters as the formulas say."""
     meta = build(case.spec, device="meta")
@@ -180,6 +187,8 @@ def trains(case: Case) -> None:
         loss = cross_entropy(out.logits, tokens, z_loss=1e-4).total
         if out.sequence_logits is not None:
             loss = loss + sequence_nats(out.sequence_logits, tokens[:, 0] % 2).mean()
+        if out.further_logits is not None:
+            loss = loss + out.further_logits.square().mean()
         loss.backward()
         assert loss.isfinite()
         for name, parameter in model.named_parameters():
@@ -203,7 +212,7 @@ def kernels_agree(case: Case) -> None:
 
     def run(kernel: str) -> tuple[Tensor, list[Tensor]]:
         model = case.model.use_kernel(kernel)
-        logits = model(tokens, **given).logits[real]
+        logits = logits_of(model, tokens, **given)[real]
         wanted = list(model.parameters())
         grads = torch.autograd.grad((logits.sin()).sum(), wanted, allow_unused=True)
         return logits, [torch.zeros(1) if g is None else g for g in grads]
@@ -217,7 +226,7 @@ def kernels_agree(case: Case) -> None:
             error = (ours - other).abs().max().item()
             assert error <= 1e-7 * max(largest, 1e-3), f"gradient of {kernel}: off by {error:.3g}"
     with torch.no_grad():
-        found = case.model.use_kernel("flex")(tokens, **given).logits[real]
+        found = logits_of(case.model.use_kernel("flex"), tokens, **given)[real]
     case.model.use_kernel("eager")
     close(found, expected, 1e-8, "flex")
 
@@ -258,8 +267,8 @@ def visibility(case: Case) -> None:
     real = given.get("padding_mask", torch.ones(ROWS, length).bool())
     weight = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(1)).double()
     for row in range(ROWS):
-        for i in range(length):
-            if not real[row, i]:
+        for i in range(out.shape[1]):  # of predicting streams, one behind the other
+            if not real[row, i % length]:
                 continue
             (grad,) = torch.autograd.grad(out[row, i] @ weight, inputs[0], retain_graph=True)
             touched = grad.abs().amax(-1) > 0
@@ -273,7 +282,8 @@ def visibility(case: Case) -> None:
 
 def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) -> Tensor:
     """Compose the masks of all layers, each told by its sentence: [output, input]. Before each document stand global
-    tokens, through which what they saw is seen."""
+    tokens, through which what they saw is seen. Outputs of predicting streams, stream by stream, reach what the text
+    does that they see: what the token i places before sees, or the first."""
     documents = given.get("segment_ids", torch.zeros(ROWS, length).long())[row].tolist()
     valid = given.get("padding_mask", torch.ones(ROWS, length).bool())[row].tolist()
     first = [document for document in dict.fromkeys(documents) for _ in range(spec.global_tokens)]
@@ -284,6 +294,7 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
     valid = [([True] * len(first) + valid)[n] for n in order]
     number = len(order)
     reach = torch.eye(number, dtype=torch.bool)
+    streams = [torch.zeros(number, number, dtype=torch.bool)] * spec.predicting_streams
     for i in range(spec.num_layers):
         step = torch.eye(number, dtype=torch.bool)
         for mixer in spec.layer(i).mixers.values():
@@ -303,8 +314,15 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
                         step[q, k] |= any(sees(mask, at, seen, head, *text) for head in heads)
                         if isinstance(mixer, TransientGlobalAttention):  # sums have all tokens
                             step[q, k] |= long >= mixer.block_size
+        if streams and not spec.layer(i).attention.is_none:
+            for missing, stream in enumerate(streams):
+                first = [documents.index(document) for document in documents]
+                real = [[n for n in range(first[q], q + 1) if valid[n]] for q in range(number)]
+                like = [at[max(0, len(at) - 1 - missing)] if at else 0 for at in real]
+                streams[missing] = stream | ((step[like].float() @ reach.float()) > 0)
         reach = (step.float() @ reach.float()) > 0
-    return reach[own][:, own]
+    outputs = torch.stack(streams or [reach])  # [streams, output, input]
+    return outputs[:, own][:, :, own].flatten(0, 1)
 
 
 def alone_or_in_company(case: Case) -> None:
@@ -316,17 +334,17 @@ def alone_or_in_company(case: Case) -> None:
     cut = case.dice.randrange(1, length)
     first, second = tokens[:1, :cut], tokens[:1, cut:]
     ids = torch.arange(length)[None] >= cut
-    packed = case.model(tokens[:1], segment_ids=ids.long()).logits
-    close(packed[:, :cut], case.model(first).logits, 1e-8, "first of a packed row")
-    close(packed[:, cut:], case.model(second).logits, 1e-8, "second of a packed row")
+    packed = logits_of(case.model, tokens[:1], segment_ids=ids.long())
+    close(packed[:, :cut], logits_of(case.model, first), 1e-8, "first of a packed row")
+    close(packed[:, cut:], logits_of(case.model, second), 1e-8, "second of a packed row")
     for left in (True, False):
         grid, real = torch.zeros_like(tokens), torch.ones_like(tokens).bool()
         where = slice(length - cut, length) if left else slice(0, cut)
         grid[0, where], grid[1], real[0] = first[0], tokens[1], False
         real[0, where] = True
-        found = case.model(grid, padding_mask=real).logits
-        close(found[:1, where], case.model(first).logits, 1e-8, "beside padding")
-        close(found[1:], case.model(tokens[1:]).logits, 1e-8, "the row beside a padded one")
+        found = logits_of(case.model, grid, padding_mask=real)
+        close(found[:1, where], logits_of(case.model, first), 1e-8, "beside padding")
+        close(found[1:], logits_of(case.model, tokens[1:]), 1e-8, "the row beside a padded one")
 
 
 def cached_is_uncached(case: Case) -> None:

@@ -126,4 +126,7 @@ PROPHETNET = Family(
     prefix="prophetnet.",
     # The shared table, again.
     ignored=(r"prophetnet\.(en|de)coder\.word_embeddings\.weight",),
+    # Of more tokens at once, the class adds to a stream's scores what other tokens and heads say of distances; the
+    # published code, and the class behind a cache, do not.
+    in_steps=True,
 )
