@@ -91,8 +91,11 @@ def _cut_plain(
     pattern: Any, length: int, streams: int, device: torch.device, size: int
 ) -> Blocks:
     """Cut what the mask alone decides, the same in every batch."""
-    layout = TokenLayout(length, device)
-    return _cut(AttentionMask(pattern, layout.with_streams(streams) if streams else layout), size)
+    # Also where an evaluation cuts them first: training saves them for its backward pass.
+    with torch.inference_mode(False):
+        layout = TokenLayout(length, device)
+        layout = layout.with_streams(streams) if streams else layout
+        return _cut(AttentionMask(pattern, layout), size)
 
 
 def _varying(blocks: Blocks) -> Blocks:
