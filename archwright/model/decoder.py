@@ -123,11 +123,11 @@ class Decoder(Stack, LanguageModel):
     ) -> Output:
         """Return the logits of what `hidden` gives for so many tokens."""
         logits = self.head(hidden)
-        further = None
-        if hidden.shape[1] > length:
-            # [streams, batch, length, vocab]
-            further = logits[:, length:].unflatten(1, (-1, length)).movedim(1, 0)
-        return Output(logits[:, :length], sequence_logits, further_logits=further)
+        if hidden.shape[1] == length:
+            return Output(logits, sequence_logits)
+        # [streams, batch, length, vocab]
+        streams = logits.unflatten(1, (-1, length)).movedim(1, 0)
+        return Output(streams[0], sequence_logits, streams[1:])
 
     @property
     def can_cache(self) -> bool:

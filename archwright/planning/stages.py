@@ -129,7 +129,10 @@ class Needs:
             {name: again for name, (_, again) in values.items()},
             self.logits if is_last else 0.0,
             float(
-                sum(spec.dim * spec.vectors_per_token * len(layer.branches) for layer, spec in layers)
+                sum(
+                    spec.dim * spec.vectors_per_token * len(layer.branches)
+                    for layer, spec in layers
+                )
             ),
             added(keys),
             max(keys, key=amount),

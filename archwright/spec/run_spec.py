@@ -383,8 +383,8 @@ class RunSpec(Spec):
     """Share of a target's weight in the training loss that all tokens have alike; losses that are reported are
     without it (Szegedy et al., 2016, section 7; Vaswani et al., 2017, section 5.4)."""
     stream_decay: float = Field(1.0, gt=0, le=1, examples=[0.5])
-    """Weight of a further predicting stream's loss over that of the stream before it, g: of n streams, the i-th has
-    g^(i - 1) / (1 + g + ... + g^(n - 1)) in the training loss (Qi et al., 2020, ProphetNet: the attenuation coefficient;
+    """Weight g of a further predicting stream's loss over that of the stream before it: of n streams, the i-th has
+    g^(i - 1) / (1 + g + ... + g^(n - 1)) in the training loss (Qi et al., 2020, ProphetNet: attenuation coefficient,
     1 there). Losses that are reported are those of the first stream alone."""
     evaluate: EvaluateSpec = EvaluateSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()

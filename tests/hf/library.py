@@ -43,9 +43,9 @@ def build(name: str, attention: str = "", **changes: Any) -> nn.Module:
 
 
 def mended(model: nn.Module) -> nn.Module:
-    """Let each vector of ProphetNet's streams read what it says itself of distances, as in the published code: where the
-    library reads more than a token, it lays queries, streams and heads out in one order and reads them in another, so
-    that with its cache and without one it gives different logits (`test_prophetnet.py`)."""
+    """Let each vector of ProphetNet's streams read what it says itself of distances, as in the published code: where
+    the library reads more than a token, it lays queries, streams and heads out in one order and reads them in another,
+    so that with its cache and without one it gives different logits (`test_prophetnet.py`)."""
 
     def of_distances(
         self: Any, hidden: Tensor, weights: Tensor, position_ids: Tensor, buckets: Tensor | None

@@ -54,7 +54,7 @@ def test_scores_are_those_of_each_pair(mask: Mask) -> None:
 def test_buckets_are_those_of_the_published_class(
     number: int, farthest: int, two_way: bool
 ) -> None:
-    """Also where the logarithm is a whole number, which single precision misses by a digit."""
+    """Which rounds the logarithm elsewhere, where it makes no difference."""
     modeling = pytest.importorskip("transformers.models.prophetnet.modeling_prophetnet")
     choice = spec.BucketScores(num_buckets=number, max_distance=farthest)
     part = BucketScores(choice, DIM, HEADS, two_way=two_way)

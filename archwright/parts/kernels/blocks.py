@@ -87,9 +87,7 @@ def blocks_of(view: AttentionMask) -> Blocks:
 
 
 @lru_cache(maxsize=32)
-def _cut_plain(
-    pattern: Any, length: int, streams: int, device: torch.device, size: int
-) -> Blocks:
+def _cut_plain(pattern: Any, length: int, streams: int, device: torch.device, size: int) -> Blocks:
     """Cut what the mask alone decides, the same in every batch."""
     # Also where an evaluation cuts them first: training saves them for its backward pass.
     with torch.inference_mode(False):

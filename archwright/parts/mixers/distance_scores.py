@@ -1,15 +1,14 @@
 """What a token's own vector adds to scores by distance."""
 
-import math
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from archwright.parts.kernels.scores import Bias
 from archwright.parts.linear import Linear, set_blocks
 from archwright.parts.masks import AttentionMask
+from archwright.parts.positions.relative import t5_buckets
 from archwright.parts.registry import Registry
 from archwright.spec import attention as spec
 
@@ -17,8 +16,7 @@ from archwright.spec import attention as spec
 class BucketScores(nn.Module):
     """score(q, k) + s_b, with s = W x_q + b a number for each bucket of a head, and b the bucket of the distance.
 
-    Shapes: x [batch, length, dim], W [num_heads * num_buckets, dim]. Buckets are those of T5, all for distances behind
-    where keys ahead are not seen; the logarithm is rounded as in the published code of ProphetNet.
+    Shapes: x [batch, length, dim], W [num_heads * num_buckets, dim]. Buckets are those of T5.
 
     Qi et al., 2020, ProphetNet, published code.
     """
@@ -37,14 +35,9 @@ class BucketScores(nn.Module):
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Return the bucket of each distance k - q."""
-        number = self.spec.num_buckets // (2 if self.two_way else 1)
-        behind = distance.abs() if self.two_way else (-distance).clamp(min=0)
-        exact = number // 2
-        share = torch.log(behind.clamp(min=1).float() / exact)
-        share = share / math.log(self.spec.max_distance / exact)
-        far = (exact + share * (number - exact)).clamp(max=number - 1).long()
-        found = torch.where(behind < exact, behind, far)
-        return found + (distance > 0) * number if self.two_way else found
+        return t5_buckets(
+            distance, self.spec.num_buckets, self.spec.max_distance, two_way=self.two_way
+        )
 
 
 class _OfBuckets:
@@ -55,9 +48,9 @@ class _OfBuckets:
 
     def block(self, first: int, stop: int, key_first: int, key_stop: int) -> Tensor:
         # [rows, 1, queries, keys]
-        between = self.keys[:, None, None, key_first:key_stop] - self.queries[
-            :, None, first:stop, None
-        ]
+        between = (
+            self.keys[:, None, None, key_first:key_stop] - self.queries[:, None, first:stop, None]
+        )
         # [batch, heads, queries, buckets]
         scores = self.scores[:, first:stop].transpose(1, 2)
         buckets = self.part.buckets(between)
