@@ -108,6 +108,7 @@ class Rehearsal:
         for mixer in self.model.mixers():
             if isinstance(mixer, AttentionMixer):
                 layout = TokenLayout(length, torch.device("cpu"))
-                if streams := self.model.spec.predicting_streams:
-                    layout = layout.with_streams(streams)
-                blocks_of(AttentionMask(mixer.pattern.value, layout))
+                streams = self.model.spec.predicting_streams
+                for number in {streams, min(streams, 1)}:  # of training, and into a cache
+                    at = layout.with_streams(number) if number else layout
+                    blocks_of(AttentionMask(mixer.pattern.value, at))
