@@ -83,8 +83,9 @@ class Stack(nn.Module):
         x: Float[Tensor, "batch length width"],
         context: Context,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch length output_dim"]:
-        """Return what the layers make of what `summed` gives, after the last norm."""
+    ) -> Float[Tensor, "batch read output_dim"]:
+        """Return what the layers make of what `summed` gives, after the last norm; without the text, where predicting
+        streams stand behind it."""
         if self.project_in is not None:
             x = self.project_in(x)
         columns = None

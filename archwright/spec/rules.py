@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from archwright.spec.attention import (
     Attention,
@@ -241,10 +241,11 @@ def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
     for at, layer in _layers(spec):
         attention, mask = layer.attention, getattr(layer.attention, "mask", None)
         if not attention.has_streams:
-            kinds = [name for name, kind in Attention.kinds.items() if kind.has_streams]
+            choices = {n: cast(type[Attention], c) for n, c in Attention.choices().items()}
+            kinds = sorted(name for name, choice in choices.items() if choice.has_streams)
             yield (
                 f'{at}attention.kind: found "{attention.kind}" {beside}, whose vectors see themselves and keys that a '
-                f"mask shows; expected one of {', '.join(sorted(kinds))}"
+                f"mask shows; expected one of {', '.join(kinds)}"
             )
         elif mask is not None and (mask.shows_future or not mask.causal):
             yield (

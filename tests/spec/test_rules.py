@@ -122,6 +122,29 @@ def test_proportional_pairs_span_the_head() -> None:
     enforce(GOOD.override(*words, "position.scaling.kind=proportional"))
 
 
+@pytest.mark.parametrize(
+    ("words", "at"),
+    [
+        ("attention.mask.kind=prefix", "attention.mask.kind"),
+        ("attention.kind=lsh position.kind=none", "attention.kind"),
+        ("attention.kind=none position.kind=none", "attention.kind"),
+        ("attention.value_embedding.kind=scaled", "attention.value_embedding.kind"),
+        ("layer_kinds.far.attention.mask.kind=full", "layer_kinds.far.attention.mask.kind"),
+        ("position.kind=axial", "position.kind"),
+        ("position.kind=transformer_xl", "position.kind"),
+        ("global_tokens=3", "global_tokens"),
+        ("sequence_head.kind=pooled", "sequence_head.kind"),
+        ("head.predicts=replaced", "head.predicts"),
+    ],
+)
+def test_what_streams_would_need_another_rule_for_is_refused(words: str, at: str) -> None:
+    with pytest.raises(UserError) as caught:
+        enforce(GOOD.override("predicting_streams=2", *words.split()))
+    (line,) = caught.value.lines
+    assert line.startswith(f"{at}: found ")
+    assert "beside predicting_streams = 2" in line
+
+
 def test_the_good_model_is_good() -> None:
     enforce(GOOD)
     assert suspicions(GOOD) == []
