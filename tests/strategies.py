@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
-from archwright.spec.attention import Attention, NoValueEmbedding
+from archwright.spec.attention import Attention, NoAttention, NoValueEmbedding
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.cross_attention import NoCrossAttention, SoftmaxCrossAttention
 from archwright.spec.embeddings import NoSequenceHead
@@ -168,8 +168,8 @@ def _attentions_with_streams() -> st.SearchStrategy[Any]:
         "mask": st.one_of([specs(cls, SMALL) for cls in masks]),
         "value_embedding": st.just(NoValueEmbedding()),
     }
-    kinds = [cls for cls in Attention.choices().values() if cls.has_streams]
-    return st.one_of([specs(cls, ranges) for cls in kinds])
+    kinds = [cls for name, cls in Attention.choices().items() if cls.has_streams and name != "none"]
+    return st.sampled_from([*kinds * 4, NoAttention]).flatmap(lambda cls: specs(cls, ranges))
 
 
 def _positions_with_streams() -> st.SearchStrategy[Any]:

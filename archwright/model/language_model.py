@@ -58,7 +58,7 @@ class LanguageModel(nn.Module, ABC):
 
     def sequence_logits(
         self,
-        hidden: Float[Tensor, "batch length dim"],
+        hidden: Float[Tensor, "batch read dim"],
         padding_mask: Bool[Tensor, "batch length"] | None = None,
     ) -> Float[Tensor, "batch classes"] | None:
         """Return what `sequence_head` makes of the first real token of each row; None where there is no such head."""

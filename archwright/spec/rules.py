@@ -268,7 +268,8 @@ def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
                 f'{at}position.kind: found "{layer.position.kind}" {beside}, which stand a place behind the text, '
                 f'where its {ends}; expected another, such as "learned"'
             )
-    standing = (spec.layers_by_kind[name] for name in {*spec.layers.names(spec.num_layers)})
+    names = {*spec.layers.names(spec.num_layers)}
+    standing = [layer for name, layer in spec.layers_by_kind.items() if name in names]
     if all(layer.attention.is_none for layer in standing):
         yield f'attention.kind: found "none" {beside}, which read the text by it; expected "softmax" in some layer'
     if spec.global_tokens:
