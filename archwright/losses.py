@@ -1,6 +1,6 @@
 """Losses: cross-entropy with z-loss and label smoothing, summed over valid tokens, then divided."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,9 @@ class Loss:
     """The share of `total` that is z-loss."""
     num_targets: Int[Tensor, ""]
     """Valid targets of this batch."""
+    further_nll: Float[Tensor, ""] | None = None
+    """Of further predicting streams, the negative log-likelihood summed over the same targets, in the mean of streams;
+    None where there are none."""
 
 
 def cross_entropy(
@@ -113,6 +116,25 @@ def linear_cross_entropy(
         *parameters,
     )
     return Loss(total, nll_sum, z_term, num_targets)
+
+
+def of_streams(losses: Sequence[Loss], decay: float = 1.0) -> Loss:
+    """Return the loss of predicting streams of the same targets: sum of a_i L_i, with a_i = decay^i / sum of decay^j
+    and i, j counted from 0. What is told of likelihoods is the first stream's, which predicts the next token.
+
+    Qi et al., 2020, ProphetNet: future n-gram prediction.
+    """
+    first, *further = losses
+    if not further:
+        return first
+    weights = [decay**i for i in range(len(losses))]
+    shares = [weight / sum(weights) for weight in weights]
+    total, z_term = (
+        torch.stack([share * term for share, term in zip(shares, terms, strict=True)]).sum()
+        for terms in ([loss.total for loss in losses], [loss.z_term for loss in losses])
+    )
+    mean = torch.stack([loss.nll_sum for loss in further]).mean()
+    return Loss(total, first.nll_sum, z_term, first.num_targets, mean)
 
 
 def pop_aux_losses(model: nn.Module) -> Tensor:

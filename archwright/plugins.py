@@ -19,6 +19,7 @@ from archwright.parts.masks import MASKS
 from archwright.parts.mixers import (
     ATTENTIONS,
     CROSS_ATTENTIONS,
+    DISTANCE_SCORES,
     QUERY_TEMPERATURES,
     RECURRENCES,
     SCORE_SCALES,
@@ -43,6 +44,7 @@ REGISTRIES: tuple[Registry, ...] = (
     MASKS,
     SCORE_SCALES,
     QUERY_TEMPERATURES,
+    DISTANCE_SCORES,
     VALUE_EMBEDDINGS,
     FEEDFORWARDS,
     ACTIVATIONS,

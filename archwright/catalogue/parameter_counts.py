@@ -67,9 +67,10 @@ def _of_stack(spec: ModelSpec, memory_dim: int) -> tuple[dict[str, int], int]:
     dim, vocab_size, kinds = spec.dim, int(spec.vocab_size), spec.layers.names(spec.num_layers)
     layers, sum_width = [spec.layers_by_kind[name] for name in kinds], spec.embedding.sum_width(dim)
     parts = {
-        "position": spec.position.num_absolute_parameters(sum_width, spec.context_length),
+        "position": spec.position.num_absolute_parameters(sum_width, spec.num_positions),
         "embedding_norm": spec.embedding.norm.num_parameters(sum_width),
         "global_tokens": spec.global_tokens * dim,
+        "predicting_streams": spec.predicting_streams * sum_width,
         "relatives": _relatives(layers, dim),
         "norms": spec.norm.num_parameters(spec.output_dim) if layers[-1].residual.final_norm else 0,
         "embedding skip": 0,

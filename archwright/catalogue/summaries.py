@@ -144,10 +144,11 @@ def phrases(spec: Spec) -> dict[str, str]:
 
 
 def model_words(spec: ModelSpec) -> dict[str, Any]:
-    """Return what stands around the layers: numbers as words, choices as they are; global tokens where there are
-    some."""
+    """Return what stands around the layers: numbers as words, choices as they are; global tokens and predicting streams
+    where there are some."""
     fields = (
         *(["global_tokens"] * (spec.global_tokens > 0)),
+        *(["predicting_streams"] * (spec.predicting_streams > 0)),
         "num_layers",
         "dim",
         "vocab_size",
@@ -344,4 +345,6 @@ def _stack_line(spec: ModelSpec) -> str:
         layers.append(("" if kind == "default" else f"{kind}: ") + ", ".join(parts))
     shared = " that share their parameters" if spec.layers.shared else ""
     beside = f", {spec.global_tokens} global tokens before each text" if spec.global_tokens else ""
+    if number := spec.predicting_streams:
+        beside += f", {number} predicting stream{'s' * (number > 1)}"
     return f"{spec.num_layers} layers{shared} of {'; '.join(layers)}{beside}"

@@ -97,8 +97,8 @@ def run(words: Sequence[str]) -> int:
     if result.token_accuracy is not None:
         print(f"{'tokens right':{width}} {fmt.accuracy(result.token_accuracy)}")
     if result.second_loss is not None and result.second_accuracy is not None:
-        second, case = opened.spec.objective.second_task, opened.spec.objective.second_cases
-        right = "rows right" if case == "row" else "judged right"
+        second, case = opened.spec.second_task, opened.spec.second_cases
+        right = {"row": "rows right", "token": "judged right"}.get(case, "right further ahead")
         print(f"{second:{width}} {result.second_loss:.4f}   nats per {case}")
         print(f"{right:{width}} {fmt.accuracy(result.second_accuracy)}")
     print(f"{'text':{width}} {result.num_bytes:,} bytes, {result.num_tokens:,} tokens")

@@ -119,7 +119,8 @@ class Reader:
         else:
             prefix = self._prefix(tokens) if self._cache is not None and fresh else None
             hidden = self.model.hidden(tokens, prefix_lengths=prefix, cache=self._cache)
-        logits: Tensor = self.model.head(hidden[:, -1])
+        # Without a cache, behind it are those of further predicting streams.
+        logits: Tensor = self.model.head(hidden[:, tokens.shape[1] - 1])
         return logits
 
     def reorder(self, rows: Int[Tensor, " new_rows"]) -> None:

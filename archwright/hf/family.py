@@ -54,6 +54,7 @@ class Family:
         endings: how names of old files end, and how they would today.
         undeclared: defaults of keys for which the class of `transformers` declares nothing, or null.
         counts_padding: whether the class of a config takes padding for a part of a text, so that it changes the rest.
+        in_steps: whether the class computes the spec only where it reads a decoder's text token by token, with a cache.
         further_inputs: what the class is told with a text, beside tokens and padding, so that it computes the spec.
     """
 
@@ -79,6 +80,7 @@ class Family:
     endings: Mapping[str, str] = field(default_factory=dict)
     undeclared: Mapping[str, Any] = field(default_factory=dict)
     counts_padding: Callable[[Config], bool] = lambda config: False
+    in_steps: bool = False
     further_inputs: Callable[[ModelSpec, Tensor], dict[str, Tensor]] = lambda spec, tokens: {}
 
     @cached_property

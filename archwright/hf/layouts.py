@@ -218,3 +218,28 @@ class Heads:
     def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
         flat = foreign.flatten(1)
         yield flat.mT if self.read else flat, ours[0]
+
+
+@dataclass(frozen=True)
+class FirstRowLast(Same):
+    """Our first row behind all others."""
+
+    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
+        yield foreign[-1], ours[0][0]
+        yield foreign[:-1], ours[0][1:]
+
+
+@dataclass(frozen=True)
+class TurnsSwapped(Same):
+    """Our groups of rows cut the other way: the first rows of all groups, then the second ones, ...
+
+    Args:
+        groups: how many there are.
+    """
+
+    groups: int
+
+    def pairs(self, foreign: Tensor, ours: Sequence[Tensor]) -> Pairs:
+        # [rows of a group, groups, ...] each
+        theirs = foreign.unflatten(0, (-1, self.groups))
+        yield theirs, ours[0].unflatten(0, (self.groups, -1)).transpose(0, 1)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -150,9 +151,10 @@ def _compare(
         if own.spec.encoder_model is None:
             found = own.model(tokens, padding_mask=real), theirs(tokens, **arguments)
         else:  # each text is the source of the other
+            read = _in_steps if family.in_steps else _at_once
             found = (
                 own.model(tokens, tokens.flip(0), padding_mask=real),
-                theirs(tokens, decoder_input_ids=tokens.flip(0), use_cache=False, **arguments),
+                read(theirs, tokens, tokens.flip(0), arguments),
             )
         logits = [getattr(out, "prediction_logits", None) for out in found]
     ours, expected = (
@@ -176,6 +178,25 @@ def _compare(
         relative <= TOLERANCE if exact is None else rounding <= ROUNDING,
     )
     return comparison, expected
+
+
+def _at_once(
+    theirs: nn.Module, tokens: Tensor, decoder_tokens: Tensor, given: Mapping[str, Tensor]
+) -> Any:
+    return theirs(tokens, decoder_input_ids=decoder_tokens, use_cache=False, **given)
+
+
+def _in_steps(
+    theirs: Any, tokens: Tensor, decoder_tokens: Tensor, given: Mapping[str, Tensor]
+) -> Any:
+    """Return what a model of two stacks makes of the decoder's text, read token by token behind a cache."""
+    source, cache, found = theirs.get_encoder()(tokens, **given), None, []
+    for token in decoder_tokens.split(1, 1):
+        behind = {"past_key_values": cache, "use_cache": True}
+        out = theirs(encoder_outputs=source, decoder_input_ids=token, **given, **behind)
+        cache = out.past_key_values
+        found.append(out.logits)
+    return SimpleNamespace(logits=torch.cat(found, 1))
 
 
 def _whole(logits: Tensor, real: Tensor) -> Tensor:

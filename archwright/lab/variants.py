@@ -23,6 +23,7 @@ VARIED = (
     "max_grad_norm",
     "z_loss",
     "label_smoothing",
+    "stream_decay",
     "init",
     "name",
     "machine",

@@ -18,6 +18,7 @@ from archwright.parts.linear import Linear
 from archwright.parts.mixers import ATTENTIONS, CROSS_ATTENTIONS, RECURRENCES
 from archwright.parts.norms import NORMS
 from archwright.parts.positions import POSITIONS
+from archwright.parts.predicting_streams import PredictingStreams
 from archwright.parts.residuals import RESIDUALS
 from archwright.parts.sharing import LayerInfo, Sharing
 from archwright.parts.weighted_sum import WeightedSum
@@ -153,6 +154,8 @@ def _assemble(spec: ModelSpec, init: Init) -> Decoder:
     memory_dim = None if encoder is None else encoder.output_dim
     decoder = _stack(spec, sharing, memory_dim)
     decoder |= {"embedding": embedding, "head": head, "sequence_head": None}
+    width, number = spec.embedding.sum_width(spec.dim), spec.predicting_streams
+    decoder["predicting_streams"] = PredictingStreams(number, width) if number else None
     if not spec.sequence_head.is_none:
         decoder["sequence_head"] = SEQUENCE_HEADS.make(spec.sequence_head, spec.output_dim)
     decoder |= {"masks": sharing.patterns, "lr_scales": init.lr_scales}
@@ -193,7 +196,7 @@ def _stack(spec: ModelSpec, sharing: Sharing, memory_dim: int | None = None) -> 
     layers = [_layer(spec, i, sharing, memory_dim) for i in first]
     position, sum_width = None, spec.embedding.sum_width(spec.dim)
     if spec.position.absolute:
-        position = POSITIONS.make(spec.position, sum_width, spec.context_length)
+        position = POSITIONS.make(spec.position, sum_width, spec.num_positions)
     project_in = None
     if sum_width != spec.dim:
         project_in = Linear(sum_width, spec.dim, bias=spec.embedding.project_bias)

@@ -16,6 +16,7 @@ from archwright.parts.embeddings import Head, TokenEmbedding
 from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.linear import Linear
 from archwright.parts.masks import MaskPattern
+from archwright.parts.predicting_streams import PredictingStreams
 from archwright.parts.token_layout import token_layout
 from archwright.spec.errors import UserError
 from archwright.spec.model_spec import ModelSpec
@@ -37,6 +38,7 @@ class Decoder(Stack, LanguageModel):
         embedding_norm: nn.Module,
         project_in: Linear | None,
         global_tokens: GlobalTokens | None,
+        predicting_streams: PredictingStreams | None,
         layers: list[Layer],
         norm: nn.Module,
         head: Head,
@@ -50,7 +52,7 @@ class Decoder(Stack, LanguageModel):
         self.masks, self.lr_scales = dict(masks), dict(lr_scales)
         self.embedding: TokenEmbedding = embedding
         before = (position, embedding_norm, project_in, global_tokens)
-        self.assemble(spec, *before, rotaries, relatives, layers, norm)
+        self.assemble(spec, *before, rotaries, relatives, layers, norm, predicting_streams)
         self.head, self.sequence_head = head, sequence_head
 
     def forward(
@@ -90,7 +92,7 @@ class Decoder(Stack, LanguageModel):
             token_type_ids=token_type_ids,
             cache=cache,
         )
-        return Output(self.head(hidden), self.sequence_logits(hidden, padding_mask))
+        return self.output(hidden, tokens.shape[1], self.sequence_logits(hidden, padding_mask))
 
     def hidden(
         self,
@@ -102,8 +104,9 @@ class Decoder(Stack, LanguageModel):
         prefix_lengths: Int[Tensor, " batch"] | None = None,
         token_type_ids: Int[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch length output_dim"]:
-        """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
+    ) -> Float[Tensor, "batch read output_dim"]:
+        """Return the vectors the head reads, after the last norm, as many as tokens; of predicting streams without a
+        cache those of all, the first stream's first. Arguments as those of `forward`."""
         given = (tokens, position_ids, segment_ids, padding_mask, prefix_lengths)
         context = (
             cache.context(*given)
@@ -111,6 +114,20 @@ class Decoder(Stack, LanguageModel):
             else Context(token_layout(*given), len(tokens), tokens=tokens)
         )
         return self.read(self.embedding(tokens, token_type_ids), context, cache)
+
+    def output(
+        self,
+        hidden: Float[Tensor, "batch read output_dim"],
+        length: int,
+        sequence_logits: Float[Tensor, "batch classes"] | None = None,
+    ) -> Output:
+        """Return the logits of what `hidden` gives for so many tokens."""
+        logits = self.head(hidden)
+        if hidden.shape[1] == length:
+            return Output(logits, sequence_logits)
+        # [streams, batch, length, vocab]
+        streams = logits.unflatten(1, (-1, length)).movedim(1, 0)
+        return Output(streams[0], sequence_logits, streams[1:])
 
     @property
     def can_cache(self) -> bool:

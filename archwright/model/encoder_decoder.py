@@ -116,7 +116,8 @@ class EncoderDecoder(Decoder):
             decoder_padding_mask=decoder_padding_mask,
             cache=cache,
         )
-        return Output(logits=self.head(hidden))
+        assert decoder_tokens is not None  # or `hidden` would have refused
+        return self.output(hidden, decoder_tokens.shape[1])
 
     def hidden(  # type: ignore[override]
         self,
@@ -129,8 +130,9 @@ class EncoderDecoder(Decoder):
         decoder_segment_ids: Int[Tensor, "batch length"] | None = None,
         decoder_padding_mask: Bool[Tensor, "batch length"] | None = None,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch length dim"]:
-        """Return the vectors the head reads, after the last norm; arguments as those of `forward`."""
+    ) -> Float[Tensor, "batch read dim"]:
+        """Return the vectors the head reads, after the last norm, as `Decoder.hidden`; arguments as those of
+        `forward`."""
         if decoder_tokens is None:
             raise UserError(
                 "decoder_tokens: found none; a model with an encoder reads a source and the tokens of its decoder"

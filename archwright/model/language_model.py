@@ -26,6 +26,9 @@ class Output:
     log-odds that the token is one of these."""
     sequence_logits: Float[Tensor, "batch classes"] | None = None
     """Those of what each row is as a whole; None where the model has no head for that."""
+    further_logits: Float[Tensor, "further batch length vocab"] | None = None
+    """Of further predicting streams, in order, each of the same tokens as the logits, from one token less of the text;
+    None where there are none, and behind a cache."""
     replaced_logits: Float[Tensor, "batch length"] | None = None
     """Beside a generator, whose are the logits above: the log-odds that each token was replaced."""
     read: Int[Tensor, "batch length"] | None = None
@@ -51,11 +54,11 @@ class LanguageModel(nn.Module, ABC):
     forward: Callable[..., Output]
     """Returns the logits at each token."""
     hidden: Callable[..., Tensor]
-    """Returns what the head reads, [batch, length, dim]."""
+    """Returns what the head reads, [batch, length, dim]; of further predicting streams as well, behind each other."""
 
     def sequence_logits(
         self,
-        hidden: Float[Tensor, "batch length dim"],
+        hidden: Float[Tensor, "batch read dim"],
         padding_mask: Bool[Tensor, "batch length"] | None = None,
     ) -> Float[Tensor, "batch classes"] | None:
         """Return what `sequence_head` makes of the first real token of each row; None where there is no such head."""

@@ -16,6 +16,7 @@ from archwright.parts.context import Context
 from archwright.parts.global_tokens import GlobalTokens
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import Mixer
+from archwright.parts.predicting_streams import PredictingStreams
 from archwright.parts.token_layout import rows_at
 from archwright.spec.model_spec import ModelSpec
 
@@ -29,6 +30,7 @@ class Stack(nn.Module):
     embedding_norm: nn.Module
     project_in: Linear | None
     global_tokens: GlobalTokens | None
+    predicting_streams: PredictingStreams | None
     layers: nn.ModuleList
     """Those with parameters of their own: fewer than there are to go through where some are shared."""
     norm: nn.Module
@@ -46,20 +48,26 @@ class Stack(nn.Module):
         relatives: Mapping[str, nn.Module],
         layers: Iterable[Layer],
         norm: nn.Module,
+        predicting_streams: PredictingStreams | None = None,
     ) -> None:
         """Take the parts of a stack, in the order in which they are registered."""
         self.spec, self.position, self.embedding_norm = spec, position, embedding_norm
         self.project_in, self.global_tokens = project_in, global_tokens
         self.rotaries, self.relatives = nn.ModuleDict(rotaries), nn.ModuleDict(relatives)
         self.layers, self.norm = nn.ModuleList(layers), norm
+        self.predicting_streams = predicting_streams
 
     def read(
         self,
         x: Float[Tensor, "batch length width"],
         context: Context,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch length output_dim"]:
-        """Return what the layers make of embedded tokens, after the last norm."""
+    ) -> Float[Tensor, "batch read output_dim"]:
+        """Return what the layers make of embedded tokens, after the last norm; with predicting streams, of their
+        vectors, stream by stream, and behind a cache of the first stream's alone."""
+        if self.predicting_streams is not None:
+            number = None if cache is None else 1
+            x, context = self.predicting_streams.beside(x, context, number)
         return self.through_layers(self.summed(x, context), context, cache)
 
     def summed(
@@ -75,8 +83,9 @@ class Stack(nn.Module):
         x: Float[Tensor, "batch length width"],
         context: Context,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "batch length output_dim"]:
-        """Return what the layers make of what `summed` gives, after the last norm."""
+    ) -> Float[Tensor, "batch read output_dim"]:
+        """Return what the layers make of what `summed` gives, after the last norm; without the text, where predicting
+        streams stand behind it."""
         if self.project_in is not None:
             x = self.project_in(x)
         columns = None
@@ -98,6 +107,8 @@ class Stack(nn.Module):
                     x = layer(x, context, cache and cache.states(i))
         if columns is not None:
             x = rows_at(x, columns)
+        if context.layout.text is not None:
+            x = x[:, context.layout.text.length :]
         if x.shape[-1] != self.spec.output_dim:
             x = x.unflatten(-1, (-1, self.spec.output_dim)).mean(-2)  # [batch, length, dim]
         normed: Tensor = self.norm(x)

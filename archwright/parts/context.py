@@ -87,9 +87,9 @@ class Context:
         return cls(TokenLayout(x.shape[1], x.device), x.shape[0], attention_mask=attention_mask)
 
     def placed(self, layout: TokenLayout) -> "Context":
-        """Return the context of a pass without a cache whose tokens stand elsewhere, with others between them; their
-        ids are not known."""
-        found = Context(layout, self.batch)
+        """Return the context of a pass whose tokens stand elsewhere, with others between or behind them; their ids are
+        not known."""
+        found = Context(layout, self.batch, past=self._past)
         found._memory = self._memory
         return found
 
@@ -182,7 +182,8 @@ class Context:
         """Return where a cache keeps the tokens of this pass, of which it keeps the last `max_length`."""
         assert self._past is not None, "a pass without a cache has no slots"
         if max_length not in self._slots:
-            self._slots[max_length] = self._past.slots(max_length, self.layout, self.batch)
+            kept = self.layout.text or self.layout
+            self._slots[max_length] = self._past.slots(max_length, kept, self.batch)
         return self._slots[max_length]
 
     def _new_mask(self, pattern: MaskPattern, num_heads: int) -> AttentionMask:
@@ -194,9 +195,10 @@ class Context:
             return AttentionMask(pattern, self.layout)
         # Where all rows are alike, one new token sees all that is kept for a mask without gaps.
         alone = self.layout.length == 1 and self.layout.index is None
+        seen = self.slots(max_length(pattern)).seen
         return AttentionMask(
             pattern,
             self.layout,
-            self.slots(max_length(pattern)).seen,
+            None if seen is None else self.layout.behind(seen),
             is_full=alone and sees_all_kept(pattern),
         )

@@ -785,6 +785,10 @@ class AttentionMask:
             seen = seen & (at.segment_ids[row, query] == kept.segment_ids[row, key])
         if kept.padding_mask is not None:
             seen = seen & kept.padding_mask[row, key]
+        if kept.text is not None:
+            # Vectors of streams, the last among keys as among queries, are seen by themselves alone.
+            itself = key - kept.length == query - at.length
+            seen = torch.where(key < kept.text.length, seen, itself)
         if at.padding_mask is not None:
             # Padding must see something: itself, or anything where it has no place of its own.
             itself = query == key if self.kept is None else key >= 0
@@ -828,6 +832,8 @@ class AttentionMask:
         at, length = self.layout, self.keys_at.length
         if self.kept is not None:
             return [[(0, length)]] * self.num_rows
+        if self._text is not None:
+            return self._of_streams(self._text, first, stop)
         if at.prefix is not None and isinstance(self.pattern, Prefix):
             return self._bounds(first, stop)
         if at.segment_ids is None and at.padding_mask is None:
@@ -844,6 +850,21 @@ class AttentionMask:
         """Return what queries [first, stop) see of a text in columns [begin, end), in which they stand."""
         seen = key_ranges(self.pattern, first - begin, stop - 1 - begin, end - begin)
         return [(begin + start, begin + last) for start, last in seen]
+
+    def _of_streams(self, text: "AttentionMask", first: int, stop: int) -> list[Ranges]:
+        """Return what queries [first, stop) see of a text and, if they are vectors of predicting streams behind it, of
+        themselves."""
+        length = text.layout.length
+        found: list[Ranges] = [[] for _ in range(self.num_rows)]
+        for stream in range(first // length, (stop - 1) // length + 1):
+            begin, end = stream * length, (stream + 1) * length
+            low, high = max(first, begin) - begin, min(stop, end) - begin
+            # The i-th stream's vectors see what the tokens i - 1 places before do.
+            seen = text.ranges_of_rows(max(0, low - max(0, stream - 1)), high)
+            own = [(begin + low, begin + high)] if stream else []
+            for row, ranges in enumerate(found):
+                ranges += [*seen[row if len(seen) > 1 else 0], *own]
+        return [united(ranges) for ranges in found]
 
     def _in_documents(self, begins: list[int], ends: list[int], first: int, stop: int) -> Ranges:
         """Return what queries [first, stop) see, of which the first and the last one stand in documents that begin
@@ -873,6 +894,12 @@ class AttentionMask:
         begin, finish = self._documents
         edges = zip(begin[:, first].tolist(), finish[:, stop - 1].tolist(), strict=True)
         return [[(max(start, low), min(end, high))] for low, high in edges]
+
+    @cached_property
+    def _text(self) -> "AttentionMask | None":
+        """The mask of the text alone, where vectors of predicting streams stand behind it."""
+        at = self.layout
+        return None if at.text is None else AttentionMask(self.pattern, at.text)
 
     @cached_property
     def _texts(self) -> list[tuple[int, int]] | None:

@@ -4,7 +4,7 @@ The contract is two verbs. By `update`, keys and values are extended, a recurren
 and begin again with a document, as the layout of the pass says. By `reorder`, rows change places.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -122,7 +122,17 @@ class KVCache:
 
         Args:
             slots: where tokens are kept, from `Context.slots(max_length)`.
+            new: of the tokens of a pass, behind which those of predicting streams may stand, which are not kept.
         """
+        assert slots.slots is not None
+        number = slots.slots.shape[1]
+        beside = [x[:, number:] for x in new]
+        shown = self._update(slots, [x[:, :number] for x in new])
+        if not beside[0].shape[1]:
+            return shown
+        return [torch.cat(both, 1) for both in zip(shown, beside, strict=True)]
+
+    def _update(self, slots: "SlotTable", new: Sequence[Tensor]) -> list[Tensor]:
         if not self._held:
             self._held = [_empty(x, slots.capacity) for x in new]
         elif self._held[0].shape[1] <= slots.capacity:

@@ -30,11 +30,67 @@ class TokenLayout:
     """Length of each row's prefix, where a batch brings its own."""
     lengths_so_far: Int[Tensor, "rows length"] | None = None
     """How long each token's text is so far; see `lengths_so_far_or_end`."""
+    text: "TokenLayout | None" = None
+    """Where the text's tokens stand, the first of these, where vectors of predicting streams stand behind them; each
+    of those is seen by itself alone."""
 
     @property
     def plain(self) -> bool:
         """Whether only the mask itself decides what is seen."""
-        return self.segment_ids is None and self.padding_mask is None and self.prefix is None
+        narrowed = (self.segment_ids, self.padding_mask, self.prefix, self.text)
+        return all(given is None for given in narrowed)
+
+    @property
+    def num_predicting(self) -> int:
+        """How many of these, the last ones, are vectors of predicting streams."""
+        return 0 if self.text is None else self.length - self.text.length
+
+    def with_streams(self, number: int) -> "TokenLayout":
+        """Return where these tokens stand with a vector of so many predicting streams for each behind them: a position
+        further on than the token, and, of the i-th stream, with the index of the token i - 1 places before, or of the
+        first."""
+        index, positions = self.index_or_range(), self.position_ids_or_range()
+
+        def repeated(given: Tensor | None) -> Tensor | None:
+            return None if given is None else given.repeat(1, 1 + number)
+
+        return TokenLayout(
+            (1 + number) * self.length,
+            self.device,
+            position_ids=torch.cat((positions, *[positions + 1] * number), 1),
+            index=torch.cat((index, *((index - i).clamp(min=0) for i in range(number))), 1),
+            segment_ids=repeated(self.segment_ids),
+            padding_mask=repeated(self.padding_mask),
+            lengths_so_far=repeated(self.lengths_so_far_or_end().expand(-1, self.length)),
+            text=self,
+        )
+
+    def behind(self, kept: "TokenLayout") -> "TokenLayout":
+        """Return where keys stand that a cache keeps, with the vectors of predicting streams of a pass behind them."""
+        if self.text is None:
+            return kept
+        rows = max(len(kept.index_or_range()), len(self.index_or_range()))
+        number = self.text.length
+
+        def joined(name: str, before: Tensor | None) -> Tensor | None:
+            own = getattr(self, name)
+            if before is None and own is None:
+                return None
+            if before is None:  # no padding is kept
+                before = own.new_ones(rows, kept.length)
+            own = torch.ones_like(before[:, :1]).expand(-1, self.length) if own is None else own
+            return torch.cat((before.expand(rows, -1), own[:, number:].expand(rows, -1)), 1)
+
+        return TokenLayout(
+            kept.length + self.num_predicting,
+            self.device,
+            position_ids=joined("position_ids", kept.position_ids_or_range()),
+            index=joined("index", kept.index_or_range()),
+            segment_ids=joined("segment_ids", kept.segment_ids),
+            padding_mask=joined("padding_mask", kept.padding_mask),
+            lengths_so_far=joined("lengths_so_far", kept.lengths_so_far),
+            text=kept,
+        )
 
     def rows(self, rows: Int[Tensor, " new_batch"], batch: int) -> "TokenLayout":
         """Return the layout of some of the rows of a batch, in a new order; a row may come more than once."""

@@ -49,13 +49,15 @@ def activations(
 ) -> tuple[Values, Values]:
     """Return the numbers per token that layers keep, and those of the one with most that is computed again."""
     specs = {id(spec): spec for _, spec in layers}.values()
-    ends = sum(2 * spec.dim for spec in specs if spec.residual.num_streams == 2)
+    ends = sum(
+        2 * spec.dim * spec.vectors_per_token for spec in specs if spec.residual.num_streams == 2
+    )
     kept: list[Values] = [{STREAM: ends}]
     again: Values = {}
     for layer, spec in layers:
         is_reversible = spec.residual.num_streams == 2
         longer = length + spec.global_tokens
-        times = longer / length  # of numbers for each token of the text
+        times = spec.vectors_per_token * longer / length  # of numbers for each token of the text
         if is_reversible or checkpointing == "full":
             kept.append({STREAM: 0 if is_reversible else spec.dim * times})
             values = layer_values(layer, spec.dim, longer, "none")

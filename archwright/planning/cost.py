@@ -7,7 +7,9 @@ from torch import nn
 
 from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
+from archwright.parts.branch import Branch
 from archwright.parts.linear import Linear
+from archwright.parts.mixers import AttentionMixer
 from archwright.spec.run_spec import RunSpec
 
 BACKWARD = 2
@@ -52,14 +54,20 @@ def flops_per_token(model: LanguageModel, length: int, target_length: int | None
 
 
 def forward_flops(
-    model: LanguageModel, length: int, target_length: int | None = None
+    model: LanguageModel, length: int, target_length: int | None = None, *, cached: bool = False
 ) -> dict[str, float]:
     """Return the FLOPs of a forward pass on one token by part, layers added up: of matrix products under the names of
     `parameters_by_part`; of what branches do beside them, such as scores, under `layers.<branch>`,
-    `encoder.layers.<branch>` or `generator.layers.<branch>`. See `flops_per_token`."""
-    found = {f"{name}.weight": 2.0 * n for name, n in _products(model, length, target_length)}
+    `encoder.layers.<branch>` or `generator.layers.<branch>`. See `flops_per_token`.
+
+    Args:
+        cached: into a cache, where of predicting streams the first alone is computed.
+    """
+    streams = streams_of(model, cached=cached)
+    products = _products(model, length, target_length, streams)
+    found = {f"{name}.weight": 2.0 * n for name, n in products}
     by_part: dict[str, float] = {}
-    for name, number in (*found.items(), *_branches(model, length, target_length)):
+    for name, number in (*found.items(), *_branches(model, length, target_length, streams)):
         part = ".".join(w for w in name.removesuffix(".weight").split(".") if not w.isdigit())
         by_part[part] = by_part.get(part, 0.0) + number
     return by_part
@@ -67,9 +75,13 @@ def forward_flops(
 
 def next_token_flops(model: LanguageModel, length: int) -> float:
     """Return the FLOPs of a forward pass on the last token of a text of `length` tokens, the others being cached."""
-    products = sum(number for _, number in _products(model, length, None))
-    before = (length - 1) * branch_flops(model, length - 1) if length > 1 else 0.0
-    return 2.0 * products + length * branch_flops(model, length) - before
+    streams = streams_of(model, cached=True)
+    products = sum(number for _, number in _products(model, length, None, streams))
+    now, before = (
+        n * sum(number for _, number in _branches(model, n, None, streams)) if n else 0.0
+        for n in (length, length - 1)
+    )
+    return 2.0 * products + now - before
 
 
 def run_flops_per_token(run: RunSpec, model: LanguageModel) -> float:
@@ -98,13 +110,47 @@ def global_tokens_read(model: LanguageModel) -> dict[nn.Module, int]:
     }
 
 
+def streams_of(model: LanguageModel, *, cached: bool) -> int:
+    """Return how many predicting streams a pass computes: all, or into a cache the first alone."""
+    return min(model.spec.predicting_streams, 1) if cached else model.spec.predicting_streams
+
+
+def stream_flops(branch: Branch, text: int, streams: int) -> float:
+    """Return the FLOPs of the vectors of so many predicting streams beside a text of `text` tokens in a branch that
+    reads no source, beside its maps. The i-th stream's see what the tokens i - 1 places before do, of which there are
+    none before the first, and themselves."""
+    itself = branch.flops_per_pair * text if isinstance(branch, AttentionMixer) else 0.0
+    found = 0.0
+    for missing in (min(i, text) for i in range(streams)):
+        seen = text - missing
+        found += seen * branch.flops_per_token(seen) if seen else 0.0
+        found += missing * branch.flops_per_token(1) + itself
+    return found
+
+
+def stream_vectors(model: LanguageModel, streams: int) -> dict[nn.Module, int]:
+    """Return how many vectors each module reads for each token of the decoder's text, where it is not one: those of
+    predicting streams, too, or, of the head's, those alone."""
+    if not streams:
+        return {}
+    found: dict[nn.Module, int] = dict.fromkeys(model.head.modules(), streams)
+    for layer in model.stack:
+        for branch in map(layer.branch, layer.branches):
+            read = (module for module in branch.modules() if module not in branch.source_maps)
+            found |= dict.fromkeys(read, 1 + streams)
+    if (project_in := getattr(model, "project_in", None)) is not None:
+        found[project_in] = 1 + streams
+    return found
+
+
 def branch_flops(model: LanguageModel, length: int, target_length: int | None = None) -> float:
     """Return the FLOPs per token of all branches beside their maps, such as scores and their use, forward."""
-    return sum(number for _, number in _branches(model, length, target_length))
+    streams = streams_of(model, cached=False)
+    return sum(number for _, number in _branches(model, length, target_length, streams))
 
 
 def _branches(
-    model: LanguageModel, length: int, target_length: int | None
+    model: LanguageModel, length: int, target_length: int | None, streams: int
 ) -> Iterator[tuple[str, float]]:
     """Yield the FLOPs per token of each branch beside its maps."""
     target_length = target_length or length
@@ -116,12 +162,15 @@ def _branches(
         for name in layer.branches:
             branch = layer.branch(name)
             # Cross-attention reads all of the source, other branches their own text.
-            flops = branch.flops_per_token(length if branch.source_maps else text)
-            yield f"{'' if in_decoder else beside}layers.{name}", flops * (text / length)
+            flops = text * branch.flops_per_token(length if branch.source_maps else text)
+            if in_decoder and streams:
+                of_source = streams * flops if branch.source_maps else 0.0
+                flops += of_source or stream_flops(branch, text, streams)
+            yield f"{'' if in_decoder else beside}layers.{name}", flops / length
 
 
 def _products(
-    model: LanguageModel, length: int, target_length: int | None
+    model: LanguageModel, length: int, target_length: int | None, streams: int
 ) -> Iterator[tuple[str, float]]:
     """Yield the multiplications for a token of each matrix product."""
     share = (target_length or length) / length
@@ -129,9 +178,10 @@ def _products(
     # A layer that is shared is gone through more than once.
     times = Counter(module for layer in model.all_layers for module in layer.modules())
     of_row = set() if model.sequence_head is None else {*model.sequence_head.modules()}
-    more = global_tokens_read(model)
+    more, vectors = global_tokens_read(model), stream_vectors(model, streams)
     for name, m in model.named_modules():
         if isinstance(m, Linear):
             read = 1.0 if m in of_source else 1.0 + share if m in of_both else share
+            read *= vectors.get(m, 1)
             read = 1 / length if m in of_row else read + more.get(m, 0) / length
             yield name, read * m.active_fraction * m.weight.numel() * max(1, times[m])

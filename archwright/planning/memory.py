@@ -38,7 +38,8 @@ def least_memory(model: LanguageModel, rows: int, *, whole_logits: bool = True) 
     logits = logit_bytes(model, rows)
     # What enters each layer, or both streams that leave the last of reversible ones.
     layers = 2 if model.spec.residual.num_streams == 2 else model.spec.num_layers
-    values = rows * model.spec.context_length * model.spec.dim * layers
+    tokens = rows * model.spec.context_length * model.spec.vectors_per_token
+    values = tokens * model.spec.dim * layers
     return LeastMemory(
         model.num_parameters() * PER_PARAMETER,
         logits if whole_logits else min(logits, WHOLE_LOGITS),
@@ -59,9 +60,10 @@ def cache_bytes_per_token(model: LanguageModel) -> int:
 
 
 def logit_bytes(model: LanguageModel, rows: int) -> int:
-    """Return the bytes of float32 logits of `rows` full rows."""
+    """Return the bytes of float32 logits of `rows` full rows, those of all predicting streams."""
     assert model.spec.vocab_size != "auto"
-    return rows * model.spec.context_length * model.spec.vocab_size * PER_LOGIT
+    tokens = rows * model.spec.context_length * max(1, model.spec.predicting_streams)
+    return tokens * model.spec.vocab_size * PER_LOGIT
 
 
 def total_memory(device: str) -> int:

@@ -8,7 +8,14 @@ from typing import Literal
 from archwright.model.language_model import LanguageModel
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer, Mixer
-from archwright.planning.cost import BACKWARD, global_tokens, global_tokens_read
+from archwright.planning.cost import (
+    BACKWARD,
+    global_tokens,
+    global_tokens_read,
+    stream_flops,
+    stream_vectors,
+    streams_of,
+)
 from archwright.planning.counts import part_of
 from archwright.spec.hardware import Hardware
 
@@ -64,12 +71,13 @@ def operators(
         keeps_scores: whether attention writes its scores and reads them again, as without a fused kernel.
     """
     tokens = texts * (1 if phase == "decode" else length)
+    streams = streams_of(model, cached=phase != "training")
     passes = 1 + BACKWARD if phase == "training" else 1
     found: dict[str, list[float]] = {}
     for name, flops, numbers in (
-        *_products(model, tokens, texts if phase != "decode" else 0),
-        *_between(model, phase, texts, length, keeps_scores),
-        *_norms(model, tokens),
+        *_products(model, tokens, texts if phase != "decode" else 0, streams),
+        *_between(model, phase, texts, length, keeps_scores, streams),
+        *_norms(model, tokens, streams),
     ):
         sums = found.setdefault(name, [0.0, 0.0])
         sums[0] += passes * flops
@@ -77,13 +85,15 @@ def operators(
     return [Operator(name, *sums) for name, sums in found.items() if sums[1]]
 
 
-def _products(model: LanguageModel, tokens: int, texts: int) -> Iterator[tuple[str, float, float]]:
+def _products(
+    model: LanguageModel, tokens: int, texts: int, streams: int
+) -> Iterator[tuple[str, float, float]]:
     """Yield each map's part, FLOPs, and numbers that it moves, for so many tokens and those before `texts`."""
-    more = global_tokens_read(model)
+    more, vectors = global_tokens_read(model), stream_vectors(model, streams)
     for name, m in model.named_modules():
         if isinstance(m, Linear):
             weight, share = m.weight.numel(), m.active_fraction
-            number = tokens + texts * more.get(m, 0)
+            number = tokens * vectors.get(m, 1) + texts * more.get(m, 0)
             read = weight * (1 - (1 - share) ** number)
             rows = number * share * weight / (m.d_in * m.d_out)
             part = part_of(".".join(word for word in name.split(".") if not word.isdigit()))
@@ -91,7 +101,7 @@ def _products(model: LanguageModel, tokens: int, texts: int) -> Iterator[tuple[s
 
 
 def _between(
-    model: LanguageModel, phase: Phase, texts: int, length: int, keeps_scores: bool
+    model: LanguageModel, phase: Phase, texts: int, length: int, keeps_scores: bool, streams: int
 ) -> Iterator[tuple[str, float, float]]:
     decoder, more = {*model.stack}, global_tokens(model)
     for layer in model.all_layers:
@@ -99,33 +109,43 @@ def _between(
             continue  # the source was read before
         of_stack = "" if layer in decoder else "encoder: "
         for name, mixer in layer.mixers().items():
-            text = length + more[layer]
-            flops = texts * text * mixer.flops_per_token(length if mixer.source_maps else text)
-            if phase == "decode":
-                before = (length - 1) * mixer.flops_per_token(length - 1) if length > 1 else 0.0
-                flops -= texts * before
-            numbers = _numbers(mixer, phase, texts, text)
+            text, vectors = length + more[layer], streams if layer in decoder else 0
+            flops = texts * _of_text(mixer, text, length, vectors)
+            if phase == "decode" and length > 1:
+                flops -= texts * _of_text(mixer, length - 1, length - 1, vectors)
+            numbers = _numbers(mixer, phase, texts, text, vectors)
             if keeps_scores and isinstance(mixer, AttentionMixer):
                 # Written, read by the softmax, written, and read to mix.
                 numbers += 4 * mixer.num_heads * flops / mixer.flops_per_pair
             yield f"{of_stack}{name.replace('_', '-')} between tokens", flops, numbers
 
 
-def _numbers(mixer: Mixer, phase: Phase, texts: int, length: int) -> float:
+def _of_text(mixer: Mixer, text: int, source: int, streams: int) -> float:
+    """Return the FLOPs of a mixer between its maps for a text, or for one beside a source, and its predicting
+    streams."""
+    if mixer.source_maps:
+        return (1 + streams) * text * mixer.flops_per_token(source)
+    return text * mixer.flops_per_token(text) + stream_flops(mixer, text, streams)
+
+
+def _numbers(mixer: Mixer, phase: Phase, texts: int, length: int, streams: int) -> float:
     """Return the numbers that a mixer reads and writes between its maps."""
     if not isinstance(mixer, AttentionMixer):
         return texts * float(mixer.state_bytes(length, 1))
     own = (
         mixer.flops_per_pair / 2
     )  # queries, and what is mixed: heads times the widths of a key and a value
+    beside = streams * (own + mixer.kept_per_token)  # of streams, keys and values as well
     if phase == "decode":
-        return texts * (own + mixer.state_bytes(length, 1))
-    return texts * length * (own + mixer.kept_per_token)
+        return texts * (own + mixer.state_bytes(length, 1) + beside)
+    return texts * length * (own + mixer.kept_per_token + beside)
 
 
-def _norms(model: LanguageModel, tokens: int) -> Iterator[tuple[str, float, float]]:
+def _norms(model: LanguageModel, tokens: int, streams: int) -> Iterator[tuple[str, float, float]]:
+    decoder = {*model.stack}
     for layer in model.all_layers:
-        numbers = float(tokens * model.spec.dim * len(layer.branches))
+        vectors = 1 + streams if layer in decoder else 1
+        numbers = float(tokens * vectors * model.spec.dim * len(layer.branches))
         yield "norms and sums", PER_NORM * numbers, MOVED_BY_NORM * numbers
 
 

@@ -61,7 +61,7 @@ def serving(
 
     def reading(tokens: int) -> float:
         """Return the seconds that a text is read in."""
-        computed = sum(forward_flops(model, tokens).values()) * tokens / peak
+        computed = sum(forward_flops(model, tokens, cached=True).values()) * tokens / peak
         return max(computed, size * weights_read(model, tokens) / bandwidth)
 
     def step(batch: int, tokens: int = length) -> float:

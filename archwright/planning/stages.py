@@ -118,7 +118,7 @@ class Needs:
         keys = [_keys(layer) for layer, _ in layers]
         return Stage(
             len(layers),
-            self.model.spec.dim,
+            self.model.spec.dim * self.model.spec.vectors_per_token,
             2 - is_first - is_last,
             _added_up(weights),
             max(
@@ -128,10 +128,15 @@ class Needs:
             {name: kept for name, (kept, _) in values.items()},
             {name: again for name, (_, again) in values.items()},
             self.logits if is_last else 0.0,
-            float(sum(spec.dim * len(layer.branches) for layer, spec in layers)),
+            float(
+                sum(
+                    spec.dim * spec.vectors_per_token * len(layer.branches)
+                    for layer, spec in layers
+                )
+            ),
             added(keys),
             max(keys, key=amount),
-            sum(_sent_to_experts(layer) for layer, _ in layers),
+            sum(spec.vectors_per_token * _sent_to_experts(layer) for layer, spec in layers),
         )
 
     @cached_property

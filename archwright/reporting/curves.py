@@ -112,8 +112,8 @@ def step_charts(history: History) -> list[Chart]:
 
 def _second_title(history: History) -> tuple[str, str]:
     """Return the title and the unit of the loss of what is learned beside tokens."""
-    name = history.spec.objective.second_task
-    return f"{name[:1].upper()}{name[1:]}", f"nats per {history.spec.objective.second_cases}"
+    name = history.spec.second_task
+    return f"{name[:1].upper()}{name[1:]}", f"nats per {history.spec.second_cases}"
 
 
 def thin(values: Values, buckets: int = BUCKETS) -> NDArray[np.int64]:

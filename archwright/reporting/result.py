@@ -105,10 +105,12 @@ def second_task(evaluation: Line, history: History) -> list[tuple[str, str, str]
     what it is of. Nothing where that is all."""
     if "second_loss" not in evaluation:
         return []
-    name, case = history.spec.objective.second_task, history.spec.objective.second_cases
+    name, case = history.spec.second_task, history.spec.second_cases
     right = ("rows right", f"{name}, half by guessing")
     if case == "token":
         right = ("judged right", "of tokens, as replaced or not")
+    if case == "further token":
+        right = ("right further ahead", "of what further streams predict")
     return [
         (
             "tokens right",

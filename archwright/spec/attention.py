@@ -175,10 +175,43 @@ class GatedValueEmbedding(ValueEmbedding):
         return int(self.channels) * num_kv_heads
 
 
+class DistanceScores(Choice):
+    """The axis of what a token's own vector x adds to the score of each key by its distance, beside the layer's
+    position encoding."""
+
+    axis: ClassVar[str] = "distance_scores"
+
+    def num_parameters(self, dim: int, num_heads: int) -> int:
+        """Return the number of parameters in a layer of width `dim`, of resolved values."""
+        return 0
+
+
+class NoDistanceScores(DistanceScores):
+    """Nothing."""
+
+    kind: Literal["none"] = "none"
+
+
+class BucketScores(DistanceScores):
+    """A number for each bucket of distances and each head, W x + b (Qi et al., 2020, ProphetNet, published code)."""
+
+    kind: Literal["buckets"] = "buckets"
+    num_buckets: int = Field(32, ge=4, le=2**12)
+    """Numbers of a head; near distances have one each, far ones share on a log scale."""
+    max_distance: int = Field(128, ge=2, le=2**30)
+    """Distances from here on share the last bucket."""
+
+    def num_parameters(self, dim: int, num_heads: int) -> int:
+        return (dim + 1) * self.num_buckets * num_heads
+
+
 class Attention(Mixer):
     """The axis of attention branches: how tokens exchange information."""
 
     axis: ClassVar[str] = "attention"
+    has_streams: ClassVar[bool] = False
+    """Whether the model's `predicting_streams` may run through it: what a token sees, it sees by keys that its mask
+    shows and a cache keeps."""
     knows_distances: ClassVar[bool] = False
     """Whether its scores depend on distances by themselves, without a position encoding."""
 
@@ -188,6 +221,7 @@ class NoAttention(Attention):
 
     kind: Literal["none"] = "none"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
+    has_streams: ClassVar[bool] = True
 
 
 class MaskedAttention(Attention):
@@ -225,6 +259,7 @@ class SoftmaxAttention(MaskedAttention):
 
     kind: Literal["softmax"] = "softmax"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
+    has_streams: ClassVar[bool] = True
     num_heads: AutoCount = Field("auto", examples=[8])
     """Query heads; auto: dim / head_dim, with heads of at least 64 where head_dim is auto too."""
     num_kv_heads: AutoCount = Field("auto", examples=[1])
@@ -241,6 +276,8 @@ class SoftmaxAttention(MaskedAttention):
     """Factor of q k^T."""
     query_temperature: QueryTemperature = NoQueryTemperature()
     """Factor of queries as positions grow."""
+    distance_scores: DistanceScores = NoDistanceScores()
+    """What x adds to scores by distance."""
     qk_norm: Norm = Field(NoNorm(), examples=[{"kind": "rms"}])
     """Norm over queries and keys (Henry et al., 2020)."""
     qk_norm_over: Literal["head", "per_head", "projection"] = "head"
@@ -315,8 +352,9 @@ class SoftmaxAttention(MaskedAttention):
         normed = (head, head) if self.qk_norm_over == "head" else (queries, keys)
         norms = sum(map(self.qk_norm.num_parameters, normed))
         norms += self.v_norm.num_parameters(value) + self.out_norm.num_parameters(mixed)
-        mixed_in = self.value_embedding.num_parameters(kv_heads)
-        return maps + biases + gate + norms + self.sinks * heads + mixed_in
+        further = self.value_embedding.num_parameters(kv_heads)
+        further += self.distance_scores.num_parameters(dim, heads)
+        return maps + biases + gate + norms + self.sinks * heads + further
 
     def num_table_parameters(self, vocab_size: int) -> int:
         if self.value_embedding.is_none:
@@ -343,6 +381,7 @@ class LatentAttention(MaskedAttention):
 
     kind: Literal["latent"] = "latent"
     takes: ClassVar[frozenset[str]] = ALL_INPUTS
+    has_streams: ClassVar[bool] = True
     num_heads: AutoCount = Field("auto", examples=[16])
     """Heads; auto: dim / nope_head_dim, with heads of at least 64 where that is auto too."""
     query_rank: Width | Literal["none"] = Field("none", examples=[128])

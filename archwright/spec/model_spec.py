@@ -297,6 +297,10 @@ class ModelSpec(StackSpec):
     """Number of rows of the embedding; auto: the tokenizer's size rounded up to 64."""
     context_length: Tokens = 256
     """Longest sequence trained on, in tokens."""
+    predicting_streams: int = Field(0, ge=0, le=2**4, examples=[2])
+    """Streams n that run through the layers beside the text, with a vector of each place to come. The logits of the
+    next token are those of the first; the i-th sees i - 1 tokens less, and so predicts i tokens ahead (Qi et al., 2020,
+    ProphetNet: n-stream self-attention). 0: the text predicts by itself."""
     embedding: Embedding = Embedding()
     head: Head = Head()
     sequence_head: SequenceHead = NoSequenceHead()
@@ -339,6 +343,16 @@ class ModelSpec(StackSpec):
         """Whether tokens of some layer see what follows them, as those of BERT do."""
         masks = (getattr(kind.attention, "mask", None) for kind in self.layers_by_kind.values())
         return any(isinstance(mask, Mask) and not mask.causal for mask in masks)
+
+    @property
+    def num_positions(self) -> int:
+        """How many positions a text has, with that of the token behind it, which predicting streams stand at."""
+        return self.context_length + (self.predicting_streams > 0)
+
+    @property
+    def vectors_per_token(self) -> int:
+        """How many vectors go through the layers for each token of a text: its own, and those of predicting streams."""
+        return 1 + self.predicting_streams
 
     @property
     def embedding_dim(self) -> int:

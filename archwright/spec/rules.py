@@ -5,9 +5,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from archwright.spec.attention import (
+    Attention,
+    BucketScores,
     DisentangledAttention,
     GatedValueEmbedding,
     InverseScale,
@@ -29,6 +31,7 @@ from archwright.spec.positions import (
     LongRoPE,
     RoPE,
     T5Bias,
+    TransformerXL,
     rotary_dim,
 )
 
@@ -230,6 +233,54 @@ def global_tokens_have_no_ids(spec: "ModelSpec") -> Iterator[str]:
             )
 
 
+@_rule("Predicting streams read what the text has read, and nothing beside it.")
+def predicting_streams_see_texts(spec: "ModelSpec") -> Iterator[str]:
+    if not (number := spec.predicting_streams):
+        return
+    beside = f"beside predicting_streams = {number}"
+    for at, layer in _layers(spec):
+        attention, mask = layer.attention, getattr(layer.attention, "mask", None)
+        if not attention.has_streams:
+            choices = {n: cast(type[Attention], c) for n, c in Attention.choices().items()}
+            kinds = sorted(name for name, choice in choices.items() if choice.has_streams)
+            yield (
+                f'{at}attention.kind: found "{attention.kind}" {beside}, whose vectors see themselves and keys that a '
+                f"mask shows; expected one of {', '.join(kinds)}"
+            )
+        elif mask is not None and (mask.shows_future or not mask.causal):
+            yield (
+                f'{at}attention.mask.kind: found "{mask.kind}" {beside}, which would see what they predict; expected '
+                'one that hides what follows, such as "causal"'
+            )
+        if isinstance(attention, SoftmaxAttention) and not attention.value_embedding.is_none:
+            yield (
+                f'{at}attention.value_embedding.kind: found "{attention.value_embedding.kind}" {beside}, which have no '
+                'row in its table; expected "none"'
+            )
+        if not layer.recurrence.is_none:
+            yield (
+                f'{at}recurrence.kind: found "{layer.recurrence.kind}" {beside}, each of whose vectors would need a '
+                'state of its own; expected "none"'
+            )
+        if isinstance(layer.position, Axial | TransformerXL):
+            ends = "grid ends" if isinstance(layer.position, Axial) else "table of distances ends"
+            yield (
+                f'{at}position.kind: found "{layer.position.kind}" {beside}, which stand a place behind the text, '
+                f'where its {ends}; expected another, such as "learned"'
+            )
+    names = {*spec.layers.names(spec.num_layers)}
+    standing = [layer for name, layer in spec.layers_by_kind.items() if name in names]
+    if all(layer.attention.is_none for layer in standing):
+        yield f'attention.kind: found "none" {beside}, which read the text by it; expected "softmax" in some layer'
+    if spec.global_tokens:
+        yield f"global_tokens: found {spec.global_tokens} {beside}; expected 0"
+    for axis in ("sequence_head", "generator"):
+        if not (choice := getattr(spec, axis)).is_none:
+            yield f'{axis}.kind: found "{choice.kind}" {beside}; expected "none"'
+    if spec.head.predicts != "tokens":
+        yield f'head.predicts: found "{spec.head.predicts}" {beside}; expected "tokens"'
+
+
 @_rule("RoPE rotates pairs of coordinates.")
 def rope_needs_pairs(spec: "ModelSpec") -> Iterator[str]:
     for at, layer, attention in _attentions(spec):
@@ -280,20 +331,22 @@ def llama3_has_a_stretch(spec: "ModelSpec") -> Iterator[str]:
                 )
 
 
-@_rule("T5 has buckets for near distances, and far ones beyond them.")
-def t5_buckets_widen(spec: "ModelSpec") -> Iterator[str]:
+@_rule("There are buckets for near distances, and far ones beyond them.")
+def buckets_widen(spec: "ModelSpec") -> Iterator[str]:
     for at, layer, attention in _attentions(spec):
-        if not isinstance(layer.position, T5Bias):
-            continue
-        two_way = not attention.mask.causal or isinstance(attention.mask, Prefix)
-        two_way = two_way or attention.further_positions > 0
-        number = layer.position.num_buckets // (2 if two_way else 1)
-        if number < 2 or layer.position.max_distance <= number // 2:
-            yield (
-                f"{at}position.max_distance: found {layer.position.max_distance} with num_buckets = "
-                f"{layer.position.num_buckets}; expected more than {max(number // 2, 1)}, and two "
-                "buckets or more for each direction"
-            )
+        scores = getattr(attention, "distance_scores", None)
+        for path, choice in (("position", layer.position), ("attention.distance_scores", scores)):
+            if not isinstance(choice, T5Bias | BucketScores):
+                continue
+            two_way = not attention.mask.causal or isinstance(attention.mask, Prefix)
+            two_way = two_way or attention.further_positions > 0
+            number = choice.num_buckets // (2 if two_way else 1)
+            if number < 2 or choice.max_distance <= number // 2:
+                yield (
+                    f"{at}{path}.max_distance: found {choice.max_distance} with num_buckets = "
+                    f"{choice.num_buckets}; expected more than {max(number // 2, 1)}, and two "
+                    "buckets or more for each direction"
+                )
 
 
 @_rule("Distances have rows of their own near by, and share those of a log scale beyond.")

@@ -417,6 +417,10 @@ class RunSpec(Spec):
     label_smoothing: float = Field(0.0, ge=0, lt=1, examples=[0.1])
     """Share of a target's weight in the training loss that all tokens have alike; losses that are reported are
     without it (Szegedy et al., 2016, section 7; Vaswani et al., 2017, section 5.4)."""
+    stream_decay: float = Field(1.0, gt=0, le=1, examples=[0.5])
+    """Weight g of a further predicting stream's loss over that of the stream before it: of n streams, the i-th has
+    g^(i - 1) / (1 + g + ... + g^(n - 1)) in the training loss (Qi et al., 2020, ProphetNet: attenuation coefficient,
+    1 there). Losses that are reported are those of the first stream alone."""
     evaluate: EvaluateSpec = EvaluateSpec()
     early_stop: EarlyStopSpec = EarlyStopSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -449,6 +453,17 @@ class RunSpec(Spec):
         asked = self.data.tokenizer
         tokens = dict.fromkeys((*asked.special_tokens, *self.objective.special_tokens))
         return asked.model_copy(update={"special_tokens": tuple(tokens)})
+
+    @property
+    def second_task(self) -> str:
+        """What is learned beside what losses are reported of, in words; empty where that is all."""
+        return "further tokens" if self.model.predicting_streams > 1 else self.objective.second_task
+
+    @property
+    def second_cases(self) -> str:
+        """What that is learned of."""
+        ahead = self.model.predicting_streams > 1
+        return "further token" if ahead else self.objective.second_cases
 
     @property
     def tokens_per_step(self) -> int:

@@ -184,11 +184,11 @@ class _Second:
 
     def add(self, out: Output, batch: Batch) -> None:
         """Add a batch, if there is more to learn of it than tokens."""
-        if not (cases := second_cases(batch)):
+        if out.further_logits is None and not second_cases(batch):
             return
         nats, right = second_answers(out, batch)
         self.nats += nats.sum().item()
-        self.cases += cases
+        self.cases += len(nats)
         self.right += int(right.sum())
         self.tokens_right += int((out.logits.argmax(-1) == batch.targets).sum())
 

@@ -14,7 +14,6 @@ from archwright.data.inputs import Inputs
 from archwright.data.objectives import Examples, Vocabulary
 from archwright.inspection.step_costs import StepCosts
 from archwright.inspection.step_meter import PARTS, PHASES, StepMeter, Times, metered
-from archwright.losses import cross_entropy
 from archwright.machine.decide import Decisions, decide, decide_kernel
 from archwright.machine.precision import Precision
 from archwright.model.build import build
@@ -24,7 +23,7 @@ from archwright.planning.cost import BACKWARD, branch_flops
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.run_spec import MachineSpec, RunSpec
 from archwright.training.resolve import check_memory
-from archwright.training.step import to_device
+from archwright.training.step import to_device, whole_loss
 
 FEWEST = 3
 """Steps that are measured at least, after one to warm up."""
@@ -188,9 +187,9 @@ class _Steps:
         meter.begin()
         with counting or nullcontext():
             with self.precision.autocast():
-                logits = self.model(**self.batch.inputs.given()).logits
+                out = self.model(**self.batch.inputs.given())
             with meter.region("loss"):
-                loss = cross_entropy(logits, self.batch.targets).total
+                loss = whole_loss(out, self.batch.targets).total
         if by_part:
             meter.time_backward(loss)
         meter.begin_phase("backward")

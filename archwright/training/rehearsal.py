@@ -96,6 +96,7 @@ class Rehearsal:
             label_smoothing=run.label_smoothing,
             grad_accum_steps=run.grad_accum_steps,
             chunked=run.machine.loss == "chunked",
+            stream_decay=run.stream_decay,
         )
 
     def tokens(self, rows: int, length: int) -> torch.Tensor:
@@ -107,4 +108,7 @@ class Rehearsal:
         for mixer in self.model.mixers():
             if isinstance(mixer, AttentionMixer):
                 layout = TokenLayout(length, torch.device("cpu"))
-                blocks_of(AttentionMask(mixer.pattern.value, layout))
+                streams = self.model.spec.predicting_streams
+                for number in {streams, min(streams, 1)}:  # of training, and into a cache
+                    at = layout.with_streams(number) if number else layout
+                    blocks_of(AttentionMask(mixer.pattern.value, at))

@@ -236,6 +236,7 @@ class Session:
             chunked=self.run.machine.loss == "chunked",
             grad_accum_steps=self.run.grad_accum_steps,
             second_weight=self.run.objective.second_weight,
+            stream_decay=self.run.stream_decay,
         )
 
 

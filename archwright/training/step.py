@@ -1,7 +1,7 @@
 """One step of training."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from archwright.data.inputs import IGNORE, Batch
-from archwright.losses import Loss, cross_entropy, linear_cross_entropy, pop_aux_losses
+from archwright.losses import (
+    Loss,
+    cross_entropy,
+    linear_cross_entropy,
+    of_streams,
+    pop_aux_losses,
+)
 from archwright.machine.liger import FusedHead, fused_cross_entropy
 from archwright.machine.precision import Precision
 from archwright.model.language_model import Output
@@ -57,13 +63,15 @@ def train_step(
     grad_accum_steps: int = 1,
     chunked: bool = False,
     second_weight: float = 1.0,
+    stream_decay: float = 1.0,
 ) -> StepResult:
     """Forward and backward over the parts of a batch, clip, update: `lr_scale` is the share of the peaks.
 
     The summed loss is divided by the number of valid targets of the whole batch, so that the parts'
     gradients add up to the batch's. What routers ask for besides is computed on each part by itself, and
     counts by its share of the rows. Where rows are judged as a whole, or tokens as replaced or not, the
-    mean of that loss is added, times `second_weight`. A loss or a gradient that is not finite
+    mean of that loss is added, times `second_weight`. Of predicting streams, the losses are weighed by
+    `stream_decay`, and that of the first alone is the loss that is returned. A loss or a gradient that is not finite
     updates nothing. `chunked` logits never exist all at once. Branches then move
     what follows no gradient by `after_step`, by what they saw in all parts.
     """
@@ -71,6 +79,7 @@ def train_step(
     loss, z_term, router_loss = 0.0, 0.0, 0.0
     num_cases = second_cases(batch)
     second_loss = 0.0 if num_cases else None
+    ahead: float | None = None
     for part in batch.split(grad_accum_steps):
         loss_of = _chunked_loss if chunked else _whole_loss
         part_loss, out = loss_of(
@@ -80,16 +89,20 @@ def train_step(
             z_loss=z_loss,
             label_smoothing=label_smoothing,
             num_valid=num_valid,
+            stream_decay=stream_decay,
         )
         auxiliary = pop_aux_losses(model) * (len(part.targets) / len(batch.targets))
         total = part_loss.total + auxiliary
         if second_loss is not None:
             own = second_answers(out, part)[0].sum() / num_cases
             total, second_loss = total + second_weight * own, second_loss + own.item()
+        elif part_loss.further_nll is not None:
+            ahead = (ahead or 0.0) + part_loss.further_nll.item() / num_valid
         precision.scaled(total).backward()
         router_loss += auxiliary.item()
         loss += part_loss.nll_sum.item() / num_valid
         z_term += part_loss.z_term.item()
+    second_loss = ahead if second_loss is None else second_loss
     seen = LossStats(loss, z_term, router_loss, second_loss)
     return update(
         model, optimizers, seen, lr_scale=lr_scale, precision=precision, max_grad_norm=max_grad_norm
@@ -151,7 +164,14 @@ def second_answers(
     out: Output, batch: Batch
 ) -> tuple[Float[Tensor, " cases"], Bool[Tensor, " cases"]]:
     """Return -ln p of each case of what is learned beside tokens, in float32 or wider, and whether the answer is right:
-    what each row is as a whole, or whether each real token is another than that of the text."""
+    what each row is as a whole, whether each real token is another than that of the text, or each target of each
+    further predicting stream."""
+    if out.further_logits is not None:
+        valid = batch.targets != IGNORE
+        # [streams * targets, vocab]
+        logits = _widened(out.further_logits[:, valid]).flatten(0, 1)
+        targets = batch.targets[valid].repeat(len(out.further_logits))
+        return F.cross_entropy(logits, targets, reduction="none"), logits.argmax(-1) == targets
     if batch.sequence_targets is not None:
         judged = out.sequence_logits
         assert judged is not None, "the rules of a run ask for a head of rows"
@@ -179,24 +199,43 @@ def _widened(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def whole_loss(
+    out: Output, targets: Int[Tensor, "batch length"], *, stream_decay: float = 1.0, **settings: Any
+) -> Loss:
+    """Return the loss of tokens of logits that are all there, those of further predicting streams included."""
+    further = [] if out.further_logits is None else [*out.further_logits]
+    losses = [cross_entropy(logits, targets, **settings) for logits in (out.logits, *further)]
+    return of_streams(losses, stream_decay)
+
+
 def _whole_loss(
     model: nn.Module, part: Batch, precision: Precision, **settings: Any
 ) -> tuple[Loss, Output]:
     """Return the loss of tokens, and the logits."""
     with precision.autocast():
         out = model(**part.inputs.given())
-    return cross_entropy(out.logits, part.targets, **settings), out
+    return whole_loss(out, part.targets, **settings), out
 
 
 def _chunked_loss(
-    model: Any, part: Batch, precision: Precision, *, label_smoothing: float, **settings: Any
+    model: Any,
+    part: Batch,
+    precision: Precision,
+    *,
+    label_smoothing: float,
+    stream_decay: float,
+    **settings: Any,
 ) -> tuple[Loss, Output]:
     """Return the loss of tokens, and the logits of rows where the model judges them; those of tokens are none."""
     with precision.autocast():
         hidden = model.hidden(**part.inputs.given())
         judged = Output(hidden[..., :0], model.sequence_logits(hidden, part.inputs.padding_mask))
+        loss_of: Callable[..., Loss] = linear_cross_entropy
         # The fused kernel does not say the loss without label smoothing beside that with it.
         if isinstance(model.head, FusedHead) and not label_smoothing:
-            return fused_cross_entropy(hidden, model.head, part.targets, **settings), judged
-        settings["label_smoothing"] = label_smoothing
-        return linear_cross_entropy(hidden, model.head, part.targets, **settings), judged
+            loss_of = fused_cross_entropy
+        else:
+            settings["label_smoothing"] = label_smoothing
+        streams = hidden.split(part.targets.shape[1], 1)
+        losses = [loss_of(x, model.head, part.targets, **settings) for x in streams]
+        return of_streams(losses, stream_decay), judged

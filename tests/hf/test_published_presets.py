@@ -34,6 +34,7 @@ DEFAULTS: list[tuple[str, str, set[str]]] = [
     ("smollm3-3b", "smollm3", LONGER),
     ("glm-4-9b", "glm4", {"max_position_embeddings"}),
     ("glm-4.5-air", "glm4_moe", {"rope_parameters", "attention_bias"}),
+    ("prophetnet-large", "prophetnet", set()),
 ]
 """A preset, its class, and the keys in which they differ."""
 

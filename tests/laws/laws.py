@@ -94,7 +94,7 @@ def kernels_agree(case: Case) -> None:
 
     def run(kernel: str) -> tuple[Tensor, list[Tensor]]:
         model = case.model.use_kernel(kernel)
-        logits = model(tokens, **given).logits[real]
+        logits = case.logits(model, tokens, **given)[real]
         wanted = list(model.parameters())
         grads = torch.autograd.grad((logits.sin()).sum(), wanted, allow_unused=True)
         return logits, [torch.zeros(1) if g is None else g for g in grads]
@@ -108,7 +108,7 @@ def kernels_agree(case: Case) -> None:
             error = (ours - other).abs().max().item()
             assert error <= 1e-7 * max(largest, 1e-3), f"gradient of {kernel}: off by {error:.3g}"
     with torch.no_grad():
-        found = case.model.use_kernel("flex")(tokens, **given).logits[real]
+        found = case.logits(case.model.use_kernel("flex"), tokens, **given)[real]
     case.model.use_kernel("eager")
     close(found, expected, 1e-8, "flex")
 
@@ -149,8 +149,8 @@ def visibility(case: Case) -> None:
     real = given.get("padding_mask", torch.ones(ROWS, length).bool())
     weight = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(1)).double()
     for row in range(ROWS):
-        for i in range(length):
-            if not real[row, i]:
+        for i in range(out.shape[1]):  # of predicting streams, one behind the other
+            if not real[row, i % length]:
                 continue
             (grad,) = torch.autograd.grad(out[row, i] @ weight, inputs[0], retain_graph=True)
             touched = grad.abs().amax(-1) > 0
@@ -164,7 +164,8 @@ def visibility(case: Case) -> None:
 
 def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) -> Tensor:
     """Compose the masks of all layers, each told by its sentence: [output, input]. Before each document stand global
-    tokens, through which what they saw is seen."""
+    tokens, through which what they saw is seen. Outputs of predicting streams, stream by stream, reach what the text
+    does that they see: what the token i places before sees, or the first."""
     documents = given.get("segment_ids", torch.zeros(ROWS, length).long())[row].tolist()
     valid = given.get("padding_mask", torch.ones(ROWS, length).bool())[row].tolist()
     first = [document for document in dict.fromkeys(documents) for _ in range(spec.global_tokens)]
@@ -175,6 +176,7 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
     valid = [([True] * len(first) + valid)[n] for n in order]
     number = len(order)
     reach = torch.eye(number, dtype=torch.bool)
+    streams = [torch.zeros(number, number, dtype=torch.bool)] * spec.predicting_streams
     for i in range(spec.num_layers):
         step = torch.eye(number, dtype=torch.bool)
         for mixer in spec.layer(i).mixers.values():
@@ -194,8 +196,15 @@ def reachable(spec: ModelSpec, row: int, given: dict[str, Tensor], length: int) 
                         step[q, k] |= any(sees(mask, at, seen, head, *text) for head in heads)
                         if isinstance(mixer, TransientGlobalAttention):  # sums have all tokens
                             step[q, k] |= long >= mixer.block_size
+        if streams and not spec.layer(i).attention.is_none:
+            for missing, stream in enumerate(streams):
+                first = [documents.index(document) for document in documents]
+                real = [[n for n in range(first[q], q + 1) if valid[n]] for q in range(number)]
+                like = [at[max(0, len(at) - 1 - missing)] if at else 0 for at in real]
+                streams[missing] = stream | ((step[like].float() @ reach.float()) > 0)
         reach = (step.float() @ reach.float()) > 0
-    return reach[own][:, own]
+    outputs = torch.stack(streams or [reach])  # [streams, output, input]
+    return outputs[:, own][:, :, own].flatten(0, 1)
 
 
 def a_cache_is_refused_where_none_can_be(case: Case) -> None:

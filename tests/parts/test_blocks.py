@@ -18,7 +18,7 @@ from archwright.parts.masks import (
     Window,
     WindowGlobal,
 )
-from archwright.parts.token_layout import token_layout
+from archwright.parts.token_layout import TokenLayout, token_layout
 from archwright.spec import masks as spec
 
 ROWS, LENGTH = 3, 22
@@ -144,3 +144,12 @@ def test_equal_masks_are_cut_once() -> None:
     assert first.table is second.table
     apart = (blocks_of(view("causal", segment_ids=DOCUMENTS)) for _ in range(2))
     assert next(apart).table is not next(apart).table
+
+
+def test_blocks_that_an_evaluation_cut_serve_a_backward_pass() -> None:
+    """They are made once for all batches, wherever that is."""
+    blocks._cut_plain.cache_clear()
+    view = AttentionMask(PATTERNS["causal"], TokenLayout(LENGTH, torch.device("cpu")))
+    with torch.inference_mode():
+        made = blocks_of(view)
+    assert not any(tensor.is_inference() for tensor in (made.table, made.mask_bias))

@@ -21,17 +21,18 @@ from archwright.spec.model_spec import ModelSpec
 from archwright.spec.read import load
 from archwright.spec.run_spec import RunSpec
 from tests.parts.test_masks import CHOICES, sees
-from tests.strategies import model_specs, two_stack_specs
+from tests.strategies import model_specs, stream_specs, two_stack_specs
 
 COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
 ROWS = 2
 
 
-def brute_pairs(mask: Mask, length: int, num_heads: int, layer: int = 1) -> float:
-    """Count the pairs that a mask allows, one by one by its sentence, in the mean of the heads."""
+def brute_pairs(mask: Mask, length: int, num_heads: int, layer: int = 1, missing: int = 0) -> float:
+    """Count the pairs that a mask allows, one by one by its sentence, in the mean of the heads, to queries that see
+    what the token so many places before does, or the first."""
     places = range(length)
     allowed = sum(
-        sees(mask, q, k, head, num_heads, length, layer)
+        sees(mask, max(0, q - missing), k, head, num_heads, length, layer)
         for head in range(num_heads)
         for q in places
         for k in places
@@ -61,6 +62,20 @@ def test_global_tokens_are_counted(own_norm: bool) -> None:
     agrees(spec, ready(spec), 12)
 
 
+@pytest.mark.parametrize("encoder", [False, True])
+def test_predicting_streams_are_counted(encoder: bool) -> None:
+    spec = ModelSpec(dim=32, num_layers=2, vocab_size=64, context_length=12).override(
+        *("attention.num_heads=2", "predicting_streams=3", "position.kind=learned"),
+        *("attention.distance_scores.kind=buckets", "embedding.dim=16", "head.tied=true"),
+    )
+    if encoder:
+        spec = spec.override(
+            *("encoder.kind=stack", "encoder.num_layers=1", "encoder.attention.num_heads=2"),
+            *("cross_attention.kind=softmax", "cross_attention.num_heads=2"),
+        )
+    agrees(spec, ready(spec), 12)
+
+
 def agrees(spec: ModelSpec, model: LanguageModel, length: int) -> None:
     """Hold the plan of a model against what it is, what torch counts, and what its cache takes."""
     found = plan(RunSpec(model=spec), workload(context=length))
@@ -84,23 +99,30 @@ def beside_the_plan(model: LanguageModel, length: int) -> float:
     """Return the FLOPs per token that the formula's plain code computes and a plan does not count: pairs that a mask
     hides, and Longformer's global tokens, which ask twice; less what it computes once for all rows of a batch and not
     for each token, the maps of distances."""
-    more = global_tokens(model)
+    more, streams = global_tokens(model), model.spec.predicting_streams
+    decoder = {*model.stack}
     return sum(
-        beside_the_plan_of(mixer, text := length + more[layer]) * text / length
+        beside_the_plan_of(mixer, text := length + more[layer], streams * (layer in decoder))
+        * text
+        / length
         for layer in model.all_layers
         for mixer in layer.mixers().values()
         if isinstance(mixer, AttentionMixer)
     )
 
 
-def beside_the_plan_of(mixer: AttentionMixer, length: int) -> float:
-    """Return the same of a mixer, per token of a text that has so many with its global tokens."""
+def beside_the_plan_of(mixer: AttentionMixer, length: int, streams: int) -> float:
+    """Return the same of a mixer, per token of a text that has so many with its global tokens, and predicting
+    streams."""
     pattern = mixer.pattern.value
     mask: Mask = pattern.spec  # type: ignore[attr-defined]
     layer = getattr(pattern, "layer", 1)  # of masks that differ by it
     shown = brute_pairs(mask, length, mixer.num_heads, layer) / length
+    for missing in range(streams):
+        seen = brute_pairs(mask, length, mixer.num_heads, layer, missing)
+        shown += (seen + length) / length  # and themselves
     again = min(length, mixer.num_global) if isinstance(mixer, LongformerAttention) else 0
-    more: float = mixer.flops_per_pair * (length - shown + again)
+    more: float = mixer.flops_per_pair * ((1 + streams) ** 2 * length - shown + again)
     for module in mixer.modules():
         if isinstance(module, TransformerXL):
             number = (2 * length - 1) / length
@@ -153,6 +175,14 @@ def test_random_compositions_cost_what_is_planned(spec: ModelSpec) -> None:
 @given(two_stack_specs())
 def test_random_compositions_of_two_stacks_cost_what_is_planned(spec: ModelSpec) -> None:
     assume(legal(spec) and untwisted(spec))
+    agrees(spec, ready(spec), min(spec.context_length, 12))
+
+
+@pytest.mark.slow
+@settings(max_examples=COMPOSITIONS // 4, phases=[Phase.generate])
+@given(stream_specs())
+def test_random_compositions_with_predicting_streams_cost_what_is_planned(spec: ModelSpec) -> None:
+    assume(legal(spec))
     agrees(spec, ready(spec), min(spec.context_length, 12))
 
 

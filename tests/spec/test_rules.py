@@ -47,7 +47,8 @@ BROKEN: dict[str, list[str]] = {
         "position.scaling.kind=llama3",
         "position.scaling.low_freq_factor=5.0",
     ],
-    "t5_buckets_widen": ["position.kind=t5", "position.max_distance=16"],
+    "predicting_streams_see_texts": ["predicting_streams=2", "attention.mask.kind=full"],
+    "buckets_widen": ["position.kind=t5", "position.max_distance=16"],
     "xielu_starts_above_beta": ["feedforward.kind=xielu", "feedforward.alpha_negative=0.4"],
     "one_hidden_width": ["feedforward.ratio=4", "feedforward.hidden_dim=1024"],
     "enough_experts": ["feedforward.kind=experts", "feedforward.top_k=9"],
@@ -119,6 +120,29 @@ def test_proportional_pairs_span_the_head() -> None:
     with pytest.raises(UserError, match='found "rope" over 3 coordinates'):
         enforce(GOOD.override(*words))
     enforce(GOOD.override(*words, "position.scaling.kind=proportional"))
+
+
+@pytest.mark.parametrize(
+    ("words", "at"),
+    [
+        ("attention.mask.kind=prefix", "attention.mask.kind"),
+        ("attention.kind=lsh position.kind=none", "attention.kind"),
+        ("attention.kind=none position.kind=none", "attention.kind"),
+        ("attention.value_embedding.kind=scaled", "attention.value_embedding.kind"),
+        ("layer_kinds.far.attention.mask.kind=full", "layer_kinds.far.attention.mask.kind"),
+        ("position.kind=axial", "position.kind"),
+        ("position.kind=transformer_xl", "position.kind"),
+        ("global_tokens=3", "global_tokens"),
+        ("sequence_head.kind=pooled", "sequence_head.kind"),
+        ("head.predicts=replaced", "head.predicts"),
+    ],
+)
+def test_what_streams_would_need_another_rule_for_is_refused(words: str, at: str) -> None:
+    with pytest.raises(UserError) as caught:
+        enforce(GOOD.override("predicting_streams=2", *words.split()))
+    (line,) = caught.value.lines
+    assert line.startswith(f"{at}: found ")
+    assert "beside predicting_streams = 2" in line
 
 
 def test_the_good_model_is_good() -> None:

@@ -29,6 +29,7 @@ from archwright.hf.families import (
     others,
     pegasus_x,
     phi,
+    prophetnet,
     qwen,
     reformer,
     salesforce,
@@ -151,6 +152,7 @@ FAMILIES: dict[str, Family] = {
         bart.M2M_100,
         pegasus_x.PEGASUS_X,
         bart.FSMT,
+        prophetnet.PROPHETNET,
         reformer.REFORMER,
     )
 }

@@ -66,8 +66,10 @@ class Case:
         return out
 
     def logits(self, model: LanguageModel, tokens: Tensor, **given: Any) -> Tensor:
-        """Return the logits that a model gives tokens."""
-        return self.read(model, tokens, **given).logits
+        """Return the logits that a model gives tokens, those of further predicting streams behind the first's."""
+        out = self.read(model, tokens, **given)
+        further = () if out.further_logits is None else out.further_logits
+        return torch.cat((out.logits, *further), -1)
 
     @property
     def chooses_keys(self) -> bool:

@@ -38,7 +38,7 @@ def shapes_and_dtypes(case: Case) -> None:
     model, tokens = case.built(), case.tokens()
     vocabulary = int(case.spec.resolved().vocab_size)
     for given in (tokens, tokens[:, :1]):
-        expected, found = [*given.shape, vocabulary], [*case.logits(model, given).shape]
+        expected, found = [*given.shape, vocabulary], [*case.read(model, given).logits.shape]
         if found != expected:
             raise Broken(f"logits have shape {found}; expected {expected}: [batch, length, vocab]")
     for name, dtype in DTYPES.items():
@@ -130,6 +130,8 @@ def every_parameter_learns(case: Case) -> None:
     loss = nn.functional.cross_entropy(out.logits.flatten(0, 1), targets.flatten())
     if out.sequence_logits is not None:
         loss = loss + nn.functional.cross_entropy(out.sequence_logits.float(), tokens[:, 0] % 2)
+    if out.further_logits is not None:
+        loss = loss + out.further_logits.square().mean()
     loss.backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is None or not parameter.grad.any():
@@ -381,4 +383,6 @@ def _loss(out: Output, tokens: Tensor) -> Tensor:
     loss = cross_entropy(out.logits, tokens, z_loss=1e-4).total
     if out.sequence_logits is not None:
         loss = loss + nn.functional.cross_entropy(out.sequence_logits.float(), tokens[:, 0] % 2)
+    if out.further_logits is not None:
+        loss = loss + out.further_logits.square().mean()
     return loss

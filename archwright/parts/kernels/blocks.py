@@ -76,19 +76,24 @@ def blocks_of(view: AttentionMask) -> Blocks:
     """Return the blocks of a view; computed once for all layers that share it."""
     known: dict[str, Blocks] = view.__dict__.setdefault("blocks", {})
     if "cut" not in known:
-        at = view.layout
+        at = view.layout.text or view.layout
         alike = at.plain and at.index is None and at.start == 0 and type(view) is AttentionMask
         if alike and isinstance(view.pattern, Hashable):
-            known["cut"] = _cut_plain(view.pattern, at.length, at.device, BLOCK)
+            streams = view.layout.num_predicting // at.length
+            known["cut"] = _cut_plain(view.pattern, at.length, streams, at.device, BLOCK)
         else:
             known["cut"] = _varying(_cut(view, BLOCK))
     return known["cut"]
 
 
 @lru_cache(maxsize=32)
-def _cut_plain(pattern: Any, length: int, device: torch.device, size: int) -> Blocks:
+def _cut_plain(pattern: Any, length: int, streams: int, device: torch.device, size: int) -> Blocks:
     """Cut what the mask alone decides, the same in every batch."""
-    return _cut(AttentionMask(pattern, TokenLayout(length, device)), size)
+    # Also where an evaluation cuts them first: training saves them for its backward pass.
+    with torch.inference_mode(False):
+        layout = TokenLayout(length, device)
+        layout = layout.with_streams(streams) if streams else layout
+        return _cut(AttentionMask(pattern, layout), size)
 
 
 def _varying(blocks: Blocks) -> Blocks:

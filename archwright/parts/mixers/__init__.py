@@ -4,6 +4,7 @@ from archwright.parts.mixers.base import AttentionMixer as AttentionMixer
 from archwright.parts.mixers.base import Mixer as Mixer
 from archwright.parts.mixers.cross import SoftmaxCrossAttention as SoftmaxCrossAttention
 from archwright.parts.mixers.disentangled import DisentangledAttention as DisentangledAttention
+from archwright.parts.mixers.distance_scores import DISTANCE_SCORES as DISTANCE_SCORES
 from archwright.parts.mixers.latent import LatentAttention as LatentAttention
 from archwright.parts.mixers.longformer import LongformerAttention as LongformerAttention
 from archwright.parts.mixers.lsh import LSHAttention as LSHAttention

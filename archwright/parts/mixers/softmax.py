@@ -11,6 +11,7 @@ from archwright.parts.kernels import ScoreMods
 from archwright.parts.linear import Linear, linears_joint_backward, set_blocks, to_autocast_dtype
 from archwright.parts.masks import AttentionMask
 from archwright.parts.mixers.base import AttentionMixer, Heads
+from archwright.parts.mixers.distance_scores import DISTANCE_SCORES, Together
 from archwright.parts.mixers.scales import QUERY_TEMPERATURES, SCORE_SCALES, Temperature
 from archwright.parts.mixers.value_embeddings import VALUE_EMBEDDINGS
 from archwright.parts.norms import NORMS
@@ -71,6 +72,12 @@ class SoftmaxAttention(AttentionMixer):
         if not isinstance(spec.query_temperature, NoQueryTemperature):
             self.temperature = QUERY_TEMPERATURES.make(spec.query_temperature)
         self.position = self.own_position
+        self.distance_scores: nn.Module | None = None
+        if not spec.distance_scores.is_none:
+            two_way = self.pattern.value.lookahead != 0
+            self.distance_scores = DISTANCE_SCORES.make(
+                spec.distance_scores, dim, num_heads, two_way=two_way
+            )
 
     @property
     def inputs(self) -> list[Linear]:
@@ -131,6 +138,9 @@ class SoftmaxAttention(AttentionMixer):
         bias = None
         if self.relative is not None:
             q, bias = self.relative.value(q, mask, self.scale)
+        if self.distance_scores is not None:
+            own = self.distance_scores(x, mask)
+            bias = own if bias is None else Together(bias, own)
         dropout = self.spec.dropout if self.training else 0.0
         softcap = None if self.spec.softcap == "none" else self.spec.softcap
         mods = ScoreMods(self.scale, dropout, softcap, bias, self.sinks)

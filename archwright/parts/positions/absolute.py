@@ -55,7 +55,8 @@ class Learned(nn.Module):
         self.table = Embedding(context_length + spec.offset, dim)
 
     def forward(self, layout: TokenLayout) -> Float[Tensor, "rows length dim"]:
-        rows = self.table.weight.shape[0] - self.offset
+        behind = _behind(layout)
+        rows = self.table.weight.shape[0] - self.offset - behind
         length = _end(layout)
         if length > rows:
             raise ValueError(
@@ -96,7 +97,13 @@ class Axial(nn.Module):
 
 
 def _end(layout: TokenLayout) -> int:
-    """Return the position behind the last one; given positions have values only off the meta device."""
+    """Return the position behind the text's last one; given positions have values only off the meta device."""
     if layout.position_ids is None or layout.position_ids.is_meta:
-        return layout.start + layout.length
-    return int(layout.position_ids.max()) + 1
+        text = layout.text or layout
+        return text.start + text.length
+    return int(layout.position_ids.max()) + 1 - _behind(layout)
+
+
+def _behind(layout: TokenLayout) -> int:
+    """Return how many places behind the text the last one stands, which is that of predicting streams."""
+    return int(layout.text is not None)

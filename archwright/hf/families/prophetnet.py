@@ -1,0 +1,132 @@
+"""ProphetNet: an encoder of BART's kind, and a decoder with streams that predict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from archwright.hf.families.bart import CROSS_BIASES, NORMED_EMBEDDING, POST_NORM
+from archwright.hf.families.common import ALL_BIASES, DROPOUT, LAYER_NORM, TIED
+from archwright.hf.family import Family
+from archwright.hf.layouts import FirstRowLast, TurnsSwapped
+from archwright.hf.lenses import Activation, Computed, Config, Field, Get, Refuse, Set, Table
+from archwright.hf.two_stacks import in_both
+from archwright.hf.weight_map import Fused, Mapped
+from archwright.spec.attention import SoftmaxAttention
+from archwright.spec.errors import UserError
+from archwright.spec.model_spec import LayerSpec
+
+STREAMS, ROWS = "ngram", "max_position_embeddings"
+
+
+def _read_streams(config: Config) -> Table:
+    if (number := config[STREAMS]) < 1:
+        raise UserError(
+            f"config.json: {STREAMS}: found {number}; expected 1 or more streams, of which the first predicts"
+        )
+    return {"predicting_streams": number}
+
+
+def _write_streams(get: Get) -> dict[str, Any]:
+    return {STREAMS: get("predicting_streams")} if get("predicting_streams") else {}
+
+
+def _read_positions(config: Config) -> Table:
+    """Both tables are as long. Text stands behind the row of padding, and streams a place behind the text."""
+    offset = config["pad_token_id"] + 1
+    longest = config[ROWS] - offset
+    position = {"position": {"offset": offset}}
+    return {
+        **position,
+        "context_length": longest - 1,
+        "encoder": {**position, "context_length": longest},
+    }
+
+
+def _write_positions(get: Get) -> dict[str, Any]:
+    offset = get("position.offset")
+    if type(offset) is not int or offset < 1:
+        return {}
+    return {"pad_token_id": offset - 1, ROWS: get("context_length") + offset + 1}
+
+
+def _buckets_first(layer: LayerSpec) -> TurnsSwapped:
+    """Return the layout of a map whose numbers for each bucket stand together, and here those for each head."""
+    assert isinstance(layer.attention, SoftmaxAttention)
+    return TurnsSwapped(groups=int(layer.attention.num_heads))
+
+
+LAYER_KEYS: dict[str, Mapped] = {
+    "self_attn_layer_norm": "residual.norms.attention",
+    "feed_forward_layer_norm": "residual.norms.feedforward",
+    "self_attn.query_proj": "attention.query",
+    "self_attn.key_proj": "attention.key",
+    "self_attn.value_proj": "attention.value",
+    "self_attn.out_proj": "attention.out",
+    "feed_forward.intermediate": "feedforward.up",
+    "feed_forward.output": "feedforward.down",
+}
+
+PROPHETNET = Family(
+    "prophetnet",
+    "ProphetNetForConditionalGeneration",
+    lenses=(
+        Set({"encoder.kind": "stack", "cross_attention.kind": "softmax", **CROSS_BIASES}),
+        Field("vocab_size", "vocab_size"),
+        Field("hidden_size", "dim"),
+        Field("num_encoder_layers", "encoder.num_layers"),
+        Field("num_decoder_layers", "num_layers"),
+        Field("num_encoder_attention_heads", "encoder.attention.num_heads"),
+        Field("num_decoder_attention_heads", ("attention.num_heads", "cross_attention.num_heads")),
+        Field("encoder_ffn_dim", "encoder.feedforward.hidden_dim"),
+        Field("decoder_ffn_dim", "feedforward.hidden_dim"),
+        Field("dropout", "embedding.dropout"),
+        Field("attention_dropout", "cross_attention.dropout"),
+        *in_both(
+            Set({"attention.kind": "softmax", **LAYER_NORM, "norm.eps": 1e-5, **ALL_BIASES}),
+            Set({"position.kind": "learned"}),
+            Activation("activation_function", gated=False),
+            Field("dropout", "residual.dropout"),
+            Field("activation_dropout", "feedforward.dropout"),
+            DROPOUT,
+        ),
+        *POST_NORM,
+        NORMED_EMBEDDING,
+        Computed(_read_positions, _write_positions, ROWS),
+        Computed(_read_streams, _write_streams, STREAMS),
+        Set({"attention.distance_scores.kind": "buckets"}),
+        Field("num_buckets", "attention.distance_scores.num_buckets"),
+        Field("relative_max_distance", "attention.distance_scores.max_distance"),
+        Refuse("add_cross_attention", (True,)),
+        TIED,
+    ),
+    layers="prophetnet.decoder.layers.{i}.",
+    layer_keys={
+        **LAYER_KEYS,
+        "cross_attn_layer_norm": "residual.norms.cross_attention",
+        "cross_attn.query_proj": "cross_attention.query",
+        "cross_attn.key_proj": "cross_attention.key",
+        "cross_attn.value_proj": "cross_attention.value",
+        "cross_attn.out_proj": "cross_attention.out",
+        "self_attn.relative_pos_embeddings": Fused(
+            ("attention.distance_scores.map",), _buckets_first
+        ),
+    },
+    encoder_layers="prophetnet.encoder.layers.{i}.",
+    encoder_layer_keys=LAYER_KEYS,
+    model_keys={
+        "prophetnet.word_embeddings": "embedding",
+        "prophetnet.encoder.position_embeddings": "encoder.position.table",
+        "prophetnet.encoder.embeddings_layer_norm": "encoder.embedding_norm",
+        "prophetnet.decoder.position_embeddings": "position.table",
+        "prophetnet.decoder.embeddings_layer_norm": "embedding_norm",
+        # The published code looks up row i - 1 for the stream i = 0, 1, ...: the last one for the first.
+        "prophetnet.decoder.ngram_embeddings": Fused(("predicting_streams",), FirstRowLast()),
+        "lm_head.weight": "head.weight",
+    },
+    prefix="prophetnet.",
+    # The shared table, again.
+    ignored=(r"prophetnet\.(en|de)coder\.word_embeddings\.weight",),
+    # Of more tokens at once, the class adds to a stream's scores what other tokens and heads say of distances; the
+    # published code, and the class behind a cache, do not.
+    in_steps=True,
+)
