@@ -82,7 +82,8 @@ def verdict(history: History, result: Result) -> tuple[str, str]:
         return head, f"on {task['name']}, {guessed}, reached by {how}."
     if not last:
         head = f"{fmt.decimal(loss)} {history.loss_unit} in training"
-        return head, f"reached by {how}, not yet evaluated on held-out text."
+        mean = f"the mean of the last {closing_steps(result.steps)} steps"
+        return head, f"{mean}, reached by {how}, not yet evaluated on held-out text."
     unit = history.loss_unit if bits is None else "bits per byte"
     head = f"{fmt.decimal(loss)} {unit} on held-out text"
     each = history.loss_unit.removeprefix("nats ")

@@ -32,6 +32,7 @@ def training_curves(history: History, result: Result) -> Section | None:
         "Curves",
         [
             curves.loss_chart(history),
+            *curves.bits_charts(history),
             *curves.accuracy_charts(history),
             *curves.step_charts(history),
         ],
@@ -109,8 +110,6 @@ def machine(history: History, result: Result) -> Section | None:
 
 def reproduce(history: History, result: Result) -> Section:
     """Give the command and the file that repeat the run."""
-    spec = f"{history.folder}/spec.toml"
-    again = f"archwright train {shlex.quote(spec)} --out {shlex.quote(history.folder + '-again')}"
     return Section(
         "Reproduce",
         [
@@ -118,10 +117,16 @@ def reproduce(history: History, result: Result) -> Section:
                 "spec.toml holds every choice of this run and what the machine decided, "
                 "so a repetition decides nothing again."
             ),
-            Verbatim("Command", again),
+            Verbatim("Command", command(history)),
             Verbatim("spec.toml", to_toml(history.spec), file="spec.toml", folded=True),
         ],
     )
+
+
+def command(history: History) -> str:
+    """Return the command that repeats a run."""
+    spec = f"{history.folder}/spec.toml"
+    return f"archwright train {shlex.quote(spec)} --out {shlex.quote(history.folder + '-again')}"
 
 
 SECTIONS: tuple[Callable[[History, Result], Section | None], ...] = (

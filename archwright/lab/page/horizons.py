@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from archwright import format as fmt
-from archwright.lab.page.styles import short_names, shortened, trace
 from archwright.lab.results import Effect, Multiplier, StudyResults
 from archwright.lab.verdict import compute_words
 from archwright.reporting.document import Chart, Key, Row, Section, Series, Table
+from archwright.reporting.styles import short_names, shortened, trace
 
 
 def horizons_section(results: StudyResults, series: dict[str, Series]) -> Section | None:

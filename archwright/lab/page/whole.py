@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from archwright.files import atomic_write
+from archwright.lab.headline import headline
 from archwright.lab.page import answers, curves, effects, horizons, learning_rates, sections
-from archwright.lab.page.styles import series_of
 from archwright.lab.plan import runs_each
 from archwright.lab.results import StudyResults
-from archwright.reporting.document import Page
+from archwright.reporting.document import HEADLINE_WORDS, MADE_BY, Page
+from archwright.reporting.styles import series_of
 
 
 def write_page(results: StudyResults, folder: str | Path) -> Path:
@@ -19,7 +20,9 @@ def write_page(results: StudyResults, folder: str | Path) -> Path:
 
 def study_page(results: StudyResults) -> Page:
     """Lay a study out as a page, whatever of it is done."""
-    series = series_of(results)
+    baseline = results.variants[0].name
+    head = headline(results.effects, baseline, HEADLINE_WORDS)
+    series = series_of([variant.name for variant in results.variants])
     made = (
         effects.effects_section(results, series),
         answers.answers_section(results),
@@ -34,15 +37,15 @@ def study_page(results: StudyResults) -> Page:
         sections.reproduce_section(results),
     )
     return Page(
-        title=f"{_name(results)}: {results.verdict}",
+        title=f"{_name(results)}: {head}",
         kicker=f"archwright study {_name(results)}",
-        verdict=results.verdict,
-        verdict_rest=results.scope,
+        verdict=head,
+        verdict_rest=f"{results.verdict.removeprefix(head).lstrip(':;, ')} {results.scope}",
         notice=_notice(results),
         notes=results.notes,
         axes=curves.axes(results),
         sections=[section for section in made if section],
-        footer=f"Made by archwright from {results.folder}. One file, which requests nothing.",
+        footer=f"{MADE_BY} from {results.folder}. One file, which requests nothing.",
     )
 
 
