@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,11 @@ class Compared:
     runs: Mapping[str, History]
     in_bits: bool
     """Whether losses are bits per byte, as tokenizers differ."""
-    ranked: bool
-    """Whether all were judged on the same held-out text, so that the lowest loss is the best."""
-    notes: Sequence[str]
+    same_text: bool
+    """Whether all were judged on the same held-out text."""
+    same_tokens: bool
+    """Whether all were trained on about as many tokens, so that the ends of their curves can be compared."""
+    notes: Sequence[str] = ()
     """Where numbers are not comparable, a sentence or two each."""
 
     @property
@@ -48,8 +50,11 @@ def compared(histories: Sequence[History]) -> Compared:
     runs = dict(zip(_labels(histories), histories, strict=True))
     task = histories[0].task is not None
     in_bits = not task and not _all_alike(histories, _same_tokenizer)
-    ranked = task or _all_alike(histories, _same_held_out)
-    return Compared(runs, in_bits, ranked, [*_notes(runs, in_bits, ranked)])
+    same_text = task or _all_alike(histories, _same_held_out)
+    tokens = [int(history.train["tokens"].max()) for history in histories]
+    same_tokens = max(tokens) <= ALIKE * min(tokens)
+    found = Compared(runs, in_bits, same_text, same_tokens)
+    return replace(found, notes=[*_notes(found)])
 
 
 def bits_per_byte(history: History) -> float | None:
@@ -134,25 +139,25 @@ def _labels(histories: Sequence[History]) -> list[str]:
     return [n if names.count(n) == 1 else h.folder for n, h in zip(names, histories, strict=True)]
 
 
-def _notes(runs: Mapping[str, History], in_bits: bool, ranked: bool) -> Iterator[str]:
-    if in_bits:
+def _notes(found: Compared) -> Iterator[str]:
+    runs = found.runs
+    if found.in_bits:
         kinds = {name: _tokenizer_words(history) for name, history in runs.items()}
         yield (
             f"Tokenizers differ ({_by_value(kinds)}): nats per token and perplexity are not comparable. Losses are "
             "bits per byte here, those of training by the bytes per token of each run's own text."
         )
-    if not ranked:
+    if not found.same_text:
         texts = {name: _text_words(history) for name, history in runs.items()}
         yield (
             f"Held-out texts differ ({_by_value(texts)}): no loss of one run is comparable with that of another."
         )
     read = {name: history.evals[-1]["num_bytes"] for name, history in runs.items() if history.evals}
-    if ranked and read and max(read.values()) > ALIKE * min(read.values()):
+    if found.same_text and read and max(read.values()) > ALIKE * min(read.values()):
         sizes = {name: fmt.size(number) for name, number in read.items()}
         yield f"Last evaluations read unlike amounts of the held-out text ({_by_value(sizes)})."
-    tokens = {name: int(history.train["tokens"].max()) for name, history in runs.items()}
-    if max(tokens.values()) > ALIKE * min(tokens.values()):
-        counts = {name: fmt.count(number) for name, number in tokens.items()}
+    if not found.same_tokens:
+        counts = {name: fmt.count(history.train["tokens"].max()) for name, history in runs.items()}
         words = "curves are comparable at equal tokens, their ends are not"
         yield f"Numbers of tokens differ ({_by_value(counts)}): {words}."
     devices = {name: device(history) for name, history in runs.items()}

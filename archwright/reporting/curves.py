@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from archwright import format as fmt
 from archwright.reporting.document import SMOOTHING, Axis, Chart
 from archwright.reporting.history import History, Line
-from archwright.reporting.result import as_nats_per_token, closing_steps
+from archwright.reporting.result import as_nats_per_token, closing_steps, closing_words
 from archwright.reporting.thinning import BUCKETS, Values, smoothed, thin
 
 Trace = dict[str, Any]
@@ -338,12 +338,11 @@ def _loss_summary(history: History) -> str:
     losses = history.train["loss"]
     if not len(losses):
         return "No steps were recorded."
-    closing = closing_steps(len(losses))
-    last = losses[-closing:].mean()
+    last = losses[-closing_steps(len(losses)) :].mean()
     trained = f"Training loss goes from {losses[0]:.2f} to {last:.2f} {history.loss_unit}"
     last_eval = history.evals[-1]["nats_per_token"] if history.evals else None
     held_out = f"; held-out loss ends at {last_eval:.2f}" if last_eval else ""
-    steps = f"{fmt.exact(len(losses))} steps (the mean of the last {closing})"
+    steps = f"{fmt.exact(len(losses))} steps ({closing_words(len(losses))})"
     return f"{trained} over {steps}{held_out}."
 
 

@@ -78,6 +78,11 @@ class Chart:
         return any("along" in trace for trace in self.traces)
 
     @property
+    def is_curves(self) -> bool:
+        """Tell whether the chart follows the switch, and is no heat map."""
+        return self.follows and not any("z" in trace for trace in self.traces)
+
+    @property
     def smooths(self) -> bool:
         """Tell whether the chart has smoothed curves to choose from."""
         return any("smoothing" in trace for trace in self.traces)
@@ -85,7 +90,7 @@ class Chart:
     @property
     def takes_logarithm(self) -> bool:
         """Tell whether its vertical axis can be logarithmic: it has curves, and no value below 0."""
-        if not self.follows or any("z" in trace for trace in self.traces):
+        if not self.is_curves:
             return False
         found = [np.asarray(trace["y"], dtype=np.float64).ravel() for trace in self.traces]
         values = np.concatenate(found)
@@ -222,6 +227,11 @@ class Section:
     def follows(self) -> bool:
         """Tell whether the section holds charts that follow the switch, and so shows it."""
         return any(isinstance(block, Chart) and block.follows for block in self.blocks)
+
+    @property
+    def has_curves(self) -> bool:
+        """Tell whether the section holds curves, whose horizontal axis can be logarithmic."""
+        return any(isinstance(block, Chart) and block.is_curves for block in self.blocks)
 
     @property
     def smooths(self) -> bool:

@@ -23,7 +23,7 @@ from archwright.reporting.document import (
 from archwright.reporting.history import History, read_history
 from archwright.reporting.overlay_curves import charts
 from archwright.reporting.page import write_page
-from archwright.reporting.result import closing_steps, device, result_of
+from archwright.reporting.result import closing_words, device, result_of
 from archwright.reporting.sections import command
 from archwright.reporting.styles import DASHES, SYMBOLS, series_of
 from archwright.reporting.thinning import smoothing_of
@@ -91,7 +91,7 @@ def _styles(names: Sequence[str]) -> dict[str, Series]:
 def _verdict(found: Compared) -> tuple[str, str]:
     """Return the headline, of at most `HEADLINE_WORDS` words, and what follows it."""
     number = len(found.runs)
-    if not found.ranked:
+    if not found.same_text:
         return f"{number} runs whose losses are not comparable", NO_VERDICT
     task = next(iter(found.runs.values())).task
     column, unit, sign = _criterion(found)
@@ -103,14 +103,17 @@ def _verdict(found: Compared) -> tuple[str, str]:
         return f"{number} runs, of which not all were evaluated", NO_VERDICT
     shown = fmt.accuracy if task else fmt.decimal
     ordered = sorted(reached, key=lambda name: sign * reached[name])
+    ends = ", ".join(f"{name} {shown(reached[name])}" for name in ordered)
+    rest = f"{unit} of held-out {'examples' if task else 'text'}: {ends}. {NO_VERDICT}"
+    if not found.same_tokens:
+        return f"{number} runs, trained on unlike numbers of tokens", rest
     value = shown(reached[ordered[0]])
     best = [name for name in ordered if shown(reached[name]) == value]
     what = "highest" if sign < 0 else "lowest"
     heads = [f"{best[0]} ends {what}: {value} {unit}"] if len(best) == 1 else []
     heads.append(f"{len(best)} of {number} runs end {what}: {value} {unit}")
     head = next((text for text in heads if len(text.split()) <= HEADLINE_WORDS), heads[-1])
-    ends = ", ".join(f"{name} {shown(reached[name])}" for name in ordered)
-    return head, f"on held-out {'examples' if task else 'text'}: {ends}. {NO_VERDICT}"
+    return head, rest
 
 
 def _criterion(found: Compared) -> tuple[str, str, int]:
@@ -138,7 +141,7 @@ def _runs(found: Compared) -> Table:
         "Run",
         f"Held-out loss, {found.unit}",
         *([] if found.in_bits else ["Bits per byte"]),
-        "Training loss, mean of the last steps",
+        "Training loss",
         "Parameters",
         "Tokens",
         "Steps",
@@ -154,14 +157,13 @@ def _run(name: str, history: History, found: Compared) -> Row:
     result = result_of(history)
     bits, last = result.bits_per_byte, result.held_out
     loss = (bits if found.in_bits else last["nats_per_token"]) if last else None
-    closing = closing_steps(result.steps)
     train = None if result.train_loss is None else f"{fmt.loss(result.train_loss)} nats"
     return Row(
         (
             name,
             "–" if loss is None else fmt.loss(loss),
             *([] if found.in_bits else ["–" if bits is None else fmt.decimal(bits)]),
-            "–" if train is None else f"{train}\nof {closing} steps",
+            "–" if train is None else f"{train}\n{closing_words(result.steps)}",
             "–" if result.num_parameters is None else fmt.exact(result.num_parameters),
             fmt.exact(result.tokens),
             fmt.exact(result.steps),

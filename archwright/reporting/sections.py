@@ -10,7 +10,7 @@ from archwright.format import printable
 from archwright.reporting import choices, curves, heat_maps
 from archwright.reporting.document import Fact, Facts, Row, Section, Table, Text, Verbatim
 from archwright.reporting.history import History, Line
-from archwright.reporting.result import Result, closing_steps, second_task
+from archwright.reporting.result import Result, closing_words, second_task
 from archwright.spec.read import to_toml
 
 
@@ -183,7 +183,7 @@ def _answer_facts(last: Line, task: Line) -> list[Fact]:
 
 def _training_facts(history: History, result: Result) -> list[Fact]:
     planned = f"of {fmt.exact(history.planned_steps)}" if history.planned_steps else ""
-    averaged = f"mean of the last {closing_steps(result.steps)} steps"
+    averaged = closing_words(result.steps)
     return [
         Fact("Steps", fmt.exact(result.steps), planned),
         Fact("Tokens", fmt.exact(result.tokens)),

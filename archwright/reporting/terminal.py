@@ -11,7 +11,7 @@ from archwright.format import printable
 from archwright.reporting.history import History, read_history
 from archwright.reporting.result import (
     Result,
-    closing_steps,
+    closing_words,
     device,
     notice,
     result_of,
@@ -65,7 +65,7 @@ def _quality(history: History, result: Result) -> list[Line]:
     last = result.held_out
     if not last:
         loss = result.train_loss
-        mean = f"{history.loss_unit}, mean of the last {closing_steps(result.steps)} steps"
+        mean = f"{history.loss_unit}, {closing_words(result.steps)}"
         trained = [] if loss is None else [("training loss", fmt.loss(loss), mean)]
         return [*trained, ("held-out loss", "none", "not evaluated yet")]
     if task := history.task:

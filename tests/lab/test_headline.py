@@ -63,7 +63,11 @@ def test_no_mixture_of_outcomes_has_a_longer_one(number: int) -> None:
 
 def test_an_open_verdict_has_one_word() -> None:
     """In the code, whose texts users read, and in the documentation."""
-    files = [*(ROOT / "archwright").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    files = [
+        *(ROOT / "archwright").rglob("*.py"),
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "README.md",
+    ]
     other = re.compile(r"\b(undecided|unclear|undetermined|not decided)\b", re.IGNORECASE)
     found = [(path.name, other.findall(path.read_text())) for path in files if path.exists()]
     assert [pair for pair in found if pair[1]] == []

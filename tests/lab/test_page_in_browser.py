@@ -112,7 +112,7 @@ def test_the_key_hides_a_variant_in_all_charts(tab: Any) -> None:
 
 def test_what_a_chart_shows_can_be_saved(tab: Any) -> None:
     results = made.twelve_variants()
-    text = saved(tab, "Download the data of Difference to modern as CSV").decode()
+    text = saved(tab, "Download the data of Difference from modern as CSV").decode()
     lines = list(csv.DictReader(io.StringIO(text)))
     differences = [d for effect in results.effects for d in effect.differences]
     assert [float(line["difference"]) for line in lines] == pytest.approx(differences, rel=1e-5)

@@ -105,6 +105,6 @@ def test_each_weight_of_smoothing_is_a_curve_over_the_steps(made: Any) -> None:
 def test_the_description_says_what_the_loss_at_the_end_is_a_mean_of(made: Any) -> None:
     history = read_history(made.finished(300))
     last = history.train["loss"][-10:].mean()
-    assert f"to {last:.2f} nats per token over 300 steps (the mean of the last 10)" in (
+    assert f"to {last:.2f} nats per token over 300 steps (mean of the last 10 steps)" in (
         curves.loss_chart(history).summary
     )

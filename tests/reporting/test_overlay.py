@@ -17,7 +17,8 @@ from archwright.spec.errors import UserError
 from tests.reporting.conftest import ENVIRONMENT
 
 BYTES = ("data.tokenizer.kind=bytes",)
-TASK = ENVIRONMENT | {"data": {"task": {"name": "mqar", "floor": 0.0, "chance": 0.01}}}
+TASK = {"name": "mqar", "floor": 0.0, "chance": 0.01, "num_held_out": 64}
+ON_TASK = ENVIRONMENT | {"data": ENVIRONMENT["data"] | {"task": TASK}}
 
 
 def ended(
@@ -133,7 +134,10 @@ def test_what_else_is_not_comparable_is_said(made: Any) -> None:
     part = ended(made, "three")
     text = part.metrics_file.read_text().replace('"num_bytes": 1000000', '"num_bytes": 330000')
     part.metrics_file.write_text(text)
-    notes = page_of(ended(made, "one"), longer, part).notes
+    page = page_of(ended(made, "one"), longer, part)
+    notes = page.notes
+    assert page.verdict == "3 runs, trained on unlike numbers of tokens"
+    assert page.verdict_rest.startswith("bits per byte of held-out text: ")
     assert [note.split(" (")[0] for note in notes] == [
         "Last evaluations read unlike amounts of the held-out text",
         "Numbers of tokens differ",
@@ -146,7 +150,7 @@ def test_what_else_is_not_comparable_is_said(made: Any) -> None:
 def test_what_cannot_be_compared_is_refused_in_a_line(made: Any) -> None:
     one = ended(made, "one")
     masked = ended(made, "masked", "objective.kind=masked_tokens")
-    task = ended(made, "task", environment=TASK)
+    task = ended(made, "task", environment=ON_TASK)
     assert refused(one, masked) == [
         f"{masked.path}: its losses are nats per predicted token of masked_tokens, those of {one.path} nats per token "
         "of next_token, which cannot be compared; give runs of one objective and one task"
@@ -202,10 +206,9 @@ def test_equal_specs_are_called_that(made: Any) -> None:
 
 def test_means_say_so(made: Any) -> None:
     table = section(page_of(ended(made, "one"), ended(made, "two")), "Runs")
-    assert "Training loss, mean of the last steps" in table.head
     assert "Tokens per second, median" in table.head
-    cell = table.rows[0].cells[table.head.index("Training loss, mean of the last steps")]
-    assert cell.endswith(" nats\nof 10 steps")
+    cell = table.rows[0].cells[table.head.index("Training loss")]
+    assert cell.endswith(" nats\nmean of the last 10 steps")
 
 
 def test_runs_of_one_name_are_called_by_their_folders(made: Any, tmp_path: Path) -> None:
@@ -244,7 +247,7 @@ def test_runs_on_a_task_are_compared_by_their_answers(made: Any) -> None:
         line = {"kind": "eval", **made.at(9), **made.evaluation(0.1), "accuracy": accuracy}
         del line["bits_per_byte"]
         lines = [*made.steps(9, evaluations=0), line, made.event("finished", 9)]
-        return made.run(lines, name=name, environment=TASK)
+        return made.run(lines, name=name, environment=ON_TASK)
 
     page = page_of(solved("one", 0.5), solved("two", 0.75))
     assert page.verdict == "two ends highest: 75.0 % of answers right"

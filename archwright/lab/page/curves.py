@@ -162,7 +162,7 @@ def _difference_chart(
     zero = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0}
     return Chart(
         name="difference",
-        title=f"Difference to {shortened(baseline)} on the way",
+        title=f"Difference from {shortened(baseline)} during training",
         summary=_ends(differences, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
         traces=_traces(series, differences, "+.4f"),
         layout={"shapes": [{**zero, "line": {"width": 1, "color": "$ink"}}]},

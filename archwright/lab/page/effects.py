@@ -71,7 +71,7 @@ def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
     cut = "An interval that leaves the chart goes on beyond it. " if is_cut else ""
     return Chart(
         name="effects",
-        title=f"Difference to {shortened(results.variants[0].name)}",
+        title=f"Difference from {shortened(results.variants[0].name)}",
         summary=" ".join(effect.sentence or _sentence(effect) for effect in effects),
         traces=traces,
         layout=_layout((low, high), places) | {"shapes": shapes},

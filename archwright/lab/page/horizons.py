@@ -90,7 +90,7 @@ def _chart(
     ticks = sorted({h.tokens for _, found in known for h in found.horizons})
     return Chart(
         name="horizons",
-        title=f"Difference to {shortened(results.variants[0].name)} by the length of the run",
+        title=f"Difference from {shortened(results.variants[0].name)} by the length of the run",
         summary=" ".join(_summary(effect, found) for effect, found in known),
         traces=traces,
         layout={

@@ -41,13 +41,17 @@
     return chart.traces.some(trace => trace.type === "heatmap");
   }
 
+  // The only place of a chart is named; the ends of an axis of numbers would be two more names.
+  function single(chart) {
+    return chart.layout.xaxis?.type === "category";
+  }
+
   // The cells of a heat map have edges, of which the first may lie below 0: they stay linear.
   function alongLogarithm(chart) {
-    return spacing === "log" && chart.follows && !cells(chart);
+    return spacing === "log" && chart.follows && !cells(chart) && !single(chart);
   }
 
   function traces(chart) {
-    const single = chart.layout.xaxis?.type === "category";
     return shown(chart).map(({along, decades, smoothing, raw, ...trace}) => {
       const drawn = {cliponaxis: false, ...paint(trace)};
       if (raw && weight) {
@@ -62,7 +66,7 @@
         drawn.z = trace.z.map(row => row.map(value => value > 0 ? Math.log10(value) : null));
       }
       if (along) drawn.x = along[axis.column].map(value => value / axis.divide);
-      if (along && single) drawn.x = drawn.x.map(short);
+      if (along && single(chart)) drawn.x = drawn.x.map(short);
       if (hidden.has(trace.legendgroup)) drawn.visible = false;
       return drawn;
     });
@@ -75,19 +79,29 @@
 
   function vertical(chart, given) {
     if (!chart.takesLogarithm) return given;
+    const room = {autorangeoptions: {include: headroom(chart)}};
     if (logarithmic.has(chart)) {
       const {range, rangemode, ...free} = given;
-      return {...free, type: "log", uirevision: "log"};
+      return {...room, ...free, type: "log", uirevision: "log"};
     }
     const {tickvals, ...free} = given;
-    return {...free, type: "linear", uirevision: "linear"};
+    return {...room, ...free, type: "linear", uirevision: "linear"};
+  }
+
+  // The label above the highest level needs room, too.
+  function headroom(chart) {
+    const levels = (chart.layout.shapes || []).filter(shape => shape.label).map(shape => shape.y0);
+    const values = shown(chart).flatMap(trace => trace.y).filter(value => value > 0).concat(levels);
+    const [low, high] = [values.reduce((a, b) => Math.min(a, b)), Math.max(...levels)];
+    const above = logarithmic.has(chart) ? high * (high / low) ** 0.1 : high + 0.1 * (high - low);
+    return values.every(value => value < above) ? [above] : [];  // plotly takes it for the end in any case
   }
 
   function layout(chart) {
     const given = paint(chart.layout), log = alongLogarithm(chart);
     const line = {gridcolor: color("line"), zeroline: false, automargin: true, ticks: "",
                   ticklabelstandoff: 4, title: {}};
-    const end = furthest();
+    const ends = span(), end = ends[1];
     const place = mark => mark.along[axis.column] / axis.divide;
     const lines = chart.marks.map(mark => ({
       type: "line", yref: "paper", y0: 0, y1: 1, x0: place(mark), x1: place(mark),
@@ -103,7 +117,7 @@
       unifiedhovertitle: {text: axis?.hover},
     };
     // Curves start at zero and share their end; the cells of a heat map reach beyond their centres.
-    const span = log ? {type: "log"}
+    const extent = log ? {type: "log", autorangeoptions: {minallowed: Math.log10(ends[0]), maxallowed: Math.log10(ends[1])}}
       : {type: "linear", rangemode: "tozero", autorangeoptions: {clipmin: 0, clipmax: end}};
     return {
       margin: {l: 8, r: 12, t: 8, b: 8},
@@ -123,7 +137,7 @@
         ...line,
         showgrid: false,
         ...(chart.follows ? along : {}),
-        ...(chart.follows && !cells(chart) ? span : {}),
+        ...(chart.follows && !cells(chart) && !single(chart) ? extent : {}),
         ...given.xaxis,
       },
       yaxis: {...line, ...vertical(chart, given.yaxis || {})},
@@ -131,10 +145,12 @@
     };
   }
 
-  function furthest() {
-    if (!axis) return 0;
+  // Where curves begin, above 0, and end.
+  function span() {
+    if (!axis) return [0, 0];
     const values = charts.flatMap(c => c.traces).flatMap(t => t.along ? t.along[axis.column] : []);
-    return values.reduce((a, b) => Math.max(a, b), 0) / axis.divide;
+    const first = values.reduce((a, b) => b > 0 ? Math.min(a, b) : a, Infinity);
+    return [first / axis.divide, values.reduce((a, b) => Math.max(a, b), 0) / axis.divide];
   }
 
   function draw(chart) {
