@@ -33,7 +33,8 @@ def run(words: Sequence[str]) -> int:
     from archwright.runs import RunFolder
     from archwright.spec.errors import UserError
 
-    folders, lines = [], []
+    folders: list[RunFolder] = []
+    lines: list[str] = []
     for name in options.runs:
         try:
             folder = RunFolder.open(name)

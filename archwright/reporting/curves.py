@@ -153,8 +153,9 @@ def step_columns(history: History) -> list[tuple[str, str, str, str]]:
 def column_layout(history: History, column: str) -> dict[str, Any]:
     """Return the vertical axis of a column, and the norm above which gradients are clipped."""
     most = history.spec.max_grad_norm
-    clipped = column == "grad_norm" and isinstance(most, float)
-    shapes = {"shapes": [level(most, f"clipped above {most:g}")]} if clipped else {}
+    shapes: dict[str, Any] = {}
+    if column == "grad_norm" and isinstance(most, float):
+        shapes = {"shapes": [level(most, f"clipped above {most:g}")]}
     return {**shapes, "yaxis": {"nticks": 6, **_ticks(column)}}
 
 

@@ -11,6 +11,7 @@ from archwright.reporting.curves import axes_up_to
 from archwright.reporting.document import (
     HEADLINE_WORDS,
     MADE_BY,
+    Block,
     Key,
     Page,
     Row,
@@ -60,7 +61,7 @@ def overlay_page(histories: Sequence[History]) -> Page:
     axes = axes_up_to(longest, "training time")
     if not all(h.flops_per_token for h in histories):
         axes = [axis for axis in axes if axis.column != "flops"]
-    curves = [Key([*styles.values()]), *charts(found, styles)]
+    curves: list[Block] = [Key([*styles.values()]), *charts(found, styles)]
     return Page(
         title=f"{', '.join(found.runs)}: {head}",
         kicker=f"archwright report of {len(histories)} runs",
