@@ -197,7 +197,7 @@ def table(
     """Yield the lines of a Markdown table."""
     yield (
         "| rises to both sides of the bottom | draws | false wins, or found | 95 % bounds | "
-        "interval holds the truth | mean error | undecided | seeds | runs |"
+        "interval holds the truth | mean error | inconclusive | seeds | runs |"
     )
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for scenario in scenarios:

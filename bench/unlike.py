@@ -196,7 +196,7 @@ def table(
     """Yield the lines of a Markdown table."""
     yield (
         "| compared | pairs at most | draws | false wins, or found | 95 % bounds | interval holds the truth | "
-        "mean error | undecided | seeds | runs |"
+        "mean error | inconclusive | seeds | runs |"
     )
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     for row in rows:

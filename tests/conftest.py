@@ -126,6 +126,7 @@ def tab(shared: Any) -> Iterator[Any]:
     yield shared
     shared.set_viewport_size({"width": 1200, "height": 800})
     shared.emulate_media(color_scheme="light")
-    shared.get_by_role("radio", name="Tokens").click()
+    for option in ("Tokens", "Linear"):
+        shared.get_by_role("radio", name=option).first.click()
     shared.mouse.move(0, 0)
     shared.wait_for_timeout(200)

@@ -50,7 +50,7 @@ def run(words: Sequence[str]) -> int:
         type=int,
         default=0,
         metavar="N",
-        help="add N pairs to a study that ended undecided; each time spends half of the error that is left",
+        help="add N pairs to an inconclusive study; each time spends half of the error that is left",
     )
     add_parts_option(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the runs and their time")

@@ -1,22 +1,52 @@
 """archwright report"""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from archwright.cli.parser import Parser, check_parts
 
 ABOUT = """\
-Write a run's page: its result, curves, choices, sample and environment, in one file that needs no network."""
+Write a run's page: its result, curves, choices, sample and environment, in one file that needs no network.
+Of several runs, a page with their curves over each other and what differs between their specs."""
+
+EXAMPLES = """\
+  archwright report runs/demo
+  archwright report runs/demo runs/other
+  archwright report runs/* --out all.html"""
+
+OVERLAY = "overlay.html"
+"""The page of several runs, in the current folder."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Write report.html and print its path."""
-    parser = Parser("report", ABOUT, "  archwright report runs/demo")
-    parser.add_argument("run", metavar="RUN", help="a run folder")
+    """Write report.html, or the page of several runs, and print its path."""
+    parser = Parser("report", ABOUT, EXAMPLES)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run folder, or several")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help=f"where the page is written; by default report.html in the folder of a run, {OVERLAY} for several",
+    )
     options, parts = parser.parse_with_parts(words)
+    from archwright.reporting.overlay import write_overlay
     from archwright.reporting.page import write_report
     from archwright.runs import RunFolder
+    from archwright.spec.errors import UserError
 
-    folder = RunFolder.open(options.run)
-    check_parts(folder, parts)
-    print(write_report(folder))
+    folders: list[RunFolder] = []
+    lines: list[str] = []
+    for name in options.runs:
+        try:
+            folder = RunFolder.open(name)
+            check_parts(folder, parts)
+            folders.append(folder)
+        except UserError as error:
+            lines += error.lines
+    if lines:
+        raise UserError(*lines)
+    path = Path(options.out) if options.out else None
+    if len(folders) == 1:
+        print(write_report(folders[0], path))
+    else:
+        print(write_overlay(folders, path or Path(OVERLAY)))
     return 0

@@ -1,4 +1,4 @@
-"""Advice on a variant that is undecided, in words that can be typed."""
+"""Advice on a variant that is inconclusive, in words that can be typed."""
 
 import math
 

@@ -21,8 +21,8 @@ FURTHEST = 3
 """Factors away from what was given, at most."""
 
 SMALL_STACKS = 1.3
-"""Times the estimated time of a run that one takes in a search: settings come by three runs or by two, in stacks that are
-not full. Measured at 65,824 parameters: 1.2 times in a stack of three, 1.5 times in one of two."""
+"""Times the estimated time of a run that one takes in a search: settings come by three runs or by two, in stacks that
+are not full. Measured at 65,824 parameters: 1.2 times in a stack of three, 1.5 times in one of two."""
 
 
 class Setting(NamedTuple):

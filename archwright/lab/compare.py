@@ -78,7 +78,7 @@ def compare(
         runs: where single runs are kept; studies share them.
         parts: files of choices from outside the package.
         quiet: show no progress.
-        add_seeds: pairs to add to a study that ended undecided. Its end spent most of the error; what is added
+        add_seeds: pairs to add to an inconclusive study. Its end spent most of the error; what is added
             spends half of the rest, so that one may look again and again.
         waited: seconds since the user asked, which a budget in time counts.
         options: any field of a StudySpec, such as `budget`, `seeds`, `tune_lr`, `size`, `match`.

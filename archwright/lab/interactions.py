@@ -80,10 +80,10 @@ def _interaction(
     )
 
 
-def _sentence(names: tuple[str, str, str, str], mean: float, unit: Unit, undecided: bool) -> str:
+def _sentence(names: tuple[str, str, str, str], mean: float, unit: Unit, inconclusive: bool) -> str:
     _, first, second, _ = names
-    if undecided or math.isnan(mean):
-        return f"Whether {first} changes what {second} is worth is undecided."
+    if inconclusive or math.isnan(mean):
+        return f"The interaction of {first} and {second} is inconclusive."
     return (
         f"{first} and {second} {'help' if mean < 0 else 'stand in the way of'} each other: together "
         f"{abs(mean):.3g} {unit} {'less' if mean < 0 else 'more'} than what each brings alone."

@@ -27,6 +27,8 @@ class Point:
     flops: float
     seconds: float
     loss: float
+    train_loss: float = float("nan")
+    """Mean of the training steps since the evaluation before."""
 
 
 @dataclass(frozen=True)

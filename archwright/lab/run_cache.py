@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -151,11 +152,13 @@ def read(
         cpu_seconds=cpu,
         tokens_per_second=float(last.get("tokens", math.nan)) / busy,
         memory_bytes=max((float(r.get("memory_bytes") or 0) for r in steps), default=math.nan),
-        curve=[
-            _point(r, float(environment.get("flops_per_token", math.nan)), unit)
-            for r in evaluations
-            if "name" not in r
-        ],
+        curve=_curve(
+            [r for r in evaluations if "name" not in r],
+            steps,
+            float(environment.get("flops_per_token", math.nan)),
+            unit,
+            scale,
+        ),
         lengths={int(r["name"]): _loss(r, unit) for r in records if r["kind"] == "length"},
         command=command,
         accuracy=float(last_evaluation.get("accuracy", math.nan)),
@@ -198,14 +201,30 @@ def _text(environment: Record) -> Record:
     return {"num_tokens": tokens, "num_bytes": text["num_bytes"], "bits_per_byte": math.nan}
 
 
-def _point(record: Record, flops_per_token: float, unit: Unit) -> Point:
-    return Point(
-        step=record["step"],
-        tokens=record["tokens"],
-        flops=record["tokens"] * flops_per_token,
-        seconds=float(record.get("cpu_seconds", math.nan)),
-        loss=_loss(record, unit),
-    )
+def _curve(
+    evaluations: Sequence[Record],
+    steps: Sequence[Record],
+    flops_per_token: float,
+    unit: Unit,
+    scale: float,
+) -> list[Point]:
+    """Return the evaluations on the way, each with the mean training loss of the steps since the one before, times
+    `scale`."""
+    points, before = [], 0
+    for record in evaluations:
+        since = [_number(r.get("loss")) for r in steps if before < r["step"] <= record["step"]]
+        before = record["step"]
+        points.append(
+            Point(
+                step=record["step"],
+                tokens=record["tokens"],
+                flops=record["tokens"] * flops_per_token,
+                seconds=float(record.get("cpu_seconds", math.nan)),
+                loss=_loss(record, unit),
+                train_loss=fmean(since) * scale if since else math.nan,
+            )
+        )
+    return points
 
 
 def _bits_per_nat(evaluations: Iterable[Record]) -> float:

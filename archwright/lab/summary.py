@@ -274,9 +274,9 @@ def _notes(
         look = now.decisions[effect.variant].look if effect.variant in now.decisions else 0
         if effect.outcome != "inconclusive" and 0 < look < study.seeds:
             notes.append(f"{effect.variant} was decided after {look} of {study.seeds} seeds.")
-    undecided = [e.variant for e in effects if e.variant not in now.decisions]
+    inconclusive = [e.variant for e in effects if e.variant not in now.decisions]
     ended = study.ends[0] if study.ends else len(execution.seeds)
-    if (number := study.seeds - ended) > 0 and undecided:
+    if (number := study.seeds - ended) > 0 and inconclusive:
         notes.append(
             f"{number} of {study.seeds} seeds {'were' if number > 1 else 'was'} left out: "
             "the budget did not pay for them."

@@ -71,7 +71,7 @@ def _line(effect: Effect) -> str:
         return effect.sentence
     why = f" because {listed([*effect.caveats])}" if effect.caveats else ""
     if effect.outcome == "inconclusive":
-        return f"{effect.variant}: undecided{why}"
+        return f"{effect.variant}: inconclusive{why}"
     compute = f"{compute_words(effect.multiplier)}, " if effect.multiplier else ""
     bits = math.nan if effect.unit == "bits per byte" else effect.bits_per_byte
     return (

@@ -72,7 +72,7 @@ def effects(
         unit: of all losses.
         placing: by how much the loss of each variant may be too high for where its learning rate was placed, in nats.
         multiplier: returns how much compute a difference is worth. advice: returns what to do about a variant that is
-        undecided.
+        inconclusive.
     """
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
     names.pop(baseline, None)
@@ -130,7 +130,7 @@ def verdict(
     advice: Callable[[Effect], str] = lambda effect: "",
 ) -> str:
     """Return the study in a sentence: its outcomes, parameters, tokens of each run, text and device, and what to do
-    where a single variant is undecided."""
+    where a single variant is inconclusive."""
     source = f" of {text}" if text else ""
     scale = f", at {count(parameters)} parameters and {count(tokens)} tokens{source} on {device}"
     if not effects:
@@ -154,7 +154,7 @@ GROUPS: Mapping[Outcome, tuple[str, str]] = {
     "worse": ("is worse", "are worse"),
     "equivalent": ("is equivalent", "are equivalent"),
     "below the noise": ("differs by less than the noise", "differ by less than the noise"),
-    "inconclusive": ("is undecided", "are undecided"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
     "identical": ("is identical", "are identical"),
 }
 
@@ -278,22 +278,26 @@ def _unlearnt(
         yield from (f"{name} {words} ({learnt[name]:.2f} {unit})" for name in unlearnt)
 
 
-def _claim(effect: Effect, baseline: str) -> str:
-    """Return outcome and numbers, without the full stop."""
-    name = effect.variant
-    words = {
+def claim_words(outcome: Outcome, name: str, baseline: str) -> str:
+    """Return an outcome in words, without numbers."""
+    return {
         "better": f"{name} is better than {baseline}",
         "worse": f"{name} is worse than {baseline}",
         "equivalent": f"{name} and {baseline} are equivalent",
         "below the noise": f"{name} and {baseline} differ by less than the noise",
-        "inconclusive": f"Whether {name} is better than {baseline} is undecided",
-        "identical": f"{name} and {baseline} are identical, one model trained alike: nothing was compared",
-    }[effect.outcome]
+        "inconclusive": f"The comparison of {name} with {baseline} is inconclusive",
+        "identical": f"{name} and {baseline} are identical",
+    }[outcome]
+
+
+def _claim(effect: Effect, baseline: str) -> str:
+    """Return outcome and numbers, without the full stop."""
+    words = claim_words(effect.outcome, effect.variant, baseline)
     if effect.outcome == "identical":
-        return words
+        return f"{words}, one model trained alike: nothing was compared"
     if effect.caveats:
         words += f" because {listed([*effect.caveats])}"
-    # What is undecided has no number to be remembered by.
+    # What is inconclusive has no number to be remembered by.
     silent = math.isnan(effect.mean) or effect.outcome == "inconclusive"
     return words if silent else f"{words}: {_numbers(effect, baseline)}"
 

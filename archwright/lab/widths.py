@@ -1,6 +1,7 @@
 """How far the best learning rate moves as a model grows wider."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -75,6 +76,29 @@ def verdict(
     first, *_, last = known[0].rates
     claims = [f"of {drift.name} {_claim(drift)}" for drift in known]
     return f"From width {first.width} to {last.width}, the best learning rate {listed(claims)}, {scale}."
+
+
+def headline(found: Sequence[Drift], words: int) -> str:
+    """Return what became of best rates in at most so many `words`, without numbers: with names where these fit."""
+    known = [drift for drift in found if len(drift.rates) > 1]
+    if not known:
+        return "No variant has ended at two widths yet"
+    moves = {drift.name: _move(drift) for drift in known}
+    named = ", ".join(f"of {name} {move}" for name, move in moves.items())
+    text = f"With width, the best learning rate {named}"
+    if len(text.split()) <= words:
+        return text
+    counts = ", ".join(f"{number} {move}" for move, number in Counter(moves.values()).items())
+    return f"Best learning rates with width: {counts}"
+
+
+def _move(drift: Drift) -> str:
+    """Return in a word what became of a best rate."""
+    if drift.rates[0].at_boundary or drift.rates[-1].at_boundary or not math.isfinite(drift.high):
+        return "unknown"
+    if drift.low > 1:
+        return "rises"
+    return "falls" if drift.high < 1 else "holds"
 
 
 def rates_words(drift: Drift) -> str:

@@ -1,27 +1,19 @@
 """Curves of a run: what was measured at every step, thinned to what a screen can show."""
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from archwright import format as fmt
-from archwright.reporting.document import Axis, Chart
+from archwright.reporting.document import SMOOTHING, Axis, Chart
 from archwright.reporting.history import History, Line
-from archwright.reporting.result import as_nats_per_token
+from archwright.reporting.result import as_nats_per_token, closing_steps, closing_words
+from archwright.reporting.thinning import BUCKETS, Values, smoothed, thin
 
-Values = NDArray[np.float64]
 Trace = dict[str, Any]
-
-BUCKETS = 1000
-"""A curve is drawn as the lowest and highest value of each of this many stretches."""
-
-SMOOTHING = 0.02
-"""Share of the steps that the smoothed curve averages over."""
-
-FEWEST_TO_SMOOTH = 50
 
 
 def axes(history: History) -> list[Axis]:
@@ -37,6 +29,7 @@ def axes_up_to(seconds: float, time: str) -> list[Axis]:
         unit, divide = ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
     return [
         Axis("tokens", "Tokens", "tokens trained on", "%{x:.4s} tokens"),
+        Axis("step", "Steps", "steps of training", "step %{x:,.0f}"),
         Axis("flops", "FLOPs", "training FLOPs", "%{x:.4s}FLOPs"),
         Axis("seconds", "Time", f"{time}, {unit}", f"%{{x:.4~r}} {unit}", divide),
     ]
@@ -45,7 +38,7 @@ def axes_up_to(seconds: float, time: str) -> list[Axis]:
 def loss_chart(history: History) -> Chart:
     """Return training and held-out loss with compressors as levels and events as marks."""
     traces = [
-        *_raw_and_smooth(history, "loss", "training", "$training", ".4f"),
+        *step_traces(history, "loss", "training", "$training", ".4f"),
         *_held_out(history),
         *_spikes(history),
     ]
@@ -69,6 +62,33 @@ def loss_chart(history: History) -> Chart:
         note=_loss_note(history),
         full_width=True,
     )
+
+
+def bits_charts(history: History) -> list[Chart]:
+    """Return held-out bits per byte with compressors as levels, where the objective defines them."""
+    lines = [e for e in history.evals if math.isfinite(e.get("bits_per_byte", math.nan))]
+    if not lines:
+        return []
+    values = [line["bits_per_byte"] for line in lines]
+    captions = [
+        f"{fmt.loss(line['nats_per_token'])} {history.loss_unit}, at step {fmt.exact(line['step'])}"
+        for line in lines
+    ]
+    return [
+        Chart(
+            name="bits-per-byte",
+            title="Bits per byte",
+            summary=f"Held-out text goes from {fmt.decimal(values[0])} to {fmt.decimal(values[-1])} bits per byte.",
+            traces=[_evaluated(lines, values, history) | {"customdata": captions}],
+            layout={
+                "showlegend": False,
+                "shapes": [
+                    level(line["bits_per_byte"], line["name"]) for line in history.compressors
+                ],
+            },
+            unit="of held-out text",
+        )
+    ]
 
 
 def accuracy_charts(history: History) -> list[Chart]:
@@ -96,55 +116,51 @@ def accuracy_charts(history: History) -> list[Chart]:
 
 def step_charts(history: History) -> list[Chart]:
     """Return learning rate, gradient norm, throughput and utilisation, as far as they were recorded."""
-    most = history.spec.max_grad_norm
-    clip = [level(most, f"clipped above {most:g}")] if isinstance(most, float) else []
-    made = (
-        _chart(history, "lr", "Learning rate", "", ".3e", smooth=False),
-        _chart(history, "grad_norm", "Gradient norm", "before clipping", ".3f", shapes=clip),
-        _chart(history, "tokens_per_second", "Throughput", "tokens per second", ".4s"),
-        _chart(history, "utilisation", "Utilisation", "of the measured peak", ".1%"),
-        _chart(history, "z_loss", "Z-loss", "z-loss, nats per token", ".3e"),
-        _chart(history, "router_loss", "Router loss", "balance and z-loss of routers", ".3e"),
-        _chart(history, "second_loss", *_second_title(history), ".4f"),
-    )
-    return [chart for chart in made if chart]
+    return [
+        Chart(
+            name=column.replace("_", "-"),
+            title=title,
+            summary=_summary(history.train[column], title, shown),
+            traces=step_traces(history, column, title.lower(), "$training", shown),
+            layout={"showlegend": False, **column_layout(history, column)},
+            unit=unit,
+        )
+        for column, title, unit, shown in step_columns(history)
+        if is_drawn(history.train[column])
+    ]
 
 
-def _second_title(history: History) -> tuple[str, str]:
-    """Return the title and the unit of the loss of what is learned beside tokens."""
+def step_columns(history: History) -> list[tuple[str, str, str, str]]:
+    """Return what is measured at steps beside the loss: its column, a title, a unit, and how a value is written."""
     name = history.spec.second_task
-    return f"{name[:1].upper()}{name[1:]}", f"nats per {history.spec.second_cases}"
+    return [
+        ("lr", "Learning rate", "", ".3e"),
+        ("grad_norm", "Gradient norm", "before clipping", ".3f"),
+        ("tokens_per_second", "Throughput", "tokens per second", ".4s"),
+        ("utilisation", "Utilisation", "of the measured peak", ".1%"),
+        ("z_loss", "Z-loss", "z-loss, nats per token", ".3e"),
+        ("router_loss", "Router loss", "balance and z-loss of routers", ".3e"),
+        (
+            "second_loss",
+            f"{name[:1].upper()}{name[1:]}",
+            f"nats per {history.spec.second_cases}",
+            ".4f",
+        ),
+    ]
 
 
-def thin(values: Values, buckets: int = BUCKETS) -> NDArray[np.int64]:
-    """Return the indices of the lowest and highest value of each bucket, of the first and the last.
-
-    Peaks survive, which every n-th value would not promise. Short curves are kept whole.
-    """
-    if len(values) <= 2 * buckets:
-        return np.arange(len(values))
-    edges = np.linspace(0, len(values), buckets + 1).astype(np.int64)
-    kept = {0, len(values) - 1}
-    for start, end in pairwise(edges.tolist()):
-        piece = values[start:end]
-        kept.add(start + int(np.argmin(np.where(np.isnan(piece), np.inf, piece))))
-        kept.add(start + int(np.argmax(np.where(np.isnan(piece), -np.inf, piece))))
-    return np.array(sorted(kept))
+def column_layout(history: History, column: str) -> dict[str, Any]:
+    """Return the vertical axis of a column, and the norm above which gradients are clipped."""
+    most = history.spec.max_grad_norm
+    shapes: dict[str, Any] = {}
+    if column == "grad_norm" and isinstance(most, float):
+        shapes = {"shapes": [level(most, f"clipped above {most:g}")]}
+    return {**shapes, "yaxis": {"nticks": 6, **_ticks(column)}}
 
 
-def smoothed(values: Values, window: int) -> Values:
-    """Return the mean over `window` steps centred at each, of those that are finite."""
-    finite = np.isfinite(values)
-    kernel = np.ones(window)
-    total = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
-    number = np.convolve(finite.astype(float), kernel, mode="same")
-    mean: Values = np.divide(total, number, out=np.full_like(total, np.nan), where=number > 0.5)
-    return mean
-
-
-def smoothing_window(steps: int) -> int:
-    """Return the odd number of steps that the smoothed curve averages over; 1 is no smoothing."""
-    return 1 if steps < FEWEST_TO_SMOOTH else 2 * max(1, round(SMOOTHING * steps / 2)) + 1
+def is_drawn(values: Values) -> bool:
+    """Tell whether a column has a finite value other than 0."""
+    return bool((np.isfinite(values) & (values != 0)).any())
 
 
 def along(history: History, index: NDArray[np.int64]) -> Trace:
@@ -153,45 +169,67 @@ def along(history: History, index: NDArray[np.int64]) -> Trace:
     return _with_flops(columns, history)
 
 
+def evaluated_along(lines: Sequence[Line], history: History) -> Trace:
+    """Return the columns that what evaluations found can be drawn against."""
+    return _with_flops({name: [line[name] for line in lines] for name in _ALONG}, history)
+
+
 def _with_flops(columns: dict[str, Any], history: History) -> dict[str, Any]:
     if history.flops_per_token:
         columns["flops"] = np.asarray(columns["tokens"]) * history.flops_per_token
     return columns
 
 
-def _raw_and_smooth(
-    history: History, column: str, name: str, color: str, shown: str, smooth: bool = True
+def step_traces(
+    history: History,
+    column: str,
+    name: str,
+    color: str,
+    shown: str,
+    *,
+    values: Values | None = None,
+    buckets: int = BUCKETS,
+    **style: Any,
 ) -> list[Trace]:
-    """Draw every step thinly and, over enough steps, their running mean on top."""
-    values = history.train[column]
-    window = smoothing_window(len(values)) if smooth else 1
-    raw = thin(values)
-    single = len(values) == 1
+    """Draw a column, or `values` in its place, at every step, and smoothed with each weight that can be chosen.
+
+    What is given in `style` is laid over the traces; its `line` over theirs. Learning rates are never smoothed.
+    """
+    values = history.train[column] if values is None else values
+    line = {"color": color, **style.pop("line", {})}
+    weights = SMOOTHING[1:] if len(values) > 1 and column != "lr" else ()
+    raw = thin(values, buckets)
     trace: Trace = {
         "type": "scatter",
-        "mode": "markers" if single else "lines",
-        "name": name if window == 1 else f"{name}, each step",
+        "mode": "markers" if len(values) == 1 else "lines",
+        "name": f"{name}, each step" if weights else name,
         "along": along(history, raw),
         "y": values[raw],
         "customdata": history.train["step"][raw],
-        "line": {"width": 2 if window == 1 else 1, "color": color},
+        "line": {"width": 2, **line},
         "marker": {"color": color, "size": 8},
-        "opacity": 1 if window == 1 else 0.35,
         "hovertemplate": f"%{{y:{shown}}} at step %{{customdata:,}}",
+        **style,
     }
-    if window == 1:
+    if not weights:
         return [trace]
-    every = np.unique(np.linspace(0, len(values) - 1, BUCKETS // 2).astype(np.int64))
-    mean: Trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": f"{name}, mean of {window} steps",
-        "along": along(history, every),
-        "y": smoothed(values, window)[every],
-        "line": {"width": 2, "color": color},
-        "hovertemplate": f"%{{y:{shown}}}",
-    }
-    return [trace, mean]
+    every = np.unique(np.linspace(0, len(values) - 1, max(2, buckets // 2)).astype(np.int64))
+    places = along(history, every)
+    means: list[Trace] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"{name}, smoothed ({weight:g})",
+            "along": places,
+            "y": smoothed(values, weight)[every],
+            "smoothing": weight,
+            "line": {"width": 2, **line},
+            "hovertemplate": f"%{{y:{shown}}}",
+            **style,
+        }
+        for weight in weights
+    ]
+    return [trace | {"raw": True}, *means]
 
 
 def _held_out(history: History) -> list[Trace]:
@@ -202,12 +240,11 @@ def _held_out(history: History) -> list[Trace]:
 
 def _evaluated(lines: Sequence[Line], values: Sequence[float], history: History) -> Trace:
     """Draw what evaluations found."""
-    columns = {name: [line[name] for line in lines] for name in _ALONG}
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": "held out",
-        "along": _with_flops(columns, history),
+        "along": evaluated_along(lines, history),
         "y": values,
         "customdata": [f"{_bits(line)}at step {fmt.exact(line['step'])}" for line in lines],
         "line": {"width": 2, "color": "$held-out"},
@@ -279,34 +316,11 @@ def level(value: float, text: str) -> dict[str, Any]:
     }
 
 
-def _chart(
-    history: History,
-    column: str,
-    title: str,
-    unit: str,
-    shown: str,
-    smooth: bool = True,
-    shapes: Sequence[Mapping[str, object]] = (),
-) -> Chart | None:
-    """Return one measured column as a small chart, or None where it is empty or all zero."""
-    values = history.train[column]
+def _summary(values: Values, title: str, shown: str) -> str:
     finite = values[np.isfinite(values)]
-    if not len(finite) or not finite.any():
-        return None
     ends = (finite.min(), finite.max(), finite[-1])
     low, high, last = (fmt.count(v) if shown.endswith("s") else format(v, shown) for v in ends)
-    return Chart(
-        name=column.replace("_", "-"),
-        title=title,
-        summary=f"{title} over {fmt.exact(len(finite))} steps: from {low} to {high}, at the end {last}.",
-        traces=_raw_and_smooth(history, column, title.lower(), "$training", shown, smooth),
-        layout={
-            "showlegend": False,
-            **({"shapes": shapes} if shapes else {}),
-            "yaxis": {"nticks": 6, **_ticks(column)},
-        },
-        unit=unit,
-    )
+    return f"{title} over {fmt.exact(len(finite))} steps: from {low} to {high}, at the end {last}."
 
 
 def _ticks(column: str) -> dict[str, Any]:
@@ -324,11 +338,12 @@ def _loss_summary(history: History) -> str:
     losses = history.train["loss"]
     if not len(losses):
         return "No steps were recorded."
-    last = losses[-max(1, smoothing_window(len(losses)) // 2) :].mean()
+    last = losses[-closing_steps(len(losses)) :].mean()
     trained = f"Training loss goes from {losses[0]:.2f} to {last:.2f} {history.loss_unit}"
     last_eval = history.evals[-1]["nats_per_token"] if history.evals else None
     held_out = f"; held-out loss ends at {last_eval:.2f}" if last_eval else ""
-    return f"{trained} over {fmt.exact(len(losses))} steps{held_out}."
+    steps = f"{fmt.exact(len(losses))} steps ({closing_words(len(losses))})"
+    return f"{trained} over {steps}{held_out}."
 
 
 def _loss_note(history: History) -> str:

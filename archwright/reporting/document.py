@@ -6,6 +6,7 @@ the comparison of many are both a `Page`; to add a section is to build one more 
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,13 @@ import numpy as np
 Json = Any  # what json.dumps takes, and numpy arrays
 Symbol = Literal["circle", "square", "diamond", "triangle-up"]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
+
+HEADLINE_WORDS = 12
+"""Most words of a page's headline."""
+MADE_BY = "Made by archwright"
+"""How the last line of a page begins, by which a file is known as one."""
+SMOOTHING = (0.0, 0.9, 0.97, 0.99)
+"""What a reader can choose of: the weight of the steps before in an exponential moving average; 0 is each step."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class Chart:
     """One figure, drawn by plotly.
 
     A trace is a plotly trace. With `along` (a table of columns) in place of `x`, it follows the
-    page's switch; with a `legendgroup`, it is hidden and shown by the button of a `Key`. A colour of
+    page's switch; with a `legendgroup`, it is hidden and shown by the button of a `Key`. With `smoothing`, it is
+    shown where that weight is chosen; with `raw`, it is what was smoothed, and faint then. A colour of
     the form `$name` is `--name` of `look/page.css`, in light and in dark; `"$shades"` is the colour
     scale of heat maps. A heat map with `decades` gets colours
     by the logarithm of `z`; its labels find value and step in `customdata`.
@@ -68,10 +77,30 @@ class Chart:
         """Tell whether the chart can be drawn against each of the page's axes."""
         return any("along" in trace for trace in self.traces)
 
+    @property
+    def is_curves(self) -> bool:
+        """Tell whether the chart follows the switch, and is no heat map."""
+        return self.follows and not any("z" in trace for trace in self.traces)
+
+    @property
+    def smooths(self) -> bool:
+        """Tell whether the chart has smoothed curves to choose from."""
+        return any("smoothing" in trace for trace in self.traces)
+
+    @property
+    def takes_logarithm(self) -> bool:
+        """Tell whether its vertical axis can be logarithmic: it has curves, and no value below 0."""
+        if not self.is_curves:
+            return False
+        found = [np.asarray(trace["y"], dtype=np.float64).ravel() for trace in self.traces]
+        values = np.concatenate(found)
+        return bool((values > 0).any() and not (values < 0).any())
+
     def data(self) -> dict[str, Json]:
         """Return what the page's script needs, ready for JSON."""
         names = ("name", "title", "unit", "follows", "traces", "layout", "marks", "saved")
-        return {name: _plain(getattr(self, name)) for name in names}
+        found = {name: _plain(getattr(self, name)) for name in names}
+        return found | {"takesLogarithm": self.takes_logarithm}
 
 
 @dataclass(frozen=True)
@@ -156,6 +185,8 @@ class Table:
     """The line that a long table is folded under."""
     commands: bool = False
     """Whether the last column is typed at a terminal."""
+    even: bool = False
+    """Whether all columns but the first are of one kind, and share the width."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +228,16 @@ class Section:
         """Tell whether the section holds charts that follow the switch, and so shows it."""
         return any(isinstance(block, Chart) and block.follows for block in self.blocks)
 
+    @property
+    def has_curves(self) -> bool:
+        """Tell whether the section holds curves, whose horizontal axis can be logarithmic."""
+        return any(isinstance(block, Chart) and block.is_curves for block in self.blocks)
+
+    @property
+    def smooths(self) -> bool:
+        """Tell whether the section holds smoothed curves, and so shows the choice of weights."""
+        return any(isinstance(block, Chart) and block.smooths for block in self.blocks)
+
 
 @dataclass(frozen=True)
 class Page:
@@ -205,10 +246,12 @@ class Page:
     title: str
     kicker: str
     verdict: str
-    """The head of the verdict's sentence, set large."""
+    """The headline, set large: the verdict in at most `HEADLINE_WORDS` words."""
     verdict_rest: str
     sections: Sequence[Section]
     axes: Sequence[Axis] = ()
+    smoothing: float = 0.0
+    """The weight of `SMOOTHING` that is chosen at first."""
     notice: str = ""
     """A warning to read before trusting the verdict, such as that the run was stopped."""
     notes: Sequence[str] = ()
@@ -237,17 +280,25 @@ class Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        environment.filters["zip"] = zip
+        environment.filters["breakable"] = lambda text: Markup("<wbr>").join(BREAKS.split(text))
         data = {
             "axes": [vars(axis) for axis in self.axes],
+            "smoothing": self.smoothing,
             "charts": [c.data() for c in self.charts],
         }
         return environment.get_template("page.html").render(
             page=self,
+            weights=SMOOTHING,
             data=htmlsafe_json_dumps(data, allow_nan=False, separators=(",", ":")),
             style=Markup((look / "page.css").read_text(encoding="utf-8")),
             script=Markup((look / "page.js").read_text(encoding="utf-8")),
             plotly=Markup(get_plotlyjs()) if self.charts else "",
         )
+
+
+BREAKS = re.compile(r"(?<=\w[.=/_:])(?=[^\W\d])")
+"""Where the path of a key may be broken into lines, so that it is broken in no word."""
 
 
 def _plain(value: Json) -> Json:

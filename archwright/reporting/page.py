@@ -7,22 +7,45 @@ from pathlib import Path
 from archwright import format as fmt
 from archwright.files import atomic_write
 from archwright.reporting import curves
-from archwright.reporting.document import Bar, Bars, Block, Page
+from archwright.reporting.document import MADE_BY, Bar, Bars, Block, Page
 from archwright.reporting.history import History, read_history
 from archwright.reporting.result import Result, notice, result_of, verdict
 from archwright.reporting.sections import SECTIONS
+from archwright.reporting.thinning import smoothing_of
 from archwright.runs import RunFolder
+from archwright.spec.errors import UserError
 
 
-def write_report(run_folder: RunFolder) -> Path:
-    """Write `report.html` into a run folder and return its path.
+def write_report(run_folder: RunFolder, path: Path | None = None) -> Path:
+    """Write a run's page, `report.html` in its folder or at another `path`, and return where it is.
 
     The page is one file that requests nothing. A run without an evaluation, of one step, or stopped
     early has a page too, which says so.
     """
+    if path is not None:
+        return write_page(run_page(read_history(run_folder)), path)
     run_folder.sweep(run_folder.report_file)
     atomic_write(run_folder.report_file, run_page(read_history(run_folder)).html())
     return run_folder.report_file
+
+
+def write_page(page: Page, path: Path) -> Path:
+    """Write a page where the user wants it and return its path.
+
+    Raises:
+        UserError: what is there is no page of archwright.
+    """
+    if path.exists() and not _is_page(path):
+        raise UserError(
+            f"{path} is there and is no page of archwright; name another with --out FILE"
+        )
+    atomic_write(path, page.html())
+    return path
+
+
+def _is_page(path: Path) -> bool:
+    """Tell whether there is a page of ours, which a later one may replace."""
+    return path.is_file() and MADE_BY in path.read_text(encoding="utf-8", errors="replace")
 
 
 def run_page(history: History) -> Page:
@@ -37,8 +60,9 @@ def run_page(history: History) -> Page:
         notice=notice(history, result),
         opening=_bars(history, result),
         axes=curves.axes(history),
+        smoothing=smoothing_of(len(history.train["step"])),
         sections=[section for make in SECTIONS if (section := make(history, result))],
-        footer=f"Made by archwright from {history.folder}. One file, which requests nothing.",
+        footer=f"{MADE_BY} from {history.folder}. One file, which requests nothing.",
     )
 
 
@@ -61,4 +85,4 @@ def _bars(history: History, result: Result) -> list[Block]:
         Bar(name, value, fmt.decimal(value), strong=name == "this model")
         for name, value in sorted(reached.items(), key=lambda item: item[1])
     ]
-    return [Bars("Bits per byte of held-out text, fewer is better", bars)]
+    return [Bars("Bits per byte of held-out text, lower is better", bars)]

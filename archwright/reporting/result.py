@@ -67,6 +67,12 @@ def closing_steps(steps: int) -> int:
     return min(steps, max(10, steps // 100))
 
 
+def closing_words(steps: int) -> str:
+    """Say of how many steps the training loss is a mean."""
+    number = closing_steps(steps)
+    return f"mean of the last {number} steps" if number > 1 else "of the only step"
+
+
 def verdict(history: History, result: Result) -> tuple[str, str]:
     """Return the run's result as one sentence, cut in its head and the rest."""
     if result.steps == 0:
@@ -83,7 +89,10 @@ def verdict(history: History, result: Result) -> tuple[str, str]:
         return head, f"on {task['name']}, {guessed}, reached by {how}."
     if not last:
         head = f"{fmt.decimal(loss)} {history.loss_unit} in training"
-        return head, f"reached by {how}, not yet evaluated on held-out text."
+        return (
+            head,
+            f"({closing_words(result.steps)}), reached by {how}, not yet evaluated on held-out text.",
+        )
     unit = history.loss_unit if bits is None else "bits per byte"
     head = f"{fmt.decimal(loss)} {unit} on held-out text"
     each = history.loss_unit.removeprefix("nats ")

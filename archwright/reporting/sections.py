@@ -10,7 +10,7 @@ from archwright.format import printable
 from archwright.reporting import choices, curves, heat_maps
 from archwright.reporting.document import Fact, Facts, Row, Section, Table, Text, Verbatim
 from archwright.reporting.history import History, Line
-from archwright.reporting.result import Result, closing_steps, second_task
+from archwright.reporting.result import Result, closing_words, second_task
 from archwright.spec.read import to_toml
 
 
@@ -32,6 +32,7 @@ def training_curves(history: History, result: Result) -> Section | None:
         "Curves",
         [
             curves.loss_chart(history),
+            *curves.bits_charts(history),
             *curves.accuracy_charts(history),
             *curves.step_charts(history),
         ],
@@ -109,8 +110,6 @@ def machine(history: History, result: Result) -> Section | None:
 
 def reproduce(history: History, result: Result) -> Section:
     """Give the command and the file that repeat the run."""
-    spec = f"{history.folder}/spec.toml"
-    again = f"archwright train {shlex.quote(spec)} --out {shlex.quote(history.folder + '-again')}"
     return Section(
         "Reproduce",
         [
@@ -118,10 +117,16 @@ def reproduce(history: History, result: Result) -> Section:
                 "spec.toml holds every choice of this run and what the machine decided, "
                 "so a repetition decides nothing again."
             ),
-            Verbatim("Command", again),
+            Verbatim("Command", command(history)),
             Verbatim("spec.toml", to_toml(history.spec), file="spec.toml", folded=True),
         ],
     )
+
+
+def command(history: History) -> str:
+    """Return the command that repeats a run."""
+    spec = f"{history.folder}/spec.toml"
+    return f"archwright train {shlex.quote(spec)} --out {shlex.quote(history.folder + '-again')}"
 
 
 SECTIONS: tuple[Callable[[History, Result], Section | None], ...] = (
@@ -178,7 +183,7 @@ def _answer_facts(last: Line, task: Line) -> list[Fact]:
 
 def _training_facts(history: History, result: Result) -> list[Fact]:
     planned = f"of {fmt.exact(history.planned_steps)}" if history.planned_steps else ""
-    averaged = f"mean of the last {closing_steps(result.steps)} steps"
+    averaged = closing_words(result.steps)
     return [
         Fact("Steps", fmt.exact(result.steps), planned),
         Fact("Tokens", fmt.exact(result.tokens)),

@@ -11,6 +11,7 @@ from archwright.format import printable
 from archwright.reporting.history import History, read_history
 from archwright.reporting.result import (
     Result,
+    closing_words,
     device,
     notice,
     result_of,
@@ -64,7 +65,8 @@ def _quality(history: History, result: Result) -> list[Line]:
     last = result.held_out
     if not last:
         loss = result.train_loss
-        trained = [] if loss is None else [("training loss", fmt.loss(loss), history.loss_unit)]
+        mean = f"{history.loss_unit}, {closing_words(result.steps)}"
+        trained = [] if loss is None else [("training loss", fmt.loss(loss), mean)]
         return [*trained, ("held-out loss", "none", "not evaluated yet")]
     if task := history.task:
         least = f", {fmt.loss(task['floor'])} at least" if task["floor"] else ""
@@ -93,7 +95,7 @@ def _quality(history: History, result: Result) -> list[Line]:
 def _effort(history: History, result: Result) -> list[Line]:
     steps = f"{fmt.exact(result.steps)} step{'s' if result.steps != 1 else ''}"
     share = result.utilisation
-    peak = f"tokens/s, {fmt.percent(share)} of the measured peak" if share else "tokens/s"
+    peak = "tokens/s, median" + (f", {fmt.percent(share)} of the measured peak" if share else "")
     model, speed = result.num_parameters, result.tokens_per_second
     where = device(history)
     return [

@@ -201,15 +201,21 @@ def _without_defaults(values: Values, defaults: Values) -> Values:
 
 def diff(old: Spec, new: Spec) -> list[str]:
     """Return one line for each value that differs, names and sources aside: `path: old -> new`."""
-    even = [even_tables(spec) for spec in (old, new)]
-    tables = {path for path in {**even[0], **even[1]} if all(e.get(path, True) for e in even)}
-    before, after = (collapse_uniform(flatten(dump(spec)), tables) for spec in (old, new))
-    lines = []
-    for path in dict.fromkeys([*before, *after]):
-        a, b = (toml_value(side[path]) if path in side else "-" for side in (before, after))
-        if a != b and not NAMING & set(path.split(".")):
-            lines.append(f"{path}: {a} -> {b}")
-    return lines
+    return [f"{path}: {a} -> {b}" for path, (a, b) in differing([old, new]).items()]
+
+
+def differing(specs: Sequence[Spec]) -> dict[str, tuple[str, ...]]:
+    """Return each value that is not the same in all specs, names and sources aside: its path -> its text in each, `-`
+    where a spec has no such value."""
+    even = [even_tables(spec) for spec in specs]
+    tables = {path for each in even for path in each if all(e.get(path, True) for e in even)}
+    sides = [collapse_uniform(flatten(dump(spec)), tables) for spec in specs]
+    found = {}
+    for path in dict.fromkeys(path for side in sides for path in side):
+        values = tuple(toml_value(side[path]) if path in side else "-" for side in sides)
+        if len({*values}) > 1 and not NAMING & set(path.split(".")):
+            found[path] = values
+    return found
 
 
 def preset_names(room: str) -> list[str]:

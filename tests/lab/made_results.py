@@ -248,7 +248,7 @@ def _curve(loss: float, flops: float, speed: float, noise: np.random.Generator) 
         tokens = step * TOKENS_PER_STEP
         left = 1.4 * (math.exp(-4.5 * i / EVALUATIONS) - math.exp(-4.5))
         at = loss + left + (noise.normal(0, 0.006) if i < EVALUATIONS else 0.0)
-        points.append(Point(step, tokens, tokens * flops, tokens / speed, at))
+        points.append(Point(step, tokens, tokens * flops, tokens / speed, at, at - 0.04))
     return points
 
 

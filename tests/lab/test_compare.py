@@ -163,7 +163,7 @@ def test_results_are_json(results: StudyResults) -> None:
     assert {run["key"] for run in found["runs"]} == {run.key for run in results.runs}
 
 
-def test_pairs_are_added_to_a_study_that_ended_undecided(
+def test_pairs_are_added_to_a_study_that_was_inconclusive(
     results: StudyResults, place: Path
 ) -> None:
     given = words("text.txt", ":norm.kind=layer")

@@ -45,7 +45,7 @@ def test_it_is_the_product_term_of_a_factorial_design(planted: float) -> None:
     assert found.mean == pytest.approx(coefficients[2], abs=1e-9)
     assert (found.interval.low <= 0 <= found.interval.high) == (planted == 0)
     assert (found.first, found.second, found.both, len(found.seeds)) == ("a", "b", "both", 8)
-    word = {-0.05: "help each other", 0.0: "undecided", 0.05: "stand in the way of each other"}
+    word = {-0.05: "help each other", 0.0: "inconclusive", 0.05: "stand in the way of each other"}
     assert word[planted] in found.sentence
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from archwright.lab.page import study_page, write_page, write_tables
 from archwright.lab.page.learning_rates import best_lr
-from archwright.lab.page.styles import SHORT, series_of, short_names
 from archwright.lab.results import StudyResults
 from archwright.lab.sweep import replicate
 from archwright.lab.verdict import effects
-from archwright.reporting.document import Chart, Page, Table
+from archwright.reporting.document import HEADLINE_WORDS, Chart, Page, Table
+from archwright.reporting.styles import SHORT, series_of, short_names
 from archwright.spec.study_spec import StudySpec
 from tests.lab import made_results as made
 
@@ -100,7 +100,10 @@ def test_whatever_was_found_is_a_page(results: Callable[[], StudyResults], tmp_p
     path = write_page(found, tmp_path)
     html = unescape(path.read_text())
     assert path == tmp_path / "report.html"
-    head = html.index(found.verdict, html.index("<h1>"))
+    page = study_page(found)
+    assert len(page.verdict.split()) <= HEADLINE_WORDS
+    head = html.index("<h1>")
+    assert found.verdict.removeprefix(page.verdict).lstrip(":, ") in html[head:]
     assert head < html.index(found.scope, head) < html.index("<main>")
     assert ("This study is not complete" in html) == (not found.complete)
     for said in (*found.notes, found.command, *(run.command for run in found.runs)):
@@ -226,6 +229,37 @@ def test_curves_are_means_over_seeds_at_the_best_rate() -> None:
     assert mean["along"]["seconds"][-1] == pytest.approx(sum(r.curve[-1].seconds for r in runs) / 5)
 
 
+def test_training_losses_stand_beside_held_out_ones() -> None:
+    results = made.two_variants()
+    page = study_page(results)
+    held_out, trained = (chart(page, name).traces[2] for name in ("loss", "training"))
+    assert trained["along"] == held_out["along"]
+    assert trained["y"] == pytest.approx([loss - 0.04 for loss in held_out["y"]])
+    assert "mean over the steps since the evaluation before" in chart(page, "training").note
+    unknown = [
+        replace(run, curve=[replace(p, train_loss=math.nan) for p in run.curve])
+        for run in results.runs
+    ]
+    page = study_page(replace(results, runs=unknown))
+    assert "training" not in [found.name for found in page.charts]
+
+
+def test_losses_are_curves_in_bits_per_byte_too() -> None:
+    results = made.two_variants()
+    nats, bits = (chart(study_page(results), name).traces[2] for name in ("loss", "bits-per-byte"))
+    assert bits["y"] == pytest.approx([n / made.NATS_PER_BIT_PER_BYTE for n in nats["y"]])
+    page = study_page(replace(results, unit="bits per byte"))
+    assert "bits-per-byte" not in [found.name for found in page.charts]
+
+
+def test_the_axis_of_effects_leaves_room_where_they_are() -> None:
+    results = made.two_variants()
+    (effect,) = results.effects
+    low, high = chart(study_page(results), "effects").layout["xaxis"]["range"]
+    assert low < -effect.margin < 0 < max(effect.differences) < high
+    assert high > -2 * low  # the variant is worse, so the right side has more to show
+
+
 def test_differences_are_paired_by_seed() -> None:
     results = made.two_variants()
     line = chart(study_page(results), "difference").traces[-1]
@@ -297,8 +331,7 @@ def test_short_names_differ() -> None:
 
 
 def test_sixteen_variants_differ_without_colour() -> None:
-    results = made.results_of(made.Made({str(i): 0.0 for i in range(16)}, seeds=2))
-    styles = series_of(results).values()
+    styles = series_of([str(i) for i in range(16)]).values()
     assert len({(style.symbol, style.dash) for style in styles}) == 16
     assert len({style.color for style in list(styles)[:8]}) == 8
 

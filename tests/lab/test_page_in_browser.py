@@ -14,7 +14,8 @@ from tests.lab import made_results as made
 from tests.visitor import Visitor, of_plots, ranges, saved, style
 
 TOKENS = made.STEPS * made.TOKENS_PER_STEP
-CHARTS = ["effects", "loss", "difference", "lr", "lengths"]
+CHARTS = ["effects", "loss", "training", "difference", "bits-per-byte", "lr", "lengths"]
+CURVES = slice(1, 5)
 LONG = made.LONG_NAMES[0]
 
 
@@ -75,12 +76,12 @@ def test_hovering_longer_texts_and_rates(tab: Any) -> None:
     ],
 )
 def test_the_switch_changes_curves_only(tab: Any, label: str, title: str, end: float) -> None:
-    others = ranges(tab)[0], ranges(tab)[3]
+    others = ranges(tab)[:1], ranges(tab)[5:]
     tab.get_by_role("radio", name=label).click()
     tab.wait_for_timeout(200)
-    assert of_plots(tab, "p._fullLayout.xaxis.title.text")[1:3] == [title] * 2
-    assert ranges(tab)[1:3] == [pytest.approx([0, end], rel=1e-5)] * 2
-    assert (ranges(tab)[0], ranges(tab)[3]) == others
+    assert of_plots(tab, "p._fullLayout.xaxis.title.text")[CURVES] == [title] * 4
+    assert ranges(tab)[CURVES] == [pytest.approx([0, end], rel=1e-5)] * 4
+    assert (ranges(tab)[:1], ranges(tab)[5:]) == others
 
 
 def test_time_is_of_the_processor(tab: Any) -> None:
@@ -103,7 +104,7 @@ def test_the_key_hides_a_variant_in_all_charts(tab: Any) -> None:
     keys = tab.get_by_role("button", name=f"Show {LONG}").evaluate_all(pressed)
     assert keys == ["false"] * 3
     lost = [b - a for a, b in zip(shown(), before, strict=True)]
-    assert lost == [0, 2, 2, 8, 2]  # band and mean; five seeds, mean, optimum and grid
+    assert lost == [0, 2, 2, 2, 2, 8, 2]  # band and mean; five seeds, mean, optimum and grid
     button.click()
     tab.wait_for_timeout(300)
     assert shown() == before
@@ -111,7 +112,7 @@ def test_the_key_hides_a_variant_in_all_charts(tab: Any) -> None:
 
 def test_what_a_chart_shows_can_be_saved(tab: Any) -> None:
     results = made.twelve_variants()
-    text = saved(tab, "Download the data of Difference to modern as CSV").decode()
+    text = saved(tab, "Download the data of Difference from modern as CSV").decode()
     lines = list(csv.DictReader(io.StringIO(text)))
     differences = [d for effect in results.effects for d in effect.differences]
     assert [float(line["difference"]) for line in lines] == pytest.approx(differences, rel=1e-5)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from archwright.lab import run_cache
+from archwright.lab.results import Unit
 from archwright.runs import RunFolder
 from archwright.spec.run_spec import PartsFile
 from archwright.training.data import Material, prepare_data
@@ -99,6 +100,29 @@ def test_what_has_not_ended_has_no_outcome(tmp_path: Path) -> None:
     ):
         folder.append({"kind": "event", "step": 0, "name": name})
         assert run_cache.outcome(folder) == outcome
+
+
+@pytest.mark.parametrize("unit", ["nats per token", "bits per byte"])
+def test_a_point_has_the_training_loss_of_the_steps_since_the_one_before(
+    tmp_path: Path, unit: Unit
+) -> None:
+    """Losses 6, 5, 4 up to step 3 have a mean of 5, the next two, 3 and 2, of 2.5."""
+    spec = tiny_run("text.txt")
+    folder = RunFolder.create(
+        tmp_path / "run", spec.model_copy(update={"model": spec.model.resolved(300)})
+    )
+    end = {"nats_per_token": 2.0, "perplexity": 7.4, "num_tokens": 50, "num_bytes": 100}
+    end["bits_per_byte"] = factor = 2.0 * 50 / 100 / math.log(2)
+    for step, loss in enumerate((6.0, 5.0, 4.0, 3.0, 2.0), 1):
+        at = {"step": step, "tokens": 8 * step, "seconds": float(step)}
+        folder.append({"kind": "train", **at, "loss": loss})
+        if step in (3, 5):
+            folder.append({"kind": "eval", **at, **end})
+    folder.append({"kind": "event", "step": 5, "name": "finished"})
+    curve = run_cache.read(folder, "modern", 0, 1e-3, "", unit).curve
+    scale = 1.0 if unit == "nats per token" else factor / 2.0
+    assert [point.step for point in curve] == [3, 5]
+    assert [point.train_loss for point in curve] == pytest.approx([5.0 * scale, 2.5 * scale])
 
 
 def test_a_failure_has_no_numbers() -> None:

@@ -119,7 +119,7 @@ def test_ten_seeds_are_bootstrapped():
         (
             (0.1, -0.1, 0.02, -0.05, 0.03),
             "inconclusive",
-            "Whether new is better than old is undecided.",
+            "The comparison of new with old is inconclusive.",
         ),
         ((0.0, 0.0, 0.0, 0.0, 0.0), "equivalent", "new and old are equivalent"),
     ],
@@ -215,9 +215,9 @@ def test_reservations_conclude_nothing_and_say_why(more, reason):
     effect = found((-0.21, -0.22, -0.20, -0.23, -0.20), **more)
     assert effect.outcome == "inconclusive"
     assert reason in effect.caveats
-    assert effect.sentence.startswith("Whether new is better than old is undecided because ")
+    assert effect.sentence.startswith("The comparison of new with old is inconclusive because ")
     assert reason in effect.sentence
-    # What is undecided has no number to be read.
+    # What is inconclusive has no number to be read.
     assert "nats per token less" not in effect.sentence
 
 
@@ -272,8 +272,8 @@ def test_the_verdict_of_one_variant():
     )
     small = found((-0.001, -0.0011, -0.001, -0.0009, -0.001))
     assert verdict([small], "old", **scale).endswith("moves the mean as much (0.010000).")
-    undecided = found((0.1, -0.1, 0.02, -0.05, 0.03))
-    assert undecided.sentence == "Whether new is better than old is undecided."
+    inconclusive = found((0.1, -0.1, 0.02, -0.05, 0.03))
+    assert inconclusive.sentence == "The comparison of new with old is inconclusive."
     assert "No claim is made about other scales" in SCOPE
 
 
@@ -290,11 +290,11 @@ def test_the_verdict_of_several_variants():
     assert verdict(got[1:], "old", **tell) == (
         "Against old, b (0.112 nats per token less, 0.096 to 0.128) is better, "
         "c (0.312 nats per token more, 0.296 to 0.328) is worse, "
-        "d is undecided, at 200k parameters and 600k tokens on a CPU."
+        "d is inconclusive, at 200k parameters and 600k tokens on a CPU."
     )
     assert verdict(got, "old", **tell) == (
         "Against old in nats per token, a (−0.212) and b (−0.112) are better, c (+0.312) is worse, "
-        "d is undecided, at 200k parameters and 600k tokens on a CPU."
+        "d is inconclusive, at 200k parameters and 600k tokens on a CPU."
     )
     assert verdict([], "old", **tell).startswith("old was compared with nothing")
 

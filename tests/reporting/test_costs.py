@@ -7,7 +7,7 @@ import pytest
 from archwright.planning.plans import Plan, plan
 from archwright.planning.workload import workload
 from archwright.reporting.costs import cost_page
-from archwright.reporting.document import Bars, Chart, Table
+from archwright.reporting.document import HEADLINE_WORDS, Bars, Chart, Table
 from archwright.spec.read import load_run
 from tests.visitor import Visitor, style
 
@@ -24,6 +24,15 @@ def test_points_lie_on_the_roofline(found: dict[str, Plan]) -> None:
     for trace in charts["roofline-0"].traces[1:]:
         for x, y in zip(trace["x"], trace["y"], strict=True):
             assert y == pytest.approx(min(989.4e12, x * hardware.memory_bandwidth))
+
+
+def test_headlines_are_short(found: dict[str, Plan]) -> None:
+    small = workload(hardware="h200", devices=1, context=4096)
+    too_large = {"llama-3-70b": plan(load_run("llama-3-70b"), small)}
+    one = {"llama-3-8b": found["llama-3-8b"]}
+    heads = [cost_page(plans).verdict for plans in (one, found, too_large)]
+    assert heads[1:] == ["2 of 2 fit", "Does not fit"]
+    assert all(0 < len(head.split()) <= HEADLINE_WORDS for head in heads)
 
 
 def test_bars_are_the_memory_of_the_plan(found: dict[str, Plan]) -> None:

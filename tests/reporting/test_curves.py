@@ -1,57 +1,24 @@
-"""Curves: nothing that stands out is lost when they are thinned, and means are means."""
+"""Curves of a run: against which axes, in which units, with which marks."""
 
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from archwright.reporting import curves
+from archwright.reporting.document import SMOOTHING
 from archwright.reporting.history import read_history
-
-numbers = st.floats(-1e6, 1e6) | st.just(float("nan"))
-
-
-@given(st.lists(numbers, min_size=1, max_size=300), st.integers(1, 20))
-def test_thinning_keeps_ends_and_extremes(values: list[float], buckets: int) -> None:
-    array = np.array(values)
-    kept = curves.thin(array, buckets)
-    assert kept[0] == 0
-    assert kept[-1] == len(array) - 1
-    assert (np.diff(kept) > 0).all()
-    assert len(kept) <= 2 * buckets + 2
-    finite = array[np.isfinite(array)]
-    if len(finite):
-        assert np.nanmax(array[kept]) == finite.max()
-        assert np.nanmin(array[kept]) == finite.min()
+from archwright.reporting.thinning import smoothed
 
 
-def test_short_curves_are_kept_whole() -> None:
-    assert curves.thin(np.arange(9.0), buckets=5).tolist() == list(range(9))
-
-
-def test_smoothing_is_a_centred_mean_that_leaves_gaps_out() -> None:
-    values = np.random.default_rng(0).normal(size=60)
-    values[[7, 30]] = np.nan, np.inf
-    expected = []
-    for i in range(60):
-        near = [v for v in values[max(0, i - 3) : i + 4] if np.isfinite(v)]
-        expected.append(sum(near) / len(near))
-    np.testing.assert_allclose(curves.smoothed(values, 7), expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 49, 50, 1234, 100_000])
-def test_smoothing_windows_are_odd(steps: int) -> None:
-    window = curves.smoothing_window(steps)
-    assert window % 2 == 1
-    assert window <= max(1, 0.021 * steps + 2)
-
-
-def test_curves_can_be_drawn_against_tokens_flops_and_time(made: Any) -> None:
+def test_curves_can_be_drawn_against_tokens_steps_flops_and_time(made: Any) -> None:
     history = read_history(made.finished(100))
-    assert [axis.column for axis in curves.axes(history)] == ["tokens", "flops", "seconds"]
-    for chart in (curves.loss_chart(history), *curves.step_charts(history)):
+    assert [axis.column for axis in curves.axes(history)] == ["tokens", "step", "flops", "seconds"]
+    for chart in (
+        curves.loss_chart(history),
+        *curves.bits_charts(history),
+        *curves.step_charts(history),
+    ):
         for trace in chart.traces:
             along = trace["along"]
             np.testing.assert_allclose(along["flops"], np.array(along["tokens"]) * 8_912_896.0)
@@ -61,7 +28,7 @@ def test_curves_can_be_drawn_against_tokens_flops_and_time(made: Any) -> None:
 
 def test_without_a_flop_count_there_is_no_such_axis(made: Any) -> None:
     history = read_history(made.finished(30, environment={}))
-    assert [axis.column for axis in curves.axes(history)] == ["tokens", "seconds"]
+    assert [axis.column for axis in curves.axes(history)] == ["tokens", "step", "seconds"]
     assert "flops" not in curves.loss_chart(history).traces[0]["along"]
 
 
@@ -101,3 +68,43 @@ def test_what_is_all_zero_or_not_recorded_is_not_drawn(made: Any) -> None:
 def test_units_of_time(seconds: float, unit: str, divide: float) -> None:
     *_, time = curves.axes_up_to(seconds, "time")
     assert (time.title, time.divide) == (f"time, {unit}", divide)
+
+
+def test_bits_per_byte_are_a_curve_beside_compressors(made: Any) -> None:
+    run = made.finished(80)
+    (chart,) = curves.bits_charts(read_history(run))
+    recorded = [line for line in run.metrics() if line["kind"] == "eval"]
+    assert chart.traces[0]["y"] == [line["bits_per_byte"] for line in recorded]
+    assert chart.traces[0]["along"]["step"] == [line["step"] for line in recorded]
+    assert [(s["y0"], s["label"]["text"]) for s in chart.layout["shapes"]] == [
+        (2.04, "gzip -9"),
+        (1.71, "xz -9e"),
+    ]
+
+
+def test_an_objective_without_bits_per_byte_has_no_such_curve(made: Any) -> None:
+    evaluation = made.evaluation(2.5)
+    del evaluation["bits_per_byte"]
+    lines = [*made.steps(9, evaluations=0), {"kind": "eval", **made.at(9), **evaluation}]
+    assert curves.bits_charts(read_history(made.run(lines))) == []
+
+
+def test_each_weight_of_smoothing_is_a_curve_over_the_steps(made: Any) -> None:
+    history = read_history(made.finished(60))
+    raw, *means, _, _ = curves.loss_chart(history).traces
+    assert raw["raw"]
+    assert [trace["smoothing"] for trace in means] == list(SMOOTHING[1:])
+    for trace in means:
+        expected = smoothed(history.train["loss"], trace["smoothing"])
+        np.testing.assert_array_equal(trace["y"], expected[trace["along"]["step"] - 1])
+    (lr,) = next(c for c in curves.step_charts(history) if c.name == "lr").traces
+    assert "smoothing" not in lr
+    assert "raw" not in lr
+
+
+def test_the_description_says_what_the_loss_at_the_end_is_a_mean_of(made: Any) -> None:
+    history = read_history(made.finished(300))
+    last = history.train["loss"][-10:].mean()
+    assert f"to {last:.2f} nats per token over 300 steps (mean of the last 10 steps)" in (
+        curves.loss_chart(history).summary
+    )

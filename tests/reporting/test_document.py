@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from archwright.reporting.document import (
+    SMOOTHING,
     Axis,
     Bar,
     Bars,
@@ -137,8 +138,49 @@ def test_the_switch_is_there_for_charts_that_follow_it() -> None:
     radios = [
         a for _, a in Reader(page(following, axes=axes).html()).tags if a.get("type") == "radio"
     ]
-    assert [radio["value"] for radio in radios] == ["a", "b"]
+    assert [radio["value"] for radio in radios] == ["a", "b", "linear", "log"]
+    assert [radio["value"] for radio in radios if "checked" in radio] == ["a", "linear"]
     assert "radio" not in page(CHART, axes=axes).html().split("<main>")[1].split("</main>")[0]
+
+
+def test_weights_of_smoothing_can_be_chosen_where_curves_have_them() -> None:
+    axes = [Axis("a", "A", "a", "%{x}")]
+    along = {"along": {"a": [1.0, 2.0]}, "y": [3.0, 2.0]}
+    chart = Chart("c", "t", "s", [{**along, "raw": True}, {**along, "smoothing": 0.9}])
+    html = page(chart, axes=axes, smoothing=0.9).html()
+    radios = [a for _, a in Reader(html).tags if a.get("type") == "radio"]
+    weights = [a for a in radios if str(a["name"]).startswith("smoothing-")]
+    assert [a["value"] for a in weights] == [str(weight) for weight in SMOOTHING]
+    assert [a["value"] for a in weights if "checked" in a] == ["0.9"]
+
+
+@pytest.mark.parametrize(
+    ("values", "takes"),
+    [
+        ([3.0, 2.0], True),
+        ([0.0, 2.0, np.nan], True),
+        ([-0.1, 2.0], False),
+        ([0.0, 0.0], False),
+        ([None, 1.0], True),
+    ],
+)
+def test_a_logarithm_is_offered_where_no_value_is_below_zero(
+    values: list[float | None], takes: bool
+) -> None:
+    along = {"a": list(range(len(values)))}
+    chart = Chart("c", "t", "s", [{"along": along, "y": values}])
+    assert chart.takes_logarithm == takes
+    offered = [a for _, a in Reader(page(chart).html()).tags if a.get("data-action") == "logarithm"]
+    assert len(offered) == takes
+    assert not Chart("c", "t", "s", [{"x": [1], "y": [1.0]}]).takes_logarithm
+    assert not Chart("c", "t", "s", [{"along": along, "z": [[1.0]]}]).takes_logarithm
+
+
+def test_a_path_is_broken_between_its_words_only() -> None:
+    html = page(Table("", ("", ""), [Row(("feedforward.kind=gelu", "0.25"))])).html()
+    assert "feedforward.<wbr>kind=<wbr>gelu" in html
+    assert "0.<wbr>25" not in html
+    assert "feedforward.kind=gelu" in Reader(html).text
 
 
 def test_bars_are_shares_of_the_longest() -> None:

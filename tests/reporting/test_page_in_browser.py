@@ -2,15 +2,19 @@
 
 import csv
 import io
+import math
 import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from archwright.reporting.document import Axis, Chart, Page, Section
+from archwright.reporting.overlay import write_overlay
 from archwright.reporting.page import write_report
+from archwright.reporting.thinning import smoothed
 from tests.visitor import Visitor, of_plots, ranges, saved, style
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)> " + "w" * 400
@@ -18,6 +22,7 @@ STEPS = 300
 TOKENS = STEPS * 4096
 FLOPS = TOKENS * 8_912_896
 SECONDS = STEPS * 0.147
+CHARTS = ["loss", "bits-per-byte", "lr", "grad-norm", "tokens-per-second", "utilisation"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,8 @@ def report(made_once: Any) -> Path:
 
 def test_every_chart_is_drawn(tab: Any) -> None:
     lines = of_plots(tab, "p.querySelectorAll('.scatterlayer .js-line').length")
-    assert lines == [3, 1, 2, 2, 2]  # raw, mean and held out; the learning rate has no mean
+    # Raw, smoothed and held out; the bits per byte are of held-out text; the learning rate is not smoothed.
+    assert lines == [3, 1, 1, 2, 2, 2]
     assert tab.locator("#chart-loss .scatterlayer .point").count() >= 8
     labels = tab.locator("#chart-loss .shapelayer").all_text_contents()
     assert any("xz -9e, 1.710 bits per byte" in label for label in labels)
@@ -51,7 +57,7 @@ def test_hovering_tells_the_values(tab: Any) -> None:
     label = tab.locator("#chart-loss .hoverlayer").text_content()
     assert re.search(r"6\d\d\.\dk tokens", label)
     assert re.search(r"each step : 2\.\d+ at step 1(49|50|51)", label)
-    assert "mean of 7 steps" in label
+    assert "smoothed (0.9)" in label
     assert "bits per byte" in label
 
 
@@ -59,6 +65,7 @@ def test_hovering_tells_the_values(tab: Any) -> None:
     ("label", "title", "end"),
     [
         ("Time", "training time, seconds", SECONDS),
+        ("Steps", "steps of training", STEPS),
         ("FLOPs", "training FLOPs", FLOPS),
         ("Tokens", "tokens trained on", TOKENS),
     ],
@@ -66,9 +73,57 @@ def test_hovering_tells_the_values(tab: Any) -> None:
 def test_the_switch_changes_every_axis(tab: Any, label: str, title: str, end: float) -> None:
     tab.get_by_role("radio", name=label).click()
     tab.wait_for_timeout(200)
-    assert of_plots(tab, "p._fullLayout.xaxis.title.text") == [title] * 5
-    assert ranges(tab) == [pytest.approx([0, end], rel=1e-5)] * 5
-    assert of_plots(tab, "p.data[0].x.at(-1)") == [pytest.approx(end, rel=1e-5)] * 5
+    assert of_plots(tab, "p._fullLayout.xaxis.title.text") == [title] * 6
+    assert ranges(tab) == [pytest.approx([0, end], rel=1e-5)] * 6
+    assert of_plots(tab, "p.data[0].x.at(-1)") == [pytest.approx(end, rel=1e-5)] * 6
+
+
+def test_both_axes_can_be_logarithmic(tab: Any) -> None:
+    def axes(which: str) -> list[Any]:
+        return of_plots(tab, f"p._fullLayout.{which}.type")
+
+    assert axes("xaxis") == ["linear"] * 6
+    assert axes("yaxis") == ["linear"] * 3 + ["log"] + ["linear"] * 2  # the norm of gradients
+    tab.get_by_role("radio", name="Log").click()
+    tab.wait_for_timeout(200)
+    assert axes("xaxis") == ["log"] * 6
+    ends = [math.log10(4096), math.log10(TOKENS)]
+    assert ranges(tab) == [pytest.approx(ends, rel=1e-5)] * 6
+    button = tab.get_by_label("Logarithmic vertical axis of Loss", exact=True)
+    button.click()
+    tab.wait_for_timeout(200)
+    assert axes("yaxis")[0] == "log"
+    assert button.get_attribute("aria-pressed") == "true"
+    low, high = of_plots(tab, "p._fullLayout.yaxis.range")[0]
+    assert 10**low < 2.3 < 8 < 10**high
+    tab.get_by_label("Logarithmic vertical axis of Gradient norm").click()
+    tab.wait_for_timeout(200)
+    assert axes("yaxis")[3] == "linear"
+    tab.get_by_label("Logarithmic vertical axis of Gradient norm").click()
+    button.click()
+
+
+def test_smoothing_keeps_each_step_faint_behind(tab: Any, made: Any) -> None:
+    def drawn() -> list[Any]:
+        return list(
+            tab.evaluate(
+                "document.querySelector('#chart-loss .plot').data.filter(t => /^training/.test(t.name))"
+                ".map(t => [t.name, t.opacity ?? 1, t.y.at(-1)])"
+            )
+        )
+
+    losses = np.array([x["loss"] for x in made.steps(STEPS) if x["kind"] == "train"])
+    for label, weight in (("None", 0.0), ("0.99", 0.99), ("0.9", 0.9)):
+        tab.get_by_role("radio", name=label, exact=True).click()
+        tab.wait_for_timeout(200)
+        raw, *means = drawn()
+        assert raw[:2] == ["training, each step", 0.35 if weight else 1]
+        assert raw[2] == pytest.approx(losses[-1], rel=1e-5)
+        if weight:
+            end = pytest.approx(smoothed(losses, weight)[-1], rel=1e-5)
+            assert means == [[f"training, smoothed ({weight:g})", 1, end]]
+        else:
+            assert means == []
 
 
 def test_zooming_moves_all_charts_and_can_be_undone(tab: Any) -> None:
@@ -81,7 +136,7 @@ def test_zooming_moves_all_charts_and_can_be_undone(tab: Any) -> None:
     tab.mouse.move(box["x"] + 0.75 * box["width"], middle, steps=4)
     tab.mouse.up()
     tab.wait_for_timeout(400)
-    assert ranges(tab) == [pytest.approx([0.25 * TOKENS, 0.75 * TOKENS], rel=0.02)] * 5
+    assert ranges(tab) == [pytest.approx([0.25 * TOKENS, 0.75 * TOKENS], rel=0.02)] * 6
     tab.get_by_label("Reset the zoom of Learning rate").click()
     tab.wait_for_timeout(400)
     assert ranges(tab) == whole
@@ -142,20 +197,50 @@ def test_no_width_scrolls_sideways(tab: Any, width: int) -> None:
     assert all(abs(chart - place) <= 1 for chart, place in drawn)
 
 
+def places(tab: Any) -> list[tuple[float, float]]:
+    """Return the left and upper end of every chart, in whole rem."""
+    return [
+        (x, y)
+        for x, y in tab.evaluate(
+            "[...document.querySelectorAll('.chart')].map(c => c.getBoundingClientRect())"
+            ".map(b => [Math.round(b.left / 16), Math.round(b.top / 16)])"
+        )
+    ]
+
+
+def test_large_screens_have_charts_in_three_columns(tab: Any) -> None:
+    for width, columns in ((400, 1), (1200, 2), (1600, 3)):
+        tab.set_viewport_size({"width": width, "height": 800})
+        tab.wait_for_timeout(300)
+        found = places(tab)
+        assert max(len({x for x, y in found if y == top}) for _, top in found) == columns
+    loss, bits, lr = (tab.locator(f"#chart-{name}").bounding_box() for name in CHARTS[:3])
+    assert loss["width"] > 1.8 * bits["width"]
+    assert bits["x"] == lr["x"] > loss["x"] + loss["width"]
+    assert loss["y"] == bits["y"] < lr["y"] < loss["y"] + loss["height"]
+
+
 def test_a_phone_in_the_dark(visitor: Visitor, report: Path) -> None:
     tab = visitor.open(report, 380, color_scheme="dark", has_touch=True, is_mobile=True)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 380
     ground = style(tab, "body", "background-color")
     assert style(tab, "#chart-loss .main-svg", "background-color") == ground
-    assert of_plots(tab, "p._fullLayout.dragmode") == [False] * 5  # so that a finger can scroll
+    assert of_plots(tab, "p._fullLayout.dragmode") == [False] * 6  # so that a finger can scroll
     tab.close()
 
 
 def test_every_control_is_named_and_reached_by_keyboard(tab: Any) -> None:
-    tab.get_by_role("radio", name="Tokens").focus()
-    tab.keyboard.press("ArrowRight")
-    tab.wait_for_timeout(200)
-    assert ranges(tab)[0][1] == pytest.approx(FLOPS, rel=1e-5)
+    for role, option, expected in (
+        ("Draw against", "Tokens", "p._fullLayout.xaxis.range[1]"),
+        ("Scale of x", "Linear", "p._fullLayout.xaxis.type"),
+        ("Smoothing", "0.9", "p.data.map(t => t.name)"),
+    ):
+        before = of_plots(tab, expected)[0]
+        tab.get_by_role("group", name=role).get_by_role("radio", name=option, exact=True).focus()
+        tab.keyboard.press("ArrowRight")
+        tab.wait_for_timeout(200)
+        assert of_plots(tab, expected)[0] != before
+    tab.get_by_role("radio", name="0.9", exact=True).click()
     names = tab.evaluate("[...document.querySelectorAll('button')].map(b => b.ariaLabel)")
     assert all(names)
     assert len(set(names)) == len(names)
@@ -167,6 +252,46 @@ def test_the_shortest_runs_are_pages_too(visitor: Visitor, made: Any, steps: int
     tab = visitor.open(write_report(made.run(lines)))
     assert tab.locator("h1").is_visible()
     assert tab.locator(".plot .point").count() == (5 if steps else 0)
+    for left, right in ranges(tab):
+        assert (left, right > 0) == (0, True)
+    tab.close()
+
+
+def test_several_runs_lie_over_each_other(visitor: Visitor, made: Any, tmp_path: Path) -> None:
+    runs = [made.finished(60, name="one"), made.finished(60, "model.norm.kind=layer", name="two")]
+    tab = visitor.open(write_overlay(runs, tmp_path / "overlay.html"), 400)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+    lines = "p.querySelectorAll('.scatterlayer .js-line').length"
+    before = of_plots(tab, lines)
+    assert before == [2, 4, 2, 2, 4, 4, 4]  # held out, training, bits, lr, norm, speed, share
+    tab.get_by_role("button", name="Show two").click()
+    tab.wait_for_timeout(300)
+    assert of_plots(tab, lines) == [number // 2 for number in before]
+    row = tab.locator("#differences tr", has_text="model.norm.kind")
+    assert row.locator("td").all_inner_texts() == ['"rms"', '"layer"']
+    shown = row.locator("td").first.evaluate("cell => getComputedStyle(cell, '::before').content")
+    assert shown == '"one"'  # where the table has no head
+    tab.close()
+
+
+def test_the_only_probed_step_is_named(visitor: Visitor, tmp_path: Path) -> None:
+    along = {"step": [1], "tokens": [4096.0]}
+    layout = {"xaxis": {"type": "category"}}
+    cells = {"type": "heatmap", "along": along, "y": ["a", "b"], "z": [[1.0], [4.0]]}
+    charts = [Chart("norms", "Norms", "They grow.", [cells], layout)]
+    line = {"type": "scatter", "mode": "markers", "along": along, "y": [7.0]}
+    charts.append(Chart("log-z", "Log Z", "It stays.", [line], layout))
+    axes = [Axis("tokens", "Tokens", "tokens", "%{x}"), Axis("step", "Steps", "steps", "%{x}")]
+    page = Page("t", "k", "head", "rest", [Section("Probes", charts)], axes)
+    path = tmp_path / "page.html"
+    path.write_text(page.html())
+    tab = visitor.open(path)
+    for label, name in (("Tokens", "4.096k"), ("Log", "4.096k"), ("Steps", "1")):
+        tab.get_by_role("radio", name=label).click()
+        tab.wait_for_timeout(200)
+        for chart in charts:
+            ticks = tab.locator(f"#chart-{chart.name} .xtick")
+            assert ticks.all_text_contents() == [name]
     tab.close()
 
 

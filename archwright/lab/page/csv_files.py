@@ -53,7 +53,7 @@ RUN = [
     "failed",
     "command",
 ]
-POINT = ["key", "variant", "seed", "lr", "step", "tokens", "flops", "seconds", "loss"]
+POINT = ["key", "variant", "seed", "lr", "step", "tokens", "flops", "seconds", "loss", "train_loss"]
 REPLICATE = ["variant", "seed", "loss", "lr", "at_boundary", "best_key"]
 EFFECT = [
     "variant",

@@ -8,10 +8,10 @@ from typing import Any
 
 from archwright import format as fmt
 from archwright.lab.page.learning_rates import best_lr
-from archwright.lab.page.styles import FEW, short_names, shortened, trace
 from archwright.lab.results import Point, RunResult, StudyResults, Unit
 from archwright.reporting.curves import axes_up_to
 from archwright.reporting.document import Axis, Chart, Key, Section, Series
+from archwright.reporting.styles import FEW, short_names, shortened, trace
 
 Trace = dict[str, Any]
 
@@ -42,6 +42,11 @@ def curves_section(results: StudyResults, series: dict[str, Series]) -> Section 
     losses = {name: _losses(runs) for name, runs in chosen.items()}
     if not any(losses.values()):
         return None
+    trained = {
+        name: _spreads([(point, point.train_loss) for run in runs for point in run.curve])
+        for name, runs in chosen.items()
+    }
+    bits = {name: _in_bits(runs) for name, runs in chosen.items()}
     baseline = results.variants[0].name
     differences = {
         name: _differences(runs, chosen[baseline])
@@ -49,8 +54,12 @@ def curves_section(results: StudyResults, series: dict[str, Series]) -> Section 
         if name != baseline
     }
     charts = [_loss_chart(results, series, losses, chosen)]
+    if any(trained.values()):
+        charts.append(_training_chart(series, trained, results.unit))
     if any(differences.values()):
         charts.append(_difference_chart(series, differences, baseline, results.unit))
+    if results.unit != "bits per byte" and any(bits.values()):
+        charts.append(_bits_chart(series, bits))
     return Section("Loss curves", [Key(list(series.values())), *charts])
 
 
@@ -115,6 +124,35 @@ def _loss_chart(
     )
 
 
+def _training_chart(
+    series: dict[str, Series], trained: Mapping[str, Sequence[Spread]], unit: Unit
+) -> Chart:
+    return Chart(
+        name="training",
+        title="Training loss",
+        summary=_ends(trained, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
+        traces=_traces(series, trained, ".4f"),
+        unit=unit,
+        note="Of the same runs: mean over the steps since the evaluation before, so that it lags while the loss falls, "
+        "and over seeds.",
+        full_width=True,
+        saved=_columns(trained),
+    )
+
+
+def _bits_chart(series: dict[str, Series], bits: Mapping[str, Sequence[Spread]]) -> Chart:
+    return Chart(
+        name="bits-per-byte",
+        title="Held-out bits per byte",
+        summary=_ends(bits, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
+        traces=_traces(series, bits, ".4f"),
+        unit="bits per byte",
+        note="The held-out loss by the bytes per token of the whole held-out text. Mean over seeds.",
+        full_width=True,
+        saved=_columns(bits),
+    )
+
+
 def _difference_chart(
     series: dict[str, Series],
     differences: Mapping[str, Sequence[Spread]],
@@ -124,7 +162,7 @@ def _difference_chart(
     zero = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": 0}
     return Chart(
         name="difference",
-        title=f"Difference to {shortened(baseline)} on the way",
+        title=f"Difference from {shortened(baseline)} during training",
         summary=_ends(differences, lambda s: f"after {fmt.count(s.at['tokens'])} tokens"),
         traces=_traces(series, differences, "+.4f"),
         layout={"shapes": [{**zero, "line": {"width": 1, "color": "$ink"}}]},
@@ -138,6 +176,18 @@ def _difference_chart(
 
 def _losses(runs: Sequence[RunResult]) -> list[Spread]:
     return _spreads([(point, point.loss) for run in runs for point in run.curve])
+
+
+def _in_bits(runs: Sequence[RunResult]) -> list[Spread]:
+    """Return losses in bits per byte: all by the factor of a run's final loss."""
+    factors = [run.bits_per_byte / run.loss if run.loss else math.nan for run in runs]
+    return _spreads(
+        [
+            (point, point.loss * factor)
+            for run, factor in zip(runs, factors, strict=True)
+            for point in run.curve
+        ]
+    )
 
 
 def _differences(runs: Sequence[RunResult], baseline: Sequence[RunResult]) -> list[Spread]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from archwright import format as fmt
-from archwright.lab.page.styles import plotly_text, shortened, trace, wrapped
 from archwright.lab.results import Effect, Interval, StudyResults
 from archwright.reporting.document import Block, Chart, Row, Section, Series, Table, Text
+from archwright.reporting.styles import plotly_text, shortened, trace, wrapped
 
 Shape = dict[str, Any]
 
@@ -16,6 +16,8 @@ REM_PER_LINE = 1.1
 REM_BETWEEN_ROWS = 1.1
 SEED_OFFSET = 0.85
 """How far below a row's middle its seeds stand, in rem."""
+SIDE = 0.15
+"""Least share of the axis on each side of 0."""
 WIDEST = 4.0
 """An interval is cut where it reaches so many times further than everything else."""
 
@@ -64,16 +66,15 @@ def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
         traces += [_seeds(place, effect), _mean(place, effect, series[effect.variant])]
         shapes += _grounds(place, effect)
     shapes.append(_upright(0, 0, end, {"width": 1, "color": "$ink"}))
-    reach = _reach(effects)
-    ends = [abs(end) for e in effects for end in (e.interval.low, e.interval.high)]
-    is_cut = any(end > reach for end in ends)
+    low, high = _extent(effects)
+    is_cut = any(e.interval.low < low or e.interval.high > high for e in effects)
     cut = "An interval that leaves the chart goes on beyond it. " if is_cut else ""
     return Chart(
         name="effects",
-        title=f"Difference to {shortened(results.variants[0].name)}",
+        title=f"Difference from {shortened(results.variants[0].name)}",
         summary=" ".join(effect.sentence or _sentence(effect) for effect in effects),
         traces=traces,
-        layout=_layout(reach, places) | {"shapes": shapes},
+        layout=_layout((low, high), places) | {"shapes": shapes},
         unit=f"held-out {results.unit}, below 0 is better",
         note=(
             "Diamond and line: mean over paired seeds and its 95 % interval. Circles: the seeds. "
@@ -88,12 +89,12 @@ def _chart(results: StudyResults, series: dict[str, Series]) -> Chart:
     )
 
 
-def _layout(reach: float, places: Sequence[_Place]) -> dict[str, Any]:
+def _layout(extent: tuple[float, float], places: Sequence[_Place]) -> dict[str, Any]:
     return {
         "showlegend": False,
         "margin": {"l": 8, "r": 12, "t": 28, "b": 8},
         "annotations": [_direction("← better", "right", -8), _direction("worse →", "left", 8)],
-        "xaxis": {"range": [-reach, reach], "nticks": 7, "tickformat": "~g"},
+        "xaxis": {"range": [*extent], "nticks": 7, "tickformat": "~g"},
         "yaxis": {
             "range": [places[-1].bottom, 0],
             "tickvals": [place.middle for place in places],
@@ -199,13 +200,17 @@ def _direction(text: str, anchor: str, shift: float) -> dict[str, Any]:
     }
 
 
-def _reach(effects: Sequence[Effect]) -> float:
-    """Return how far the axis goes to both sides."""
-    inner = [abs(x) for e in effects for x in (*e.differences, e.mean, e.margin, e.noise)]
-    outer = [abs(x) for e in effects for x in (e.interval.low, e.interval.high)]
-    least = max(filter(math.isfinite, inner), default=1.0)
-    most = max(filter(math.isfinite, outer), default=0.0)
-    return 1.08 * max(least, min(most, WIDEST * least))
+def _extent(effects: Sequence[Effect]) -> tuple[float, float]:
+    """Return the ends of the axis: all seeds, margins and noise, and intervals as far as these leave them room."""
+    inner = [x for e in effects for x in (*e.differences, e.mean, -e.margin, e.margin)]
+    inner += [x for e in effects for x in (-e.noise, e.noise)]
+    inner = [x for x in inner if math.isfinite(x)] or [-1.0, 1.0]
+    most = WIDEST * max(map(abs, inner))
+    ends = [x for e in effects for x in (e.interval.low, e.interval.high) if math.isfinite(x)]
+    outer = [max(-most, min(x, most)) for x in ends]
+    low, high = min(0.0, *inner, *outer), max(0.0, *inner, *outer)
+    span = high - low or 1.0
+    return min(low - 0.04 * span, -SIDE * span), max(high + 0.04 * span, SIDE * span)
 
 
 def _table(results: StudyResults) -> Table:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from archwright import format as fmt
-from archwright.lab.page.styles import short_names, shortened, trace
 from archwright.lab.results import Effect, Multiplier, StudyResults
 from archwright.lab.verdict import compute_words
 from archwright.reporting.document import Chart, Key, Row, Section, Series, Table
+from archwright.reporting.styles import short_names, shortened, trace
 
 
 def horizons_section(results: StudyResults, series: dict[str, Series]) -> Section | None:
@@ -90,7 +90,7 @@ def _chart(
     ticks = sorted({h.tokens for _, found in known for h in found.horizons})
     return Chart(
         name="horizons",
-        title=f"Difference to {shortened(results.variants[0].name)} by the length of the run",
+        title=f"Difference from {shortened(results.variants[0].name)} by the length of the run",
         summary=" ".join(_summary(effect, found) for effect, found in known),
         traces=traces,
         layout={

@@ -6,9 +6,9 @@ from statistics import fmean, geometric_mean
 from typing import Any
 
 from archwright import format as fmt
-from archwright.lab.page.styles import FEW, plotly_text, short_names, trace
 from archwright.lab.results import Replicate, RunResult, StudyResults
 from archwright.reporting.document import Block, Chart, Key, Row, Section, Series, Table, Text
+from archwright.reporting.styles import FEW, plotly_text, short_names, trace
 
 Trace = dict[str, Any]
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from archwright.files import atomic_write
+from archwright.lab.headline import headline
 from archwright.lab.page import (
     answers,
     curves,
@@ -12,10 +13,11 @@ from archwright.lab.page import (
     sections,
     widths,
 )
-from archwright.lab.page.styles import series_of
 from archwright.lab.plan import runs_each
 from archwright.lab.results import StudyResults
-from archwright.reporting.document import Page
+from archwright.lab.widths import headline as headline_of_widths
+from archwright.reporting.document import HEADLINE_WORDS, MADE_BY, Page
+from archwright.reporting.styles import series_of
 
 
 def write_page(results: StudyResults, folder: str | Path) -> Path:
@@ -27,7 +29,8 @@ def write_page(results: StudyResults, folder: str | Path) -> Path:
 
 def study_page(results: StudyResults) -> Page:
     """Lay a study out as a page, whatever of it is done."""
-    series = series_of(results)
+    head = _headline(results)
+    series = series_of([variant.name for variant in results.variants])
     first = widths.widths_section if results.study.widths else effects.effects_section
     made = (
         first(results, series),
@@ -43,16 +46,22 @@ def study_page(results: StudyResults) -> Page:
         sections.reproduce_section(results),
     )
     return Page(
-        title=f"{_name(results)}: {results.verdict}",
+        title=f"{_name(results)}: {head}",
         kicker=f"archwright study {_name(results)}",
-        verdict=results.verdict,
-        verdict_rest=results.scope,
+        verdict=head,
+        verdict_rest=f"{results.verdict.removeprefix(head).lstrip(':;, ')} {results.scope}",
         notice=_notice(results),
         notes=results.notes,
         axes=curves.axes(results),
         sections=[section for section in made if section],
-        footer=f"Made by archwright from {results.folder}. One file, which requests nothing.",
+        footer=f"{MADE_BY} from {results.folder}. One file, which requests nothing.",
     )
+
+
+def _headline(results: StudyResults) -> str:
+    if results.study.widths:
+        return headline_of_widths(results.drifts, HEADLINE_WORDS)
+    return headline(results.effects, results.variants[0].name, HEADLINE_WORDS)
 
 
 def _name(results: StudyResults) -> str:

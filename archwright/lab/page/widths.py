@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 from archwright import format as fmt
-from archwright.lab.page.styles import plotly_text, short_names, trace
 from archwright.lab.results import Drift, StudyResults
 from archwright.lab.variants import at_width
 from archwright.lab.widths import interval_words
 from archwright.reporting.document import Block, Chart, Key, Row, Section, Series, Table, Text
+from archwright.reporting.styles import plotly_text, short_names, trace
 
 
 def widths_section(results: StudyResults, series: dict[str, Series]) -> Section:

@@ -9,7 +9,8 @@
   const config = {displayModeBar: false, responsive: false, showTips: false, doubleClick: "reset"};
   const finger = matchMedia("(pointer: coarse)").matches;
   const hidden = new Set();
-  let axis = page.axes[0];
+  const logarithmic = new Set(charts.filter(c => c.takesLogarithm && c.layout.yaxis?.type === "log"));
+  let axis = page.axes[0], spacing = "linear", weight = page.smoothing;
 
   // Colours: "$name" in a figure is the style sheet's --name, read at the moment of drawing.
 
@@ -32,9 +33,32 @@
 
   // Drawing
 
+  function shown(chart) {
+    return chart.traces.filter(trace => trace.smoothing === undefined || trace.smoothing === weight);
+  }
+
+  function cells(chart) {
+    return chart.traces.some(trace => trace.type === "heatmap");
+  }
+
+  // The only place of a chart is named; the ends of an axis of numbers would be two more names.
+  function single(chart) {
+    return chart.layout.xaxis?.type === "category";
+  }
+
+  // The cells of a heat map have edges, of which the first may lie below 0: they stay linear.
+  function alongLogarithm(chart) {
+    return spacing === "log" && chart.follows && !cells(chart) && !single(chart);
+  }
+
   function traces(chart) {
-    return chart.traces.map(({along, decades, ...trace}) => {
+    return shown(chart).map(({along, decades, smoothing, raw, ...trace}) => {
       const drawn = {cliponaxis: false, ...paint(trace)};
+      if (raw && weight) {
+        drawn.opacity = 0.35;
+        drawn.line.width = 1;
+        if (keyed(chart)) drawn.hoverinfo = "skip";
+      }
       if (along && trace.z) {
         drawn.customdata = trace.z.map(row => row.map((value, i) => [value, along.step[i]]));
       }
@@ -42,40 +66,66 @@
         drawn.z = trace.z.map(row => row.map(value => value > 0 ? Math.log10(value) : null));
       }
       if (along) drawn.x = along[axis.column].map(value => value / axis.divide);
+      if (along && single(chart)) drawn.x = drawn.x.map(short);
       if (hidden.has(trace.legendgroup)) drawn.visible = false;
       return drawn;
     });
   }
 
+  function short(value) {
+    const power = value >= 1000 ? Math.min(6, Math.floor(Math.log10(value) / 3)) : 0;
+    return Number((value / 1000 ** power).toPrecision(4)) + ["", "k", "M", "G", "T", "P", "E"][power];
+  }
+
+  function vertical(chart, given) {
+    if (!chart.takesLogarithm) return given;
+    const room = {autorangeoptions: {include: headroom(chart)}};
+    if (logarithmic.has(chart)) {
+      const {range, rangemode, ...free} = given;
+      return {...room, ...free, type: "log", uirevision: "log"};
+    }
+    const {tickvals, ...free} = given;
+    return {...room, ...free, type: "linear", uirevision: "linear"};
+  }
+
+  // The label above the highest level needs room, too.
+  function headroom(chart) {
+    const levels = (chart.layout.shapes || []).filter(shape => shape.label).map(shape => shape.y0);
+    const values = shown(chart).flatMap(trace => trace.y).filter(value => value > 0).concat(levels);
+    const [low, high] = [values.reduce((a, b) => Math.min(a, b)), Math.max(...levels)];
+    const above = logarithmic.has(chart) ? high * (high / low) ** 0.1 : high + 0.1 * (high - low);
+    return values.every(value => value < above) ? [above] : [];  // plotly takes it for the end in any case
+  }
+
   function layout(chart) {
-    const given = paint(chart.layout);
+    const given = paint(chart.layout), log = alongLogarithm(chart);
     const line = {gridcolor: color("line"), zeroline: false, automargin: true, ticks: "",
                   ticklabelstandoff: 4, title: {}};
-    const end = furthest();
+    const ends = span(), end = ends[1];
     const place = mark => mark.along[axis.column] / axis.divide;
     const lines = chart.marks.map(mark => ({
       type: "line", yref: "paper", y0: 0, y1: 1, x0: place(mark), x1: place(mark),
       line: {width: 1, color: color("muted"), dash: "dash"}, opacity: 0.6,
       label: {text: mark.text, textangle: 0, textposition: "end",
-              xanchor: place(mark) > 0.9 * end ? "right" : "left",
+              xanchor: place(mark) > (log ? 0.5 : 0.9) * end ? "right" : "left",
               font: {size: 11, color: color("muted")}},
     }));
     const along = {
       title: {text: axis?.title},
       tickformat: "~s",
-      uirevision: axis?.column,
+      uirevision: axis?.column + spacing,
       unifiedhovertitle: {text: axis?.hover},
     };
     // Curves start at zero and share their end; the cells of a heat map reach beyond their centres.
-    const cells = chart.traces.some(trace => trace.type === "heatmap");
-    const span = {rangemode: "tozero", autorangeoptions: {clipmin: 0, clipmax: end}};
+    const extent = log ? {type: "log", autorangeoptions: {minallowed: Math.log10(ends[0]), maxallowed: Math.log10(ends[1])}}
+      : {type: "linear", rangemode: "tozero", autorangeoptions: {clipmin: 0, clipmax: end}};
     return {
       margin: {l: 8, r: 12, t: 8, b: 8},
       font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: color("muted")},
       paper_bgcolor: color("page"),
       plot_bgcolor: color("page"),
       ...(keyed(chart) ? {showlegend: false} : {}),
-      hovermode: chart.follows && !cells ? "x unified" : "closest",
+      hovermode: chart.follows && !cells(chart) ? "x unified" : "closest",
       hoverlabel: {bgcolor: color("raised"), bordercolor: color("line"),
                    font: {color: color("ink"), size: 12}},
       legend: {orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom",
@@ -87,18 +137,20 @@
         ...line,
         showgrid: false,
         ...(chart.follows ? along : {}),
-        ...(chart.follows && !cells ? span : {}),
+        ...(chart.follows && !cells(chart) && !single(chart) ? extent : {}),
         ...given.xaxis,
       },
-      yaxis: {...line, ...given.yaxis},
+      yaxis: {...line, ...vertical(chart, given.yaxis || {})},
       shapes: [...(given.shapes || []), ...lines],
     };
   }
 
-  function furthest() {
-    if (!axis) return 0;
+  // Where curves begin, above 0, and end.
+  function span() {
+    if (!axis) return [0, 0];
     const values = charts.flatMap(c => c.traces).flatMap(t => t.along ? t.along[axis.column] : []);
-    return values.reduce((a, b) => Math.max(a, b), 0) / axis.divide;
+    const first = values.reduce((a, b) => b > 0 ? Math.min(a, b) : a, Infinity);
+    return [first / axis.divide, values.reduce((a, b) => Math.max(a, b), 0) / axis.divide];
   }
 
   function draw(chart) {
@@ -124,7 +176,8 @@
       ? {"xaxis.range": [change["xaxis.range[0]"], change["xaxis.range[1]"]]}
       : {"xaxis.autorange": true, "yaxis.autorange": true};
     moving = true;
-    for (const other of charts.filter(c => c === chart || (c.follows && chart.follows))) {
+    const alike = c => c.follows && chart.follows && alongLogarithm(c) === alongLogarithm(chart);
+    for (const other of charts.filter(c => c === chart || alike(c))) {
       reset(other).hidden = !zoomed;
       if (other !== chart) await Plotly.relayout(other.plot, moved);
     }
@@ -143,7 +196,7 @@
     if (saved.length) {
       rows.push(saved.map(([name]) => name), ...saved[0][1].map((_, i) => saved.map(([, v]) => v[i])));
     }
-    for (const trace of saved.length ? [] : chart.traces) {
+    for (const trace of saved.length ? [] : shown(chart)) {
       const along = trace.along || {x: trace.x || []};
       const names = Object.keys(along);
       if (trace.z) {
@@ -207,7 +260,17 @@
     charts.filter(keyed).forEach(draw);
   }
 
+  function markPressed(chart) {
+    const button = chart.figure.querySelector("[data-action=logarithm]");
+    button?.setAttribute("aria-pressed", String(logarithmic.has(chart)));
+  }
+
   const onChart = {
+    logarithm: chart => {
+      if (!logarithmic.delete(chart)) logarithmic.add(chart);
+      markPressed(chart);
+      draw(chart);
+    },
     csv: chart => save(csv(chart), chart.name + ".csv", "text/csv"),
     svg: chart => picture(chart, "svg"),
     png: chart => picture(chart, "png"),
@@ -229,13 +292,22 @@
     else onText[action](button.closest(".verbatim"), button);
   });
 
+  // The switches: what is chosen in one section is chosen in all
+
+  const onSwitch = {
+    axis: value => { axis = page.axes.find(a => a.column === value); },
+    scale: value => { spacing = value; },
+    smoothing: value => { weight = Number(value); },
+  };
+
   document.addEventListener("change", event => {
     if (!event.target.closest(".switch")) return;
-    axis = page.axes.find(a => a.column === event.target.value);
-    for (const input of document.querySelectorAll(".switch input")) {
-      input.checked = input.value === axis.column;
+    const {name, value} = event.target, what = name.split("-")[0];
+    onSwitch[what](value);
+    for (const input of document.querySelectorAll(`.switch input[name^="${what}-"]`)) {
+      input.checked = input.value === value;
     }
-    for (const chart of charts) reset(chart).hidden = true;
+    if (what !== "smoothing") for (const chart of charts) reset(chart).hidden = true;
     charts.filter(c => c.follows).forEach(draw);
   });
 
@@ -270,6 +342,7 @@
     drawAll();
   });
 
+  charts.forEach(markPressed);
   drawAll().then(() => {
     for (const chart of charts) {
       chart.plot.on("plotly_relayout", change => follow(chart, change));

@@ -1,4 +1,4 @@
-"""How variants are told apart on the page: by colour, marker and dashes, and by names that fit."""
+"""How variants and runs are distinguished on a page: by colour, marker and dashes, and by names that fit."""
 
 import textwrap
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from html import escape
 from itertools import count
 from typing import Any, get_args
 
-from archwright.lab.results import StudyResults
 from archwright.reporting.document import Dash, Series, Symbol
 
 COLORS = 8
@@ -20,17 +19,18 @@ LINE = 22
 """Letters of a line beside an axis."""
 
 
-def series_of(results: StudyResults) -> dict[str, Series]:
-    """Return how each variant is drawn; sixteen differ even without colour."""
+def series_of(names: Sequence[str], group: str = "variant") -> dict[str, Series]:
+    """Return how each of several curves is drawn; sixteen differ even without colour. The legend hides one by its
+    `group` and number."""
     return {
-        variant.name: Series(
-            label=variant.name,
-            group=f"variant-{i}",
+        name: Series(
+            label=name,
+            group=f"{group}-{i}",
             color=f"series-{i % COLORS}",
             symbol=SYMBOLS[i % 4],
             dash=DASHES[i // 4 % 4],
         )
-        for i, variant in enumerate(results.variants)
+        for i, name in enumerate(names)
     }
 
 
@@ -62,7 +62,7 @@ def wrapped(text: str, letters: int = LINE) -> str:
 
 
 def trace(series: Series, name: str, **given: Any) -> dict[str, Any]:
-    """Return a scatter trace in a variant's style; what is given replaces or adds."""
+    """Return a scatter trace in a series' style; what is given replaces or adds."""
     color = f"${series.color}"
     return {
         "type": "scatter",

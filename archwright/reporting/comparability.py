@@ -1,0 +1,186 @@
+"""What of several runs can be compared: which are refused, and in which unit losses are, if in any."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from archwright import format as fmt
+from archwright.reporting.history import History
+from archwright.reporting.result import device
+from archwright.spec.errors import UserError
+
+MOST = 16
+"""Runs that can be distinguished on one page."""
+ALIKE = 1.05
+"""Times as many tokens, or held-out bytes, as another run has that are not worth a note."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Several runs under the names that distinguish them, and what of them can be compared."""
+
+    runs: Mapping[str, History]
+    in_bits: bool
+    """Whether losses are bits per byte, as tokenizers differ."""
+    same_text: bool
+    """Whether all were judged on the same held-out text."""
+    same_tokens: bool
+    """Whether all were trained on about as many tokens, so that the ends of their curves can be compared."""
+    notes: Sequence[str] = ()
+    """Where numbers are not comparable, a sentence or two each."""
+
+    @property
+    def unit(self) -> str:
+        """The unit of all losses."""
+        return "bits per byte" if self.in_bits else next(iter(self.runs.values())).loss_unit
+
+
+def compared(histories: Sequence[History]) -> Compared:
+    """Return what of several runs can be compared.
+
+    Raises:
+        UserError: runs that have nothing to compare, a line for each: too many, given twice, not trained, of other
+            objectives or tasks, or of other tokenizers without bits per byte.
+    """
+    if lines := [*_refusals(histories)]:
+        raise UserError(*lines)
+    runs = dict(zip(_labels(histories), histories, strict=True))
+    task = histories[0].task is not None
+    in_bits = not task and not _all_alike(histories, _same_tokenizer)
+    same_text = task or _all_alike(histories, _same_held_out)
+    tokens = [int(history.train["tokens"].max()) for history in histories]
+    same_tokens = max(tokens) <= ALIKE * min(tokens)
+    found = Compared(runs, in_bits, same_text, same_tokens)
+    return replace(found, notes=[*_notes(found)])
+
+
+def bits_per_byte(history: History) -> float | None:
+    """Return bits per byte for a nat per token of the text that a run was trained on; None where that is not known."""
+    text = history.environment.get("data", {}).get("train", {})
+    if not text.get("num_bytes") or not text.get("num_tokens"):
+        return None
+    return float(text["num_tokens"] / (text["num_bytes"] * math.log(2)))
+
+
+def _refusals(histories: Sequence[History]) -> Iterator[str]:
+    if len(histories) > MOST:
+        yield f"{len(histories)} runs: found more than the {MOST} that can be distinguished on one page; leave some out"
+    seen: set[Path] = set()
+    for history in histories:
+        folder = Path(history.folder).resolve()
+        if folder in seen:
+            yield f"{history.folder}: given twice; give each run once"
+        seen.add(folder)
+        if not len(history.train["step"]):
+            yield f"{history.folder}: nothing was trained there yet, so there is no curve; leave it out"
+    first = histories[0]
+    for history in histories[1:]:
+        if (own := _measure(history)) != (other := _measure(first)):
+            yield (
+                f"{history.folder}: its losses are {own}, those of {first.folder} {other}, which cannot be compared; "
+                "give runs of one objective and one task"
+            )
+        elif history.task is None and not _same_tokenizer(first, history):
+            for each in (first, history):
+                if any("bits_per_byte" not in line for line in each.evals):
+                    yield (
+                        f"{history.folder} and {first.folder}: their tokenizers differ, and {each.folder} has no bits "
+                        "per byte, so that no loss of theirs can be compared; give runs of one tokenizer"
+                    )
+                    break
+
+
+def _measure(history: History) -> str:
+    """Return the unit of a run's losses and what they are of."""
+    if history.task:
+        return f"{history.loss_unit} of {history.task['name']}"
+    return f"{history.loss_unit} of {history.spec.objective.kind}"
+
+
+def _all_alike(histories: Sequence[History], alike: Callable[[History, History], bool]) -> bool:
+    return all(alike(histories[0], history) for history in histories[1:])
+
+
+def _same_tokenizer(one: History, other: History) -> bool:
+    """Tell whether two runs have the same tokens; a trained tokenizer depends on the text it was trained on."""
+    if one.spec.data.tokenizer != other.spec.data.tokenizer:
+        return False
+    return one.spec.data.tokenizer.kind != "bpe" or _same_text(one, other, "train")
+
+
+def _same_held_out(one: History, other: History) -> bool:
+    return _same_text(one, other, "held_out")
+
+
+def _same_text(one: History, other: History, part: str) -> bool:
+    """Tell whether two runs have the same text: as many bytes and documents, or where these were not recorded, the same
+    settings."""
+    sizes = [_size(history, part) for history in (one, other)]
+    if all(sizes):
+        return sizes[0] == sizes[1]
+    left_out = {"tokenizer", "packing"}
+    return one.spec.data.model_dump(exclude=left_out) == other.spec.data.model_dump(
+        exclude=left_out
+    )
+
+
+def _size(history: History, part: str) -> tuple[Any, ...]:
+    text = history.environment.get("data", {}).get(part, {})
+    found = tuple(text.get(name) for name in ("num_bytes", "num_documents"))
+    return found if all(found) else ()
+
+
+def _labels(histories: Sequence[History]) -> list[str]:
+    """Return the runs' names, or where some share one, their folders."""
+    names = [history.name for history in histories]
+    return [n if names.count(n) == 1 else h.folder for n, h in zip(names, histories, strict=True)]
+
+
+def _notes(found: Compared) -> Iterator[str]:
+    runs = found.runs
+    if found.in_bits:
+        kinds = {name: _tokenizer_words(history) for name, history in runs.items()}
+        yield (
+            f"Tokenizers differ ({_by_value(kinds)}): nats per token and perplexity are not comparable. Losses are "
+            "bits per byte here, those of training by the bytes per token of each run's own text."
+        )
+    if not found.same_text:
+        texts = {name: _text_words(history) for name, history in runs.items()}
+        yield (
+            f"Held-out texts differ ({_by_value(texts)}): no loss of one run is comparable with that of another."
+        )
+    read = {name: history.evals[-1]["num_bytes"] for name, history in runs.items() if history.evals}
+    if found.same_text and read and max(read.values()) > ALIKE * min(read.values()):
+        sizes = {name: fmt.size(number) for name, number in read.items()}
+        yield f"Last evaluations read unlike amounts of the held-out text ({_by_value(sizes)})."
+    if not found.same_tokens:
+        counts = {name: fmt.count(history.train["tokens"].max()) for name, history in runs.items()}
+        words = "curves are comparable at equal tokens, their ends are not"
+        yield f"Numbers of tokens differ ({_by_value(counts)}): {words}."
+    devices = {name: device(history) for name, history in runs.items()}
+    if len({*devices.values()}) > 1:
+        yield f"Devices differ ({_by_value(devices)}): throughput, utilisation and time are not comparable."
+
+
+def _tokenizer_words(history: History) -> str:
+    tokenizer = history.spec.data.tokenizer
+    size = history.spec.model.vocab_size
+    return f"{tokenizer.kind} of {size:,} tokens" if isinstance(size, int) else tokenizer.kind
+
+
+def _text_words(history: History) -> str:
+    data = history.spec.data
+    named = data.held_out or data.texts
+    text = history.environment.get("data", {}).get("held_out", {})
+    size = f", {fmt.size(text['num_bytes'])}" if text.get("num_bytes") else ""
+    return f"of {', '.join(map(str, named))}{size}"
+
+
+def _by_value(values: Mapping[str, str]) -> str:
+    """Return what each run has, runs of one value together: `a and b: 1 MB; c: 330 kB`."""
+    ordered = sorted(values, key=lambda name: [*values.values()].index(values[name]))
+    groups = groupby(ordered, key=values.__getitem__)
+    return "; ".join(f"{fmt.listed([*names])}: {value}" for value, names in groups)

@@ -1,0 +1,176 @@
+"""Curves of several runs over each other, in the units in which they can be compared."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from archwright import format as fmt
+from archwright.reporting.comparability import Compared, bits_per_byte
+from archwright.reporting.curves import (
+    Trace,
+    column_layout,
+    evaluated_along,
+    is_drawn,
+    step_columns,
+    step_traces,
+)
+from archwright.reporting.document import Chart, Series
+from archwright.reporting.history import History
+from archwright.reporting.styles import short_names, trace
+from archwright.reporting.thinning import BUCKETS
+
+FEWEST_BUCKETS = 200
+"""Stretches that each curve is thinned to, however many there are."""
+Styles = Mapping[str, Series]
+
+
+def charts(compared: Compared, styles: Styles) -> list[Chart]:
+    """Return a chart for each quantity that at least one of the runs recorded."""
+    made = (
+        _held_out_chart(compared, styles),
+        _training_chart(compared, styles),
+        _bits_chart(compared, styles),
+        _accuracy_chart(compared, styles),
+        *_step_charts(compared, styles),
+    )
+    return [chart for chart in made if chart]
+
+
+def _held_out_chart(compared: Compared, styles: Styles) -> Chart | None:
+    column = "bits_per_byte" if compared.in_bits else "nats_per_token"
+    return _evaluations(
+        compared, styles, column, "held-out", "Held-out loss", compared.unit, full_width=True
+    )
+
+
+def _bits_chart(compared: Compared, styles: Styles) -> Chart | None:
+    if compared.in_bits:
+        return None
+    unit = "of held-out text"
+    return _evaluations(compared, styles, "bits_per_byte", "bits-per-byte", "Bits per byte", unit)
+
+
+def _accuracy_chart(compared: Compared, styles: Styles) -> Chart | None:
+    first = next(iter(compared.runs.values()))
+    if not first.task:
+        return None
+    unit = "share of held-out answers"
+    axis = {"range": [0, 1.05], "tickformat": ".0%"}
+    return _evaluations(compared, styles, "accuracy", "accuracy", "Accuracy", unit, yaxis=axis)
+
+
+def _training_chart(compared: Compared, styles: Styles) -> Chart | None:
+    traces: list[Trace] = []
+    ends = []
+    for name, history in compared.runs.items():
+        factor = bits_per_byte(history) if compared.in_bits else 1.0
+        if factor is None or not is_drawn(history.train["loss"]):
+            continue
+        values = history.train["loss"] * factor
+        traces += _traces(compared, styles, name, "loss", ".4f", values=values)
+        ends.append(f"{name} from {values[0]:.2f} to {values[-1]:.2f}.")
+    if not traces:
+        return None
+    converted = "By the bytes per token of each run's own text. " if compared.in_bits else ""
+    return Chart(
+        name="training",
+        title="Training loss",
+        summary=" ".join(ends),
+        traces=traces,
+        unit=compared.unit,
+        note=f"{converted}Of each step, before its update; faint behind what is smoothed.",
+        full_width=True,
+    )
+
+
+def _step_charts(compared: Compared, styles: Styles) -> list[Chart]:
+    first = next(iter(compared.runs.values()))
+    found = []
+    for column, title, unit, shown in step_columns(first):
+        drawn = {n: h for n, h in compared.runs.items() if is_drawn(h.train[column])}
+        if not drawn:
+            continue
+        made = (_traces(compared, styles, name, column, shown) for name in drawn)
+        bounds = {h.spec.max_grad_norm for h in drawn.values()}
+        layout = column_layout(first, column)
+        if len(bounds) > 1:
+            layout.pop("shapes", None)
+        found.append(
+            Chart(
+                name=column.replace("_", "-"),
+                title=title,
+                summary=" ".join(_ends(drawn, column)),
+                traces=[*chain.from_iterable(made)],
+                layout=layout,
+                unit=unit,
+            )
+        )
+    return found
+
+
+def _traces(
+    compared: Compared, styles: Styles, name: str, column: str, shown: str, **given: Any
+) -> list[Trace]:
+    """Draw a column of one run at every step, and smoothed."""
+    style = styles[name]
+    short = short_names([*compared.runs])[name]
+    return step_traces(
+        compared.runs[name],
+        column,
+        short,
+        f"${style.color}",
+        shown,
+        buckets=max(FEWEST_BUCKETS, BUCKETS // len(compared.runs)),
+        legendgroup=style.group,
+        line={"dash": style.dash},
+        **given,
+    )
+
+
+def _evaluations(
+    compared: Compared,
+    styles: Styles,
+    column: str,
+    name: str,
+    title: str,
+    unit: str,
+    *,
+    full_width: bool = False,
+    yaxis: Mapping[str, Any] | None = None,
+) -> Chart | None:
+    """Draw what evaluations of all runs found."""
+    short = short_names([*compared.runs])
+    traces, ends = [], []
+    for label, history in compared.runs.items():
+        lines = [e for e in history.evals if math.isfinite(e.get(column, math.nan))]
+        if not lines:
+            continue
+        traces.append(
+            trace(
+                styles[label],
+                short[label],
+                along=evaluated_along(lines, history),
+                y=[line[column] for line in lines],
+                customdata=[f"at step {fmt.exact(line['step'])}" for line in lines],
+                hovertemplate="%{y:.4f} %{customdata}",
+            )
+        )
+        ends.append(f"{label} from {lines[0][column]:.3f} to {lines[-1][column]:.3f}.")
+    if not traces:
+        return None
+    return Chart(
+        name=name,
+        title=title,
+        summary=" ".join(ends),
+        traces=traces,
+        layout={"yaxis": yaxis} if yaxis else {},
+        unit=unit,
+        full_width=full_width,
+    )
+
+
+def _ends(runs: Mapping[str, History], column: str) -> Sequence[str]:
+    """Return where the curve of each run ends, in words."""
+    last = {name: history.train[column] for name, history in runs.items()}
+    return [f"{name} ends at {fmt.significant(values[-1], 4)}." for name, values in last.items()]

@@ -1,0 +1,74 @@
+"""`archwright report`: the page of one run in its folder, that of several where the user wants it."""
+
+from pathlib import Path
+
+import pytest
+
+from archwright.cli import main
+from archwright.runs import RunFolder
+from tests.cli.typing_commands import error_lines
+from tests.reporting.conftest import RunMaker
+
+
+@pytest.fixture
+def made(place: Path) -> list[RunFolder]:
+    """Two runs, and one of another objective."""
+    maker = RunMaker(Path("runs"))
+    return [
+        maker.finished(20, name="one"),
+        maker.finished(20, "seed=3", name="two"),
+        maker.finished(20, "objective.kind=masked_tokens", name="masked"),
+    ]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["report", *words]) == 0
+    return capsys.readouterr().out.strip()
+
+
+def test_the_page_of_one_run_is_in_its_folder(
+    made: list[RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(Path("runs/one/report.html"))
+    assert printed(capsys, "runs/one") == path
+    assert "archwright run one" in Path(path).read_text()
+    assert printed(capsys, "runs/one", "--out", "page.html") == "page.html"
+    assert Path("page.html").read_text() == Path(path).read_text()
+
+
+def test_several_runs_have_one_page(
+    made: list[RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert printed(capsys, "runs/one", "runs/two") == "overlay.html"
+    html = Path("overlay.html").read_text()
+    assert "archwright report of 2 runs" in html
+    assert printed(capsys, "runs/one", "--out", "both.html", "runs/two") == "both.html"
+    assert Path("both.html").read_text() == html
+    assert not list(Path("runs").rglob("report.html"))
+
+
+def test_what_cannot_be_compared_is_one_line(
+    made: list[RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = error_lines(capsys, "report", "runs/one", "runs/masked")
+    assert line.startswith("runs/masked: its losses are nats per predicted token of")
+    assert not Path("overlay.html").exists()
+
+
+def test_every_folder_that_is_no_run_is_named(
+    made: list[RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = error_lines(capsys, "report", "runs/on", "runs/one", "elsewhere")
+    assert lines == [
+        'runs/on is not a run folder: it has no spec.toml. Did you mean "one"?',
+        "elsewhere is not a run folder: it has no spec.toml.",
+    ]
+
+
+def test_other_files_are_not_written_over(
+    made: list[RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("notes.txt").write_text("mine")
+    (line,) = error_lines(capsys, "report", "runs/one", "runs/two", "--out", "notes.txt")
+    assert line == "notes.txt is there and is no page of archwright; name another with --out FILE"
+    assert Path("notes.txt").read_text() == "mine"
