@@ -16,8 +16,8 @@ from archwright.lab.page import study_page
 from archwright.lab.results import Replicate, StudyResults
 from archwright.lab.terminal import as_json, print_results
 from archwright.lab.variants import arms, at_width, words_of
-from archwright.lab.widths import PLACING, drifts, rates_words, verdict
-from archwright.reporting.document import Table
+from archwright.lab.widths import PLACING, drifts, headline, rates_words, verdict
+from archwright.reporting.document import HEADLINE_WORDS, Table
 from archwright.spec.errors import UserError
 from archwright.spec.study_spec import StudySpec
 from tests.lab import made_results as made
@@ -89,6 +89,11 @@ def test_a_drift_by_hand() -> None:
     )
     assert "of muP moves by less than its error, a factor of 1 (95 % interval" in said
     assert said.startswith("From width 32 to 128, ")
+    named = "With width, the best learning rate of modern falls, of muP holds"
+    assert headline([falls, stays], HEADLINE_WORDS) == named
+    assert len(named.split()) <= HEADLINE_WORDS
+    assert headline([falls, stays], 8) == "Best learning rates with width: 1 falls, 1 holds"
+    assert headline([], HEADLINE_WORDS) == "No variant has ended at two widths yet"
 
 
 def test_intervals_hold_the_true_factor() -> None:
