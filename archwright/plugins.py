@@ -78,7 +78,8 @@ def register(choice: type[Choice], part: Any) -> None:
     if registry is None or choice.is_axis():
         axes = dict.fromkeys(registry.base.axis for registry in REGISTRIES)
         raise ValueError(
-            f"{choice.__name__}: expected a subclass of one of the axes {', '.join(axes)}"
+            f"{choice.__name__}: expected a subclass of one of the axes {', '.join(axes)}; archwright new writes a "
+            "file with one"
         )
     registry.add(choice, part)
 

@@ -90,7 +90,10 @@ def _print(record: dict[str, Any]) -> None:
     file = record["file"]
     for choice in record.get("choices", ()):
         print(f"{file}: {choice['axis']} {choice['kind']}")
-        print_table([[law["state"], _line(law)] for law in choice["laws"]])
+        rows = [[law["state"], _line(law)] for law in choice["laws"] if law["state"] != "waiting"]
+        if waiting := len(choice["laws"]) - len(rows):
+            rows.append(["waiting", f"{waiting} more, until that is mended"])
+        print_table(rows)
     if record["good"]:
         print(f"{file}: good")
     elif broken := [law for c in record.get("choices", ()) for law in c["laws"] if _is_broken(law)]:

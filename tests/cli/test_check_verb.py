@@ -42,6 +42,16 @@ def test_a_broken_law(optimizer: Path, capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
+@pytest.mark.slow
+def test_laws_that_wait_are_counted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "mine.py").write_text(NORM.replace("heads: int | None = None", "heads: int"), "utf-8")
+    assert main(["check", "mine.py"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (waiting,) = [line for line in lines if line.startswith("waiting")]
+    assert waiting == "waiting  16 more, until that is mended"
+    assert lines[-1] == "mine.py: 1 law is broken"
+
+
 def test_json(optimizer: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "mine.toml").write_text('base = "modern"\nvocab_size = 100\n', "utf-8")
     assert main(["check", "mine.toml", "mine.py", "--json"]) == 1

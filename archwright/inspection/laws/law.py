@@ -31,9 +31,9 @@ class Finding:
     law: str
     about: str
     """The law in a sentence."""
-    state: Literal["ok", "broken", "not tried"]
+    state: Literal["ok", "broken", "not tried", "waiting"]
     found: str = ""
-    """The fault and what to do, or why the law was not tried."""
+    """The fault and what to do, why the law was not tried, or for which one it waits."""
 
     def record(self) -> dict[str, str]:
         """Return it as JSON holds it."""
@@ -54,8 +54,7 @@ def tried(laws: Laws, case: Any, file: Path | None = None) -> list[Finding]:
         if missing is None:
             found[law] = _tried(law, case, file)
         else:
-            why = f'"{about(missing)}" comes first'
-            found[law] = Finding(law.__name__, about(law), "not tried", why)
+            found[law] = Finding(law.__name__, about(law), "waiting", about(missing))
     return [*found.values()]
 
 
