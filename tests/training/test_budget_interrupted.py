@@ -11,6 +11,7 @@ import pytest
 import archwright
 from archwright.reporting.history import read_history
 from archwright.runs import RunFolder
+from archwright.runs.records import Record
 from archwright.spec.run_spec import RunSpec
 from archwright.training import budget as budget_room
 from archwright.training import train as train_room
@@ -138,13 +139,14 @@ def test_dying_around_a_plan_changes_nothing(
 ) -> None:
     record, left = Loop.record, [number]
 
-    def recorded(self: Loop, kind: str, **values: Any) -> None:
+    def recorded(self: Loop, kind: str, **values: Any) -> Record:
         left[0] -= kind == "plan"
         if place == "before" and left[0] == 0:
             raise Died
-        record(self, kind, **values)
+        written = record(self, kind, **values)
         if place == "after" and left[0] == 0:
             raise Died
+        return written
 
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "record", recorded)

@@ -12,6 +12,7 @@ import archwright
 from archwright import checkpoint
 from archwright.machine import decide as machine_room
 from archwright.runs import RunFolder
+from archwright.runs.records import Record
 from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.training import finalize as finalize_room
@@ -133,11 +134,12 @@ def test_what_finishing_recorded_is_not_recorded_twice(
     plain = Loop.record
     left = [died_after]
 
-    def record(self: Loop, kind: str, **values: Any) -> None:
-        plain(self, kind, **values)
+    def record(self: Loop, kind: str, **values: Any) -> Record:
+        written = plain(self, kind, **values)
         left[0] -= kind in ("eval", "baseline") and self.session.standing.step == 12
         if left[0] == 0:
             raise Died
+        return written
 
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "record", record)
