@@ -57,7 +57,8 @@ def smaller(words: list[str]) -> list[str]:
         return [verb, *kept, *SHORT, "data.text=notes.txt", SHORTER, BYTES, *MACHINE]
     budgeted = "demo" in rest or any(word.startswith("budget=") for word in rest)
     if verb == "train" and budgeted:
-        kept = [word for word in rest if not word.startswith("budget=")]
+        fixed = {word.partition("=")[0].removeprefix("model.") for word in SMALLER}
+        kept = [w for w in rest if w.partition("=")[0].removeprefix("model.") not in fixed]
         text = (
             [] if any(w.startswith("data.text=") for w in kept) else ["data.text=notes.txt", BYTES]
         )
