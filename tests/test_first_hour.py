@@ -45,19 +45,14 @@ def smaller(words: list[str]) -> list[str]:
         with_value = ("--budget", "--size", "--seeds")
         kept = [w for w, before in zip(rest, ["", *rest], strict=False) if before not in with_value]
         kept = [w for w in kept if w not in with_value]
-        if "lr-transfer" in kept:  # whose budget alone is small: --no-tune-lr is no study of rates
-            return [
-                verb,
-                *kept,
-                "--budget=2steps",
-                "--evaluation-tokens=1024",
-                "data.text=notes.txt",
-                *MACHINE,
-            ]
-        return [verb, *kept, *SHORT, "data.text=notes.txt", SHORTER, BYTES, *MACHINE]
+        small = [*SHORT, "--parallelism=processes", "data.text=notes.txt", SHORTER, BYTES, *MACHINE]
+        if "lr-transfer" in kept:  # no study of rates leaves them as they are
+            small.remove("--no-tune-lr")
+        return [verb, *kept, *small]
     budgeted = "demo" in rest or any(word.startswith("budget=") for word in rest)
     if verb == "train" and budgeted:
-        kept = [word for word in rest if not word.startswith("budget=")]
+        fixed = {word.partition("=")[0].removeprefix("model.") for word in SMALLER}
+        kept = [w for w in rest if w.partition("=")[0].removeprefix("model.") not in fixed]
         text = (
             [] if any(w.startswith("data.text=") for w in kept) else ["data.text=notes.txt", BYTES]
         )
