@@ -330,7 +330,7 @@ def _ticks(column: str) -> dict[str, Any]:
         marks = [digit * 10.0**power for power in range(-6, 7) for digit in (1, 2, 5)]
         return {"type": "log", "tickvals": marks, "tickformat": "~g"}
     if column == "utilisation":
-        return {"rangemode": "tozero", "tickformat": ".0%"}
+        return {"rangemode": "tozero", "tickformat": "~%"}
     return {"rangemode": "tozero", "tickformat": "~s"}
 
 
