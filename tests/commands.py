@@ -67,7 +67,7 @@ def read(line: str, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
         "diff": _diff,
         "list": _list,
     }
-    if verb in checks:
+    if verb in checks and "--help" not in words:
         checks[verb](options)
     return options
 
@@ -82,8 +82,11 @@ def _parsed(verb: str, words: Sequence[str], monkeypatch: pytest.MonkeyPatch) ->
 
     with monkeypatch.context() as patched:
         patched.setattr(Parser, "parse", stop)
-        with pytest.raises(_Parsed):
+        with pytest.raises(SystemExit if "--help" in words else _Parsed) as end:
             import_module(f"archwright.cli.{verb}_verb").run(words)
+    if isinstance(end.value, SystemExit):
+        assert end.value.code == 0
+        return argparse.Namespace()
     return found[0]
 
 

@@ -31,7 +31,9 @@ def modules() -> Iterator[str]:
     """Yield the path of each public module, a package's as that of its folder."""
     for file in sorted((ROOT / PACKAGE).rglob("*.py")):
         path = file.relative_to(ROOT)
-        if not any(part.startswith("_") and part != "__init__.py" for part in path.parts):
+        if (file.parent / "__init__.py").is_file() and not any(
+            part.startswith("_") and part != "__init__.py" for part in path.parts
+        ):
             yield (path.parent if path.name == "__init__.py" else path).as_posix()
 
 

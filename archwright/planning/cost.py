@@ -7,6 +7,7 @@ from torch import nn
 
 from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
+from archwright.model.stack import Stack
 from archwright.parts.branch import Branch
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer
@@ -138,8 +139,8 @@ def stream_vectors(model: LanguageModel, streams: int) -> dict[nn.Module, int]:
         for branch in map(layer.branch, layer.branches):
             read = (module for module in branch.modules() if module not in branch.source_maps)
             found |= dict.fromkeys(read, 1 + streams)
-    if (project_in := getattr(model, "project_in", None)) is not None:
-        found[project_in] = 1 + streams
+    if isinstance(model, Stack) and model.project_in is not None:
+        found[model.project_in] = 1 + streams
     return found
 
 

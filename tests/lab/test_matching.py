@@ -127,7 +127,10 @@ def test_variants_of_the_studies_that_come_along_are_of_one_size(name: str) -> N
     runs = arms(study, parse_count(study.size) if study.size != "auto" else 2e5)
     vocab_size, (baseline, *others) = 1024, runs
     target = count(runs[baseline].model, vocab_size)
-    for variant in others:
+    for width in study.widths:
+        names = (name for name in runs if name.endswith(f"dim {width}"))
+        assert len({count(runs[name].model, vocab_size).non_embedding for name in names}) == 1
+    for variant in others if not study.widths else ():
         held = {path.removeprefix("model.") for path in set_by(study.variants[variant])}
         found, equal = matched(runs[variant].model, target, study.match, vocab_size, held)
         assert equal, f"{variant}: {mismatch(count(found, vocab_size), target, study.match):+.2%}"

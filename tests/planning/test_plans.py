@@ -96,9 +96,21 @@ def test_torch_counts_the_same_of_every_preset(name: str) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(*(tokens,) * (1 if spec.encoder.is_none else 2))
     by_part = forward_flops(model, length)
+    streams, decoder = spec.predicting_streams, {*model.stack}
+
+    def seen(mixer: AttentionMixer, streams: int) -> float:
+        """Return the keys that a token of the text sees, with those that its places in predicting streams do: those of
+        earlier tokens of the text, and themselves."""
+        texts = (length, *(length - missing for missing in range(streams)))
+        of_first = sum(
+            range(streams)
+        )  # where a stream's token stands before the text, it sees the first
+        return (sum(pairs(mixer.pattern.value, n) for n in texts) + of_first) / length + streams
+
     hidden = sum(
-        mixer.flops_per_pair * (length - pairs(mixer.pattern.value, length) / length)  # type: ignore[attr-defined]
+        mixer.flops_per_pair * ((1 + here) ** 2 * length - seen(mixer, here))
         for layer in model.all_layers
+        for here in (streams * (layer in decoder),)
         for mixer in layer.mixers().values()
         if isinstance(mixer, AttentionMixer)
     )
