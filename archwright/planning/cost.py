@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from archwright.model.decoder import Decoder
 from archwright.model.language_model import LanguageModel
 from archwright.model.layer import Layer
-from archwright.model.stack import Stack
 from archwright.parts.branch import Branch
 from archwright.parts.linear import Linear
 from archwright.parts.mixers import AttentionMixer
@@ -139,7 +139,7 @@ def stream_vectors(model: LanguageModel, streams: int) -> dict[nn.Module, int]:
         for branch in map(layer.branch, layer.branches):
             read = (module for module in branch.modules() if module not in branch.source_maps)
             found |= dict.fromkeys(read, 1 + streams)
-    if isinstance(model, Stack) and model.project_in is not None:
+    if isinstance(model, Decoder) and model.project_in is not None:
         found[model.project_in] = 1 + streams
     return found
 

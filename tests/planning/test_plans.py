@@ -100,11 +100,9 @@ def test_torch_counts_the_same_of_every_preset(name: str) -> None:
 
     def seen(mixer: AttentionMixer, streams: int) -> float:
         """Return the keys that a token of the text sees, with those that its places in predicting streams do: those of
-        earlier tokens of the text, and themselves."""
+        earlier tokens of the text, of which the first is seen where there are none, and themselves."""
         texts = (length, *(length - missing for missing in range(streams)))
-        of_first = sum(
-            range(streams)
-        )  # where a stream's token stands before the text, it sees the first
+        of_first = sum(range(streams))
         return (sum(pairs(mixer.pattern.value, n) for n in texts) + of_first) / length + streams
 
     hidden = sum(
