@@ -36,10 +36,13 @@ class Family:
         architecture: the class that `architectures` names.
         masked_architecture: the same where tokens see what follows them, and masked ones are filled in.
         lenses: correspondences of config and spec; later ones count over earlier ones.
-        groups, encoder_groups: types that layers have, one of each group.
+        groups: types that layers have, one of each group.
+        encoder_groups: the same of the encoder's layers.
         layers: what the names of layer `{i}` begin with.
-        layer_keys, model_keys: which of our tensors each of theirs holds; see `weight_map`.
-        encoder_layers, encoder_layer_keys: the same of the encoder's layers, in families that have one.
+        layer_keys: which of our tensors each of a layer's holds; see `weight_map`.
+        model_keys: the same of what stands around the layers.
+        encoder_layers: what the names of the encoder's layers begin with, in families that have one.
+        encoder_layer_keys: which of our tensors each of theirs holds.
         pretraining_architecture: the same where rows are judged, too, or replaced tokens are found.
         sequence_head: the tensor that a file has where rows are judged, which no config speaks of. It belongs to this
             family alone.

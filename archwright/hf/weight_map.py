@@ -75,7 +75,8 @@ class StackKeys:
     """The names of one stack's layers.
 
     Args:
-        theirs, ours: what those of layer `{i}` begin with.
+        theirs: what those of layer `{i}` begin with in a file.
+        ours: what they begin with in our model.
         keys: what is held, by foreign name within a layer.
         in_encoder: whether the stack is the encoder.
     """

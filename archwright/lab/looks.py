@@ -103,7 +103,8 @@ def alpha_spent(
     Source: Lan and DeMets, 1983, Discrete sequential boundaries (spending like O'Brien and Fleming, 1979).
 
     Args:
-        numbers: pairs at each look. added: how often pairs were added after the end.
+        numbers: pairs at each look.
+        added: how often pairs were added after the end.
     """
     own = (1 - KEPT_BACK) * alpha
     z = stats.norm.ppf(1 - own / 2)
@@ -165,10 +166,12 @@ def decide(
     its interval of two one-sided tests lies within the margin.
 
     Args:
-        differences: variant minus baseline of each pair that is finished, in the order of the seeds; NaN where
-        a run failed. margins: the margin after so many pairs, in the order of the seeds. shared_error: the
-        standard error of a variant's mean over so many pairs from what they share. It is in all pairs alike, so that
-        looks depend on each other more than the levels take into account, which makes them rarer to err.
+        differences: variant minus baseline of each pair that is finished, in the order of the seeds; NaN where a run
+            failed.
+        margins: the margin after so many pairs, in the order of the seeds.
+        shared_error: the standard error of a variant's mean over so many pairs from what they share. It is in all
+            pairs alike, so that looks depend on each other more than the levels take into account, which makes them
+            rarer to err.
     """
     decided: dict[str, Decision] = {}
     for look, pairs in enumerate(judged.numbers):

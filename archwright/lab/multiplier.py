@@ -56,8 +56,8 @@ def multiplier_in_tokens(
     and of the falls.
 
     Args:
-        difference: variant minus baseline at the whole horizon. shares: of the whole horizon, the shortest first, the
-        whole not among them.
+        difference: variant minus baseline at the whole horizon.
+        shares: of the whole horizon, the shortest first, the whole not among them.
     """
     steps = np.diff(np.log([*shares, 1.0]))[::-1]
     value = _read(np.array([difference]), steps, baseline.mean[None], variant.mean[None])

@@ -71,8 +71,8 @@ def effects(
         learnt: the loss below which each variant has learnt; without it, all have.
         unit: of all losses.
         placing: by how much the loss of each variant may be too high for where its learning rate was placed, in nats.
-        multiplier: returns how much compute a difference is worth. advice: returns what to do about a variant that is
-        inconclusive.
+        multiplier: returns how much compute a difference is worth.
+        advice: returns what to do about a variant that is inconclusive.
     """
     names = dict.fromkeys([*study.variants, *(r.variant for r in replicates)])
     names.pop(baseline, None)

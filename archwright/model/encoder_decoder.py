@@ -97,9 +97,10 @@ class EncoderDecoder(Decoder):
             tokens: the source; None where a cache has read it.
             decoder_tokens: what the decoder reads, of which each token sees those before it and the whole source.
             position_ids: where the tokens of the source stand; by default 0, 1, 2, ... in each document.
-            segment_ids, decoder_segment_ids: tokens with different ids do not see each other, on either side and
-                across.
-            padding_mask, decoder_padding_mask: True where a token is real; padding is seen by no token.
+            segment_ids: tokens of the source with different ids do not see each other.
+            decoder_segment_ids: the same of the decoder's, which see no token of the source with another id either.
+            padding_mask: True where a token of the source is real; padding is seen by no token.
+            decoder_padding_mask: the same of the decoder's.
             cache: what was read before, of the source and of the decoder's tokens.
 
         Raises:

@@ -73,7 +73,8 @@ class ReplacedTokenDetector(Decoder):
             tokens: the text, masked where the generator proposes tokens.
             draws: a uniform number at each of these places, and a negative one at all others, whose tokens stay; by
                 default nothing is drawn.
-            token_type_ids, layout: as those of `Decoder.forward`; there is no cache.
+            token_type_ids: as of `Decoder.forward`.
+            layout: what else `Decoder.forward` takes, but a cache.
 
         Raises:
             ValueError: shapes that do not fit, or a text longer than learned positions.

@@ -82,10 +82,10 @@ def train(
         out: the run folder; by default runs/<name>.
         quiet: show no progress.
         verbose: say why the machine decided as it did, as the page does.
-        on_step, on_evaluation: functions that are given the record of each step, or of each evaluation on held-out
-            text, once it is written: a dict with the keys of metrics.jsonl. They change no number of the run. One that
-            raises StopTraining ends the run there, finished; any other exception ends it, saved to go on from, and is
-            raised again.
+        on_step: a function that is given the record of each step, once it is written: a dict with the keys of
+            metrics.jsonl. It changes no number of the run. One that raises StopTraining ends the run there, finished;
+            any other exception ends it, saved to go on from, and is raised again.
+        on_evaluation: the same for each evaluation on held-out text.
 
     Raises:
         UserError: what is wrong with the run, its text, or its folder, one line each.
@@ -116,7 +116,10 @@ def resume(
     """Train what is left of the run in a folder, and return it finished.
 
     Args:
-        quiet, verbose, on_step, on_evaluation: as of `train`.
+        quiet: as of `train`.
+        verbose: as of `train`.
+        on_step: as of `train`.
+        on_evaluation: as of `train`.
         since: the reading of time.perf_counter from which a budget in time counts, if the run is new; by default, now.
 
     Raises:

@@ -68,7 +68,7 @@ class Learned(nn.Module):
 
 
 class Axial(nn.Module):
-    """P[p] = [tables[0][p // c] ‖ tables[1][p mod c]], with a table [rows, dims[0]] and one [columns c, dims[1]]; of
+    """P[p] = [R[p // c] ‖ C[p mod c]], with tables R [rows, dims[0]] and C [columns c, dims[1]], `tables`; of
     more tables, the last digit of p counts fastest.
 
     Kitaev et al., 2020 (its published code).
