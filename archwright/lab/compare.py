@@ -74,7 +74,7 @@ def compare(
         words: a baseline and variants, each the name of a model with dotted keys after colons
             (`"modern:norm.kind=layer"`), and dotted keys that all share (`"data.text=notes.txt"`);
             or the name or file of a study; or a StudySpec.
-        out: the study's folder; by default studies/<name>.
+        out: the study's folder; by default studies/NAME.
         runs: where single runs are kept; studies share them.
         parts: files of choices from outside the package.
         quiet: show no progress.

@@ -33,7 +33,7 @@ def _name(run: RunSpec) -> Iterator[str]:
     """A run that names no folder lies below runs/, whoever wrote its recipe."""
     path = PurePath(run.name)
     if path.is_absolute() or ".." in path.parts:
-        yield f"name: found {show(run.name)}; expected a name without .., as the folder is runs/<name>"
+        yield f"name: found {show(run.name)}; expected a name without .., as the folder is runs/NAME"
 
 
 def _rows(run: RunSpec) -> Iterator[str]:

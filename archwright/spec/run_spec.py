@@ -398,7 +398,7 @@ class RunSpec(Spec):
 
     not_identity: ClassVar[frozenset[str]] = frozenset({"name", "machine", "loggers", "probes"})
     name: str = ""
-    """Name of the run; its folder is runs/<name>."""
+    """Name of the run; its folder is runs/NAME."""
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
     objective: Objective = NextToken()

@@ -90,7 +90,7 @@ class StudySpec(Spec):
     where it is another than the baseline's, and dotted keys that it changes."""
 
     name: str = ""
-    """Name of the study; its folder is studies/<name>."""
+    """Name of the study; its folder is studies/NAME."""
     question: str = ""
     """The question, in a sentence."""
     source: str = ""

@@ -79,7 +79,7 @@ def train(
 
     Args:
         assignments: dotted overrides.
-        out: the run folder; by default runs/<name>.
+        out: the run folder; by default runs/NAME.
         quiet: show no progress.
         verbose: say why the machine decided as it did, as the page does.
         on_step: a function that is given the record of each step, once it is written: a dict with the keys of
