@@ -275,7 +275,9 @@ def test_a_file_without_choices_is_refused(tmp_path: Path) -> None:
         check_file(write(tmp_path / "mine.py", "x = 3\n", {}))
 
 
-@pytest.mark.parametrize("law", {law for axis in laws.IN_MODELS.values() for law in axis}, ids=name)
+@pytest.mark.parametrize(
+    "law", dict.fromkeys(law for axis in laws.IN_MODELS.values() for law in axis), ids=name
+)
 def test_a_law_says_what_it_holds(law: Law) -> None:
     assert re.fullmatch(r"[A-Z][^\n]{20,}[^.]", about(law))
 
