@@ -141,8 +141,16 @@ class Execution(Runner):
         started; what is left of the budget where that is being used up."""
         if self.fills:
             return max(0.0, (self.plan.study.wall_seconds or 0.0) - ENDING - self.spent)
-        work = sum(self.run_seconds(name) * n for name, n in self.outstanding().items())
-        return (work + self._shorter_seconds(self.shorter_pairs)) / self.plan.workers
+        outstanding = self.outstanding()
+        work = sum(self.run_seconds(name) * n for name, n in outstanding.items())
+        shared = (work + self._shorter_seconds(self.shorter_pairs)) / self.plan.workers
+        # Runs of a variant that fit into a stack are trained by one worker, though others have nothing to do.
+        alone = (
+            self.run_seconds(name) * n / min(self.plan.workers, math.ceil(n / self.plan.stack))
+            for name, n in outstanding.items()
+            if n
+        )
+        return max(shared, max(alone, default=0.0))
 
     def words(self, left: str) -> str:
         done = len(self.results) + len(self.shorter)

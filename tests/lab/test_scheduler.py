@@ -30,6 +30,7 @@ def execution(seconds: float = 10.0, budget: str = "10m", **options: Any) -> Exe
         study=study,
         arms={"modern": None, "b": None},
         workers=2,
+        stack=1,
         steps=100,
         shorter_pairs=4,
         costs={name: SimpleNamespace(step=seconds / 100) for name in ("modern", "b")},
@@ -84,6 +85,18 @@ def test_late_seeds_are_left_out_but_never_below_three(seconds: float, kept: int
     assert len(found.seeds) == kept
     total = kept * 6 * seconds / 2
     assert kept == 3 or total <= LATE * 600
+
+
+def test_runs_that_fit_into_one_stack_take_one_worker() -> None:
+    """The other worker has nothing to do then: the study ends when the stack does."""
+    found = execution(10.0, procedure="confirm", budget="10m", seeds=6)
+    tuned(found)
+    found.shorter_pairs = 0
+    finish_confirmed(found, *(Cell("modern", seed, 0) for seed in found.seeds))
+    assert found.outstanding() == {"modern": 0, "b": 6}
+    for stack, workers in ((1, 2), (3, 2), (5, 2), (6, 1), (16, 1)):
+        found.plan.stack = stack
+        assert found.remaining() == pytest.approx(60.0 / workers), stack
 
 
 def test_a_seed_that_has_begun_is_not_left_out() -> None:
