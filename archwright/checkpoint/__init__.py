@@ -15,7 +15,13 @@ from archwright.checkpoint.steps import (
     use_latest,
     verify,
 )
-from archwright.checkpoint.weights import read_metadata, read_model, take_weights, write_model
+from archwright.checkpoint.weights import (
+    load_model,
+    read_metadata,
+    read_model,
+    take_weights,
+    write_model,
+)
 from archwright.files import DamagedError, atomic_write
 
 __all__ = [
@@ -25,6 +31,7 @@ __all__ = [
     "drop_old",
     "latest",
     "load",
+    "load_model",
     "read_metadata",
     "read_model",
     "remove_after",

@@ -53,6 +53,19 @@ def read_model(path: str | Path) -> dict[str, Tensor]:
     return read_weights(Path(path)).tensors
 
 
+def load_model(path: str | Path, model: nn.Module) -> None:
+    """Set the state of `model` to what `write_model` wrote; when it raises, nothing was changed.
+
+    Raises:
+        UserError: names, shapes, dtypes or ties that do not fit, one line each.
+        DamagedError: it is not a whole safetensors file.
+    """
+    saved = read_weights(Path(path))
+    if problems := list(misfits(saved, model)):
+        raise UserError(*(f"{path}: {problem}" for problem in problems))
+    put(saved, model)
+
+
 def read_metadata(path: str | Path) -> dict[str, str]:
     """Return the text that `write_model` was given beside the model."""
     _, metadata = read_tensors(Path(path))

@@ -110,6 +110,10 @@ class RouterAuxLoss(NamedTuple):
     """Loss that the layer asks for by itself."""
 
 
+MOST_IN_BLOCK = 32
+"""Rows to whose multiples those of an expert are filled up on a CPU, at most."""
+
+
 class Experts(Branch):
     """y = scale * sum over the top_k chosen e of w_e expert_e(x), + shared(x), + bias.
 
@@ -160,13 +164,19 @@ class Experts(Branch):
         sorted_experts, order = chosen.flatten().sort(stable=True)
         numbers = torch.arange(self.spec.num_experts, device=x.device)
         ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
+        # Of each token and each of its experts, the place among the rows that are sent.
+        place, sent_to = order.argsort(), ends.diff(prepend=ends.new_zeros(1))
+        block = rows_in_block(len(order), self.spec.num_experts) if x.device.type == "cpu" else 1
+        if block > 1:
+            source, filled, ends = _filled_up(sorted_experts, ends, block)
+            order, sorted_experts, place = order[source], sorted_experts[source], filled[place]
         sent = rows[order // self.spec.top_k]
         if self.spec.router_weight_on == "input":
             # [tokens * top_k, dim]
             sent = sent * weights.flatten()[order, None].to(sent.dtype)
         found = self.experts(sent, sorted_experts, ends)
         # Put back and summed by token, not added up where they fall, whose order a GPU leaves to chance.
-        per_token = found[order.argsort()].unflatten(0, chosen.shape)  # [tokens, top_k, dim]
+        per_token = found[place].unflatten(0, chosen.shape)  # [tokens, top_k, dim]
         if self.spec.router_weight_on == "output":
             per_token = per_token * weights[..., None]
         if self.spec.capacity != "none":
@@ -174,7 +184,6 @@ class Experts(Branch):
             per_token = per_token * has_room[..., None]
         out = (per_token.sum(1) * self.spec.routed_scaling_factor).to(found.dtype)
         if self.training and torch.is_grad_enabled():
-            sent_to = ends.diff(prepend=ends.new_zeros(1))
             auxiliary = self._auxiliary(
                 logits, sent_to
             )  # again, too: its gradient needs its values
@@ -301,6 +310,40 @@ class GroupedExperts(nn.Module):
 
     def extra_repr(self) -> str:
         return self.spec.kind
+
+
+def rows_in_block(rows: int, number: int) -> int:
+    """Return to multiples of how many rows those of each expert are filled up on a CPU: a power of two, by which rows
+    become more by a sixteenth at most.
+
+    oneDNN makes code for each number of rows that it meets, and keeps it; in a training, all are others in every step.
+    """
+    most = min(MOST_IN_BLOCK, rows // (16 * number))
+    return 1 << (most.bit_length() - 1) if most else 1
+
+
+def _filled_up(
+    which: Int[Tensor, " rows"], ends: Int[Tensor, " number"], block: int
+) -> tuple[Int[Tensor, " more"], Int[Tensor, " rows"], Int[Tensor, " number"]]:
+    """Return from which row each of more rows comes, of which every expert has a multiple of `block`; where each of the
+    rows is among them; and where each expert ends there.
+
+    What fills up are rows once more, whose results no one asks for: their numbers are in range, their gradients 0. The
+    last expert has as many as make the sum the same for any `ends`.
+    """
+    rows, number = len(which), len(ends)
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    starts = ends - counts
+    more = -(-(rows + number * (block - 1)) // block) * block
+    new_ends = ((counts + block - 1) // block * block).cumsum(0, dtype=ends.dtype)
+    new_starts = F.pad(new_ends[:-1], (1, 0))
+    new_ends = F.pad(new_ends[:-1], (0, 1), value=more)
+    numbers = torch.arange(more, device=ends.device)
+    expert = torch.searchsorted(new_ends, numbers, right=True)
+    within = (numbers - new_starts[expert]).minimum(counts[expert] - 1)
+    source = (starts[expert] + within).clamp(0, rows - 1)
+    place = torch.arange(rows, device=ends.device) - starts[which] + new_starts[which]
+    return source, place, new_ends
 
 
 def _activation(hidden: spec.Hidden) -> Any:

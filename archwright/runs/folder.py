@@ -45,6 +45,8 @@ class RunFolder:
         self.probes_file = self.path / "probes.jsonl"
         self.checkpoints_folder = self.path / "checkpoints"
         self.model_file = self.path / "model.safetensors"
+        self.best_file = self.checkpoints_folder / "best.safetensors"
+        """Weights of the lowest held-out loss, of a run under way that may end early."""
         self.tokenizer_folder = self.path / "tokenizer"
         self.samples_file = self.path / "samples.txt"
         self.environment_file = self.path / "environment.json"
@@ -268,6 +270,8 @@ class RunFolder:
     def sweep(self, *files: Path) -> None:
         """Remove what a killed process had not finished of some files; of all, for the holder of the lock."""
         sweep(self.path, *(re.escape(path.name) for path in files or self._files))
+        if not files and self.checkpoints_folder.is_dir():
+            sweep(self.checkpoints_folder, re.escape(self.best_file.name))
 
     def _begin(self, spec: "RunSpec") -> None:
         self._check_free(spec)

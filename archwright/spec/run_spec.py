@@ -332,6 +332,8 @@ class EarlyStopSpec(Spec):
     """Evaluations in a row that find no new lowest held-out loss, after which a run ends; 0: never."""
     min_delta: float = Field(0.0, ge=0, examples=[0.001])
     """How much lower than the lowest a held-out loss must be to count as a new one, in nats per token."""
+    restore_best: bool = True
+    """Whether a run that ends so has the weights of its lowest held-out loss; else those of its last step."""
 
 
 class CheckpointSpec(Spec):

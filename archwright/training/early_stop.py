@@ -20,19 +20,26 @@ class EarlyStop:
     def __init__(self, spec: EarlyStopSpec, records: Iterable[Record] = ()) -> None:
         self.spec = spec
         self.lowest = math.inf
+        self.lowest_step = 0
         self.num_without = 0
         """Evaluations since then."""
         for record in records:
             if record["kind"] == "eval":
                 self.add(record)
 
-    def add(self, evaluation: Record) -> None:
-        """Take note of an evaluation; a loss that is no number is no new lowest."""
+    def add(self, evaluation: Record) -> bool:
+        """Take note of an evaluation, and tell whether its loss is a new lowest; one that is no number is none."""
         loss = evaluation["nats_per_token"]
         if loss is not None and loss < self.lowest - self.spec.min_delta:
-            self.lowest, self.num_without = loss, 0
+            self.lowest, self.lowest_step, self.num_without = loss, evaluation["step"], 0
         else:
             self.num_without += 1
+        return self.num_without == 0
+
+    @property
+    def restores(self) -> bool:
+        """Whether the run ends with weights of an earlier step."""
+        return self.is_due and self.spec.restore_best and self.lowest_step > 0
 
     @property
     def is_due(self) -> bool:
@@ -46,4 +53,7 @@ class EarlyStop:
         number = (
             "the last evaluation" if self.num_without == 1 else f"{self.num_without} evaluations"
         )
-        return f"the held-out loss did not fall below {loss_text(self.lowest)}{by} in {number}"
+        kept = f"; weights are those of step {self.lowest_step:,}" if self.restores else ""
+        return (
+            f"the held-out loss did not fall below {loss_text(self.lowest)}{by} in {number}{kept}"
+        )

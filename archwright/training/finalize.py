@@ -44,6 +44,7 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     """
     session, tokenizer = loop.session, material.tokenizer
     windows = _windows(session.run, material, final_max_tokens(session.run, folder))
+    loop.restore_best()
     final_evaluation(loop, folder, material)
     known = _known(folder, session.num_steps)
     if isinstance(windows, HeldOut) and windows.defines_bits_per_byte:
@@ -57,6 +58,9 @@ def finish(loop: Loop, folder: RunFolder, material: Material) -> None:
     metadata = {"archwright": "model", "spec": session.model.spec.hash()}
     checkpoint.write_model(folder.model_file, session.model, metadata)
     loop.record("event", name="finished", text=f"{session.num_steps} steps")
+    folder.best_file.unlink(
+        missing_ok=True
+    )  # after that: a process that is killed here needs it no more
     report(folder)
 
 

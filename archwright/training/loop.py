@@ -2,15 +2,18 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
+from archwright import checkpoint
 from archwright.inspection.probes import STEPS, Probes
 from archwright.machine.decide import peak_memory
 from archwright.runs import RunFolder
 from archwright.runs.ending import EARLY_STOP
 from archwright.runs.records import Record
+from archwright.spec.errors import UserError
 from archwright.spec.run_spec import EarlyStopSpec
 from archwright.training.budget import Deadline
 from archwright.training.callbacks import CallbackError, Callbacks, StopTraining
@@ -155,6 +158,26 @@ class Loop:
         if self.deadline:
             self.deadline.closing.saved(self._saved_at - start)
 
+    def restore_best(self) -> None:
+        """Go back to the weights of the lowest held-out loss, where the run ended because it fell no more.
+
+        Where their file is damaged or not of that step, a warning says so and the last weights stay.
+        """
+        if not self.early_stop.restores:
+            return
+        file, step = self.folder.best_file, self.early_stop.lowest_step
+        try:
+            if checkpoint.read_metadata(file).get("step") != str(step):
+                raise checkpoint.DamagedError(f"{file} is not of step {step:,}.")
+            checkpoint.load_model(file, self.session.model)
+        except UserError as error:
+            warnings.warn(f"{error} The weights of the last step are kept.", stacklevel=2)
+
+    def _write_best(self, step: int) -> None:
+        self.folder.check_kept()
+        metadata = {"archwright": "model", "step": str(step)}
+        checkpoint.write_model(self.folder.best_file, self.session.model, metadata)
+
     def wants_checkpoint(self) -> bool:
         """Tell whether it is time to save."""
         every = self.session.run.checkpoint.every
@@ -178,9 +201,12 @@ class Loop:
         self.progress.expect(num_steps)
 
     def _stop_early(self, evaluation: Record) -> None:
-        """End the run where its held-out loss has not fallen for long enough."""
-        self.early_stop.add(evaluation)
-        if self.early_stop.is_due:
+        """End the run where its held-out loss has not fallen for long enough; until then, keep the best weights."""
+        stop = self.early_stop
+        if stop.add(evaluation) and stop.spec.patience and stop.spec.restore_best:
+            with self.progress.doing("saving"):
+                self._write_best(evaluation["step"])
+        if stop.is_due:
             self.end(self.early_stop.reason)
 
     def _step(self, step: Callable[[], StepResult], spent: Elapsed) -> Record:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from archwright.model.decoder import Decoder
-from archwright.parts.feedforward import GroupedExperts
+from archwright.parts.feedforward import Experts, rows_in_block
 from archwright.spec.run_spec import RunSpec
 from archwright.training.heap import Heap
 from archwright.training.rehearsal import Rehearsal, Watch
@@ -21,11 +21,14 @@ LIBRARIES = 70e6
 """Bytes that torch's libraries take in the first step, whatever the model."""
 COMPILER = 150e6
 """Bytes of the compiler, where layers are compiled."""
-SHAPES, SHAPE = 1024, 0.56e6
-"""Products whose code oneDNN keeps, and the bytes of each. A mixture of experts meets other numbers of rows in every
-step, and fills that within a few."""
-TAKEN = 0.5
-"""Share of tensors in whose hole something small settles; see `Heap`."""
+MOST_KEPT, PRODUCT = 1024, 0.56e6
+"""Products whose code oneDNN keeps at most, and the bytes of each. A mixture of experts meets other numbers of rows in
+every step."""
+PRODUCTS_OF_EXPERT = 6
+"""Sorts of products for each number of rows: into the hidden width and out of it, in the forward pass, for gradients of
+rows, and for those of weights."""
+TAKEN, TAKEN_COMPILED = 0.5, 0.15
+"""Share of tensors in whose hole something small settles; see `Heap`. Compiled layers make few nodes of a graph."""
 HEAPS = 3
 """Heaps that are drawn; their mean counts."""
 STEPS = 2
@@ -57,8 +60,9 @@ def step_memory(run: RunSpec) -> StepMemory:
     Raises:
         UserError: a model that breaks rules; a run whose steps depend on values.
     """
-    watch = _Bytes()
-    rehearsal, compiled = Rehearsal(run, watch), run.machine.compile == "block"
+    compiled = run.machine.compile == "block"
+    watch = _Bytes(TAKEN_COMPILED if compiled else TAKEN)
+    rehearsal = Rehearsal(run, watch)
     weights = watch.live
     # A layer that is checkpointed keeps its input, whoever computes it; of one at a time everything comes again.
     keeps_less = compiled and run.machine.activation_checkpointing != "full"
@@ -69,18 +73,29 @@ def step_memory(run: RunSpec) -> StepMemory:
             for heap in watch.heaps:
                 heap.end_step()
     grown = sum(heap.most for heap in watch.heaps) / HEAPS
-    mixture = any(isinstance(m, GroupedExperts) for m in rehearsal.model.modules())
-    process = grown + LIBRARIES + COMPILER * compiled + SHAPES * SHAPE * mixture
+    kept = _products_kept(rehearsal.model, run)
+    process = grown + LIBRARIES + COMPILER * compiled + PRODUCT * kept
     return StepMemory(weights, watch.live, watch.most, process)
+
+
+def _products_kept(model: Decoder, run: RunSpec) -> int:
+    """Return of how many products oneDNN keeps the code, where experts have any number of rows up to twice the mean."""
+    kept = 0
+    for experts in {m.spec: m for m in model.modules() if isinstance(m, Experts)}.values():
+        number = experts.spec.num_experts
+        rows = run.batch_size * model.spec.context_length * experts.spec.top_k
+        numbers = 2 * rows // (number * rows_in_block(rows, number))
+        kept += PRODUCTS_OF_EXPERT * numbers
+    return min(kept, MOST_KEPT)
 
 
 class _Bytes(Watch):
     """Counts the bytes of tensors that are alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.most = 0
-        self.heaps = [Heap(TAKEN, seed) for seed in range(HEAPS)]
+        self.heaps = [Heap(taken, seed) for seed in range(HEAPS)]
         self.makers: dict[int, str] = {}
         """The operation that made each storage."""
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from archwright.model import build
-from archwright.parts.feedforward import FEEDFORWARDS, Experts
+from archwright.parts import feedforward
+from archwright.parts.feedforward import FEEDFORWARDS, Experts, rows_in_block
 from archwright.parts.init import Glorot, initialise
 from archwright.parts.linear import GroupedLinear, Linear, grouped_linear
 from archwright.spec import feedforward as spec
@@ -196,6 +199,49 @@ def test_gradients(name: str) -> None:
 
     leaves = (x.requires_grad_(), *(p.detach().requires_grad_() for p in part.parameters()))
     assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+
+
+@ALL
+def test_rows_that_fill_up_an_expert_change_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def passed(most: int) -> tuple[Tensor, ...]:
+        monkeypatch.setattr(feedforward, "MOST_IN_BLOCK", most)
+        torch.manual_seed(1)
+        x = torch.randn(4, 120, DIM, dtype=torch.float64).requires_grad_()
+        out = part(x)
+        out.sin().sum().backward()
+        grads = [p.grad for p in part.parameters()]
+        part.zero_grad()
+        load = part.load
+        part.after_step(updated=False)
+        return out, x.grad, *grads, load
+
+    part = made(name)
+    rows = 4 * 120 * part.spec.top_k
+    assert rows_in_block(rows, part.spec.num_experts) >= 4
+    for plain, filled in zip(passed(1), passed(32), strict=True):
+        assert (plain is None) == (filled is None)
+        if plain is not None:
+            torch.testing.assert_close(filled, plain, rtol=1e-12, atol=1e-12)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any), st.sampled_from([2, 8]))
+def test_every_row_is_found_where_experts_are_filled_up(counts: list[int], block: int) -> None:
+    which = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    ends = torch.tensor(counts).cumsum(0, dtype=torch.int32)
+    source, place, new_ends = feedforward._filled_up(which, ends, block)
+    assert source[place].tolist() == list(range(len(which)))
+    assert (
+        len(source) == new_ends[-1] == -(-(len(which) + len(counts) * (block - 1)) // block) * block
+    )
+    sizes = new_ends.diff(prepend=new_ends.new_zeros(1))
+    assert not (sizes % block).any()
+    for e, rows in enumerate(source.split(sizes.tolist())):
+        assert not counts[e] or set(which[rows].tolist()) == {e}
+        assert place[which == e].tolist() == [
+            int(new_ends[e] - sizes[e]) + i for i in range(counts[e])
+        ]
 
 
 @pytest.mark.parametrize("widths", [(8, 16), (7, 5), (8, 12)])

@@ -1,6 +1,7 @@
 """A run whose held-out loss falls no more ends there: where it ends, what it leaves, and that it can be interrupted."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,14 +102,46 @@ def test_it_ends_where_the_loss_has_not_fallen(plain: RunFolder, early: RunFolde
     assert on_the_way == timeless(plain, "eval")[:3]
     assert last["step"] == 6  # and the whole text is read, as at the end of any run
     assert last["num_tokens"] > on_the_way[-1]["num_tokens"]
-    assert _weights_equal(folder.model_file, plain.checkpoints()[6] / "model.safetensors")
+    assert _weights_equal(folder.model_file, plain.checkpoints()[2] / "model.safetensors")
+    assert not folder.best_file.exists()
     assert folder.metrics()[-1]["text"] == "6 steps"
     history = read_history(folder)
     first = timeless(plain, "eval")[0]["nats_per_token"]
     assert notice(history, result_of(history)) == (
         f"This run ended early, at step 6 of 12: the held-out loss did not fall below {first:.4f} by 10 or more in 2 "
-        "evaluations."
+        "evaluations; weights are those of step 2."
     )
+
+
+@pytest.mark.slow
+def test_its_numbers_are_of_the_weights_that_it_has(
+    longer: RunSpec, early: RunFolder, tmp_path: Path
+) -> None:
+    last = train(longer.override(*EVERY, *SOON, "early_stop.restore_best=false"), tmp_path / "run")
+    assert _weights_equal(last.model_file, early.checkpoints()[6] / "model.safetensors")
+    found = [timeless(folder, "eval")[-1]["nats_per_token"] for folder in (early, last)]
+    assert found[0] != found[1]
+    assert timeless(early) == timeless(last)
+    history = read_history(last)
+    assert "weights" not in (notice(history, result_of(history)) or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-100])]
+)
+def test_where_the_best_weights_are_lost_the_last_ones_stay(
+    longer: RunSpec, early: RunFolder, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    run = longer.override(*EVERY, *SOON)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finalize_room, "final_evaluation", die)
+        with pytest.raises(Died):
+            train(run, tmp_path / "run")
+    damage(RunFolder(tmp_path / "run").best_file)
+    with pytest.warns(UserWarning, match="weights of the last step are kept"):
+        folder = train(run, tmp_path / "run")
+    assert _weights_equal(folder.model_file, folder.checkpoints()[6] / "model.safetensors")
 
 
 @pytest.mark.slow
