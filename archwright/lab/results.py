@@ -269,6 +269,8 @@ class BestRate:
     seeds: int
     at_boundary: bool = False
     """Most seeds have their lowest loss at an end of the grid."""
+    learnt: bool = True
+    """The loss is below that of knowing how often each token occurs, and little more."""
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,8 @@ def _of_widths(
     plan, ratio = execution.plan, math.log(execution.plan.study.lr_ratio)
     sweeps = execution.standing().sweeps
     steps = {name: ratio * (sweep.window[1] - sweep.window[0]) for name, sweep in sweeps.items()}
-    moved = widths.drifts(replicates, plan.study, steps)
+    plateau = {name: found.plateau for name, found in execution.counted.items()}
+    moved = widths.drifts(replicates, plan.study, steps, plateau)
     tokens, device = plan.tokens_per_run, device_of(plan, execution)
     return moved, widths.verdict(moved, variants, tokens=tokens, text=_text(plan), device=device)
 

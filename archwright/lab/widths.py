@@ -20,7 +20,10 @@ LEVEL = 0.95
 
 
 def drifts(
-    replicates: Sequence[Replicate], study: StudySpec, steps: Mapping[str, float]
+    replicates: Sequence[Replicate],
+    study: StudySpec,
+    steps: Mapping[str, float],
+    plateau: Mapping[str, float],
 ) -> list[Drift]:
     """Return how far the best learning rate of the baseline and of each variant moves from width to width.
 
@@ -32,6 +35,8 @@ def drifts(
 
     Args:
         steps: d of each arm, by its name.
+        plateau: of each arm, the loss above which hardly more was learnt than how often each token occurs, whose lowest
+            point says nothing of rates.
     """
     logs = {arm: [math.log(r.lr) for r in replicates if r.variant == arm] for arm in steps}
     degrees = sum(max(0, len(found) - 1) for found in logs.values())
@@ -48,7 +53,12 @@ def drifts(
             if logs.get(arm)
         }
         rates = [
-            _best_rate(width, [r for r in replicates if r.variant == arms[width]], error)
+            _best_rate(
+                width,
+                [r for r in replicates if r.variant == arms[width]],
+                error,
+                plateau.get(arms[width], math.inf),
+            )
             for width, error in errors.items()
         ]
         if rates:
@@ -94,7 +104,8 @@ def headline(found: Sequence[Drift], words: int) -> str:
 
 def _move(drift: Drift) -> str:
     """Return in a word what became of a best rate."""
-    if drift.rates[0].at_boundary or drift.rates[-1].at_boundary or not math.isfinite(drift.high):
+    ends = (drift.rates[0], drift.rates[-1])
+    if any(rate.at_boundary or not rate.learnt for rate in ends) or not math.isfinite(drift.high):
         return "unknown"
     if drift.low > 1:
         return "rises"
@@ -114,24 +125,32 @@ def interval_words(rate: BestRate) -> str:
     return f"{short(rate.low)} to {short(rate.high)}"
 
 
-def _best_rate(width: int, seeds: Sequence[Replicate], error: float) -> BestRate:
+def _best_rate(width: int, seeds: Sequence[Replicate], error: float, plateau: float) -> BestRate:
     lr = math.exp(fmean(math.log(seed.lr) for seed in seeds))
+    loss = fmean(seed.loss for seed in seeds)
     return BestRate(
         width=width,
         lr=lr,
         low=lr * math.exp(-error),
         high=lr * math.exp(error),
-        loss=fmean(seed.loss for seed in seeds),
+        loss=loss,
         seeds=len(seeds),
         at_boundary=sum(seed.at_boundary for seed in seeds) > len(seeds) / 2,
+        learnt=loss < plateau,
     )
+
+
+def _widths(which: list[str]) -> str:
+    return f"width{'s' if len(which) > 1 else ''} {listed(which)}"
 
 
 def _claim(drift: Drift) -> str:
     """Say what became of a best rate: `falls by a factor of 3.1 (95 % interval 2.2 to 4.3)`."""
     ends = (drift.rates[0], drift.rates[-1])
+    if stuck := [str(rate.width) for rate in ends if not rate.learnt]:
+        return f"is not known, as at {_widths(stuck)} it learnt hardly more than how often tokens occur"
     if edges := [str(rate.width) for rate in ends if rate.at_boundary]:
-        return f"is not known, as at width {listed(edges)} it lies at an end of the grid"
+        return f"is not known, as at {_widths(edges)} it lies at an end of the grid"
     if not math.isfinite(drift.high):
         return f"moves by a factor of {drift.factor:.2g}, by one seed"
     words = "moves by less than its error, a factor of"

@@ -71,7 +71,7 @@ def test_a_drift_by_hand() -> None:
         [[0.02 * 1.1, 0.02 / 1.1], [0.01 * 1.1, 0.01 / 1.1], [0.005 * 1.1, 0.005 / 1.1]],
         [[0.02 * 1.1, 0.02 / 1.1], [0.02 * 1.1, 0.02 / 1.1], [0.02, 0.02]],
     )
-    falls, stays = drifts(replicates(known), STUDY, steps())
+    falls, stays = drifts(replicates(known), STUDY, steps(), {})
     deviation = math.sqrt(5 * 2 * math.log(1.1) ** 2 / 6)
     t = stats.t.ppf(0.975, 6)
     one = math.sqrt((t * deviation) ** 2 / 2 + (PLACING * STEP) ** 2)
@@ -106,14 +106,14 @@ def test_intervals_hold_the_true_factor() -> None:
         means = [*(truth * i / 2 for i in range(3)), 0, 0, 0]
         logs = (np.array(means) + missed)[:, None] + random.normal(0, 0.3, (6, 3))
         known = dict(zip(words_of(STUDY), np.exp(logs).tolist(), strict=True))
-        falls, _ = drifts(replicates(known), STUDY, steps())
+        falls, _ = drifts(replicates(known), STUDY, steps(), {})
         held += falls.low < math.exp(truth) < falls.high
     assert held / number > 0.93
 
 
 def test_a_single_seed_has_no_error() -> None:
     known = arms_of([[0.02], [0.01], [0.005]], [[0.02], [0.02], [0.02]])
-    falls, _ = drifts(replicates(known), STUDY, steps())
+    falls, _ = drifts(replicates(known), STUDY, steps(), {})
     assert falls.factor == pytest.approx(0.25)
     assert (falls.low, falls.high) == (0.0, math.inf)
     assert rates_words(falls).startswith("modern: 2e-2 (one seed) at dim 32, 1e-2 (one seed) at")
@@ -123,20 +123,34 @@ def test_a_single_seed_has_no_error() -> None:
 
 def test_what_lies_at_an_end_of_the_grid_is_not_known() -> None:
     known = arms_of([[0.02, 0.02]] * 3, [[0.02, 0.02]] * 3)
-    both = drifts(replicates(known, ends=2), STUDY, steps())
+    both = drifts(replicates(known, ends=2), STUDY, steps(), {})
     said = verdict(both, made.two_variants().variants, tokens=1e5, text="t", device="d")
-    assert "of modern is not known, as at width 32 and 128 it lies at an end of the grid" in said
-    half = drifts(replicates(known, ends=1), STUDY, steps())
+    assert "of modern is not known, as at widths 32 and 128 it lies at an end of the grid" in said
+    half = drifts(replicates(known, ends=1), STUDY, steps(), {})
     assert not any(rate.at_boundary for drift in half for rate in drift.rates)
+
+
+def test_where_little_was_learnt_the_best_rate_is_not_known() -> None:
+    """A model that knows how often tokens occur has a lowest loss at some rate, which says nothing of others."""
+    known = arms_of([[0.02, 0.02]] * 3, [[0.02, 0.02], [0.01, 0.01], [0.005, 0.005]])
+    above = {"muP, dim 32": 1.9, "muP, dim 64": 1.9, "modern, dim 128": 2.1}  # losses are 2.0
+    modern, mup = drifts(replicates(known), STUDY, steps(), above)
+    said = verdict([modern, mup], made.two_variants().variants, tokens=1e5, text="t", device="d")
+    assert "of modern moves by less than its error" in said
+    assert (
+        "of muP is not known, as at width 32 it learnt hardly more than how often tokens occur"
+        in said
+    )
+    assert headline([modern, mup], HEADLINE_WORDS).endswith("of modern holds, of muP unknown")
 
 
 def test_widths_that_have_not_ended_are_left_out() -> None:
     known = {"modern, dim 32": [0.02, 0.02], "modern, dim 64": [0.01, 0.01], "muP, dim 32": [0.02]}
-    found = drifts(replicates(known), STUDY, steps())
+    found = drifts(replicates(known), STUDY, steps(), {})
     assert [(drift.name, len(drift.rates)) for drift in found] == [("modern", 2), ("muP", 1)]
     said = verdict(found, made.two_variants().variants, tokens=1e5, text="t", device="d")
     assert "muP" not in said
-    assert drifts([], STUDY, steps()) == []
+    assert drifts([], STUDY, steps(), {}) == []
     assert verdict([], made.two_variants().variants, tokens=1, text="t", device="d").startswith(
         "No variant"
     )

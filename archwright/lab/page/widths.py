@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from archwright import format as fmt
-from archwright.lab.results import Drift, StudyResults
+from archwright.lab.results import BestRate, Drift, StudyResults
 from archwright.lab.variants import at_width
 from archwright.lab.widths import interval_words
 from archwright.reporting.document import Block, Chart, Key, Row, Section, Series, Table, Text
@@ -91,12 +91,18 @@ def _table(results: StudyResults) -> Table:
                 fmt.loss(rate.loss),
                 str(rate.seeds),
             ),
-            "most seeds at an end of the grid" if rate.at_boundary else "",
+            _caveat(rate),
         )
         for drift in results.drifts
         for i, rate in enumerate(drift.rates)
     ]
     return Table(note, head, rows)
+
+
+def _caveat(rate: BestRate) -> str:
+    if not rate.learnt:
+        return "learnt hardly more than how often tokens occur"
+    return "most seeds at an end of the grid" if rate.at_boundary else ""
 
 
 def _factor(drift: Drift, number: int) -> str:
