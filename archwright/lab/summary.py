@@ -289,9 +289,14 @@ def _notes(
         notes.append(
             f"In {edges} of {len(replicates)} sweeps the best learning rate was at an end of the grid."
         )
-    for name, counted in execution.counted.items() if study.widths else ():
-        if min((r.loss for r in replicates if r.variant == name), default=0.0) > counted.learnt:
-            notes.append(f"{name} {UNLEARNT}: longer runs may like another rate.")
+    stuck = [
+        name
+        for name, counted in execution.counted.items()
+        if min((r.loss for r in replicates if r.variant == name), default=0.0) > counted.learnt
+    ]
+    if stuck and study.widths:
+        whose = "all of them" if len(stuck) == len(execution.counted) else "; ".join(stuck)
+        notes.append(f"Of these, longer runs may like other rates, as they {UNLEARNT}: {whose}.")
     for name in execution.plan.arms:
         if _is_coarse([r for r in replicates if r.variant == name], runs):
             notes.append(

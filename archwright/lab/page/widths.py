@@ -42,7 +42,7 @@ def _chart(results: StudyResults, shown: dict[str, Series]) -> Chart:
                 "tickvals": [*results.study.widths],
                 "ticktext": [fmt.exact(width) for width in results.study.widths],
             },
-            "yaxis": {"type": "log", "tickformat": ".1e"},
+            "yaxis": {"type": "log", "dtick": "D2", "tickformat": ".0e"},
         },
         unit="peak learning rate",
         note="Points: the geometric mean over seeds of the rates at which parabolas through their losses are lowest. "
