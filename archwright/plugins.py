@@ -119,6 +119,12 @@ def load_parts_file(path: Path) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def have_joined() -> bool:
+    """Return whether a choice from outside the package has joined an axis in this process."""
+    choices = (choice for axis in Choice.axes() for choice in axis.kinds.values())
+    return any(choice.__module__.partition(".")[0] != "archwright" for choice in choices)
+
+
 def choices_of(path: Path) -> list[type[Choice]]:
     """Return the choices that joined from a file, which was run by `load_parts_file`."""
     module = _module_of(path)

@@ -12,9 +12,11 @@ FOLDER = presets.FOLDER / "listings"
 def listing(name: str, *, resolve: bool = False) -> Any:
     """Return a listing as it was made with the package; `resolve` makes it now, with choices that joined.
 
-    Where choices can have joined already, in a process that has what registers them, it is made now, too.
+    Where choices have joined already, it is made now, too.
     """
-    if resolve or "archwright.plugins" in sys.modules:
+    # A process that never loaded what registers choices has none from outside, and need not load it to know.
+    plugins = sys.modules.get("archwright.plugins")
+    if resolve or (plugins is not None and plugins.have_joined()):
         from archwright.reporting.listings import LISTINGS
 
         return LISTINGS[name]()
