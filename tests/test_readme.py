@@ -33,6 +33,22 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
+def run_python(code: str, folder: Path) -> str:
+    """Return what code of a page prints, run in a folder by a process of its own."""
+    (folder / "code.py").write_text(code, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "code.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def commands() -> list[tuple[str, str]]:
     """Return each command with what the README prints below it."""
     said = "\n".join(blocks(README, "console"))
@@ -96,14 +112,4 @@ def test_the_python_runs(name: str, text: str, folder: Path, tmp_path: Path) -> 
     (tmp_path / "notes.txt").write_bytes((folder / "notes.txt").read_bytes())
     code = "\n".join(blocks(text, "python"))
     small = ", ".join(f'"{word}"' for word in ["budget=3steps", *SMALL])
-    (tmp_path / "code.py").write_text(code.replace('"budget=60s"', small), "utf-8")
-    done = subprocess.run(
-        [sys.executable, "code.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(code.replace('"budget=60s"', small), tmp_path)

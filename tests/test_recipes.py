@@ -1,10 +1,7 @@
 """The pages with recipes and loggers do what they say: each command runs in its order, with a small budget."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ import pytest
 from archwright.cli import main
 from archwright.reporting.csv_log import COLUMNS
 from archwright.spec.run_spec import LOGGERS
-from tests.test_readme import BYTES, SHORTER, SMALL, blocks
+from tests.test_readme import BYTES, SHORTER, SMALL, blocks, run_python
 from tests.tiny import MACHINE, ROOT
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("recipes", "logging")}
@@ -84,18 +81,8 @@ def test_the_python_runs(page: str, folders: dict[str, Path]) -> None:
     small = ", ".join(f'"{word}"' for word in ["budget=3steps", *SMALL])
     code = "\n".join(blocks(PAGES[page], "python")).replace('"budget=60s"', small)
     code = code.replace("dim=128", "dim=32").replace("num_layers=2", "num_layers=1")
-    (folder / "code.py").write_text(code, "utf-8")
-    done = subprocess.run(
-        [sys.executable, "code.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert ("lowest near lr" if page == "recipes" else "RunHistory(3 steps") in done.stdout
+    said = run_python(code, folder)
+    assert ("lowest near lr" if page == "recipes" else "RunHistory(3 steps") in said
 
 
 def test_the_page_has_every_key_and_logger() -> None:

@@ -17,7 +17,7 @@ from archwright.spec.errors import UserError
 from archwright.spec.run_spec import RunSpec
 from archwright.training.callbacks import Callbacks, StopTraining
 from tests.tiny import write_text
-from tests.training.whole import leave_out, run_of_twelve, timeless, train
+from tests.training.whole import apart, leave_out, run_of_twelve, timeless, train
 
 KEPT = ("checkpoint.every=1", "checkpoint.keep=20")
 
@@ -31,9 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run that nobody looks at, with a checkpoint of each step."""
     folder = tmp_path_factory.mktemp("plain")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
-        leave_out(patch)
+    with apart(folder):
         run = run_of_twelve(write_text(folder / "text.txt", 200))
         return train(run.override(*KEPT), folder / "run")
 

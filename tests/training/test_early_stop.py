@@ -17,7 +17,16 @@ from archwright.spec.run_spec import EarlyStopSpec, RunSpec
 from archwright.training import finalize as finalize_room
 from archwright.training.early_stop import EarlyStop
 from tests.tiny import write_text
-from tests.training.whole import Died, at_step, die, leave_out, run_of_twelve, timeless, train
+from tests.training.whole import (
+    Died,
+    apart,
+    at_step,
+    die,
+    leave_out,
+    run_of_twelve,
+    timeless,
+    train,
+)
 
 # No loss of a few nats falls by ten, so the second evaluation after the first is the last.
 SOON = ("early_stop.patience=2", "early_stop.min_delta=10")
@@ -42,9 +51,7 @@ def early(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def _trained(folder: Path, *changes: str) -> RunFolder:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
-        leave_out(patch)
+    with apart(folder):
         run = run_of_twelve(write_text(folder / "text.txt", 200))
         return train(run.override(*changes), folder / "run")
 

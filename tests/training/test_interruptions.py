@@ -22,7 +22,16 @@ from archwright.training.loop import Loop
 from archwright.training.session import Session
 from archwright.training.train import Stopped
 from tests.tiny import write_text
-from tests.training.whole import Died, at_step, die, leave_out, run_of_twelve, timeless, train
+from tests.training.whole import (
+    Died,
+    apart,
+    at_step,
+    die,
+    leave_out,
+    run_of_twelve,
+    timeless,
+    train,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +47,7 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def plain(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """What nothing interrupted."""
     folder = tmp_path_factory.mktemp("plain")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
-        leave_out(patch)
+    with apart(folder):
         return train(run_of_twelve(write_text(folder / "text.txt", 200)), folder / "run")
 
 

@@ -1,6 +1,7 @@
 """Helpers of tests that train whole runs of a tiny model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def run_of_twelve(text: Path) -> RunSpec:
         "checkpoint.every=3",
         "model.embedding.dropout=0.1",
     )
+
+
+@contextmanager
+def apart(folder: Path) -> Iterator[pytest.MonkeyPatch]:
+    """For fixtures of a module: a cache of their own in a folder, and `leave_out`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARCHWRIGHT_CACHE", str(folder / "cache"))
+        leave_out(patch)
+        yield patch
 
 
 def leave_out(patch: pytest.MonkeyPatch) -> None:
