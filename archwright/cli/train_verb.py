@@ -23,7 +23,7 @@ WHAT is a recipe (demo), a model (modern), a TOML file of either, the folder of 
 folder with a config.json alone, whose architecture is trained from fresh. KEY=VALUE changes any value:
 
   model.dim=256 model.num_layers=4          the architecture (archwright show modern lists its keys)
-  data.text=FILE                            a file, folder, glob, .jsonl, - or stdlib
+  data.text=FILE                            a file, folder, glob, .jsonl, .parquet, datasets:NAME, - or stdlib
   data.pairs=FILE                           .tsv or .jsonl of sources and targets, or synthetic
   data.tokenizer.kind=bytes                 bpe (trained on the text), bytes, or file
   budget=60s                                or 3m, 400steps, 10Mtokens, 1e15flops

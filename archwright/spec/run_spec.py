@@ -97,15 +97,15 @@ class DataSpec(Spec):
     """Which text, how it is split, and how its tokens fill batches."""
 
     text: Annotated[Texts, Field(min_length=1)] = (STDLIB,)
-    """Files, folders, globs, `-` for standard input, `stdlib`: Python's own source, or a synthetic task by its
-    name, such as `mqar`."""
+    """Files (plain text, .jsonl, .parquet), folders, globs, `-` for standard input, `stdlib`: Python's own source,
+    `datasets:NAME[:CONFIG][@SPLIT]`, or a synthetic task by its name, such as `mqar`."""
     pairs: Recordable = Field("", examples=[SYNTHETIC])
     """In place of `text`, pairs of a source and a target for an encoder-decoder: a .tsv or .jsonl file (`source`,
     `target`), or `synthetic`: sentences of two made-up languages."""
     held_out: Texts = ()
     """Texts, or files of pairs, to evaluate on; empty: one document in ten of `text`, by hash."""
     field: str = "text"
-    """The field of a JSONL record that holds its text."""
+    """The field of a JSONL record, or the column of a table, that holds its text."""
     separator: str = ""
     """Separator of documents inside a plain text file; empty: a file is a document."""
     errors: Literal["strict", "replace"] = "strict"

@@ -14,6 +14,7 @@ from archwright.spec.files import open_regular
 from archwright.spec.run_spec import DataSpec
 from archwright.text.chunking import TARGET, pieces
 from archwright.text.sources import TextFile
+from archwright.text.tables import rows
 
 BLOCK = 1 << 18
 HEAD = 8192
@@ -82,6 +83,9 @@ def survey(
 def spans(file: Surveyed, data: DataSpec) -> Iterator[Span]:
     """Yield the documents of a file that are not empty, in order."""
     name, path = file.file.name, file.file.path
+    if file.file.is_table:
+        yield from _rows(file, data)
+        return
     with _opened(path) as handle:
         if file.file.jsonl:
             start = 0
@@ -129,6 +133,8 @@ def line_border(file: Surveyed, span: Span, near: int) -> int | None:
 
 def _survey_one(file: TextFile, data: DataSpec) -> Surveyed | None:
     """Read one file; None if it was found, not named, and is no text."""
+    if file.is_table:
+        return _survey_table(file, data)
     with _opened(file.path) as handle:
         kind = _binary(handle.read(HEAD))
         if kind and file.found:
@@ -142,7 +148,19 @@ def _survey_one(file: TextFile, data: DataSpec) -> Surveyed | None:
             if file.library:
                 return None
             raise
-    surveyed = Surveyed(file, size, digest)
+    return _with_sides(Surveyed(file, size, digest), data)
+
+
+def _survey_table(file: TextFile, data: DataSpec) -> Surveyed:
+    """Read a table once; its size is the bytes of its texts."""
+    with _opened(file.path) as handle:
+        _, digest = _checked(handle, file, errors="replace")  # of bytes, which are no text
+    surveyed = _with_sides(Surveyed(file, 0, digest), data)
+    return replace(surveyed, size=surveyed.kept_bytes + surveyed.held_out_bytes)
+
+
+def _with_sides(surveyed: Surveyed, data: DataSpec) -> Surveyed:
+    """Return a file with the bytes that are on either side of the hash split."""
     kept = held_out = 0
     for span in spans(surveyed, data):
         if span.held_out:
@@ -186,6 +204,17 @@ def _not_utf8(path: Path, where: int, byte: int) -> str:
         f'"{path}" is not UTF-8 at byte {where} (0x{byte:02x}). '
         "Convert it, or set data.errors=replace to read such bytes as \ufffd."
     )
+
+
+def _rows(file: Surveyed, data: DataSpec) -> Iterator[Span]:
+    """Yield the rows of a table that are not empty. Ranges count the bytes of texts, as if these stood one after the
+    other."""
+    start = 0
+    for index, text in enumerate(rows(file.file.path, data.field)):
+        if text:
+            stop = start + len(text.encode())
+            yield Span(f"{file.file.name}:{index}", start, stop, text)
+            start = stop
 
 
 def _separated(handle: BinaryIO, file: Surveyed, data: DataSpec) -> Iterator[Span]:

@@ -1,4 +1,4 @@
-"""Which files a user means by a path, a folder, a glob, `-` or `stdlib`."""
+"""Which files a user means by a path, a folder, a glob, a dataset, `-` or `stdlib`."""
 
 import atexit
 import glob
@@ -16,6 +16,7 @@ from archwright.spec.errors import UserError, nearest
 from archwright.spec.files import expanded, irregular
 from archwright.spec.run_spec import STDLIB
 from archwright.spec.tasks import Task
+from archwright.text.tables import BY_NAME, SUFFIXES, dataset_files, named_files
 
 STDIN = "-"
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -39,6 +40,11 @@ class TextFile:
     def jsonl(self) -> bool:
         """Tell whether each line is a record of its own."""
         return self.path.suffix.lower() in {".jsonl", ".ndjson"}
+
+    @property
+    def is_table(self) -> bool:
+        """Tell whether each row of a column is a document."""
+        return self.path.suffix.lower() in SUFFIXES
 
 
 def find_files(sources: Iterable[str], key: str = "data.text") -> tuple[TextFile, ...]:
@@ -67,12 +73,16 @@ def _files_of(source: str) -> list[TextFile]:
         return _library()
     if not source.strip():
         raise UserError('expected a file, folder, glob, "-" or "stdlib", found an empty name.')
+    if source.startswith(BY_NAME):
+        return [TextFile(path, path.name) for path in named_files(source)]
     path = expanded(source)
     if kind := irregular(path):
         raise UserError(
             f'"{source}" is {kind}, not a file. Text on standard input is read by the name "-".'
         )
     if path.is_dir():
+        if (tables := dataset_files(path)) is not None:
+            return _some([TextFile(p, p.name) for p in tables], source)
         return _some([TextFile(p, _relative(p, path), found=True) for p in _walk(path)], source)
     if path.exists():
         return [TextFile(path, path.name)]

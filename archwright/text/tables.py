@@ -1,0 +1,143 @@
+"""Documents that are rows of a column: Parquet files, and the Arrow files of Hugging Face's datasets."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from archwright.spec.errors import UserError, nearest
+
+SUFFIXES = (".parquet", ".arrow")
+DATASET, SPLITS = "state.json", "dataset_dict.json"
+"""Files by which a folder says that `save_to_disk` wrote it: one dataset, or a folder for each of its splits."""
+BY_NAME = "datasets:"
+"""What stands before a name that `datasets.load_dataset` knows, as in datasets:NAME[:CONFIG][@SPLIT]."""
+ARROW_FILE = b"ARROW1"
+"""What an Arrow file begins with that is no stream."""
+ROWS = 1024
+"""Rows that are in memory at once."""
+
+
+def rows(path: Path, field: str) -> Iterator[str]:
+    """Yield the text of each row of a Parquet or Arrow file, in order; a row without a value has an empty one.
+
+    Raises:
+        UserError: pyarrow is not installed, the file is damaged, or its column is missing or holds no strings.
+    """
+    pyarrow = _pyarrow()
+    try:
+        for values in _columns(path, field):
+            # Offsets and UTF-8 are what the file says they are; nothing has checked them.
+            values.validate(full=True)
+            for text in values.to_pylist():
+                yield text or ""
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(
+            f'"{path}" cannot be read as a table: {" ".join(str(error).split())}'
+        ) from None
+
+
+def _columns(path: Path, field: str) -> Iterator[Any]:
+    """Yield the column piece by piece, as Arrow arrays."""
+    pyarrow = _pyarrow()
+    if path.suffix.lower() == ".parquet":
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            _check(file.schema_arrow, field, path)
+            for batch in file.iter_batches(ROWS, columns=[field]):
+                yield batch.column(0)
+        return
+    with pyarrow.memory_map(str(path)) as source:
+        is_file = source.read(len(ARROW_FILE)) == ARROW_FILE
+        source.seek(0)
+        if is_file:
+            reader = pyarrow.ipc.open_file(source)
+            batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        else:
+            reader = batches = pyarrow.ipc.open_stream(source)
+        column = _check(reader.schema, field, path)
+        for batch in batches:
+            for start in range(0, batch.num_rows, ROWS):
+                yield batch.column(column).slice(start, ROWS)
+
+
+def _check(schema: Any, field: str, path: Path) -> int:
+    """Return the number of the column, which holds strings."""
+    types = _pyarrow().types
+    column = schema.get_field_index(field)
+    if column < 0:
+        names = ", ".join(f'"{name}"' for name in schema.names[:8]) or "none"
+        hint = nearest(field, schema.names)
+        raise UserError(f'"{path}": no column "{field}" (found {names}). Set data.field.{hint}')
+    kind = schema.field(column).type
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        raise UserError(f'"{path}": column "{field}" is {kind}, not a string.')
+    return int(column)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise UserError(
+            "Parquet and Arrow files are read by pyarrow, which is not installed: pip install 'archwright[parquet]'"
+        ) from None
+    return pyarrow
+
+
+def dataset_files(folder: Path) -> list[Path] | None:
+    """Return the files of a dataset that `save_to_disk` wrote into a folder, in its order; None of any other folder.
+
+    Raises:
+        UserError: it has splits, of which one is to be named, or rows in another order than its files.
+    """
+    if (folder / SPLITS).is_file():
+        splits = sorted(p.parent for p in folder.glob(f"*/{DATASET}"))
+        each = " or ".join(f'"{split}"' for split in splits) or "none found"
+        raise UserError(f'"{folder}" is a dataset of several splits; name one: {each}.')
+    if not (folder / DATASET).is_file():
+        return None
+    try:
+        state = json.loads((folder / DATASET).read_text("utf-8"))
+        names = [str(file["filename"]) for file in state["_data_files"]]
+        mapped = bool(state.get("_indices_files") or state.get("_indices_data_files"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if mapped:
+        raise UserError(_mapped(str(folder)))
+    return [folder / Path(name).name for name in names]
+
+
+def named_files(source: str) -> list[Path]:
+    """Return the files of a dataset by its name, `datasets:NAME[:CONFIG][@SPLIT]`; they are fetched where they are not
+    in the cache of `datasets` yet. The split is "train" unless another is named.
+
+    Raises:
+        UserError: datasets is not installed, does not know the name, or its rows stand in no file.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(
+            f'"{source}": datasets by name need the library, which is not installed: pip install '
+            "'archwright[datasets]'"
+        ) from None
+    name, _, split = source.removeprefix(BY_NAME).partition("@")
+    name, _, config = name.partition(":")
+    datasets.disable_progress_bars()
+    try:
+        found = datasets.load_dataset(name, config or None, split=split or "train")
+    except Exception as error:  # by the hub, its files, and whatever stands in them
+        line = " ".join(str(error).split())
+        raise UserError(f'"{source}" cannot be loaded: {type(error).__name__}: {line}') from None
+    if getattr(found, "_indices", None) is not None:
+        raise UserError(_mapped(source))
+    return [Path(file["filename"]) for file in found.cache_files]
+
+
+def _mapped(source: str) -> str:
+    return (
+        f'"{source}": its rows were selected or shuffled, and stand elsewhere than its files say. Save it again '
+        "after dataset.flatten_indices()."
+    )
