@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from archwright.spec.choice import Choice, Spec
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.merge import merge, validated
+from archwright.spec.other_names import KEYS
 from archwright.spec.renamings import renamed
 from archwright.spec.toml import MOST_DEPTH, Unreadable, parse_toml
 from archwright.spec.validation_errors import show
@@ -125,6 +126,10 @@ def _assigned(spec: Spec, assignments: Iterable[str]) -> tuple[dict[Keys, Any], 
         known = known or [*dict.fromkeys(paths(type(spec)))]
         if unknown := _unknown_path(".".join(path), known):
             lines.append(unknown)
+        elif name in KEYS and f"{'.'.join(path)}.kind" not in known and not isinstance(value, dict):
+            lines.append(  # `layers` and `data` are tables here
+                f'{name}: found {show(value)}; expected a table. Did you mean "{KEYS[name]}"?'
+            )
         else:
             for keys, inner in _leaves(path, value):
                 lines += _contradictions(keys, inner, given)
@@ -195,7 +200,9 @@ def _unknown_path(path: str, known: list[str]) -> str:
     same_leaf = [k for k in known if k.endswith(f".{path}")]
     outermost = min(same_leaf, key=lambda k: k.count("."), default="")
     short = [k.partition(".")[2] for k in known if k.startswith("model.")]
-    hint = f' Did you mean "{outermost}"?' if outermost else nearest(path, [*short, *known])
+    elsewhere = KEYS.get(path.removeprefix("model."), "")
+    meant = elsewhere if elsewhere in (*short, *known) else outermost
+    hint = f' Did you mean "{meant}"?' if meant else nearest(path, [*short, *known])
     if not hint:
         hint = nearest(keys[-1], [k.split(".")[-1] for k in known])
     return f"{path}: unknown key.{hint}"

@@ -1,0 +1,53 @@
+"""What the field calls choices, options and verbs that are called otherwise here."""
+
+CHOICES = {
+    "gqa": "attention.num_kv_heads",
+    "mqa": "attention.num_kv_heads",
+    "mha": "attention.num_kv_heads",
+    "grouped-query attention": "attention.num_kv_heads",
+    "mla": "attention.latent",
+    "nope": "position.none",
+    "rotary": "position.rope",
+    "layernorm": "norm.layer",
+    "rmsnorm": "norm.rms",
+    "pre-norm": "residual.pre",
+    "prenorm": "residual.pre",
+    "post-norm": "residual.post",
+    "postnorm": "residual.post",
+    "sandwich-norm": "residual.sandwich",
+    "sliding window": "mask.window",
+    "swa": "mask.window",
+    "moe": "feedforward.experts",
+    "mixture of experts": "feedforward.experts",
+    "qk-norm": "attention.qk_norm.rms",
+    "tying": "head.tied",
+    "weight tying": "head.tied",
+    "soft-cap": "attention.softcap",
+    "mup": "init.mup",
+    "mlm": "objective.masked_tokens",
+    "nsp": "objective.segments",
+}
+"""Kinds and options, by what others call them, also those that are found by more than a kind."""
+
+VERBS = {
+    "resume": "archwright train --resume RUN",
+    "run": "archwright train MODEL",
+    "fine-tune": "archwright train RUN data.text=FILE",
+    "finetune": "archwright train RUN data.text=FILE",
+    "ablate": "archwright compare MODEL :KEY=VALUE",
+    "sample": "archwright generate RUN",
+    "evaluate": "archwright eval RUN",
+    "test": "archwright eval RUN",
+    "convert": "archwright export RUN FOLDER",
+    "cost": "archwright plan MODEL",
+    "estimate": "archwright plan MODEL",
+    "info": "archwright show MODEL",
+    "describe": "archwright show MODEL",
+    "plot": "archwright report RUN",
+    "models": "archwright list models",
+    "runs": "archwright list runs",
+    "studies": "archwright list studies",
+    "choices": "archwright list choices",
+    "init": "archwright new KIND FILE",
+}
+"""Commands, by the verbs that others have for them."""
