@@ -49,7 +49,9 @@ def known_words(known: Sequence[Section]) -> Iterator[str]:
     kinds = [(section["name"], kind["name"]) for section in known for kind in section["kinds"]]
     yield from (name for _, name in kinds)
     yield from CHOICES
-    yield from (_option(asks)[1] for section in known for asks, _ in _options(section))
+    axes = {name for section in known for name in _names(section)}
+    options = (_option(asks)[1] for section in known for asks, _ in _options(section))
+    yield from (name for name in options if name not in axes)
     yield from (f"{axis}.{name}" for axis, name in kinds)
 
 
@@ -63,13 +65,17 @@ def _found(word: str, known: Sequence[Section]) -> Iterator[tuple[list[str], "li
     axis, _, name = CHOICES.get(wanted, wanted).removeprefix("model.").rpartition(".")
     here = [s for s in known if not axis or axis in _names(s)]
     kinds = [(s, kind) for s in here for kind in s["kinds"] if kind["name"] == name]
-    options = {
-        path: about
-        for section in here
-        for asks, about in _options(section)
-        for path, option in [_option(asks)]
-        if option == name
-    }
+    options: dict[str, str] = {}
+    for asks, about in (pair for section in here for pair in _options(section)):
+        path, option = _option(asks)
+        if option == name:  # several kinds may have it, of which the first has the users
+            options.setdefault(path, about)
+    axes = [s["name"] for s in known if wanted.removeprefix("model.") in _names(s)]
+    if axes and not kinds:
+        raise UserError(
+            f'explain "{word}": expected a kind or an option; archwright list choices {axes[0]} '
+            f"shows those of {axes[0]}"
+        )
     if not kinds and not options:
         names = [kind["name"] for s in known for kind in s["kinds"]]
         raise UserError(
