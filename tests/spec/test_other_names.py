@@ -5,7 +5,7 @@ import pytest
 from archwright.spec.errors import UserError, nearest
 from archwright.spec.model_spec import ModelSpec
 from archwright.spec.other_names import KEYS
-from archwright.spec.overrides import paths
+from archwright.spec.overrides import has_path, paths
 from archwright.spec.run_spec import RunSpec
 
 
@@ -40,3 +40,12 @@ def test_a_model_has_no_keys_of_runs() -> None:
 )
 def test_marks_between_letters_count_for_nothing(word: str, found: str) -> None:
     assert nearest(word, ["llama-3-8b", "llama-3.2-1b", "mixtral-8x7b"]) == found
+
+
+def test_a_path_is_found_as_in_the_list_of_all() -> None:
+    for cls in (ModelSpec, RunSpec):
+        known = [*paths(cls)]
+        assert all(has_path(cls, tuple(path.split("."))) for path in known)
+        others = (f"{path}.nowhere" for path in known)
+        assert not any(has_path(cls, tuple(path.split("."))) for path in others)
+    assert not has_path(ModelSpec, ("nrom", "kind"))
